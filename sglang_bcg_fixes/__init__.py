@@ -1,0 +1,3 @@
+"""Fixes for breakable CUDA graphs in released SGLang, applied to exactly the defects that the installed source has."""
+
+__version__ = "0.1.0"
