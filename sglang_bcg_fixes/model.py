@@ -1,0 +1,194 @@
+"""The nouns of this package, frozen and free of torch: what a fix is, what a probe found, what was decided."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from sglang_bcg_fixes.probe import Source
+
+SECTIONS = ("Symptom", "Cause", "Change", "Remove when")
+
+
+class Verdict(str, enum.Enum):
+    """What the source of one SGLang says about one defect."""
+
+    AFFECTED = "affected"
+    FIXED = "fixed"
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
+
+
+class How(str, enum.Enum):
+    """The ways a patch point can be changed."""
+
+    BEFORE = "before"
+    AFTER = "after"
+    AROUND = "around"
+    REPLACE = "replace"
+    GRAPH_BREAK = "graph_break"
+
+
+class Action(str, enum.Enum):
+    """What the plan does about one defect in this process."""
+
+    APPLY = "apply"
+    NOT_NEEDED = "not needed"
+    OFF = "off"
+    UNKNOWN = "unknown"
+    NO_FIX = "no fix"
+    BLOCKED = "blocked"
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """One definition that a probe looked at: where it stands and what it hashes to."""
+
+    where: str
+    file: str
+    line: int
+    form: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.where.partition(':')[2]} [{self.form}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A probe's answer: the verdict, one printable sentence of reason, and what it rests on."""
+
+    verdict: Verdict
+    reason: str
+    evidence: tuple[Evidence, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class PatchPoint:
+    """One place to change.
+
+    `where` lists alternatives "package.module:Class.attribute"; the first that exists is changed. `body` names the
+    function that does the work as "package.module:function"; its parameters are bound by name, so it must use the
+    names of the function that it changes. `aliases` are further places that hold the same object and that a scan of
+    module attributes cannot see, such as "package.module:TABLE['key']".
+    """
+
+    where: tuple[str, ...]
+    how: How
+    body: str
+    aliases: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Mitigation:
+    """A way round a defect with SGLang's own flags.
+
+    `option` must exist in the installed source for the flags to be offered: flag names differ between releases.
+    """
+
+    flags: str
+    option: str
+    effect: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Fix:
+    """Everything known about one defect; without `patches` it is only watched for.
+
+    `id` is the stem of the file that declares it; the flag and the page follow from it. `doc` is that file's
+    docstring, with a title line and the sections Symptom, Cause, Change and Remove when. `known` maps the form (hash)
+    of every definition that the probe has been read against to a note on what it is: a definition in any other form
+    makes the verdict unknown. `default` is "auto" or "off"; `after` names fixes that are applied before this one.
+    """
+
+    id: str
+    doc: str
+    upstream: tuple[str, ...]
+    probe: Callable[[Source], Finding]
+    known: Mapping[str, str]
+    patches: tuple[PatchPoint, ...] = ()
+    mitigations: tuple[Mitigation, ...] = ()
+    default: str = "auto"
+    after: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+    verify: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        return self.doc.strip().partition("\n")[0].rstrip(".")
+
+    @property
+    def flag(self) -> str:
+        return f"SGLANG_BCG_FIX_{self.id.upper()}"
+
+    def section(self, name: str) -> str:
+        """The text of one section of the docstring, folded to one paragraph."""
+        titles = "|".join(SECTIONS)
+        found = re.search(rf"^{name}: (.*?)(?=^(?:{titles}): |\Z)", self.doc, re.MULTILINE | re.DOTALL)
+        if not found:
+            raise ValueError(f"{self.id}: its docstring has no section '{name}:'; add it to the file of the fix")
+        return " ".join(found.group(1).split())
+
+
+@dataclasses.dataclass(frozen=True)
+class Accepted:
+    """An implementation can run here."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rejected:
+    """An implementation cannot run here, and why."""
+
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Impl:
+    """One implementation of an operation: reference, triton, cuda or flashinfer."""
+
+    name: str
+    accepts: Callable[[], Accepted | Rejected]
+    function: str
+    graph_safe: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """One operation with its implementations in order of preference."""
+
+    op: str
+    impls: tuple[Impl, ...]
+    tolerance: Mapping[str, float]
+
+    @property
+    def flag(self) -> str:
+        return f"SGLANG_BCG_KERNEL_{self.op.upper()}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Decision:
+    """What the plan does about one defect, and why."""
+
+    fix: Fix
+    action: Action
+    reason: str
+    finding: Finding
+    required: bool = False
+
+    @property
+    def id(self) -> str:
+        return self.fix.id
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "action": self.action.value,
+            "reason": self.reason,
+            "verdict": self.finding.verdict.value,
+            "finding": self.finding.reason,
+            "evidence": [dataclasses.asdict(item) for item in self.finding.evidence],
+            "required": self.required,
+        }
