@@ -1,0 +1,51 @@
+"""One line that says what goes wrong, without a full stop at the end.
+
+Symptom: What the user sees: the wrong answer, the crash, the flags it takes.
+Cause: Which code does it, and why.
+Change: What this fix does about it, and where it does nothing.
+Remove when: The first release whose source is right.
+
+Copy this file to `fixes/<id>.py` with `make fix ID=<id>`: the file's stem is the id, the flag SGLANG_BCG_FIX_<ID> and the
+page docs/fixes/<id>.md follow from it, and nothing else has to be registered. Then delete this paragraph, and:
+
+1. write the probe: answer from the source, never from the version;
+2. run `python tools/known_forms.py <id> ROOTS...`, read every form it prints, and paste them into `known`;
+3. write the body: its first parameter is the original, the others are named as the original names them;
+4. add the verdicts to tests/releases/verdicts.json, and a test that is red without the fix and green with it;
+5. `make docs lint test`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
+from sglang_bcg_fixes.probe import Source, affected, fixed
+
+MODULE = "sglang.srt.some_module"
+
+
+def probe(source: Source) -> Finding:
+    # a definition that is not there makes the verdict unknown by itself
+    method = source.need(f"{MODULE}:SomeClass.some_method")
+    if "the_right_call" in method.calls:
+        return fixed("some_method makes the right call", method)
+    return affected("some_method does not make the right call", method)
+
+
+def body(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    return original(self, *args, **kwargs)
+
+
+FIX = Fix(
+    id="_template",
+    doc=__doc__,
+    upstream=("https://github.com/sgl-project/sglang/issues/0",),
+    probe=probe,
+    known={},
+    patches=(PatchPoint(where=(f"{MODULE}:SomeClass.some_method",), how=How.AROUND, body=f"{__name__}:body"),),
+    mitigations=PREFILL_GRAPHS_OFF,
+    verify=("the GPU case that shows it",),
+)

@@ -1,0 +1,24 @@
+"""What a package may contribute through the entry-point group `sglang_bcg_fixes`; hooks return data only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pluggy
+
+from sglang_bcg_fixes.model import Fix, Kernel
+
+PROJECT = "sglang_bcg_fixes"
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def bcg_fixes() -> Sequence[Fix]:  # type: ignore[empty-body]
+    """The defects that this package knows, with or without a fix."""
+
+
+@hookspec
+def bcg_kernels() -> Sequence[Kernel]:  # type: ignore[empty-body]
+    """The operations that this package implements."""
