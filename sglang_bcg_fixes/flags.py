@@ -1,0 +1,150 @@
+"""Every setting, from the environment alone; no other module reads or writes it."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterable, Mapping, MutableMapping
+
+from sglang_bcg_fixes.model import Fix, Kernel
+
+PREFIX = "SGLANG_BCG_"
+FIXES = "SGLANG_BCG_FIXES"
+REPORT_DIR = "SGLANG_BCG_REPORT_DIR"
+CACHE_DIR = "SGLANG_BCG_CACHE_DIR"
+PLAN_DIGEST = "SGLANG_BCG_PLAN_DIGEST"
+
+MODES = ("auto", "off", "strict")
+FIX_STATES = ("auto", "off", "on")
+KERNEL_STATES = ("auto", "off", "reference", "triton", "cuda", "flashinfer")
+
+
+class FlagError(Exception):
+    """A setting that cannot be meant, with the nearest one that could."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Flag:
+    """One row of the table in docs/flags.md."""
+
+    name: str
+    values: str
+    default: str
+    doc: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What the environment asks for."""
+
+    mode: str
+    fixes: Mapping[str, str]
+    kernels: Mapping[str, str]
+    report_dir: pathlib.Path
+    cache_dir: pathlib.Path
+    parent_digest: str | None
+
+    @property
+    def strict(self) -> bool:
+        return self.mode == "strict"
+
+
+def table(fixes: Iterable[Fix], kernels: Iterable[Kernel]) -> list[Flag]:
+    """Every flag that `read` accepts, in the order of the documentation."""
+    rows = [
+        Flag(
+            FIXES,
+            "|".join(MODES),
+            "auto",
+            "auto: mend what the installed source needs. off: change nothing, except fixes that are set to on. "
+            "strict: like auto, and refuse to start when a wanted fix is unknown here or cannot be applied.",
+        )
+    ]
+    for fix in fixes:
+        if fix.patches:
+            doc = f"{fix.title}. on: refuse to start when it is needed and cannot be applied."
+            rows.append(Flag(fix.flag, "|".join(FIX_STATES), fix.default, doc))
+    for kernel in kernels:
+        names = [impl.name for impl in kernel.impls]
+        values = [state for state in KERNEL_STATES if state in ("auto", "off") or state in names]
+        rows.append(Flag(kernel.flag, "|".join(values), "auto", f"Which implementation of {kernel.op} runs."))
+    rows += [
+        Flag(REPORT_DIR, "a folder", "a private one per user", "Where each process writes what it really has."),
+        Flag(CACHE_DIR, "a folder", "~/.cache/sglang-bcg-fixes", "Where `doctor --release` keeps fetched wheels."),
+        Flag(PLAN_DIGEST, "set by the parent", "unset", "How a child knows that it plans what its parent planned."),
+    ]
+    return rows
+
+
+def read(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings in force; every mistake is named in one error."""
+    environ = os.environ if environ is None else environ
+    fixes = [fix for fix in fixes if fix.patches]
+    kernels = list(kernels)
+    rows = {flag.name: flag for flag in table(fixes, kernels)}
+    given = {name: value.strip() for name, value in environ.items() if name.startswith(PREFIX) and value.strip()}
+    mistakes = [f"{name} is not a flag{nearest(name, rows)}" for name in sorted(given) if name not in rows]
+    chosen = {name: flag.default for name, flag in rows.items()}
+    for name, value in sorted(given.items()):
+        if name not in rows or "|" not in rows[name].values:
+            continue
+        allowed = rows[name].values.split("|")
+        if value.lower() in allowed:
+            chosen[name] = value.lower()
+        else:
+            mistakes.append(f"{name}={value} is none of {', '.join(allowed)}{nearest(value.lower(), allowed)}")
+    if mistakes:
+        raise FlagError("; ".join(mistakes) + ". `bcg-fixes list` shows every flag")
+    mode = chosen[FIXES]
+    # off is the default of every fix then; one that is named `on` was asked for all the same
+    states = {fix.id: chosen[fix.flag] for fix in fixes}
+    if mode == "off":
+        states = {name: state if state == "on" else "off" for name, state in states.items()}
+    return Settings(
+        mode=mode,
+        fixes=states,
+        kernels={kernel.op: chosen[kernel.flag] for kernel in kernels},
+        report_dir=report_dir(environ),
+        cache_dir=cache_dir(environ),
+        parent_digest=given.get(PLAN_DIGEST),
+    )
+
+
+def report_dir(environ: Mapping[str, str] | None = None) -> pathlib.Path:
+    """Where this user's processes report: told, or a folder that only this user can have made."""
+    environ = os.environ if environ is None else environ
+    told = environ.get(REPORT_DIR, "").strip()
+    if told:
+        return pathlib.Path(told)
+    runtime = environ.get("XDG_RUNTIME_DIR", "").strip()
+    if runtime:
+        return pathlib.Path(runtime) / "sglang-bcg-fixes"
+    return pathlib.Path(tempfile.gettempdir()) / f"sglang-bcg-fixes-{os.getuid()}"
+
+
+def cache_dir(environ: Mapping[str, str] | None = None) -> pathlib.Path:
+    environ = os.environ if environ is None else environ
+    told = environ.get(CACHE_DIR, "").strip()
+    if told:
+        return pathlib.Path(told)
+    return pathlib.Path(environ.get("XDG_CACHE_HOME", "").strip() or "~/.cache").expanduser() / "sglang-bcg-fixes"
+
+
+def export_digest(digest: str, environ: MutableMapping[str, str] | None = None) -> None:
+    """Let the processes that this one starts know what was planned here."""
+    environ = os.environ if environ is None else environ
+    environ[PLAN_DIGEST] = digest
+
+
+def plugin_choice(environ: Mapping[str, str] | None = None) -> str:
+    """SGLang's own SGLANG_PLUGINS: the names it will load; empty means every installed plugin."""
+    environ = os.environ if environ is None else environ
+    return environ.get("SGLANG_PLUGINS", "").strip()
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,124 @@
+"""What to do about each defect in this process: a pure function of fixes, settings and source."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+
+from sglang_bcg_fixes.flags import Settings
+from sglang_bcg_fixes.model import Accepted, Action, Decision, Finding, Fix, Impl, Kernel, Rejected, Verdict
+from sglang_bcg_fixes.probe import Source, ask
+from sglang_bcg_fixes.registry import Registry
+
+
+class PlanError(Exception):
+    """The declared fixes contradict each other."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The implementation of one operation that will run, and why the others will not."""
+
+    op: str
+    impl: Impl | None
+    rejected: Mapping[str, str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Every decision, in the order of application."""
+
+    version: str
+    decisions: tuple[Decision, ...]
+    kernels: tuple[Choice, ...]
+
+    @property
+    def digest(self) -> str:
+        """Equal in two processes exactly when they do the same to the same source."""
+        content = [
+            [[d.id, d.action.value, [item.form for item in d.finding.evidence]] for d in self.decisions],
+            [[choice.op, choice.impl.name if choice.impl else None] for choice in self.kernels],
+        ]
+        return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+    def having(self, action: Action) -> list[Decision]:
+        return [decision for decision in self.decisions if decision.action is action]
+
+
+def make(registry: Registry, settings: Settings, source: Source, watched_too: bool = False) -> Plan:
+    """Probe everything, then decide; nothing is touched here.
+
+    A defect without a fix is probed only where its verdict is shown (`watched_too`): a server need not pay for it.
+    """
+    wanted = [fix for fix in registry.fixes if fix.patches or watched_too]
+    findings = {fix.id: ask(fix, source) for fix in wanted}
+    decisions: dict[str, Decision] = {}
+    for fix in in_order(wanted):
+        decision = decide(fix, settings.fixes.get(fix.id, "off"), findings[fix.id])
+        if decision.action is Action.APPLY:
+            decision = hold_back(decision, decisions)
+        decisions[fix.id] = decision
+    kernels = tuple(choose(kernel, settings.kernels[kernel.op]) for kernel in registry.kernels)
+    return Plan(source.version, tuple(decisions.values()), kernels)
+
+
+def decide(fix: Fix, state: str, finding: Finding) -> Decision:
+    def decision(action: Action, reason: str) -> Decision:
+        return Decision(fix, action, reason, finding, required=state == "on")
+
+    if finding.verdict in (Verdict.FIXED, Verdict.ABSENT):
+        return decision(Action.NOT_NEEDED, finding.reason)
+    if not fix.patches:
+        if finding.verdict is Verdict.UNKNOWN:
+            return decision(Action.UNKNOWN, finding.reason)
+        return decision(Action.NO_FIX, f"this version has no fix for it: {finding.reason}")
+    if state == "off":
+        return decision(Action.OFF, f"{fix.flag} or SGLANG_BCG_FIXES is off: {finding.reason}")
+    if finding.verdict is Verdict.UNKNOWN:
+        return decision(Action.UNKNOWN, finding.reason)
+    return decision(Action.APPLY, finding.reason)
+
+
+def hold_back(decision: Decision, earlier: Mapping[str, Decision]) -> Decision:
+    """Block a fix that conflicts with one that is applied."""
+    applied = {name for name, other in earlier.items() if other.action is Action.APPLY}
+    clash = sorted(
+        name for name in applied if name in decision.fix.conflicts or decision.id in earlier[name].fix.conflicts
+    )
+    if clash:
+        return dataclasses.replace(decision, action=Action.BLOCKED, reason=f"it conflicts with {', '.join(clash)}")
+    return decision
+
+
+def in_order(fixes: list[Fix]) -> list[Fix]:
+    """By id, each behind those that it names in `after`."""
+    left = sorted(fixes, key=lambda fix: fix.id)
+    ids = {fix.id for fix in left}
+    done: list[Fix] = []
+    while left:
+        ready = [fix for fix in left if not (set(fix.after) & ids) - {earlier.id for earlier in done}]
+        if not ready:
+            raise PlanError(f"`after` goes in a circle between {', '.join(fix.id for fix in left)}")
+        done.append(ready[0])
+        left.remove(ready[0])
+    return done
+
+
+def choose(kernel: Kernel, state: str) -> Choice:
+    """The first implementation that is wanted and accepts; every other one with its reason."""
+    chosen: Impl | None = None
+    rejected: dict[str, str] = {}
+    for impl in kernel.impls:
+        if state == "off" or state not in ("auto", impl.name):
+            rejected[impl.name] = f"{kernel.flag}={state}"
+            continue
+        answer: Accepted | Rejected = impl.accepts()
+        if isinstance(answer, Rejected):
+            rejected[impl.name] = answer.reason
+        elif chosen:
+            rejected[impl.name] = f"{chosen.name} is preferred"
+        else:
+            chosen = impl
+    return Choice(kernel.op, chosen, rejected)
