@@ -1,0 +1,305 @@
+"""Patch points put into effect: all of a fix or none of it, written down, read back, and undone exactly."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import importlib
+import inspect
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sglang_bcg_fixes import graph_break
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+
+MARK = "__bcg_fix__"
+MISSING = object()
+
+
+class PatchError(Exception):
+    """A patch point that cannot be changed or restored, and why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Slot:
+    """A place that holds a function: an attribute of a module or class, or an item of a dictionary."""
+
+    where: str
+    owner: Any
+    name: Any
+    is_item: bool = False
+
+    def own(self) -> Any:
+        """What stands there itself, unbound and not inherited."""
+        return (self.owner if self.is_item else vars(self.owner)).get(self.name, MISSING)
+
+    def raw(self) -> Any:
+        """What stands there or is inherited, without the binding that attribute access does."""
+        if self.own() is MISSING and isinstance(self.owner, type):
+            return next((vars(base)[self.name] for base in self.owner.__mro__ if self.name in vars(base)), MISSING)
+        return self.own()
+
+    def put(self, value: Any) -> None:
+        if value is MISSING:
+            delattr(self.owner, self.name)
+        elif self.is_item:
+            self.owner[self.name] = value
+        else:
+            setattr(self.owner, self.name, value)
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """One slot that was changed. Originals live here: a module global of ours would be rebound like any other."""
+
+    slot: Slot
+    before: Any
+    after: Any
+
+
+class Ledger:
+    """What has been changed in this process."""
+
+    def __init__(self) -> None:
+        self._changes: dict[str, list[Change]] = {}
+
+    def applied(self) -> list[str]:
+        return list(self._changes)
+
+    def apply(self, fix: Fix) -> None:
+        """Change every patch point of the fix, or raise and leave everything as it was."""
+        if fix.id in self._changes:
+            raise PatchError(f"{fix.id} is applied already")
+        done: list[Change] = []
+        try:
+            for point in fix.patches:
+                change_point(fix.id, point, done)
+            refuse_stale_holders(done)
+            problems = self._differences(done)
+            if problems:
+                raise PatchError("; ".join(problems))
+        except BaseException:
+            put_back(done)
+            raise
+        self._changes[fix.id] = done
+
+    def read_back(self, fix_id: str) -> list[str]:
+        """What is no longer as it was applied; empty when all of it is live."""
+        return self._differences(self._changes[fix_id])
+
+    def undo(self, fix_id: str) -> None:
+        """Restore every slot to the very object that stood there, or raise and leave everything as it is."""
+        if fix_id not in self._changes:
+            raise PatchError(f"{fix_id} is not applied")
+        problems = self.read_back(fix_id)
+        if problems:
+            raise PatchError(f"{fix_id} cannot be undone, undo what came later first: {'; '.join(problems)}")
+        put_back(self._changes.pop(fix_id))
+
+    @staticmethod
+    def _differences(changes: list[Change]) -> list[str]:
+        return [
+            f"{change.slot.where} holds {describe(change.slot.own())}"
+            for change in changes
+            if change.slot.own() is not change.after
+        ]
+
+
+def change_point(fix_id: str, point: PatchPoint, done: list[Change]) -> None:
+    slot = locate(point.where)
+    before = slot.raw()
+    body = load_body(point.body)
+    after = rebuild(slot.where, before, point.how, body, fix_id)
+    places = [slot]
+    for where in point.aliases:
+        alias = locate((where,))
+        if alias.raw() is not before:
+            raise PatchError(f"the declared alias {where} holds {describe(alias.raw())}, not {slot.where}")
+        places.append(alias)
+    for place in places:
+        # written down first, so that a failure halfway is rolled back too
+        done.append(Change(place, place.own(), after))
+        place.put(after)
+    if isinstance(slot.owner, types.ModuleType):
+        rebind_copies(before, after, done)
+
+
+def put_back(changes: list[Change]) -> None:
+    while changes:
+        change = changes.pop()
+        if change.slot.own() is not change.before:
+            change.slot.put(change.before)
+        if isinstance(change.slot.owner, types.ModuleType) and change.before is not MISSING:
+            # modules imported since then have taken copies of ours
+            rebind_copies(change.after, change.before, [])
+
+
+def rebind_copies(old: Any, new: Any, done: list[Change]) -> None:
+    """Follow `from X import Y` into every module of SGLang."""
+    for module in sglang_modules():
+        for name, value in list(vars(module).items()):
+            if value is old:
+                slot = Slot(f"{module.__name__}:{name}", module, name)
+                done.append(Change(slot, old, new))
+                slot.put(new)
+
+
+def refuse_stale_holders(changes: list[Change]) -> None:
+    """Raise when a table, class, partial or closure of SGLang still holds a function that was replaced."""
+    replaced = {id(core(change.before)): change for change in changes if change.before is not MISSING}
+    for place, value in held_values():
+        change = replaced.get(id(core(value)))
+        if change:
+            raise PatchError(
+                f"{place} still holds the old {change.slot.where}; declare it in `aliases`, or patch it itself"
+            )
+
+
+def held_values() -> Iterator[tuple[str, Any]]:
+    """What the module-level names of SGLang hold one level down."""
+    for module in sglang_modules():
+        for name, value in list(vars(module).items()):
+            place = f"{module.__name__}:{name}"
+            if isinstance(value, dict):
+                for key, item in list(value.items()):
+                    yield f"{place}[{key!r}]", item
+            elif isinstance(value, list | tuple):
+                for item in value:
+                    yield place, item
+            elif isinstance(value, functools.partial):
+                yield place, value.func
+            elif isinstance(value, type) and value.__module__ == module.__name__:
+                for key, item in list(vars(value).items()):
+                    yield f"{place}.{key}", item
+            elif not hasattr(value, MARK):
+                # our own wrappers hold the original on purpose
+                for cell in getattr(graph_break.graph_call(value), "__closure__", None) or ():
+                    yield place, cell.cell_contents
+
+
+def sglang_modules() -> list[types.ModuleType]:
+    return [
+        module
+        for name, module in list(sys.modules.items())
+        if isinstance(module, types.ModuleType) and (name == "sglang" or name.startswith("sglang."))
+    ]
+
+
+def locate(alternatives: tuple[str, ...]) -> Slot:
+    """The first of the alternatives that exists."""
+    missing = []
+    for where in alternatives:
+        module_name, _, path = where.partition(":")
+        try:
+            owner: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+                raise
+            missing.append(f"no module {error.name}")
+            continue
+        path, key = split_item(path)
+        *scopes, name = path.split(".")
+        for scope in scopes:
+            owner = getattr(owner, scope, MISSING)
+        slot = Slot(where, owner, name)
+        if owner is not MISSING and slot.raw() is not MISSING:
+            return slot if key is None else Slot(where, slot.raw(), key, is_item=True)
+        missing.append(f"no {where}")
+    raise PatchError("; ".join(missing))
+
+
+def split_item(path: str) -> tuple[str, Any]:
+    """ "TABLE['key']" as ("TABLE", "key"); a plain path with None."""
+    if not path.endswith("]"):
+        return path, None
+    name, _, key = path.removesuffix("]").partition("[")
+    return name, ast.literal_eval(key)
+
+
+def load_body(body: str) -> Callable[..., Any]:
+    module, _, name = body.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
+
+
+def rebuild(where: str, raw: Any, how: How, body: Callable[..., Any], fix_id: str) -> Any:
+    """The same kind of object as stands there, doing the new thing."""
+    if isinstance(raw, staticmethod | classmethod):
+        return type(raw)(rebuild(where, raw.__func__, how, body, fix_id))
+    if isinstance(raw, property):
+        return property(rebuild(where, raw.fget, how, body, fix_id), raw.fset, raw.fdel, raw.__doc__)
+    if isinstance(raw, type):
+        raise PatchError(f"{where} is a class; patch its methods, so that isinstance and super keep working")
+    if hasattr(type(raw), "__getitem__"):
+        raise PatchError(f"{where} is launched with a [grid]; patch the function that launches it")
+    if not callable(raw):
+        raise PatchError(f"{where} holds {describe(raw)}, which is not a function")
+    if graph_break.is_product(raw) and how is not How.GRAPH_BREAK:
+        raise PatchError(f"{where} is a graph break, whose replay keeps the inner function; patch it as graph_break")
+    inner = graph_break.inner_of(raw) if graph_break.is_product(raw) else raw
+    refuse_other_parameters(where, inner, how, body)
+    wrapper = graph_break.rebuild(raw, body) if how is How.GRAPH_BREAK else wrap(raw, how, body)
+    setattr(wrapper, MARK, fix_id)
+    return wrapper
+
+
+def wrap(original: Callable[..., Any], how: How, body: Callable[..., Any]) -> Callable[..., Any]:
+    def before(*args: Any, **kwargs: Any) -> Any:
+        body(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    def after(*args: Any, **kwargs: Any) -> Any:
+        return body(original(*args, **kwargs), *args, **kwargs)
+
+    def around(*args: Any, **kwargs: Any) -> Any:
+        return body(original, *args, **kwargs)
+
+    def replace(*args: Any, **kwargs: Any) -> Any:
+        return body(*args, **kwargs)
+
+    wrapper = {How.BEFORE: before, How.AFTER: after, How.AROUND: around, How.REPLACE: replace}[how]
+    # `updated=()`: the markers that torch's compiler keeps in __dict__ are not ours to copy
+    return functools.update_wrapper(wrapper, original, updated=())
+
+
+def refuse_other_parameters(where: str, original: Any, how: How, body: Callable[..., Any]) -> None:
+    """Raise unless the parameters that the body names are the first ones of the original, by name and in order."""
+    theirs = parameter_names(original)
+    ours = [
+        parameter.name
+        for parameter in inspect.signature(body).parameters.values()
+        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+    ]
+    # the first one is the original, or its result
+    named = ours[1:] if how in (How.AROUND, How.AFTER, How.GRAPH_BREAK) else ours
+    if named != theirs[: len(named)]:
+        raise PatchError(f"{where} takes ({', '.join(theirs)}), but {body.__qualname__} expects ({', '.join(named)})")
+
+
+def parameter_names(function: Any) -> list[str]:
+    schema = getattr(getattr(function, "default", None), "_schema", None)
+    if schema is not None:
+        # an operation registered with torch has a schema in place of a signature
+        return [argument.name for argument in schema.arguments]
+    return list(inspect.signature(function).parameters)
+
+
+def core(value: Any) -> Any:
+    """The function inside a staticmethod, classmethod or property; other values as they are."""
+    if isinstance(value, staticmethod | classmethod):
+        return value.__func__
+    return value.fget if isinstance(value, property) else value
+
+
+def describe(value: Any) -> str:
+    """Enough to find whose object this is."""
+    if value is MISSING:
+        return "nothing"
+    value = core(value)
+    owner = getattr(value, MARK, None)
+    code = getattr(value, "__code__", None)
+    place = f" from {code.co_filename}:{code.co_firstlineno}" if code else ""
+    return f"{getattr(value, '__qualname__', type(value).__name__)}{place}" + (f", of fix {owner}" if owner else "")

@@ -1,0 +1,5 @@
+from sglang.srt.target import Thing
+
+
+class Other:
+    borrowed = Thing.method

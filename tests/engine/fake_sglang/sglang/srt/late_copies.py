@@ -1,0 +1,6 @@
+from sglang.srt.target import function
+from sglang.srt.target import function as renamed
+
+
+def use(x):
+    return [function(x), renamed(x)]

@@ -1,0 +1,5 @@
+import functools
+
+from sglang.srt import target
+
+bound = functools.partial(target.function, 1)
