@@ -1,0 +1,146 @@
+"""What was planned and what came of it: one log line, a table, and a file per process for `bcg-fixes status`."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import json
+import multiprocessing
+import os
+import pathlib
+import stat
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from sglang_bcg_fixes import __version__
+from sglang_bcg_fixes.model import Action, Decision
+from sglang_bcg_fixes.plan import Plan
+
+APPLIED = "applied"
+FAILED = "failed"
+
+
+class ReportError(Exception):
+    """The folder of the reports cannot be trusted or written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of one decision in this process, read back where something was changed."""
+
+    decision: Decision
+    state: str
+    detail: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**self.decision.as_dict(), "state": self.state, "detail": self.detail}
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Everything about the plugin in one process."""
+
+    plan: Plan
+    outcomes: tuple[Outcome, ...]
+    seconds: float
+
+    def ids(self, state: str) -> list[str]:
+        return [outcome.decision.id for outcome in self.outcomes if outcome.state == state]
+
+    def line(self) -> str:
+        """The one line that every process logs."""
+        groups = [(APPLIED, "applied"), (FAILED, "FAILED"), *((a.value, a.value) for a in SHOWN)]
+        parts = [
+            f"{title} {', '.join(self.ids(state)) or 'none'}"
+            for state, title in groups
+            if self.ids(state) or state not in (FAILED, Action.BLOCKED.value)
+        ]
+        return f"bcg-fixes {__version__} on sglang {self.plan.version}, {process_name()}: {'; '.join(parts)}"
+
+    def table(self) -> str:
+        return "\n".join(f"{o.decision.id:32} {o.state:11} {o.detail}" for o in self.outcomes)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "package": __version__,
+            "sglang": self.plan.version,
+            "pid": os.getpid(),
+            "started": start_ticks(os.getpid()),
+            "process": process_name(),
+            "argv": sys.argv,
+            "time": time.time(),
+            "seconds": round(self.seconds, 3),
+            "plan": self.plan.digest,
+            "fixes": [outcome.as_dict() for outcome in self.outcomes],
+            "kernels": {
+                choice.op: {"impl": choice.impl.name if choice.impl else None, "rejected": dict(choice.rejected)}
+                for choice in self.plan.kernels
+            },
+        }
+
+
+SHOWN = (Action.NOT_NEEDED, Action.OFF, Action.UNKNOWN, Action.BLOCKED)
+
+
+def process_name() -> str:
+    return f"{multiprocessing.current_process().name} (pid {os.getpid()})"
+
+
+def start_ticks(pid: int) -> str | None:
+    """When a process started, in the kernel's ticks: tells it from a later one with the same number."""
+    try:
+        # the name in parentheses may contain anything, so count the fields behind it
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def write(report: Report, folder: pathlib.Path) -> pathlib.Path:
+    """Put this process's report where `status` finds it; gone again when the process ends in order."""
+    make_private(folder)
+    remove_stale(folder)
+    file = folder / f"{os.getpid()}.json"
+    draft = file.with_suffix(".tmp")
+    draft.write_text(json.dumps(report.as_dict(), indent=1))
+    draft.replace(file)
+    atexit.register(remove_own, file, os.getpid())
+    return file
+
+
+def make_private(folder: pathlib.Path) -> None:
+    """Create the folder for this user alone; one that somebody else could have prepared is refused."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ReportError(
+            f"{folder} is not a private folder of this user; remove it, or set SGLANG_BCG_REPORT_DIR to a folder of "
+            f"your own with mode 700"
+        )
+
+
+def remove_own(file: pathlib.Path, pid: int) -> None:
+    # a forked child inherits this call and must leave its parent's report alone
+    if os.getpid() == pid:
+        file.unlink(missing_ok=True)
+
+
+def remove_stale(folder: pathlib.Path) -> None:
+    for file, content in read_all(folder):
+        if not is_live(content):
+            file.unlink(missing_ok=True)
+
+
+def is_live(content: dict[str, Any]) -> bool:
+    started = start_ticks(content["pid"])
+    return started is not None and started == content["started"]
+
+
+def read_all(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, dict[str, Any]]]:
+    for file in sorted(folder.glob("*.json")):
+        try:
+            yield file, json.loads(file.read_text())
+        except FileNotFoundError:
+            # its process ended while we were looking
+            continue
