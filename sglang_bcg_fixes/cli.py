@@ -1,0 +1,139 @@
+"""`bcg-fixes`: doctor, explain, list and status; none of them imports SGLang or torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+import textwrap
+from collections.abc import Sequence
+
+from sglang_bcg_fixes import __version__, doctor, flags, plan, registry, release, report
+from sglang_bcg_fixes.model import SECTIONS, Fix
+from sglang_bcg_fixes.probe import Source
+
+GOOD, MISSING, FAILED = 0, 1, 2
+ERRORS = (flags.FlagError, registry.RegistryError, plan.PlanError, release.ReleaseError, OSError, SyntaxError)
+
+
+class CommandError(Exception):
+    """The command cannot be carried out, and what to do."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except (*ERRORS, CommandError) as error:
+        print(f"bcg-fixes {options.command}: {error}", file=sys.stderr)
+        return FAILED
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="bcg-fixes", description="Fixes for breakable CUDA graphs in released SGLang.")
+    top.add_argument("--version", action="version", version=f"sglang-bcg-fixes {__version__}")
+    commands = top.add_subparsers(dest="command", required=True)
+
+    command = commands.add_parser(
+        "doctor",
+        help="which known defects an SGLang has, and what would be done",
+        description="Exit status: 0 every wanted fix can be had, 1 one cannot, 2 no answer (none installed, bad flag).",
+    )
+    where = command.add_mutually_exclusive_group()
+    where.add_argument("--root", type=pathlib.Path, metavar="DIR", help="a folder that contains sglang/")
+    where.add_argument("--wheel", type=pathlib.Path, metavar="FILE", help="a wheel of SGLang")
+    where.add_argument("--release", metavar="V", help="a release such as 0.5.12.post1, fetched with pip")
+    command.add_argument("--all", action="store_true", help="evidence for defects that this SGLang does not have, too")
+    command.add_argument("--json", action="store_true", help="machine-readable")
+    command.set_defaults(run=run_doctor)
+
+    command = commands.add_parser("explain", help="one defect: symptom, cause, change, when to remove the fix")
+    command.add_argument("id")
+    command.set_defaults(run=run_explain)
+
+    command = commands.add_parser("list", help="every defect, kernel and flag")
+    command.add_argument("--json", action="store_true", help="machine-readable")
+    command.set_defaults(run=run_list)
+
+    command = commands.add_parser("status", help="what the running processes of this user really have")
+    command.add_argument("--json", action="store_true", help="machine-readable")
+    command.set_defaults(run=run_status)
+    return top
+
+
+def run_doctor(options: argparse.Namespace) -> int:
+    known = registry.discover()
+    settings = flags.read(known.fixes, known.kernels)
+    chosen = options.root or options.wheel or options.release
+    source = chosen_source(options, settings) if chosen else release.installed()
+    if source is None:
+        raise CommandError("no SGLang is installed here; name one with --root, --wheel or --release")
+    result = doctor.examine(known, settings, source, installed=not chosen)
+    print(json.dumps(result.as_dict(), indent=1) if options.json else result.text(options.all))
+    return MISSING if result.wanted_but_missing else GOOD
+
+
+def chosen_source(options: argparse.Namespace, settings: flags.Settings) -> Source:
+    if options.root:
+        return release.in_folder(options.root)
+    if options.wheel:
+        return release.in_wheel(options.wheel)
+    print(f"fetching sglang=={options.release} with pip, once ...", file=sys.stderr)
+    return release.in_wheel(release.fetch(options.release, settings.cache_dir / "wheels"))
+
+
+def run_explain(options: argparse.Namespace) -> int:
+    known = registry.discover()
+    fix = known.fix(options.id)
+    if fix is None:
+        ids = [each.id for each in known.fixes]
+        raise CommandError(f"no defect '{options.id}'{flags.nearest(options.id, ids)}; `bcg-fixes list` shows all")
+    print(explanation(fix))
+    return GOOD
+
+
+def explanation(fix: Fix) -> str:
+    """The page of a fix as plain text."""
+    lines = [f"{fix.id}: {fix.title}", ""]
+    for section in SECTIONS:
+        lines += [section, textwrap.indent(textwrap.fill(fix.section(section), 100), "  "), ""]
+    lines += ["Upstream", *(f"  {link}" for link in fix.upstream), ""]
+    lines += ["Ways round, by the flags of the release", *(f"  {w.flags}  ({w.effect})" for w in fix.mitigations), ""]
+    if fix.patches:
+        points = [f"  {' or '.join(point.where)} ({point.how.value})" for point in fix.patches]
+        lines += ["What is patched", *points, "", f"Switch: {fix.flag}=auto|off|on, by default {fix.default}"]
+    else:
+        lines += ["This version watches for it and has no fix."]
+    return "\n".join(lines)
+
+
+def run_list(options: argparse.Namespace) -> int:
+    known = registry.discover()
+    rows = flags.table(known.fixes, known.kernels)
+    if options.json:
+        defects = [{"id": fix.id, "title": fix.title, "fix": bool(fix.patches)} for fix in known.fixes]
+        print(json.dumps({"defects": defects, "flags": [vars(row) for row in rows]}, indent=1))
+        return GOOD
+    for fix in known.fixes:
+        print(f"{fix.id:32} {'fix  ' if fix.patches else 'watch'}  {fix.title}")
+    print()
+    for row in rows:
+        print(f"{row.name}={row.values}  (default {row.default})")
+        print(textwrap.indent(textwrap.fill(row.doc, 100), "    "))
+    return GOOD
+
+
+def run_status(options: argparse.Namespace) -> int:
+    folder = flags.report_dir()
+    live = [content for _, content in report.read_all(folder) if report.is_live(content)]
+    if options.json:
+        print(json.dumps(live, indent=1))
+        return GOOD
+    if not live:
+        print(f"no running process of this user reports in {folder}: none has loaded the plugin")
+    for content in live:
+        print(f"{content['process']}  sglang {content['sglang']}  plan {content['plan']}")
+        for outcome in content["fixes"]:
+            print(f"    {outcome['state']:11} {outcome['id']}: {outcome['detail']}")
+    return GOOD
