@@ -1,0 +1,96 @@
+"""Linear attention is captured into the prefill graph.
+
+Symptom: With breakable CUDA graphs on, models with gated delta net or KDA layers (Qwen3-Next, Qwen3.5, Kimi-Linear)
+answer wrongly with HTTP 200 (GSM8K 16.5 % instead of 86.7 % for Qwen3.5-4B in the upstream report), or the server
+dies with "illegal memory access" after some dozens of prefills.
+Cause: RadixLinearAttention.forward calls its operation directly, so capture freezes the metadata, the grid sizes and
+the state slots of the dummy batch into the graph; every replay then computes with them. Ordinary attention breaks the
+graph here, linear attention was forgotten.
+Change: Under breakable capture and replay the operation runs as an eager break, made by the installed release's own
+eager_on_graph, and the padded tail of its output is zeroed. Everywhere else the operation is left as it was.
+Remove when: No release before 0.5.13 has to be served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
+from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MODULE = "sglang.srt.layers.radix_linear_attention"
+OPERATION = "unified_linear_attention_with_output"
+DECORATOR_MODULES = (
+    "sglang.srt.model_executor.breakable_cuda_graph.breakable_cuda_graph",
+    "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph",
+)
+BREAKS = (
+    f"bcg_{OPERATION}",
+    "RadixLinearAttention._eager_linear_attention",
+)
+
+
+def probe(source: Source) -> Finding:
+    if not source.has_module(MODULE):
+        return absent("this release has no RadixLinearAttention")
+    if not any(source.has_module(module) for module in DECORATOR_MODULES):
+        return absent("this release has no breakable CUDA graphs")
+    forward = source.need(f"{MODULE}:RadixLinearAttention.forward")
+    called = {name.rpartition(".")[2] for name in forward.calls}
+    for name in BREAKS:
+        stem = name.rpartition(".")[2]
+        if stem in called and source.is_graph_break(MODULE, name):
+            return fixed(f"forward calls {stem}, which is a graph break", forward, source.need(f"{MODULE}:{name}"))
+    operation = source.need(f"{MODULE}:{OPERATION}")
+    decorator = source.need(*(f"{module}:eager_on_graph" for module in DECORATOR_MODULES))
+    if OPERATION in called:
+        return affected(f"forward calls {OPERATION} with no graph break between", forward, operation, decorator)
+    return unknown("forward reaches linear attention in a way that no known release does", forward)
+
+
+def run_and_zero_tail(
+    original: Callable[..., None], mixed_qkv: Tensor, a: Tensor, b: Tensor, output: Tensor, layer_id: int
+) -> None:
+    """The operation as it is, then zeros in the rows that pad the batch: nothing else writes them."""
+    from sglang.srt.compilation.piecewise_context_manager import get_forward_context
+
+    original(mixed_qkv, a, b, output, layer_id)
+    real_tokens = get_forward_context().forward_batch.num_token_non_padded_cpu
+    if real_tokens is not None:
+        output[:, real_tokens:].zero_()
+
+
+FIX = Fix(
+    id="linear_attention_captured",
+    doc=__doc__,
+    upstream=("https://github.com/sgl-project/sglang/issues/25110",),
+    probe=probe,
+    known={
+        "ee8bb62e5f13": "RadixLinearAttention.forward, 0.5.11 to 0.5.12.post1",
+        "27a19d0491d4": "unified_linear_attention_with_output, 0.5.11 to 0.5.12.post1",
+        "e9083b5cca12": "eager_on_graph, 0.5.11 to 0.5.12.post1",
+        "580388ac0c5e": "RadixLinearAttention.forward, 0.5.13 to 0.5.13.post1",
+        "ca77314f2567": "bcg_unified_linear_attention_with_output, 0.5.13 to 0.5.19",
+        "e1487df8c21d": "RadixLinearAttention.forward, 0.5.14 to 0.5.18",
+        "9781134d8f1b": "RadixLinearAttention.forward, 0.5.19",
+        "af273264a49e": "RadixLinearAttention.forward, 0.5.20 to 0.5.21",
+        "bcd159e09e0f": "bcg_unified_linear_attention_with_output, 0.5.20 to 0.5.22",
+        "143274e3df7b": "RadixLinearAttention.forward, 0.5.22",
+        "34a4aefae03d": "RadixLinearAttention.forward, 0.5.23",
+        "6991947ac207": "RadixLinearAttention._eager_linear_attention, 0.5.23",
+    },
+    patches=(
+        PatchPoint(
+            where=(f"{MODULE}:{OPERATION}",),
+            how=How.GRAPH_BREAK,
+            body=f"{__name__}:run_and_zero_tail",
+        ),
+    ),
+    mitigations=PREFILL_GRAPHS_OFF,
+    verify=("qwen3_next_prefill_graph",),
+)
