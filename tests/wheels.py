@@ -1,0 +1,63 @@
+"""The releases that everything is tested against: fetched by pip once, unpacked once, kept in the user's cache."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import pathlib
+import sys
+import tempfile
+import zipfile
+
+from sglang_bcg_fixes import flags, release
+
+RELEASES = (
+    "0.5.11",
+    "0.5.12",
+    "0.5.12.post1",
+    "0.5.13",
+    "0.5.13.post1",
+    "0.5.14",
+    "0.5.15",
+    "0.5.15.post1",
+    "0.5.16",
+    "0.5.17",
+    "0.5.18",
+    "0.5.19",
+    "0.5.20",
+    "0.5.21",
+    "0.5.22",
+    "0.5.23",
+)
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+
+
+def wheel(version: str) -> pathlib.Path:
+    return release.fetch(version, flags.cache_dir() / "wheels", PYTHON)
+
+
+def unpacked(version: str) -> pathlib.Path:
+    """The folder that holds this release's `sglang/`."""
+    target = flags.cache_dir() / "unpacked" / f"{version}-{PYTHON}"
+    if not target.is_dir():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # tests run side by side: whoever is ready first puts a whole folder in place
+        draft = pathlib.Path(tempfile.mkdtemp(dir=target.parent))
+        zipfile.ZipFile(wheel(version)).extractall(draft)
+        try:
+            draft.rename(target)
+        except OSError:
+            if not target.is_dir():
+                raise
+    return target
+
+
+def main() -> None:
+    """Fetch and unpack them all; `make wheels`."""
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for done, root in enumerate(pool.map(unpacked, RELEASES), start=1):
+            print(f"[{done:2}/{len(RELEASES)}] {root}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
