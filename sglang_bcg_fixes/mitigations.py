@@ -17,3 +17,70 @@ PREFILL_GRAPHS_OFF = (
         effect="breakable graphs are off by default in this release",
     ),
 )
+
+DECODE_GRAPHS_OFF = (
+    Mitigation(
+        flags="--cuda-graph-backend-decode disabled",
+        option="--cuda-graph-backend-decode",
+        effect="decode and target verification run eagerly: right, and slower",
+    ),
+    Mitigation(
+        flags="--disable-cuda-graph",
+        option="--disable-cuda-graph",
+        effect="decode and target verification run eagerly: right, and slower",
+    ),
+)
+
+DECODE_PADDING_OFF = (
+    Mitigation(
+        flags="--disable-cuda-graph-padding",
+        option="--disable-cuda-graph-padding",
+        effect="decode uses a graph only where one of exactly that batch size was captured, and is eager otherwise",
+    ),
+)
+
+NO_BREAKABLE_GRAPHS_AND_NO_PADDING = (
+    Mitigation(
+        flags="--disable-cuda-graph-padding, and (leave out) --enable-breakable-cuda-graph",
+        option="--disable-cuda-graph-padding",
+        effect="no decode graph has padded rows and no prefill runner has a buffer of the wrong type",
+    ),
+)
+
+DRAFT_WITHOUT_TRITON = (
+    Mitigation(
+        flags="--speculative-draft-attention-backend fa3 (or flashinfer), or --disable-cuda-graph",
+        option="--speculative-draft-attention-backend",
+        effect="the draft model's extend step leaves the Triton backend's graph path",
+    ),
+    Mitigation(
+        flags="--attention-backend fa3 (or flashinfer), or --disable-cuda-graph",
+        option="--attention-backend",
+        effect="the Triton backend's graph path is not used",
+    ),
+)
+
+FIXED_SPECULATION = (
+    Mitigation(
+        flags="(leave out) --speculative-adaptive",
+        option="--speculative-adaptive",
+        effect="the target's attention backend is built once, before the draft model changes the shared configuration",
+    ),
+)
+
+FEWER_PREFILL_GRAPHS = (
+    Mitigation(
+        flags="--piecewise-cuda-graph-tokens 512 1024 2048 (few sizes), or (leave out) --enable-breakable-cuda-graph",
+        option="--piecewise-cuda-graph-tokens",
+        effect="one hidden-state tensor is kept for each size, so few sizes keep little memory",
+    ),
+)
+
+NO_STATE_CHECKPOINTS = (
+    Mitigation(
+        flags="--mamba-radix-cache-strategy no_buffer, or --cuda-graph-backend-prefill disabled",
+        option="--mamba-radix-cache-strategy",
+        effect="no checkpoint of the state is promised to the prefix cache, or prefill runs eagerly and writes it",
+    ),
+    *PREFILL_GRAPHS_OFF,
+)

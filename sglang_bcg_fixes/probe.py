@@ -68,6 +68,9 @@ def canonical(node: object) -> object:
                 continue
             if name == "body" and isinstance(value, list) and is_docstring(value[0]):
                 value = value[1:]
+            if isinstance(node, ast.JoinedStr):
+                # some releases of python 3.12 end a format with an empty piece
+                value = [piece for piece in value if not (isinstance(piece, ast.Constant) and piece.value == "")]
             fields.append((name, canonical(value)))
         return (type(node).__name__, *fields)
     if isinstance(node, list):
@@ -119,6 +122,26 @@ class Definition:
     def mentions(self, text: str) -> bool:
         """Whether its code, comments and layout apart, contains this text as `ast.unparse` writes it."""
         return text in self.text
+
+    @functools.cached_property
+    def header(self) -> Definition:
+        """The function without its body: all that a caller has to know, and a form that changes only with that."""
+        assert isinstance(self.node, ast.FunctionDef)
+        node = ast.FunctionDef(self.node.name, self.node.args, [], [], self.node.returns, lineno=self.node.lineno)
+        return Definition(f"{self.where}'s header", self.file, node)
+
+    def assignment_to(self, target: str) -> Definition | None:
+        """The first statement in it that assigns to a target such as "self.hf_config", on its own."""
+        for node in ast.walk(self.node):
+            if isinstance(node, ast.Assign) and target in (ast.unparse(item) for item in node.targets):
+                return Definition(f"{self.where}'s {target}", self.file, node)
+        return None
+
+    def need_assignment_to(self, target: str) -> Definition:
+        found = self.assignment_to(target)
+        if found is None:
+            raise Drifted(f"no assignment to {target} in {self.where}")
+        return found
 
 
 class Source:

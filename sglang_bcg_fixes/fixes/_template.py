@@ -5,7 +5,7 @@ Cause: Which code does it, and why.
 Change: What this fix does about it, and where it does nothing.
 Remove when: The first release whose source is right.
 
-Copy this file to `fixes/<id>.py` with `make fix ID=<id>`: the file's stem is the id, the flag SGLANG_BCG_FIX_<ID> and the
+`make fix ID=<id>` copies this file to fixes/<id>.py. The file's stem is the id; the flag SGLANG_BCG_FIX_<ID> and the
 page docs/fixes/<id>.md follow from it, and nothing else has to be registered. Then delete this paragraph, and:
 
 1. write the probe: answer from the source, never from the version;

@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import pathlib
-import subprocess
-import sys
-import textwrap
-
 import pytest
 
-HERE = pathlib.Path(__file__).parent
-REPOSITORY = HERE.parent.parent
+from tests import processes
+
 PRELUDE = """
 import sys
 from sglang.srt import target
@@ -35,13 +29,8 @@ def refused(call, *words):
 
 def check(code: str, form: str = "enable") -> None:
     """Run the code beside the fake SGLang; its assertions are the test's."""
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("SGLANG")},
-        "PYTHONPATH": os.pathsep.join([str(HERE / "fake_sglang"), str(REPOSITORY)]),
-        "FAKE_FORM": form,
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", PRELUDE + textwrap.dedent(code)], env=environment, capture_output=True, text=True
+    done = processes.python(
+        "-c", PRELUDE + processes.code(code), paths=[processes.FAKE_SGLANG], environment={"FAKE_FORM": form}
     )
     assert done.returncode == 0, done.stderr
 

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+
+import pytest
+
+from sglang_bcg_fixes import registry
+from sglang_bcg_fixes.model import SECTIONS
+from tests import processes
+
+# nothing of SGLang, torch or triton may be imported by what runs on a bare machine
+FORBID = """
+import importlib.abc, sys
+class Forbidden(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "triton", "sglang", "flashinfer", "numpy"):
+            raise AssertionError(f"{name} must not be imported here")
+sys.meta_path.insert(0, Forbidden())
+"""
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    program = f"{FORBID}\nfrom sglang_bcg_fixes.cli import main\nraise SystemExit(main({list(arguments)!r}))"
+    return processes.python("-c", program, environment=environ)
+
+
+def test_every_declaration_can_be_imported_without_torch() -> None:
+    program = f"{FORBID}\nfrom sglang_bcg_fixes import registry\nprint(len(registry.discover().fixes))"
+    done = processes.python("-c", program)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(registry.discover().fixes) > 0
+
+
+@pytest.mark.parametrize("release", ["0.5.11", "0.5.12.post1", "0.5.23"])
+def test_doctor_on_a_folder(release_root, release: str) -> None:
+    root = release_root(release)
+    done = run("doctor", "--root", str(root))
+    assert done.returncode == 0, done.stderr
+    assert f"SGLang {release}" in done.stdout
+    for fix in registry.discover().fixes:
+        assert fix.id in done.stdout
+    captured = "would be mended" in done.stdout and "affected  linear_attention_captured" in done.stdout
+    assert captured is (release != "0.5.23")
+
+
+def test_doctor_says_everything_about_an_affected_defect(release_root) -> None:
+    done = run("doctor", "--root", str(release_root("0.5.12.post1")))
+    block = done.stdout.partition("affected  linear_attention_captured")[2].split("\n")[1:8]
+    text = "\n".join(block)
+    for words in (
+        "sglang/srt/layers/radix_linear_attention.py:71 RadixLinearAttention.forward [ee8bb62e5f13]",
+        "the fix would be applied",
+        "SGLANG_BCG_FIX_LINEAR_ATTENTION_CAPTURED=off",
+        "--enable-breakable-cuda-graph",
+    ):
+        assert words in text, text
+
+
+def test_doctor_json_has_the_same_and_more(release_root) -> None:
+    done = run("doctor", "--json", "--root", str(release_root("0.5.12.post1")))
+    answer = json.loads(done.stdout)
+    row = next(row for row in answer["defects"] if row["id"] == "linear_attention_captured")
+    assert answer["sglang"] == "0.5.12.post1" and row["verdict"] == "affected" and row["action"] == "apply"
+    assert [set(item) for item in row["evidence"]] == [{"where", "file", "line", "form"}] * 3
+    assert {row["id"] for row in answer["defects"]} == {fix.id for fix in registry.discover().fixes}
+
+
+def test_doctor_on_a_wheel_says_what_it_says_on_its_folder(release_root) -> None:
+    from tests import wheels
+
+    folder = json.loads(run("doctor", "--json", "--root", str(release_root("0.5.20"))).stdout)
+    wheel = json.loads(run("doctor", "--json", "--wheel", str(wheels.wheel("0.5.20"))).stdout)
+    assert folder["defects"] == wheel["defects"]
+
+
+def test_doctor_without_sglang_says_so(tmp_path: pathlib.Path) -> None:
+    program = """
+        import importlib.util
+        find = importlib.util.find_spec
+        importlib.util.find_spec = lambda name, *rest: None if name == "sglang" else find(name, *rest)
+        from sglang_bcg_fixes.cli import main
+        raise SystemExit(main(["doctor"]))
+    """
+    done = processes.python("-c", processes.code(program))
+    assert done.returncode == 2 and "no SGLang is installed here" in done.stderr and "--release" in done.stderr
+
+
+def test_doctor_exits_1_when_a_wanted_fix_cannot_be_had(release_root, tmp_path: pathlib.Path) -> None:
+    layers = tmp_path / "sglang" / "srt" / "layers"
+    layers.mkdir(parents=True)
+    source = release_root("0.5.12.post1") / "sglang" / "srt"
+    drifted = (source / "layers" / "radix_linear_attention.py").read_text().replace("seq_len = mixed", "length = mixed")
+    (layers / "radix_linear_attention.py").write_text(drifted.replace("(1, seq_len,", "(1, length,"))
+    graphs = tmp_path / "sglang" / "srt" / "model_executor" / "breakable_cuda_graph"
+    graphs.mkdir(parents=True)
+    name = "breakable_cuda_graph.py"
+    (graphs / name).write_text((source / "model_executor" / "breakable_cuda_graph" / name).read_text())
+    done = run("doctor", "--root", str(tmp_path))
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "WANTED AND MISSING: linear_attention_captured" in done.stdout
+    off = run("doctor", "--root", str(tmp_path), SGLANG_BCG_FIX_LINEAR_ATTENTION_CAPTURED="off")
+    assert off.returncode == 0, "what is switched off is not wanted"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["doctor", "--root", "/nowhere"], "no sglang/srt in it"),
+        (["doctor", "--wheel", "/nowhere.whl"], "no such file"),
+        (["explain", "linear_atention_captured"], "did you mean linear_attention_captured?"),
+    ],
+)
+def test_what_cannot_be_answered_exits_2_with_a_reason(arguments: list[str], words: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2 and words in done.stderr, done.stderr
+
+
+def test_a_release_that_does_not_exist_exits_2(tmp_path: pathlib.Path) -> None:
+    done = run("doctor", "--release", "0.5.999", SGLANG_BCG_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 2 and "pip cannot fetch sglang==0.5.999" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("fix", registry.discover().fixes, ids=lambda fix: fix.id)
+def test_explain_tells_all_sections(fix) -> None:
+    done = run("explain", fix.id)
+    assert done.returncode == 0, done.stderr
+    for words in (*SECTIONS, fix.title, *fix.upstream):
+        assert words in done.stdout
+
+
+def test_list_shows_every_defect_and_flag() -> None:
+    done = run("list")
+    assert done.returncode == 0, done.stderr
+    for fix in registry.discover().fixes:
+        assert fix.id in done.stdout and (not fix.patches or fix.flag in done.stdout)
+    assert "SGLANG_BCG_FIXES=auto|off|strict" in done.stdout
+    assert json.loads(run("list", "--json").stdout)["flags"][0]["name"] == "SGLANG_BCG_FIXES"
+
+
+def test_status_without_processes_says_where_it_looked(tmp_path: pathlib.Path) -> None:
+    done = run("status", SGLANG_BCG_REPORT_DIR=str(tmp_path))
+    assert done.returncode == 0 and str(tmp_path) in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"SGLANG_PLUGINS": "bcg-fixes"}, "SGLANG_PLUGINS=bcg-fixes does not name bcg_fixes"),
+        ({"SGLANG_PLUGINS": "other,bcg_fixes"}, None),
+        ({}, None),
+    ],
+)
+def test_doctor_sees_whether_sglang_will_load_the_plugin(environ: dict[str, str], words: str | None) -> None:
+    program = "from sglang_bcg_fixes.doctor import loading_problem; print(loading_problem())"
+    done = processes.python("-c", program, environment=environ)
+    assert done.returncode == 0, done.stderr
+    assert (words or "None") in done.stdout

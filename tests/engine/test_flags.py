@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+
+import pytest
+
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.model import Accepted, Impl, Kernel
+from tests.engine.bodies import fix, point
+
+FIX = dataclasses.replace(fix("stale_table", point("function")), doc="A table is stale.")
+SHY = dataclasses.replace(fix("shy_fix", point("function")), doc="Off unless asked for.", default="off")
+WATCHED = dataclasses.replace(fix("only_watched"), doc="Known, not mended.")
+KERNEL = Kernel("metadata", tuple(Impl(n, Accepted, "m:f", True) for n in ("triton", "reference")), {})
+
+
+def read(**environ: str) -> flags.Settings:
+    return flags.read([FIX, SHY, WATCHED], [KERNEL], environ)
+
+
+def test_defaults() -> None:
+    settings = read()
+    assert settings.mode == "auto" and not settings.strict
+    assert settings.fixes == {"stale_table": "auto", "shy_fix": "off"}
+    assert settings.kernels == {"metadata": "auto"}
+    assert settings.parent_digest is None
+
+
+def test_every_value_is_taken() -> None:
+    settings = read(
+        SGLANG_BCG_FIXES="STRICT", SGLANG_BCG_FIX_STALE_TABLE=" on ", SGLANG_BCG_KERNEL_METADATA="reference"
+    )
+    assert settings.strict and settings.fixes["stale_table"] == "on" and settings.kernels["metadata"] == "reference"
+
+
+def test_off_switches_everything_off_but_what_is_on() -> None:
+    assert read(SGLANG_BCG_FIXES="off").fixes == {"stale_table": "off", "shy_fix": "off"}
+    assert read(SGLANG_BCG_FIXES="off", SGLANG_BCG_FIX_SHY_FIX="on").fixes == {"stale_table": "off", "shy_fix": "on"}
+
+
+def test_an_empty_value_is_no_value() -> None:
+    assert read(SGLANG_BCG_FIXES="").mode == "auto"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("SGLANG_BCG_FIX_STALE_TABEL", "off", "did you mean SGLANG_BCG_FIX_STALE_TABLE?"),
+        ("SGLANG_BCG_FIX_ONLY_WATCHED", "off", "SGLANG_BCG_FIX_ONLY_WATCHED is not a flag"),
+        ("SGLANG_BCG_FIXS", "off", "did you mean SGLANG_BCG_FIXES?"),
+        ("SGLANG_BCG_FIXES", "strikt", "none of auto, off, strict; did you mean strict?"),
+        ("SGLANG_BCG_FIX_STALE_TABLE", "1", "none of auto, off, on"),
+        ("SGLANG_BCG_KERNEL_METADATA", "cuda", "none of auto, off, reference, triton"),
+    ],
+)
+def test_a_mistake_is_an_error_that_names_the_nearest(name: str, value: str, words: str) -> None:
+    with pytest.raises(flags.FlagError) as caught:
+        read(**{name: value})
+    assert words in str(caught.value) and name in str(caught.value)
+
+
+def test_all_mistakes_are_named_at_once() -> None:
+    with pytest.raises(flags.FlagError, match=r"SGLANG_BCG_NONSENSE.*SGLANG_BCG_FIXES=maybe"):
+        read(SGLANG_BCG_NONSENSE="1", SGLANG_BCG_FIXES="maybe")
+
+
+def test_folders() -> None:
+    assert flags.report_dir({"SGLANG_BCG_REPORT_DIR": "/a"}) == pathlib.Path("/a")
+    assert flags.report_dir({"XDG_RUNTIME_DIR": "/run/me"}) == pathlib.Path("/run/me/sglang-bcg-fixes")
+    assert flags.cache_dir({"XDG_CACHE_HOME": "/c"}) == pathlib.Path("/c/sglang-bcg-fixes")
+    assert flags.cache_dir({"SGLANG_BCG_CACHE_DIR": "/d"}) == pathlib.Path("/d")
+
+
+def test_the_table_holds_exactly_what_is_read() -> None:
+    rows = flags.table([FIX, SHY, WATCHED], [KERNEL])
+    names = [row.name for row in rows]
+    assert len(names) == len(set(names))
+    for row in rows:
+        value = row.values.split("|")[0] if "|" in row.values else "some-folder"
+        flags.read([FIX, SHY, WATCHED], [KERNEL], {row.name: value})

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from sglang_bcg_fixes import flags, plan, probe
+from sglang_bcg_fixes.model import Accepted, Action, Finding, Fix, Impl, Kernel, Rejected, Verdict
+from sglang_bcg_fixes.probe import Source
+from sglang_bcg_fixes.registry import Registry
+from tests.engine.bodies import fix, point
+
+
+class NoFiles:
+    def read(self, path: str) -> str | None:
+        return None
+
+    def modules(self, folder: str) -> list[str]:
+        return []
+
+
+def fix_with(name: str, verdict: Verdict, *points: object, **changes: object) -> Fix:
+    made = fix(name, *(points or (point("function"),)))
+    return dataclasses.replace(made, probe=lambda source: Finding(verdict, "because"), **changes)
+
+
+def actions(*fixes: Fix, **environ: str) -> dict[str, Action]:
+    settings = flags.read(fixes, [], environ)
+    made = plan.make(Registry(fixes, ()), settings, Source(NoFiles()), watched_too=True)
+    return {decision.id: decision.action for decision in made.decisions}
+
+
+# verdict x state of the flag x whether there is a fix: every row that can occur
+@pytest.mark.parametrize(
+    ("verdict", "state", "action"),
+    [
+        (Verdict.AFFECTED, "auto", Action.APPLY),
+        (Verdict.AFFECTED, "on", Action.APPLY),
+        (Verdict.AFFECTED, "off", Action.OFF),
+        (Verdict.FIXED, "auto", Action.NOT_NEEDED),
+        (Verdict.FIXED, "on", Action.NOT_NEEDED),
+        (Verdict.FIXED, "off", Action.NOT_NEEDED),
+        (Verdict.ABSENT, "auto", Action.NOT_NEEDED),
+        (Verdict.ABSENT, "on", Action.NOT_NEEDED),
+        (Verdict.UNKNOWN, "auto", Action.UNKNOWN),
+        (Verdict.UNKNOWN, "on", Action.UNKNOWN),
+        (Verdict.UNKNOWN, "off", Action.OFF),
+    ],
+)
+def test_decisions(verdict: Verdict, state: str, action: Action) -> None:
+    assert actions(fix_with("one", verdict), SGLANG_BCG_FIX_ONE=state) == {"one": action}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "action"),
+    [
+        (Verdict.AFFECTED, Action.NO_FIX),
+        (Verdict.FIXED, Action.NOT_NEEDED),
+        (Verdict.ABSENT, Action.NOT_NEEDED),
+        (Verdict.UNKNOWN, Action.UNKNOWN),
+    ],
+)
+def test_a_watched_defect_is_never_applied(verdict: Verdict, action: Action) -> None:
+    assert actions(dataclasses.replace(fix_with("one", verdict), patches=())) == {"one": action}
+
+
+def test_a_server_does_not_probe_what_it_cannot_mend() -> None:
+    def never(source: Source) -> Finding:
+        raise AssertionError("probed")
+
+    watched = dataclasses.replace(fix("watched"), probe=never)
+    made = plan.make(Registry((watched,), ()), flags.read([watched], [], {}), Source(NoFiles()))
+    assert made.decisions == ()
+
+
+def test_a_probe_that_raises_is_unknown_and_takes_no_other_down() -> None:
+    def broken(source: Source) -> Finding:
+        raise ZeroDivisionError("by zero")
+
+    bad = dataclasses.replace(fix("bad", point("function")), probe=broken)
+    assert actions(bad, fix_with("good", Verdict.AFFECTED)) == {"bad": Action.UNKNOWN, "good": Action.APPLY}
+    assert "ZeroDivisionError: by zero" in probe.ask(bad, Source(NoFiles())).reason
+
+
+def test_order_follows_after_and_then_the_id() -> None:
+    a, b, c = (
+        fix_with("a", Verdict.AFFECTED, after=("c",)),
+        fix_with("b", Verdict.AFFECTED),
+        fix_with("c", Verdict.AFFECTED, after=("not_there",)),
+    )
+    for given in itertools.permutations([a, b, c]):
+        assert list(actions(*given)) == ["b", "c", "a"]
+
+
+def test_a_circle_is_an_error() -> None:
+    with pytest.raises(plan.PlanError, match="a, b"):
+        actions(fix_with("a", Verdict.AFFECTED, after=("b",)), fix_with("b", Verdict.AFFECTED, after=("a",)))
+
+
+def test_the_later_of_two_that_conflict_is_held_back() -> None:
+    a, b = fix_with("a", Verdict.AFFECTED, conflicts=("b",)), fix_with("b", Verdict.AFFECTED)
+    assert actions(a, b) == {"a": Action.APPLY, "b": Action.BLOCKED}
+    assert actions(a, b, SGLANG_BCG_FIX_A="off") == {"a": Action.OFF, "b": Action.APPLY}
+
+
+def test_the_digest_tells_plans_apart_and_nothing_else() -> None:
+    def digest(*fixes: Fix, **environ: str) -> str:
+        return plan.make(Registry(fixes, ()), flags.read(fixes, [], environ), Source(NoFiles())).digest
+
+    one = fix_with("one", Verdict.AFFECTED)
+    assert digest(one) == digest(one, SGLANG_BCG_FIXES="strict", SGLANG_BCG_REPORT_DIR="/elsewhere")
+    assert digest(one) != digest(one, SGLANG_BCG_FIX_ONE="off")
+
+
+def kernel(*accepts: Accepted | Rejected) -> Kernel:
+    names = ("cuda", "triton", "reference")
+    impls = [Impl(name, lambda answer=answer: answer, "m:f", True) for name, answer in zip(names, accepts, strict=True)]
+    return Kernel("metadata", tuple(impls), {})
+
+
+def test_the_first_implementation_that_accepts_runs_and_the_others_say_why_not() -> None:
+    op = kernel(Rejected("no driver"), Accepted(), Accepted())
+    auto = plan.choose(op, "auto")
+    assert auto.impl and auto.impl.name == "triton"
+    assert auto.rejected == {"cuda": "no driver", "reference": "triton is preferred"}
+    told = plan.choose(op, "reference")
+    assert told.impl and told.impl.name == "reference"
+    assert told.rejected["triton"] == "SGLANG_BCG_KERNEL_METADATA=reference"
+    assert plan.choose(op, "off").impl is None
+    assert plan.choose(op, "cuda").impl is None

@@ -1,0 +1,233 @@
+"""The plugin in a process, with a fix that another package contributes and the fake SGLang as its patient."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+
+import pytest
+
+from tests import processes
+
+EXTRA = """
+from sglang_bcg_fixes.hookspecs import hookimpl
+from sglang_bcg_fixes.model import Fix, Finding, How, PatchPoint, Verdict
+
+@hookimpl
+def bcg_fixes():
+    return [Fix(
+        id="extra_fix",
+        doc="Something is extra.",
+        upstream=("https://example.org",),
+        probe=lambda source: PROBE,
+        known={},
+        patches=(PatchPoint(("sglang.srt.target:function",), How.AROUND, "tests.engine.bodies:around"),
+                 PatchPoint(("sglang.srt.target:SECOND",), How.AROUND, "tests.engine.bodies:around")),
+    )]
+"""
+AFFECTED = "Finding(Verdict.AFFECTED, 'it is extra')"
+UNKNOWN = "Finding(Verdict.UNKNOWN, 'nobody has read it')"
+
+
+@pytest.fixture
+def extra(tmp_path: pathlib.Path):
+    """Install a package that contributes one fix; gives the folder for the path."""
+
+    def install(probe: str = AFFECTED, second: str = "Thing.method", text: str = EXTRA) -> pathlib.Path:
+        folder = tmp_path / "site"
+        info = folder / "extra_fixes-1.0.dist-info"
+        info.mkdir(parents=True)
+        (folder / "extra_fixes.py").write_text(text.replace("PROBE", probe).replace("SECOND", second))
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: extra-fixes\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text("[sglang_bcg_fixes]\nextra = extra_fixes\n")
+        return folder
+
+    return install
+
+
+def load(site: pathlib.Path, reports: pathlib.Path, code: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
+    """`plugin.load()` and then the code, in a process of its own."""
+    program = "from sglang_bcg_fixes import plugin\nresult = plugin.load()\nfrom sglang.srt import target\n"
+    return processes.python(
+        "-c",
+        program + processes.code(code),
+        paths=[processes.FAKE_SGLANG, site],
+        environment={"FAKE_FORM": "enable", "SGLANG_BCG_REPORT_DIR": str(reports), **environ},
+    )
+
+
+PATCHED = "assert target.function(1) == ['around', 'function', 1, 1]; assert target.Thing().method(1)[0] == 'around'"
+PLAIN = "assert target.function(1) == ['function', 1, 1]; assert target.Thing().method(1)[0] == 'method'"
+
+
+def test_one_line_says_what_was_done(extra, tmp_path: pathlib.Path) -> None:
+    done = load(extra(), tmp_path / "reports", f"{PATCHED}\nassert plugin.load() is result")
+    assert done.returncode == 0, done.stderr
+    [line] = done.stderr.splitlines()
+    assert line.startswith("bcg-fixes ") and "; off none; unknown none" in line, line
+    assert ": applied extra_fix; not needed linear_attention_captured" in line, line
+
+
+@pytest.mark.parametrize(
+    ("environ", "state"),
+    [({"SGLANG_BCG_FIXES": "off"}, "off"), ({"SGLANG_BCG_FIX_EXTRA_FIX": "off"}, "off")],
+)
+def test_off_changes_nothing_and_says_so(extra, tmp_path: pathlib.Path, environ: dict[str, str], state: str) -> None:
+    done = load(extra(), tmp_path / "reports", PLAIN, **environ)
+    assert done.returncode == 0, done.stderr
+    assert f"applied none; not needed linear_attention_captured; {state} extra_fix" in done.stderr
+
+
+def test_unknown_is_a_warning_with_a_next_step(extra, tmp_path: pathlib.Path) -> None:
+    done = load(extra(UNKNOWN), tmp_path / "reports", PLAIN)
+    assert done.returncode == 0, done.stderr
+    for words in ("unknown extra_fix", "nobody has read it", "bcg-fixes doctor", "SGLANG_BCG_FIX_EXTRA_FIX=off"):
+        assert words in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("environ", [{"SGLANG_BCG_FIXES": "strict"}, {"SGLANG_BCG_FIX_EXTRA_FIX": "on"}])
+@pytest.mark.parametrize(
+    ("probe", "second", "words"),
+    [
+        (UNKNOWN, "Thing.method", "SGLANG_BCG_FIX_EXTRA_FIX (unknown): nobody has read it"),
+        (AFFECTED, "Thing.gone", "SGLANG_BCG_FIX_EXTRA_FIX (failed): PatchError: no sglang.srt.target:Thing.gone"),
+        ("1 / 0", "Thing.method", "SGLANG_BCG_FIX_EXTRA_FIX (unknown): its probe failed: ZeroDivisionError"),
+    ],
+)
+def test_strict_and_on_refuse_to_start(
+    extra, tmp_path: pathlib.Path, environ: dict[str, str], probe: str, second: str, words: str
+) -> None:
+    program = """
+        from sglang_bcg_fixes import plugin
+        try:
+            plugin.load()
+        except Exception:
+            # as SGLang does
+            print("swallowed")
+    """
+    done = processes.python(
+        "-c",
+        processes.code(program),
+        paths=[processes.FAKE_SGLANG, extra(probe, second)],
+        environment={"FAKE_FORM": "enable", "SGLANG_BCG_REPORT_DIR": str(tmp_path / "r"), **environ},
+    )
+    assert done.returncode == 1 and "swallowed" not in done.stdout, done.stderr
+    assert "bcg-fixes refuses to start without" in done.stderr and words in done.stderr, done.stderr
+
+
+def test_a_failure_is_shown_rolled_back_and_not_called_applied(extra, tmp_path: pathlib.Path) -> None:
+    done = load(extra(second="Thing.gone"), tmp_path / "reports", PLAIN + "\nassert plugin.ledger.applied() == []")
+    assert done.returncode == 0, done.stderr
+    assert "applied none; FAILED extra_fix" in done.stderr and "Thing.gone" in done.stderr
+    assert "Traceback" in done.stderr, "the whole exception is logged"
+
+
+def test_a_misspelt_flag_refuses_to_start(extra, tmp_path: pathlib.Path) -> None:
+    done = load(extra(), tmp_path / "reports", SGLANG_BCG_FIX_EXTRA_FX="off")
+    assert done.returncode == 1
+    assert "SGLANG_BCG_FIX_EXTRA_FX is not a flag; did you mean SGLANG_BCG_FIX_EXTRA_FIX?" in done.stderr
+
+
+def test_a_package_that_cannot_be_loaded_is_named(extra, tmp_path: pathlib.Path) -> None:
+    done = load(extra(text="import nothing_of_that_name"), tmp_path / "reports")
+    assert done.returncode == 1 and "extra = extra_fixes" in done.stderr and "nothing_of_that_name" in done.stderr
+
+
+def test_two_packages_with_one_id_are_refused(extra, tmp_path: pathlib.Path) -> None:
+    done = load(extra(text=EXTRA.replace("extra_fix", "linear_attention_captured")), tmp_path / "reports")
+    assert done.returncode == 1 and "more than one package declares the fix id linear_attention_captured" in done.stderr
+
+
+CHILD = """
+    import os, subprocess, sys
+    os.environ.update({})
+    child = subprocess.run([sys.executable, "-c", "from sglang_bcg_fixes import plugin; plugin.load()"])
+    raise SystemExit(child.returncode)
+"""
+
+
+def test_a_child_with_the_same_plan_says_nothing_more(extra, tmp_path: pathlib.Path) -> None:
+    done = load(extra(), tmp_path / "reports", CHILD.format("{}"))
+    assert done.returncode == 0 and len(done.stderr.splitlines()) == 2, done.stderr
+
+
+def test_a_child_with_another_plan_says_so_and_is_refused_under_strict(extra, tmp_path: pathlib.Path) -> None:
+    site = extra()
+    changed = CHILD.format("{'SGLANG_BCG_FIX_EXTRA_FIX': 'off'}")
+    done = load(site, tmp_path / "reports", changed)
+    assert done.returncode == 0 and "its parent planned" in done.stderr, done.stderr
+    refused = load(site, tmp_path / "reports", changed, SGLANG_BCG_FIXES="strict")
+    assert refused.returncode == 1 and "its parent planned" in refused.stderr, refused.stderr
+
+
+STATUS = """
+    import subprocess, sys
+    out = subprocess.run([sys.executable, "-m", "sglang_bcg_fixes", "status", "--json"], stdout=subprocess.PIPE)
+    sys.stdout.write(out.stdout.decode())
+"""
+
+
+def test_status_shows_live_processes_and_only_those(extra, tmp_path: pathlib.Path) -> None:
+    site, reports = extra(), tmp_path / "reports"
+    done = load(site, reports, STATUS)
+    [process] = json.loads(done.stdout)
+    states = {row["id"]: row["state"] for row in process["fixes"]}
+    assert states["extra_fix"] == "applied" and states["linear_attention_captured"] == "not needed"
+    assert list(reports.iterdir()) == [], "a process that ends in order takes its report along"
+    assert reports.stat().st_mode & 0o777 == 0o700
+    killed = load(site, reports, "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
+    assert killed.returncode == -9 and len(list(reports.iterdir())) == 1
+    done = load(site, reports, STATUS)
+    assert len(json.loads(done.stdout)) == 1 and list(reports.iterdir()) == [], "what was killed is cleaned up"
+
+
+def test_a_forked_child_leaves_its_parents_report_alone(extra, tmp_path: pathlib.Path) -> None:
+    code = """
+        import os, sys
+        child = os.fork()
+        if not child:
+            sys.exit(0)
+        os.waitpid(child, 0)
+        assert len(os.listdir(os.environ["SGLANG_BCG_REPORT_DIR"])) == 1
+    """
+    done = load(extra(), tmp_path / "reports", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_report_folder_that_others_can_read_is_not_used_and_the_server_starts(extra, tmp_path: pathlib.Path) -> None:
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    reports.chmod(0o755)
+    done = load(extra(), reports, PATCHED)
+    assert done.returncode == 0 and "is not a private folder" in done.stderr, done.stderr
+    assert list(reports.iterdir()) == []
+
+
+def test_a_report_folder_that_cannot_be_made_is_a_warning(extra, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = load(extra(), tmp_path / "file" / "reports", PATCHED)
+    assert done.returncode == 0 and "`bcg-fixes status` will not see this process" in done.stderr, done.stderr
+
+
+def test_the_line_goes_through_logging_once_that_is_set_up(extra, tmp_path: pathlib.Path) -> None:
+    program = """
+        import logging
+        logging.basicConfig(level=logging.DEBUG, format="LOGGED %(levelname)s %(message)s")
+        from sglang_bcg_fixes import plugin
+        plugin.load()
+    """
+    done = processes.python(
+        "-c",
+        processes.code(program),
+        paths=[processes.FAKE_SGLANG, extra()],
+        environment={"FAKE_FORM": "enable", "SGLANG_BCG_REPORT_DIR": str(tmp_path / "reports")},
+    )
+    assert done.stderr.startswith("LOGGED INFO bcg-fixes ") and "LOGGED DEBUG bcg-fixes in detail" in done.stderr
+
+
+def test_os_environ_is_read_in_one_module_only() -> None:
+    package = processes.REPOSITORY / "sglang_bcg_fixes"
+    readers = [p.name for p in package.rglob("*.py") if "os.environ" in p.read_text() or "getenv" in p.read_text()]
+    assert readers == ["flags.py"], os.linesep.join(readers)

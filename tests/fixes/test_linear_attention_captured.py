@@ -1,0 +1,134 @@
+"""The probe of the first fix on drifted sources, and its body where it could do harm."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+import types
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from sglang_bcg_fixes import graph_break
+from sglang_bcg_fixes.fixes import linear_attention_captured as fix
+from sglang_bcg_fixes.model import Verdict
+from sglang_bcg_fixes.probe import Folder, Source, ask
+from tests.wheels import RELEASES
+
+FILE = "sglang/srt/layers/radix_linear_attention.py"
+OLD_GRAPHS = "sglang/srt/model_executor/breakable_cuda_graph/breakable_cuda_graph.py"
+
+
+class Mutated(Folder):
+    """A release with one file rewritten."""
+
+    def __init__(self, root: pathlib.Path, file: str, old: str, new: str) -> None:
+        super().__init__(root)
+        self.file, self.old, self.new = file, old, new
+
+    def read(self, path: str) -> str | None:
+        text = super().read(path)
+        if path != self.file:
+            return text
+        assert text and self.old in text, f"{path} has no {self.old!r} to mutate"
+        return text.replace(self.old, self.new)
+
+
+MUTANTS = {
+    "the operation is renamed": (FILE, fix.OPERATION, "linear_attention_operation"),
+    "the class is renamed": (FILE, "RadixLinearAttention(", "RadixLinear("),
+    "forward is renamed": (FILE, "def forward(", "def apply("),
+    "forward has one more statement": (FILE, "seq_len = mixed_qkv.shape[0]", "seq_len = mixed_qkv.shape[0]; x = 1"),
+    "the operation has one more statement": (FILE, "context = get_forward_context()", "context = f(); x = 1"),
+    "the operation has another decorator": (FILE, '@register_custom_op(mutates_args=["output"])', "@register()"),
+    "the break decorator does something new": (OLD_GRAPHS, "capture._end_current_segment()", "capture.stop()"),
+    "the break decorator is renamed": (OLD_GRAPHS, "def eager_on_graph", "def break_here"),
+}
+FIXED_MUTANTS = {
+    "the break is disabled": ("0.5.13", FILE, "eager_on_graph(True)", "eager_on_graph(False)"),
+    "the break is renamed": ("0.5.16", FILE, f"bcg_{fix.OPERATION}(", "other_break("),
+    "the break has a new argument": ("0.5.20", FILE, "eager_on_graph(\n    True,", "eager_on_graph(\n    True, 1,"),
+    "the break is no longer one": ("0.5.23", FILE, "@eager_on_graph(", "@not_a_break("),
+    "forward has one more statement": ("0.5.23", FILE, "is_extend = ", "x = 1; is_extend = "),
+}
+
+
+@pytest.mark.parametrize("release", ["0.5.11", "0.5.12", "0.5.12.post1"])
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_drifted_source_is_unknown(release_root: Callable[[str], pathlib.Path], release: str, mutant: str) -> None:
+    finding = ask(fix.FIX, Source(Mutated(release_root(release), *MUTANTS[mutant])))
+    assert finding.verdict is Verdict.UNKNOWN, finding
+
+
+@pytest.mark.parametrize("mutant", FIXED_MUTANTS)
+def test_a_mended_source_that_drifts_is_unknown(release_root: Callable[[str], pathlib.Path], mutant: str) -> None:
+    release, *change = FIXED_MUTANTS[mutant]
+    finding = ask(fix.FIX, Source(Mutated(release_root(release), *change)))
+    assert finding.verdict is Verdict.UNKNOWN, finding
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_comment_is_no_drift(release_root: Callable[[str], pathlib.Path], release: str) -> None:
+    root = release_root(release)
+    plain = ask(fix.FIX, Source(Folder(root)))
+    changed = ask(fix.FIX, Source(Mutated(root, FILE, "    def forward(", "    # a comment\n    def forward(")))
+    assert plain.verdict is changed.verdict is not Verdict.UNKNOWN
+    assert [e.form for e in plain.evidence] == [e.form for e in changed.evidence]
+
+
+def test_a_release_without_breakable_graphs_is_absent(tmp_path: pathlib.Path) -> None:
+    assert ask(fix.FIX, Source(Folder(tmp_path))).verdict is Verdict.ABSENT
+
+
+@pytest.fixture
+def forward_context(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """SGLang's forward context with a batch in it, without SGLang."""
+    batch = types.SimpleNamespace(num_token_non_padded_cpu=None)
+    name = "sglang.srt.compilation.piecewise_context_manager"
+    module = types.ModuleType(name)
+    module.get_forward_context = lambda: types.SimpleNamespace(forward_batch=batch)  # type: ignore[attr-defined]
+    parents = ("sglang", "sglang.srt", "sglang.srt.compilation")
+    for parent in parents:
+        monkeypatch.setitem(sys.modules, parent, types.ModuleType(parent))
+    monkeypatch.setitem(sys.modules, name, module)
+    return batch
+
+
+# None is what the breakable runner has while it captures: every row is real then
+@pytest.mark.parametrize(("real", "rows"), [(3, 3), (5, 5), (0, 0), (None, 5)])
+def test_the_padded_tail_is_zero_and_the_real_rows_are_not(
+    forward_context: types.SimpleNamespace, real: int | None, rows: int
+) -> None:
+    forward_context.num_token_non_padded_cpu = real
+    output = torch.full((1, 5, 2, 2), torch.nan)
+
+    def original(mixed_qkv, a, b, output, layer_id):
+        output[:, :real].fill_(layer_id)
+
+    fix.run_and_zero_tail(original, None, None, None, output, 7)
+    assert (output[:, :rows] == 7).all() and (output[:, rows:] == 0).all()
+
+
+def test_torch_compile_still_traces_through_the_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled prefill graphs use the same operation: what stands in its place must not break the trace."""
+    calls = []
+    context = types.SimpleNamespace(is_in_breakable_cuda_graph=lambda: False)
+    monkeypatch.setattr(graph_break, "load", lambda name: context)
+    monkeypatch.setattr(graph_break, "decorate", lambda inner, stub: calls.append)
+
+    @torch.library.custom_op("bcg_fixes_test::operation", mutates_args=["output"])
+    def operation(x: torch.Tensor, output: torch.Tensor) -> None:
+        output.copy_(x * 2)
+
+    dispatch = graph_break.rebuild(torch.ops.bcg_fixes_test.operation, lambda original, x, output: None)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        output = torch.empty_like(x)
+        dispatch(x, output)
+        return output + 1
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    x = torch.arange(4.0)
+    assert torch.equal(compiled(x), x * 2 + 1) and calls == []
