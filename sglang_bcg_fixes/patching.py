@@ -188,6 +188,12 @@ def sglang_modules() -> list[types.ModuleType]:
     ]
 
 
+def modules_of(fix: Fix) -> list[str]:
+    """Every module that the fix may change, in the order of its patch points."""
+    places = [where for point in fix.patches for where in point.where]
+    return list(dict.fromkeys(where.partition(":")[0] for where in places))
+
+
 def locate(alternatives: tuple[str, ...]) -> Slot:
     """The first of the alternatives that exists."""
     missing = []

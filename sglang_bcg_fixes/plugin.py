@@ -11,87 +11,113 @@ import time
 
 from sglang_bcg_fixes import flags, plan, registry, release, report
 from sglang_bcg_fixes.model import Action, Decision
-from sglang_bcg_fixes.patching import Ledger
+from sglang_bcg_fixes.on_import import ImportWatcher
+from sglang_bcg_fixes.patching import Ledger, modules_of
+from sglang_bcg_fixes.probe import Source
 
 logger = logging.getLogger("sglang_bcg_fixes")
-ledger = Ledger()
-_loaded: list[report.Report] = []
+_loaded: list[Process] = []
 
 
-def load() -> report.Report:
+def load() -> Process:
     """Probe the installed SGLang, mend what it needs, read it back, say so; once per process."""
-    if _loaded:
-        return _loaded[0]
-    started = time.perf_counter()
-    try:
-        known = registry.discover()
-        settings = flags.read(known.fixes, known.kernels)
-        source = release.installed()
-        if source is None:
-            raise release.ReleaseError("no SGLang can be imported here; install it beside this package")
-        made = plan.make(known, settings, source)
-    except (flags.FlagError, registry.RegistryError, plan.PlanError, release.ReleaseError) as error:
-        raise SystemExit(f"bcg-fixes refuses to start: {error}") from error
-    compare_with_parent(made, settings)
-    outcomes = tuple(carry_out(decision) for decision in made.decisions)
-    result = report.Report(made, outcomes, time.perf_counter() - started)
-    tell(result, settings)
-    refuse_what_is_missing(result, settings)
-    _loaded.append(result)
-    return result
+    if not _loaded:
+        started = time.perf_counter()
+        try:
+            known = registry.discover()
+            settings = flags.read(known.fixes, known.kernels)
+            source = release.installed()
+            if source is None:
+                raise release.ReleaseError("no SGLang can be imported here; install it beside this package")
+            made = plan.make(known, settings, source)
+        except (flags.FlagError, registry.RegistryError, plan.PlanError, release.ReleaseError) as error:
+            raise SystemExit(f"bcg-fixes refuses to start: {error}") from error
+        _loaded.append(Process(settings, source, made))
+        _loaded[0].start(started)
+    return _loaded[0]
 
 
-def compare_with_parent(made: plan.Plan, settings: flags.Settings) -> None:
-    """Ranks that run different code can hang a collective, so a difference is said, and refused under strict."""
-    if settings.parent_digest not in (None, made.digest):
-        message = (
-            f"bcg-fixes: this process plans {made.digest}, its parent planned {settings.parent_digest}: they see "
-            f"different flags or another SGLang source; compare SGLANG_BCG_* and sys.path of both"
-        )
-        if settings.strict:
-            raise SystemExit(message)
-        say(logging.WARNING, message)
-    flags.export_digest(made.digest)
+class Process:
+    """The plugin in this process: what was planned, what is in place, what is still to come."""
 
+    def __init__(self, settings: flags.Settings, source: Source, made: plan.Plan) -> None:
+        self.settings = settings
+        self.source = source
+        self.plan = made
+        self.ledger = Ledger()
+        self.watcher = ImportWatcher()
+        self.report = report.Report(made)
 
-def carry_out(decision: Decision) -> report.Outcome:
-    if decision.action is not Action.APPLY:
-        return report.Outcome(decision, decision.action.value, decision.reason)
-    try:
-        ledger.apply(decision.fix)
-    except Exception as error:
-        logger.exception("bcg-fixes: %s could not be applied and was rolled back", decision.id)
-        return report.Outcome(decision, report.FAILED, f"{type(error).__name__}: {error}")
-    return report.Outcome(decision, report.APPLIED, decision.reason)
+    def start(self, started: float) -> None:
+        self.compare_with_parent()
+        for decision in self.plan.decisions:
+            self.carry_out(decision)
+        self.report.seconds = time.perf_counter() - started
+        self.tell()
 
-
-def tell(result: report.Report, settings: flags.Settings) -> None:
-    say(logging.INFO, result.line())
-    logger.debug("bcg-fixes in detail:\n%s", result.table())
-    for outcome in result.outcomes:
-        if outcome.state in (report.FAILED, Action.UNKNOWN.value, Action.BLOCKED.value):
-            fix = outcome.decision.fix
-            say(
-                logging.WARNING,
-                f"bcg-fixes: {fix.id} is not applied ({outcome.state}): {outcome.detail}. `bcg-fixes doctor` shows "
-                f"a way round; {fix.flag}=off silences this; please report it with the output of "
-                f"`bcg-fixes doctor --json`",
+    def compare_with_parent(self) -> None:
+        """Ranks that run different code can hang a collective, so a difference is said, and refused under strict."""
+        if self.settings.parent_digest not in (None, self.plan.digest):
+            message = (
+                f"bcg-fixes: this process plans {self.plan.digest}, its parent planned {self.settings.parent_digest}: "
+                f"they see different flags or another SGLang source; compare SGLANG_BCG_* and sys.path of both"
             )
-    try:
-        report.write(result, settings.report_dir)
-    except (OSError, report.ReportError) as error:
-        say(logging.WARNING, f"bcg-fixes: `bcg-fixes status` will not see this process: {error}")
+            if self.settings.strict:
+                raise SystemExit(message)
+            say(logging.WARNING, message)
+        flags.export_digest(self.plan.digest)
 
+    def carry_out(self, decision: Decision) -> None:
+        """Apply now what SGLang has imported, and the rest when it does: some processes never do."""
+        if decision.action is not Action.APPLY:
+            self.settle(decision, decision.action.value, decision.reason)
+            return
+        modules = [name for name in modules_of(decision.fix) if self.source.has_module(name)]
+        if not modules or any(name in sys.modules for name in modules):
+            self.apply(decision)
+            return
+        self.settle(decision, report.WAITING, f"SGLang has not imported {' or '.join(modules)} in this process")
+        for name in modules:
+            self.watcher.call_after(name, lambda: self.apply_late(decision))
 
-def refuse_what_is_missing(result: report.Report, settings: flags.Settings) -> None:
-    bad = (report.FAILED, Action.UNKNOWN.value, Action.BLOCKED.value)
-    missing = [o for o in result.outcomes if o.state in bad and (settings.strict or o.decision.required)]
-    if missing:
-        reasons = "; ".join(f"{o.decision.fix.flag} ({o.state}): {o.detail}" for o in missing)
-        raise SystemExit(
-            f"bcg-fixes refuses to start without {reasons}. Set SGLANG_BCG_FIXES=auto, or the named flag to off, to "
-            f"serve without it; `bcg-fixes doctor` shows a way round"
+    def apply_late(self, decision: Decision) -> None:
+        if self.report.state(decision.id) == report.WAITING:
+            self.apply(decision)
+            self.tell()
+
+    def apply(self, decision: Decision) -> None:
+        try:
+            self.ledger.apply(decision.fix)
+        except Exception as error:
+            logger.exception("bcg-fixes: %s could not be applied and was rolled back", decision.id)
+            self.settle(decision, report.FAILED, f"{type(error).__name__}: {error}")
+        else:
+            self.settle(decision, report.APPLIED, decision.reason)
+
+    def settle(self, decision: Decision, state: str, detail: str) -> None:
+        """Note what became of a decision; a wanted fix that is missing is said, or ends the process."""
+        self.report.outcomes[decision.id] = report.Outcome(decision, state, detail)
+        if state not in report.MISSING:
+            return
+        flag = decision.fix.flag
+        if self.settings.strict or decision.required:
+            raise SystemExit(
+                f"bcg-fixes refuses to start without {flag} ({state}): {detail}. Set SGLANG_BCG_FIXES=auto, or "
+                f"{flag}=off, to serve without it; `bcg-fixes doctor` shows a way round"
+            )
+        say(
+            logging.WARNING,
+            f"bcg-fixes: {decision.id} is not applied ({state}): {detail}. `bcg-fixes doctor` shows a way round; "
+            f"{flag}=off silences this; please report it with the output of `bcg-fixes doctor --json`",
         )
+
+    def tell(self) -> None:
+        say(logging.INFO, self.report.line())
+        logger.debug("bcg-fixes in detail:\n%s", self.report.table())
+        try:
+            report.write(self.report, self.settings.report_dir)
+        except (OSError, report.ReportError) as error:
+            say(logging.WARNING, f"bcg-fixes: `bcg-fixes status` will not see this process: {error}")
 
 
 def say(level: int, message: str) -> None:

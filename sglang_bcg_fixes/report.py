@@ -20,6 +20,12 @@ from sglang_bcg_fixes.plan import Plan
 
 APPLIED = "applied"
 FAILED = "failed"
+WAITING = "waiting"
+# states in which a fix that is wanted is not there
+MISSING = (FAILED, Action.UNKNOWN.value, Action.BLOCKED.value)
+# the states that the log line always names, and those that it names when there is something to say
+ALWAYS = (APPLIED, Action.NOT_NEEDED.value, Action.OFF.value, Action.UNKNOWN.value)
+SOMETIMES = (WAITING, FAILED, Action.BLOCKED.value)
 
 
 class ReportError(Exception):
@@ -38,29 +44,28 @@ class Outcome:
         return {**self.decision.as_dict(), "state": self.state, "detail": self.detail}
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Report:
-    """Everything about the plugin in one process."""
+    """Everything about the plugin in one process; outcomes change when a waiting fix is applied."""
 
     plan: Plan
-    outcomes: tuple[Outcome, ...]
-    seconds: float
+    outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)
+    seconds: float = 0.0
+
+    def state(self, name: str) -> str:
+        return self.outcomes[name].state
 
     def ids(self, state: str) -> list[str]:
-        return [outcome.decision.id for outcome in self.outcomes if outcome.state == state]
+        return [name for name, outcome in self.outcomes.items() if outcome.state == state]
 
     def line(self) -> str:
-        """The one line that every process logs."""
-        groups = [(APPLIED, "applied"), (FAILED, "FAILED"), *((a.value, a.value) for a in SHOWN)]
-        parts = [
-            f"{title} {', '.join(self.ids(state)) or 'none'}"
-            for state, title in groups
-            if self.ids(state) or state not in (FAILED, Action.BLOCKED.value)
-        ]
+        """The line that every process logs, and logs again when a waiting fix has been applied."""
+        states = [*ALWAYS, *(state for state in SOMETIMES if self.ids(state))]
+        parts = [f"{state} {', '.join(self.ids(state)) or 'none'}" for state in states]
         return f"bcg-fixes {__version__} on sglang {self.plan.version}, {process_name()}: {'; '.join(parts)}"
 
     def table(self) -> str:
-        return "\n".join(f"{o.decision.id:32} {o.state:11} {o.detail}" for o in self.outcomes)
+        return "\n".join(f"{name:32} {outcome.state:11} {outcome.detail}" for name, outcome in self.outcomes.items())
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -73,15 +78,12 @@ class Report:
             "time": time.time(),
             "seconds": round(self.seconds, 3),
             "plan": self.plan.digest,
-            "fixes": [outcome.as_dict() for outcome in self.outcomes],
+            "fixes": [outcome.as_dict() for outcome in self.outcomes.values()],
             "kernels": {
                 choice.op: {"impl": choice.impl.name if choice.impl else None, "rejected": dict(choice.rejected)}
                 for choice in self.plan.kernels
             },
         }
-
-
-SHOWN = (Action.NOT_NEEDED, Action.OFF, Action.UNKNOWN, Action.BLOCKED)
 
 
 def process_name() -> str:
@@ -102,10 +104,11 @@ def write(report: Report, folder: pathlib.Path) -> pathlib.Path:
     make_private(folder)
     remove_stale(folder)
     file = folder / f"{os.getpid()}.json"
+    if not file.exists():
+        atexit.register(remove_own, file, os.getpid())
     draft = file.with_suffix(".tmp")
     draft.write_text(json.dumps(report.as_dict(), indent=1))
     draft.replace(file)
-    atexit.register(remove_own, file, os.getpid())
     return file
 
 

@@ -49,7 +49,7 @@ def extra(tmp_path: pathlib.Path):
 
 def load(site: pathlib.Path, reports: pathlib.Path, code: str = "", **environ: str) -> subprocess.CompletedProcess[str]:
     """`plugin.load()` and then the code, in a process of its own."""
-    program = "from sglang_bcg_fixes import plugin\nresult = plugin.load()\nfrom sglang.srt import target\n"
+    program = "from sglang.srt import target\nfrom sglang_bcg_fixes import plugin\nresult = plugin.load()\n"
     return processes.python(
         "-c",
         program + processes.code(code),
@@ -80,6 +80,82 @@ def test_off_changes_nothing_and_says_so(extra, tmp_path: pathlib.Path, environ:
     assert f"applied none; not needed linear_attention_captured; {state} extra_fix" in done.stderr
 
 
+def later(site: pathlib.Path, reports: pathlib.Path, code: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """`plugin.load()` before SGLang has imported what is to be patched."""
+    return processes.python(
+        "-c",
+        "from sglang_bcg_fixes import plugin\nresult = plugin.load()\n" + processes.code(code),
+        paths=[processes.FAKE_SGLANG, site],
+        environment={"FAKE_FORM": "enable", "SGLANG_BCG_REPORT_DIR": str(reports), **environ},
+    )
+
+
+def test_nothing_is_imported_for_a_patch_and_it_comes_with_the_import(extra, tmp_path: pathlib.Path) -> None:
+    code = f"""
+        import json, os, pathlib, sys
+        [file] = pathlib.Path(os.environ["SGLANG_BCG_REPORT_DIR"]).iterdir()
+        def state():
+            return {{fix["id"]: fix["state"] for fix in json.loads(file.read_text())["fixes"]}}["extra_fix"]
+        assert not [name for name in sys.modules if name.startswith("sglang.")]
+        assert state() == "waiting" and result.report.state("extra_fix") == "waiting"
+        from sglang.srt.copies import function, use
+        from sglang.srt import target
+        {PATCHED}
+        assert function is target.function and use(1)[0][0] == "around"
+        assert type(target.__spec__.loader).__name__ == "SourceFileLoader"
+        assert state() == "applied" and result.ledger.read_back("extra_fix") == []
+        import importlib
+        importlib.reload(target)
+    """
+    done = later(extra(), tmp_path / "reports", code)
+    assert done.returncode == 0, done.stderr
+    first, second = done.stderr.splitlines()
+    assert ": applied none; " in first and "; waiting extra_fix" in first, first
+    assert ": applied extra_fix; " in second and "waiting" not in second, second
+
+
+def test_a_process_that_never_imports_it_keeps_saying_that_it_waits(extra, tmp_path: pathlib.Path) -> None:
+    done = later(extra(), tmp_path / "reports", "import sglang")
+    assert done.returncode == 0 and len(done.stderr.splitlines()) == 1 and "waiting extra_fix" in done.stderr
+
+
+def test_a_late_failure_is_told_and_strict_ends_the_process(extra, tmp_path: pathlib.Path) -> None:
+    site = extra(second="Thing.gone")
+    code = f"from sglang.srt import target; {PLAIN}"
+    done = later(site, tmp_path / "reports", code)
+    assert done.returncode == 0 and "failed extra_fix" in done.stderr and "Traceback" in done.stderr, done.stderr
+    refused = later(site, tmp_path / "reports", code, SGLANG_BCG_FIXES="strict")
+    assert refused.returncode == 1 and "bcg-fixes refuses to start without" in refused.stderr, refused.stderr
+
+
+def test_an_awaited_module_that_cannot_be_imported_fails_as_without_us(extra, tmp_path: pathlib.Path) -> None:
+    text = EXTRA.replace("sglang.srt.target:function", "sglang.srt.target_that_breaks:function")
+    site = extra(text=text)
+    package = tmp_path / "sglang" / "srt"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text("")
+    (package / "__init__.py").write_text("")
+    (package / "target_that_breaks.py").write_text("raise RuntimeError('its own')")
+    code = """
+        import sys
+        for attempt in range(2):
+            try:
+                import sglang.srt.target_that_breaks
+            except RuntimeError as error:
+                assert str(error) == "its own"
+            else:
+                raise AssertionError("swallowed")
+        assert result.report.state("extra_fix") == "waiting"
+    """
+    done = processes.python(
+        "-c",
+        "from sglang_bcg_fixes import plugin\nresult = plugin.load()\n" + processes.code(code),
+        paths=[tmp_path, site],
+        environment={"SGLANG_BCG_REPORT_DIR": str(tmp_path / "reports")},
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_unknown_is_a_warning_with_a_next_step(extra, tmp_path: pathlib.Path) -> None:
     done = load(extra(UNKNOWN), tmp_path / "reports", PLAIN)
     assert done.returncode == 0, done.stderr
@@ -100,6 +176,7 @@ def test_strict_and_on_refuse_to_start(
     extra, tmp_path: pathlib.Path, environ: dict[str, str], probe: str, second: str, words: str
 ) -> None:
     program = """
+        from sglang.srt import target
         from sglang_bcg_fixes import plugin
         try:
             plugin.load()
@@ -118,9 +195,12 @@ def test_strict_and_on_refuse_to_start(
 
 
 def test_a_failure_is_shown_rolled_back_and_not_called_applied(extra, tmp_path: pathlib.Path) -> None:
-    done = load(extra(second="Thing.gone"), tmp_path / "reports", PLAIN + "\nassert plugin.ledger.applied() == []")
+    done = load(extra(second="Thing.gone"), tmp_path / "reports", PLAIN + "\nassert result.ledger.applied() == []")
     assert done.returncode == 0, done.stderr
-    assert "applied none; FAILED extra_fix" in done.stderr and "Thing.gone" in done.stderr
+    assert (
+        "applied none; not needed linear_attention_captured; off none; unknown none; failed extra_fix" in done.stderr
+        and "Thing.gone" in done.stderr
+    )
     assert "Traceback" in done.stderr, "the whole exception is logged"
 
 
