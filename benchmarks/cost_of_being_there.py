@@ -1,0 +1,118 @@
+"""What the plugin costs a process: the time of load() beyond SGLang's own imports, and of one patched call.
+
+    python benchmarks/cost_of_being_there.py --root FOLDER --root FOLDER --json benchmarks/results/cost.json
+
+Each folder contains an unpacked `sglang/`. Without a GPU, SGLang's imports go through tools/sglang_on_cpu.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import statistics
+import subprocess
+import sys
+import timeit
+from collections.abc import Callable
+from typing import Any
+
+from sglang_bcg_fixes import graph_break
+from sglang_bcg_fixes.model import How
+from sglang_bcg_fixes.patching import wrap
+
+REPOSITORY = pathlib.Path(__file__).parent.parent
+
+# as in a scheduler process: SGLang has imported its own modules before it loads plugins
+LOAD = """
+import json, logging, sys, time
+from sglang_on_cpu import stand_ins
+stand_ins.install()
+import sglang.srt.managers.scheduler
+modules = len(sys.modules)
+start = time.perf_counter()
+from sglang_bcg_fixes import plugin
+result = plugin.load()
+print("RESULT", json.dumps({"seconds": time.perf_counter() - start, "new_modules": len(sys.modules) - modules,
+                            "applied": result.ids("applied")}))
+"""
+
+
+def load_seconds(root: pathlib.Path, rounds: int) -> dict[str, Any]:
+    """Median time of import and load() in fresh processes."""
+    paths = [root, REPOSITORY / "tools", REPOSITORY]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "TRITON_INTERPRET": "1"}
+    found: list[dict[str, Any]] = []
+    for _ in range(rounds):
+        done = subprocess.run([sys.executable, "-c", LOAD], env=environment, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{root}: the process failed:\n{done.stderr[-2000:]}")
+        line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+        found.append(json.loads(line.removeprefix("RESULT ")))
+    seconds = [each["seconds"] for each in found]
+    return {**found[0], "seconds": statistics.median(seconds), "slowest": max(seconds), "rounds": rounds}
+
+
+def call_nanoseconds() -> dict[str, float]:
+    """Per call: the function itself, patched in each way, and an operation that became a break, outside a graph."""
+
+    def plain(a: int, b: int, c: int, d: int) -> int:
+        return a
+
+    def around(original: Callable[..., int], *args: int) -> int:
+        return original(*args)
+
+    def after(result: int, *args: int) -> int:
+        return result
+
+    def before(*args: int) -> None:
+        return None
+
+    class Context:
+        @staticmethod
+        def is_in_breakable_cuda_graph() -> bool:
+            return False
+
+    graph_break.load = lambda name: Context  # type: ignore[assignment, return-value]
+    graph_break.decorate = lambda inner, stub: inner
+    functions: dict[str, Callable[..., Any]] = {
+        "direct": plain,
+        "around": wrap(plain, How.AROUND, around),
+        "after": wrap(plain, How.AFTER, after),
+        "before": wrap(plain, How.BEFORE, before),
+        "forgotten break outside a graph": graph_break.rebuild(plain, around),
+    }
+    number = 200_000
+    return {
+        name: min(timeit.repeat(lambda f=function: f(1, 2, 3, 4), number=number, repeat=7)) / number * 1e9
+        for name, function in functions.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--root", action="append", default=[], type=pathlib.Path, help="an unpacked release; repeat")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", type=pathlib.Path)
+    options = parser.parse_args()
+    calls = call_nanoseconds()
+    result = {
+        "date": datetime.date.today().isoformat(),
+        "python": platform.python_version(),
+        "processors": os.cpu_count(),
+        "torch": importlib.metadata.version("torch"),
+        "call_nanoseconds": {name: round(value) for name, value in calls.items()},
+        "load": {root.name: load_seconds(root, options.rounds) for root in options.root},
+    }
+    text = json.dumps(result, indent=1)
+    print(text)
+    if options.json:
+        options.json.write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
