@@ -75,12 +75,3 @@ FEWER_PREFILL_GRAPHS = (
         effect="one hidden-state tensor is kept for each size, so few sizes keep little memory",
     ),
 )
-
-NO_STATE_CHECKPOINTS = (
-    Mitigation(
-        flags="--mamba-radix-cache-strategy no_buffer, or --cuda-graph-backend-prefill disabled",
-        option="--mamba-radix-cache-strategy",
-        effect="no checkpoint of the state is promised to the prefix cache, or prefill runs eagerly and writes it",
-    ),
-    *PREFILL_GRAPHS_OFF,
-)

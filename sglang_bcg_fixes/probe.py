@@ -36,7 +36,7 @@ class Folder:
 
     def read(self, path: str) -> str | None:
         file = self.root / path
-        return file.read_text(encoding="utf-8") if file.is_file() else None
+        return file.read_text(encoding="utf-8-sig") if file.is_file() else None
 
     def modules(self, folder: str) -> list[str]:
         return sorted(f"{folder}/{file.name}" for file in (self.root / folder).glob("*.py"))
@@ -50,7 +50,7 @@ class Wheel:
         self.names = frozenset(self.archive.namelist())
 
     def read(self, path: str) -> str | None:
-        return self.archive.read(path).decode("utf-8") if path in self.names else None
+        return self.archive.read(path).decode("utf-8-sig") if path in self.names else None
 
     def modules(self, folder: str) -> list[str]:
         return sorted(name for name in self.names if name.endswith(".py") and name.rpartition("/")[0] == folder)

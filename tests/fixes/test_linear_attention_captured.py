@@ -14,25 +14,11 @@ from sglang_bcg_fixes import graph_break
 from sglang_bcg_fixes.fixes import linear_attention_captured as fix
 from sglang_bcg_fixes.model import Verdict
 from sglang_bcg_fixes.probe import Folder, Source, ask
+from tests.mutated import rewritten
 from tests.wheels import RELEASES
 
 FILE = "sglang/srt/layers/radix_linear_attention.py"
 OLD_GRAPHS = "sglang/srt/model_executor/breakable_cuda_graph/breakable_cuda_graph.py"
-
-
-class Mutated(Folder):
-    """A release with one file rewritten."""
-
-    def __init__(self, root: pathlib.Path, file: str, old: str, new: str) -> None:
-        super().__init__(root)
-        self.file, self.old, self.new = file, old, new
-
-    def read(self, path: str) -> str | None:
-        text = super().read(path)
-        if path != self.file:
-            return text
-        assert text and self.old in text, f"{path} has no {self.old!r} to mutate"
-        return text.replace(self.old, self.new)
 
 
 MUTANTS = {
@@ -57,14 +43,14 @@ FIXED_MUTANTS = {
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.12", "0.5.12.post1"])
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_drifted_source_is_unknown(release_root: Callable[[str], pathlib.Path], release: str, mutant: str) -> None:
-    finding = ask(fix.FIX, Source(Mutated(release_root(release), *MUTANTS[mutant])))
+    finding = ask(fix.FIX, Source(rewritten(release_root(release), *MUTANTS[mutant])))
     assert finding.verdict is Verdict.UNKNOWN, finding
 
 
 @pytest.mark.parametrize("mutant", FIXED_MUTANTS)
 def test_a_mended_source_that_drifts_is_unknown(release_root: Callable[[str], pathlib.Path], mutant: str) -> None:
     release, *change = FIXED_MUTANTS[mutant]
-    finding = ask(fix.FIX, Source(Mutated(release_root(release), *change)))
+    finding = ask(fix.FIX, Source(rewritten(release_root(release), *change)))
     assert finding.verdict is Verdict.UNKNOWN, finding
 
 
@@ -72,7 +58,7 @@ def test_a_mended_source_that_drifts_is_unknown(release_root: Callable[[str], pa
 def test_a_comment_is_no_drift(release_root: Callable[[str], pathlib.Path], release: str) -> None:
     root = release_root(release)
     plain = ask(fix.FIX, Source(Folder(root)))
-    changed = ask(fix.FIX, Source(Mutated(root, FILE, "    def forward(", "    # a comment\n    def forward(")))
+    changed = ask(fix.FIX, Source(rewritten(root, FILE, "    def forward(", "    # a comment\n    def forward(")))
     assert plain.verdict is changed.verdict is not Verdict.UNKNOWN
     assert [e.form for e in plain.evidence] == [e.form for e in changed.evidence]
 

@@ -1,0 +1,46 @@
+"""Leaving a breakable graph scope ends the scope around it too
+
+Symptom: None seen in a released SGLang, where such scopes are not nested. Code that nests them would take the paths for
+ordinary execution in the rest of the outer scope: capture without graph breaks.
+Cause: enable_breakable_cuda_graph sets its flag to False on the way out, and not to what it was on the way in.
+Change: A fix would put the previous value back, two lines. This version only watches for it.
+Remove when: Every release that has to be served restores the flag.
+"""
+
+from __future__ import annotations
+
+import ast
+
+from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.model import Finding, Fix
+from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
+
+MODULES = (
+    "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.context",
+    "sglang.srt.model_executor.breakable_cuda_graph.context",
+)
+
+
+def probe(source: Source) -> Finding:
+    if not any(source.has_module(module) for module in MODULES):
+        return absent("this release has no breakable CUDA graphs")
+    scope = source.need(*(f"{module}:enable_breakable_cuda_graph" for module in MODULES))
+    endings = [step for node in ast.walk(scope.node) if isinstance(node, ast.Try) for step in node.finalbody]
+    if not endings:
+        return unknown("the scope ends in a way that no known release does", scope)
+    if any(isinstance(step, ast.Assign) and ast.unparse(step.value) == "False" for step in endings):
+        return affected("the scope ends with the flag set to False, whatever it was before", scope)
+    return fixed("the scope restores the flag", scope)
+
+
+FIX = Fix(
+    id="bcg_flag_not_restored",
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    known={
+        "a857be6d5360": "enable_breakable_cuda_graph, 0.5.11 to 0.5.14",
+        "34390316c754": "enable_breakable_cuda_graph, 0.5.15 to 0.5.23",
+    },
+    mitigations=PREFILL_GRAPHS_OFF,
+)

@@ -1,0 +1,57 @@
+"""A graph break replays with inputs whose memory may belong to somebody else
+
+Symptom: Wrong greedy output, NaN or "illegal memory access" in prefill with breakable CUDA graphs on, often only after
+many requests or after smaller buckets were captured; nothing in the log.
+Cause: eager_on_graph keeps the arguments of a break as weak views, in the belief that the graphs' shared memory pool
+keeps them. The pool stays alive, but its blocks are handed out again: a later capture can be given the memory of an
+earlier bucket's input, and a tensor made by an eager break belongs to no pool at all.
+Change: A fix would hold strongly what nothing rewrites before the break is replayed. This version only watches for it.
+Remove when: Every release that has to be served keeps the inputs of a break alive.
+"""
+
+from __future__ import annotations
+
+from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.model import Finding, Fix
+from sglang_bcg_fixes.probe import Source, absent, affected, fixed
+
+MODULES = (
+    "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph",
+    "sglang.srt.model_executor.breakable_cuda_graph.breakable_cuda_graph",
+)
+WEAK = "_weak_ref_if_tensor"
+
+
+def probe(source: Source) -> Finding:
+    if not any(source.has_module(module) for module in MODULES):
+        return absent("this release has no breakable CUDA graphs")
+    decorator = source.need(*(f"{module}:eager_on_graph" for module in MODULES))
+    inputs = (decorator.need_assignment_to("captured_args"), decorator.need_assignment_to("captured_kwargs"))
+    if any(WEAK in item.calls for item in inputs):
+        weak = source.need(*(f"{module}:{WEAK}" for module in MODULES))
+        return affected("a break keeps its arguments as weak views only", decorator, weak)
+    return fixed("a break keeps its arguments alive", decorator)
+
+
+FIX = Fix(
+    id="break_input_lifetime",
+    doc=__doc__,
+    upstream=(
+        "https://github.com/sgl-project/sglang/issues/37448",
+        "https://github.com/sgl-project/sglang/pull/37606",
+    ),
+    probe=probe,
+    known={
+        "e9083b5cca12": "eager_on_graph, 0.5.11 to 0.5.15.post1",
+        "fb1ee0132095": "_weak_ref_if_tensor, 0.5.11 to 0.5.15.post1",
+        "b438beb12fe8": "eager_on_graph, 0.5.16",
+        "bd870ccc1e6f": "_weak_ref_if_tensor, 0.5.16 to 0.5.19",
+        "fc1c741485b3": "eager_on_graph, 0.5.17",
+        "b824eab8cff7": "eager_on_graph, 0.5.18 to 0.5.21",
+        "18fecc07fc10": "_weak_ref_if_tensor, 0.5.20 to 0.5.21",
+        "e6b8d4716731": "eager_on_graph, 0.5.22",
+        "065307bdcb8d": "_weak_ref_if_tensor, 0.5.22 to 0.5.23",
+        "0732ee81313e": "eager_on_graph, 0.5.23",
+    },
+    mitigations=PREFILL_GRAPHS_OFF,
+)

@@ -1,0 +1,46 @@
+"""Padded rows of a decode graph point at the rows of former requests
+
+Symptom: None seen by itself: with ordinary and latent attention the padded rows only read what they should not, and
+their output is thrown away. Anything that writes through these indices would write into a stranger's rows.
+Cause: When a batch is padded to a captured size, seq_lens and out_cache_loc are reset and req_pool_indices is not, so
+its last entries are those of an earlier, larger batch.
+Change: A fix would zero the indices of the padded rows; row 0 is nobody's. This version only watches for it.
+Remove when: No release before 0.5.13 has to be served.
+"""
+
+from __future__ import annotations
+
+from sglang_bcg_fixes.mitigations import DECODE_PADDING_OFF
+from sglang_bcg_fixes.model import Finding, Fix
+from sglang_bcg_fixes.probe import Source, affected, fixed
+
+OLD_BUFFERS = "sglang.srt.model_executor.cuda_graph_runner:DecodeInputBuffers.populate_from_forward_batch"
+REGISTRY = "sglang.srt.model_executor.cuda_graph_buffer_registry:build_decode_registry"
+ZEROED_SLOT = "GraphSlot('req_pool_indices', _bs, torch.int64, axis='bs', padding_policy=PaddingPolicy.ZERO)"
+
+
+def probe(source: Source) -> Finding:
+    if source.find(REGISTRY):
+        slots = source.need(REGISTRY).need_assignment_to("slots")
+        if slots.mentions(ZEROED_SLOT):
+            return fixed("the registry zeroes req_pool_indices of padded rows", slots)
+        return affected("the registry leaves req_pool_indices of padded rows as they are", slots)
+    fill = source.need(OLD_BUFFERS)
+    if "self.req_pool_indices.zero_" in fill.calls:
+        return fixed("padding zeroes req_pool_indices", fill)
+    return affected("padding leaves req_pool_indices as they are", fill)
+
+
+FIX = Fix(
+    id="decode_req_indices_stale",
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    known={
+        "988c24c22535": "DecodeInputBuffers.populate_from_forward_batch, 0.5.11",
+        "e5c1602473b6": "DecodeInputBuffers.populate_from_forward_batch, 0.5.12 to 0.5.12.post1",
+        "cadcdd3bf8b6": "build_decode_registry's slots, 0.5.13 to 0.5.13.post1",
+        "d68c92883374": "build_decode_registry's slots, 0.5.14 to 0.5.23",
+    },
+    mitigations=DECODE_PADDING_OFF,
+)

@@ -1,0 +1,63 @@
+"""Padded decode rows write into the sliding window cache of running requests
+
+Symptom: On 0.5.11, models with a sliding window pool (MiMo V2.5 Pro, Gemma, GPT-OSS) lose accuracy under load, 80.3
+instead of 90.3 on AIME24-25 in the upstream report, or get NaN. On 0.5.12 and 0.5.12.post1 the server asserts at
+start-up when breakable CUDA graphs are on.
+Cause: On 0.5.11 a batch that is padded to a captured size keeps the sliding window locations of an earlier, larger
+batch in its last rows, and the replay stores there. 0.5.12 zeroes them and makes the buffer int32 in the decode and
+piecewise runners but int64 in the breakable runner, and the shared buffer refuses the difference.
+Change: A fix would zero the padded locations and use int32 in all three runners. This version only watches for it.
+Remove when: No release before 0.5.13 has to be served.
+"""
+
+from __future__ import annotations
+
+from sglang_bcg_fixes.mitigations import NO_BREAKABLE_GRAPHS_AND_NO_PADDING
+from sglang_bcg_fixes.model import Finding, Fix
+from sglang_bcg_fixes.probe import Source, affected, fixed
+
+DECODE = "sglang.srt.model_executor.cuda_graph_runner:DecodeInputBuffers"
+BREAKABLE = "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner"
+REGISTRY = "sglang.srt.model_executor.cuda_graph_buffer_registry:build_decode_registry"
+BACKEND = "sglang.srt.layers.attention.triton_backend:TritonAttnBackend._fill_cuda_graph_swa_out_cache_loc"
+
+
+def probe(source: Source) -> Finding:
+    if source.find(REGISTRY):
+        slots = source.need(REGISTRY).need_assignment_to("slots")
+        return fixed("attention backends derive the locations anew in every step", slots, source.need(BACKEND))
+    fill = source.need(f"{DECODE}.populate_from_forward_batch")
+    decode = source.need(f"{DECODE}.create").need_assignment_to("out_cache_loc_swa")
+    breakable = source.need(f"{BREAKABLE}._init_buffers").need_assignment_to("out_cache_loc_swa")
+    wrong = []
+    if "self.out_cache_loc_swa.zero_" not in fill.calls:
+        wrong.append("padding leaves the decode graphs' sliding window locations as they are")
+    if decode.mentions("torch.int32") and breakable.mentions("torch.int64"):
+        wrong.append("the decode buffer is int32 and the breakable runner's is int64, which asserts at start-up")
+    if wrong:
+        return affected("; ".join(wrong), fill, decode, breakable)
+    return fixed("padding zeroes the locations, and the runners agree on their type", fill, decode, breakable)
+
+
+FIX = Fix(
+    id="swa_stale_padding",
+    doc=__doc__,
+    upstream=(
+        "https://github.com/sgl-project/sglang/pull/23552",
+        "https://github.com/sgl-project/sglang/pull/24743",
+    ),
+    probe=probe,
+    known={
+        "988c24c22535": "DecodeInputBuffers.populate_from_forward_batch, 0.5.11",
+        "20b86f2ec893": "DecodeInputBuffers.create's out_cache_loc_swa, 0.5.11",
+        "d8bc19eaeb98": "BreakableCudaGraphRunner._init_buffers's out_cache_loc_swa, 0.5.11 to 0.5.12.post1",
+        "e5c1602473b6": "DecodeInputBuffers.populate_from_forward_batch, 0.5.12 to 0.5.12.post1",
+        "85785d4a05ed": "DecodeInputBuffers.create's out_cache_loc_swa, 0.5.12 to 0.5.12.post1",
+        "cadcdd3bf8b6": "build_decode_registry's slots, 0.5.13 to 0.5.13.post1",
+        "61a5ae702b07": "TritonAttnBackend._fill_cuda_graph_swa_out_cache_loc, 0.5.13 to 0.5.18",
+        "d68c92883374": "build_decode_registry's slots, 0.5.14 to 0.5.23",
+        "01c7c19e7a3f": "TritonAttnBackend._fill_cuda_graph_swa_out_cache_loc, 0.5.19 to 0.5.21",
+        "763e7e91fc3f": "TritonAttnBackend._fill_cuda_graph_swa_out_cache_loc, 0.5.22 to 0.5.23",
+    },
+    mitigations=NO_BREAKABLE_GRAPHS_AND_NO_PADDING,
+)

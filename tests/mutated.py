@@ -1,0 +1,30 @@
+"""A release with one file changed, as somebody's fork or the next version would have it."""
+
+from __future__ import annotations
+
+import pathlib
+
+from sglang_bcg_fixes.probe import Files, Folder
+
+
+class Mutated:
+    """Files of which one has another text."""
+
+    def __init__(self, files: Files, path: str, text: str) -> None:
+        self.files = files
+        self.path = path
+        self.changed = text
+
+    def read(self, path: str) -> str | None:
+        return self.changed if path == self.path else self.files.read(path)
+
+    def modules(self, folder: str) -> list[str]:
+        return self.files.modules(folder)
+
+
+def rewritten(root: pathlib.Path, path: str, old: str, new: str) -> Mutated:
+    """The release in this folder with a piece of one file replaced; the piece must be there."""
+    files = Folder(root)
+    text = files.read(path)
+    assert text and old in text, f"{path} has no {old!r} to rewrite"
+    return Mutated(files, path, text.replace(old, new))

@@ -1,0 +1,156 @@
+"""What every probe answers on every release, and that a source it does not know makes it say so.
+
+`python -m tests.releases.test_verdicts` writes the table anew; read what changed against the releases' source.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import json
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from sglang_bcg_fixes.model import SECTIONS, Fix, Verdict
+from sglang_bcg_fixes.probe import Folder, Source, ask
+from sglang_bcg_fixes.registry import declared_in, fix_modules
+from tests import wheels
+from tests.mutated import Mutated
+from tests.wheels import RELEASES
+
+TABLE = pathlib.Path(__file__).with_name("verdicts.json")
+FIXES = {name.rpartition(".")[2]: declared_in(importlib.import_module(name)) for name in fix_modules()}
+Root = Callable[[str], pathlib.Path]
+Mutation = Callable[[str, ast.FunctionDef], str]
+
+
+@functools.cache
+def source_in(root: pathlib.Path) -> Source:
+    return Source(Folder(root))
+
+
+def table() -> dict[str, dict[str, str]]:
+    loaded: dict[str, dict[str, str]] = json.loads(TABLE.read_text())
+    return loaded
+
+
+def affected_releases(fix: Fix) -> list[str]:
+    return [release for release in RELEASES if table()[release].get(fix.id) == Verdict.AFFECTED.value]
+
+
+AFFECTED = [(fix, release) for fix in FIXES.values() for release in affected_releases(fix)]
+WATCHED = [(fix, releases[0]) for fix in FIXES.values() if (releases := affected_releases(fix))]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_verdicts_are_those_of_the_table(release: str, release_root: Root) -> None:
+    source = source_in(release_root(release))
+    findings = {name: ask(fix, source) for name, fix in FIXES.items()}
+    said = {name: finding.verdict.value for name, finding in findings.items()}
+    reasons = "\n".join(f"{name}: {finding.reason}" for name, finding in findings.items())
+    assert said == table()[release], f"python -m tests.releases.test_verdicts, or mend the probe\n{reasons}"
+
+
+@pytest.mark.parametrize(("fix", "release"), AFFECTED, ids=lambda value: getattr(value, "id", value))
+def test_an_affected_release_has_a_way_round(fix: Fix, release: str, release_root: Root) -> None:
+    source = source_in(release_root(release))
+    offered = [way.option for way in fix.mitigations if source.has_option(way.option)]
+    assert offered or "No flag" in fix.section("Change")
+
+
+@pytest.mark.parametrize("fix", FIXES.values(), ids=lambda fix: fix.id)
+def test_the_docstring_has_every_section(fix: Fix) -> None:
+    assert fix.title
+    assert all(fix.section(name) for name in SECTIONS)
+
+
+def test_no_known_form_is_left_over(release_root: Root) -> None:
+    sources = [source_in(release_root(release)) for release in RELEASES]
+    for fix in FIXES.values():
+        met = {item.form for source in sources for item in ask(fix, source).evidence}
+        assert set(fix.known) <= met, f"{fix.id}: no release has {sorted(set(fix.known) - met)}"
+
+
+def test_probes_import_neither_torch_nor_sglang() -> None:
+    code = (
+        "import sys; from sglang_bcg_fixes import registry; registry.discover(); "
+        "print([name for name in sys.modules if name.partition('.')[0] in ('torch', 'sglang')])"
+    )
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert printed.strip() == "[]"
+
+
+def insert(text: str, line: int, column: int, addition: str) -> str:
+    """The text with something put in at a position as `ast` counts it: lines from 1, columns in bytes."""
+    lines = text.splitlines(keepends=True)
+    raw = lines[line - 1].encode()
+    lines[line - 1] = (raw[:column] + addition.encode() + raw[column:]).decode()
+    return "".join(lines)
+
+
+def renamed(text: str, node: ast.FunctionDef) -> str:
+    column = text.splitlines()[node.lineno - 1].index(f"def {node.name}") + len("def ")
+    return insert(text, node.lineno, column, "drifted_")
+
+
+def with_another_statement(text: str, node: ast.FunctionDef) -> str:
+    last = node.body[-1]
+    return insert(text, last.lineno, last.col_offset, f"drifted = True\n{' ' * last.col_offset}")
+
+
+def with_another_call(text: str, node: ast.FunctionDef) -> str:
+    called = next(item.func for item in ast.walk(node) if isinstance(item, ast.Call))
+    assert called.end_lineno and called.end_col_offset
+    return insert(text, called.end_lineno, called.end_col_offset, "_drifted")
+
+
+def with_another_decorator(text: str, node: ast.FunctionDef) -> str:
+    return insert(text, node.decorator_list[0].lineno, node.decorator_list[0].col_offset, "drifted_")
+
+
+def mutants(fix: Fix, release: str, root: pathlib.Path, mutation: Mutation) -> list[tuple[str, Source]]:
+    """The release with one definition changed, once for every whole function that the probe read."""
+    source = source_in(root)
+    found = []
+    for item in ask(fix, source).evidence:
+        # a header or a single assignment is read on its own: there the rest of the function may change
+        definition = source.find(item.where)
+        if definition is None or not isinstance(definition.node, ast.FunctionDef):
+            continue
+        if mutation is with_another_decorator and not definition.node.decorator_list:
+            continue
+        if mutation is with_another_call and not definition.calls:
+            continue
+        text = source.text(item.file)
+        assert text is not None
+        changed = mutation(text, definition.node)
+        assert changed != text
+        found.append((item.where, Source(Mutated(Folder(root), item.file, changed))))
+    return found
+
+
+@pytest.mark.parametrize("mutation", [renamed, with_another_statement, with_another_call, with_another_decorator])
+@pytest.mark.parametrize(("fix", "release"), WATCHED, ids=lambda value: getattr(value, "id", value))
+def test_a_source_that_drifted_is_unknown(fix: Fix, release: str, mutation: Mutation, release_root: Root) -> None:
+    found = mutants(fix, release, release_root(release), mutation)
+    if mutation in (renamed, with_another_statement):
+        assert found, f"{fix.id} reads no function as a whole"
+    for where, source in found:
+        assert ask(fix, source).verdict is Verdict.UNKNOWN, f"{mutation.__name__}: {where}"
+
+
+def main() -> None:
+    rows = {
+        release: {name: ask(fix, source_in(wheels.unpacked(release))).verdict.value for name, fix in FIXES.items()}
+        for release in RELEASES
+    }
+    TABLE.write_text(json.dumps(rows, indent=2, sort_keys=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()
