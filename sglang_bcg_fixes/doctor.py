@@ -6,7 +6,7 @@ import dataclasses
 import importlib.metadata
 from typing import Any
 
-from sglang_bcg_fixes import flags, plan
+from sglang_bcg_fixes import flags, installation, plan
 from sglang_bcg_fixes.model import Action, Decision, Fix, Mitigation, Verdict
 from sglang_bcg_fixes.probe import Source
 from sglang_bcg_fixes.registry import Registry
@@ -30,6 +30,7 @@ class Examination:
 
     source: Source
     plan: plan.Plan
+    faults: list[tuple[installation.InstallationFault, str]]
     loading: str | None
 
     @property
@@ -43,6 +44,10 @@ class Examination:
             "sglang": self.source.version,
             "plan": self.plan.digest,
             "loading": self.loading,
+            "installation": [
+                {"id": fault.id, "title": fault.title, "reason": reason, "remedy": fault.remedy}
+                for fault, reason in self.faults
+            ],
             "defects": [
                 {
                     **decision.as_dict(),
@@ -61,6 +66,9 @@ class Examination:
         lines = [f"SGLang {self.source.version}: {len(decisions)} known defects", ""]
         for decision in decisions:
             lines += describe(decision, self.source, everything)
+        for fault, reason in self.faults:
+            lines += [f"install   {fault.id}: {fault.title}", f"{'':10}reason     {reason}"]
+            lines.append(f"{'':10}remedy     {fault.remedy}")
         lines += ["", self.summary()]
         if self.loading:
             lines.append(self.loading)
@@ -81,9 +89,17 @@ class Examination:
 
 
 def examine(known: Registry, settings: flags.Settings, source: Source, installed: bool) -> Examination:
-    return Examination(
-        source, plan.make(known, settings, source, watched_too=True), loading_problem() if installed else None
-    )
+    made = plan.make(known, settings, source, watched_too=True)
+    # what is not installed here is judged by what pip would put next to it
+    faults = installation.check_all(source, installed_version if installed else lambda name: None)
+    return Examination(source, made, faults, loading_problem() if installed else None)
+
+
+def installed_version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def describe(decision: Decision, source: Source, everything: bool) -> list[str]:

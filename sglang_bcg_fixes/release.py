@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import pathlib
 import re
@@ -22,7 +21,7 @@ def installed() -> Source | None:
     if found is None or not found.submodule_search_locations:
         return None
     root = pathlib.Path(next(iter(found.submodule_search_locations))).parent
-    return Source(Folder(root), written_version(root) or distribution_version() or "unknown")
+    return Source(Folder(root), written_version(root) or "unknown")
 
 
 def in_folder(root: pathlib.Path) -> Source:
@@ -66,10 +65,3 @@ def written_version(root: pathlib.Path) -> str | None:
     file = root / "sglang" / "_version.py"
     found = re.search(r'^__version__.*= *["\'](.+?)["\']', file.read_text(), re.MULTILINE) if file.is_file() else None
     return found.group(1) if found else None
-
-
-def distribution_version() -> str | None:
-    try:
-        return importlib.metadata.version("sglang")
-    except importlib.metadata.PackageNotFoundError:
-        return None
