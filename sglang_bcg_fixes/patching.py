@@ -159,25 +159,37 @@ def refuse_stale_holders(changes: list[Change]) -> None:
 
 
 def held_values() -> Iterator[tuple[str, Any]]:
-    """What the module-level names of SGLang hold one level down."""
+    """What the module-level names of SGLang hold one level down.
+
+    Only types are looked at before it is known what a value is: SGLang keeps objects that import whole packages when an
+    attribute of theirs is asked for.
+    """
     for module in sglang_modules():
         for name, value in list(vars(module).items()):
-            place = f"{module.__name__}:{name}"
-            if isinstance(value, dict):
+            place, kind = f"{module.__name__}:{name}", type(value)
+            if issubclass(kind, dict):
                 for key, item in list(value.items()):
                     yield f"{place}[{key!r}]", item
-            elif isinstance(value, list | tuple):
+            elif issubclass(kind, list | tuple):
                 for item in value:
                     yield place, item
-            elif isinstance(value, functools.partial):
+            elif kind is functools.partial:
                 yield place, value.func
-            elif isinstance(value, type) and value.__module__ == module.__name__:
+            elif issubclass(kind, type) and vars(value).get("__module__") == module.__name__:
                 for key, item in list(vars(value).items()):
                     yield f"{place}.{key}", item
-            elif not hasattr(value, MARK):
+            else:
+                function = graph_break.graph_call(value)
                 # our own wrappers hold the original on purpose
-                for cell in getattr(graph_break.graph_call(value), "__closure__", None) or ():
-                    yield place, cell.cell_contents
+                if type(function) is types.FunctionType and MARK not in vars(function):
+                    for cell in function.__closure__ or ():
+                        if not is_empty(cell):
+                            yield place, cell.cell_contents
+
+
+def is_empty(cell: types.CellType) -> bool:
+    """Whether a closure's variable has not been given a value yet."""
+    return cell == types.CellType()
 
 
 def sglang_modules() -> list[types.ModuleType]:

@@ -155,6 +155,14 @@ def test_an_undeclared_holder_of_the_old_function_is_an_error(module: str, path:
     """)
 
 
+def test_looking_for_holders_asks_nothing_of_strange_objects() -> None:
+    check("""
+        from sglang.srt import lazy
+        ledger.apply(fix("one", point("function")))
+        assert target.function(1)[0] == "around"
+    """)
+
+
 @pytest.mark.parametrize(
     ("path", "alias", "call"),
     [

@@ -1,0 +1,176 @@
+"""The plugin on the modules of every real release: what it changes, what it leaves, and that it can be taken off."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from tests import processes
+from tests.wheels import RELEASES
+
+Root = Callable[[str], pathlib.Path]
+MODULE = "sglang.srt.layers.radix_linear_attention"
+OPERATION = "unified_linear_attention_with_output"
+FILE = "sglang/srt/layers/radix_linear_attention.py"
+AFFECTED = ("0.5.11", "0.5.12", "0.5.12.post1")
+
+# every attribute of every module of SGLang, and of every class in them, by identity
+PRELUDE = f"""
+import json, sys
+from sglang_on_cpu import stand_ins
+stand_ins.install()
+import {MODULE}, sglang.srt.layers.radix_attention
+from sglang.srt.plugins import load_plugins
+from sglang_bcg_fixes import graph_break
+graph_break.load("breakable_cuda_graph"), graph_break.load("context")
+
+# the plugin framework notes that it has run
+names = [name for name, module in sys.modules.items() if name.startswith("sglang.") and "srt.plugins" not in name]
+
+def attributes():
+    found = {{}}
+    for name in names:
+        module = sys.modules[name]
+        for key, value in list(vars(module).items()):
+            found[f"{{name}}:{{key}}"] = value
+            if isinstance(value, type) and value.__module__ == name:
+                found.update({{f"{{name}}:{{key}}.{{inner}}": item for inner, item in list(vars(value).items())}})
+    return found
+
+def differences(before, after):
+    return sorted(key for key in before.keys() | after.keys() if before.get(key) is not after.get(key))
+"""
+WHOLE_CYCLE = """
+before = attributes()
+load_plugins()
+after = attributes()
+from sglang_bcg_fixes import plugin
+process = plugin.load()
+wrong = process.ledger.applied() and process.ledger.read_back("linear_attention_captured")
+for name in process.ledger.applied():
+    process.ledger.undo(name)
+
+def body(original, *args, **kwargs):
+    calls.append(original)
+    return original(*args, **kwargs)
+
+calls, breaks = [], {}
+for place, value in before.items():
+    if not graph_break.is_product(value):
+        continue
+    rebuilt = graph_break.rebuild(value, body)
+    old, new = graph_break.closure_of(value), graph_break.closure_of(rebuilt)
+    assert type(rebuilt) is type(value) and old.keys() == new.keys(), place
+    assert old.get("capture_stub") is new.get("capture_stub"), place
+    assert new["inner"] is not old["inner"] and new["inner"].__name__ == old["inner"].__name__, place
+    breaks[place] = old.get("capture_stub") is not None
+rebuilt = graph_break.rebuild(graph_break.load("breakable_cuda_graph").break_graph, body)
+rebuilt()
+if hasattr(rebuilt, "run_eager"):
+    rebuilt.run_eager()
+
+print("RESULT", json.dumps({
+    "changed": differences(before, after),
+    "state": process.report.state("linear_attention_captured"),
+    "wrong": wrong,
+    "left_after_undo": differences(before, attributes()),
+    "breaks": breaks,
+    "has_run_eager": hasattr(rebuilt, "run_eager"),
+    "calls": len(calls),
+}))
+"""
+
+
+def run(root: pathlib.Path, code: str, reports: pathlib.Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    return processes.python(
+        "-c",
+        PRELUDE + code,
+        paths=[root, processes.REPOSITORY / "tools"],
+        environment={
+            "TRITON_INTERPRET": "1",
+            "SGLANG_PLUGINS": "bcg_fixes",
+            "SGLANG_BCG_REPORT_DIR": str(reports),
+            **environ,
+        },
+        timeout=300,
+    )
+
+
+def result(done: subprocess.CompletedProcess[str]) -> dict:
+    assert done.returncode == 0, done.stderr[-4000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+    return json.loads(line.removeprefix("RESULT "))
+
+
+def since(release: str, first: str) -> bool:
+    return RELEASES.index(release) >= RELEASES.index(first)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_exactly_what_is_needed_is_changed_and_comes_off_again(
+    release_root: Root, release: str, tmp_path: pathlib.Path
+) -> None:
+    found = result(run(release_root(release), WHOLE_CYCLE, tmp_path / "reports"))
+    affected = release in AFFECTED
+    assert found["changed"] == ([f"{MODULE}:{OPERATION}"] if affected else [])
+    assert found["state"] == ("applied" if affected else "not needed")
+    assert not found["wrong"] and found["left_after_undo"] == []
+    # the release's breaks, each rebuilt in the form that its own decorator gives it
+    breaks = found["breaks"]
+    linear = [place for place in breaks if place.startswith(MODULE)]
+    assert bool(linear) is not affected and any(place not in linear for place in breaks), breaks
+    assert all(breaks[place] for place in linear) is (affected or since(release, "0.5.20")), breaks
+    assert found["has_run_eager"] is since(release, "0.5.23") and found["calls"] == 1 + found["has_run_eager"]
+
+
+@pytest.fixture
+def drifted_root(release_root: Root, tmp_path: pathlib.Path) -> pathlib.Path:
+    """0.5.12.post1 with one more statement in what the fix would patch; the rest are links to the real files."""
+    original, changed = release_root("0.5.12.post1"), tmp_path / "drifted"
+    here = pathlib.Path()
+    for part in pathlib.PurePath(FILE).parts:
+        (changed / here).mkdir(parents=True, exist_ok=True)
+        for entry in (original / here).iterdir():
+            if entry.name != part:
+                (changed / here / entry.name).symlink_to(entry)
+        here = here / part
+    text = (original / FILE).read_text()
+    start = "context = get_forward_context()"
+    assert text.count(start) == 1
+    (changed / FILE).write_text(text.replace(start, f"{start}\n    drifted = True"))
+    return changed
+
+
+UNTOUCHED = """
+before = attributes()
+load_plugins()
+print("RESULT", json.dumps({"changed": differences(before, attributes())}))
+"""
+
+
+def test_a_drifted_release_stays_as_it_is_and_says_so(drifted_root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    done = run(drifted_root, UNTOUCHED, tmp_path / "reports")
+    assert result(done)["changed"] == []
+    assert "unknown linear_attention_captured" in done.stderr and "please report it" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    "environ", [{"SGLANG_BCG_FIXES": "strict"}, {"SGLANG_BCG_FIX_LINEAR_ATTENTION_CAPTURED": "on"}]
+)
+def test_a_drifted_release_is_refused_through_sglangs_own_loader(
+    drifted_root: pathlib.Path, tmp_path: pathlib.Path, environ: dict[str, str]
+) -> None:
+    done = run(drifted_root, UNTOUCHED, tmp_path / "reports", **environ)
+    assert done.returncode == 1 and "RESULT" not in done.stdout, "SGLang swallowed the refusal"
+    assert "bcg-fixes refuses to start without SGLANG_BCG_FIX_LINEAR_ATTENTION_CAPTURED (unknown)" in done.stderr
+
+
+def test_without_the_plugins_name_sglang_does_not_load_it(release_root: Root, tmp_path: pathlib.Path) -> None:
+    done = run(release_root("0.5.12.post1"), UNTOUCHED, tmp_path / "reports", SGLANG_PLUGINS="__none__")
+    assert result(done)["changed"] == [] and "bcg-fixes" not in done.stderr
+    assert not os.path.exists(tmp_path / "reports")
