@@ -1,8 +1,10 @@
 """What the plugin costs a process: the time of load() beyond SGLang's own imports, and of one patched call.
 
-    python benchmarks/cost_of_being_there.py --root FOLDER --root FOLDER --json benchmarks/results/cost.json
+    make bench
 
-Each folder contains an unpacked `sglang/`. Without a GPU, SGLang's imports go through tools/sglang_on_cpu.
+Without a GPU, SGLang's imports go through tools/sglang_on_cpu. load() is timed in three kinds of process: one that has
+imported nothing of SGLang, one that has imported the scheduler, as SGLang's own have, and one that has imported what is
+patched, so that the patching itself is timed too.
 """
 
 from __future__ import annotations
@@ -26,35 +28,44 @@ from sglang_bcg_fixes.model import How
 from sglang_bcg_fixes.patching import wrap
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
+sys.path.insert(0, str(REPOSITORY))
 
-# as in a scheduler process: SGLang has imported its own modules before it loads plugins
+from tests import wheels  # noqa: E402
+
+BEFORE = {
+    "nothing": "",
+    "the scheduler": "import sglang.srt.managers.scheduler",
+    "what is patched": "import sglang.srt.managers.scheduler, sglang.srt.layers.radix_linear_attention",
+}
 LOAD = """
-import json, logging, sys, time
+import json, sys, time
 from sglang_on_cpu import stand_ins
 stand_ins.install()
-import sglang.srt.managers.scheduler
-modules = len(sys.modules)
+{before}
+modules = set(sys.modules)
 start = time.perf_counter()
 from sglang_bcg_fixes import plugin
-result = plugin.load()
-print("RESULT", json.dumps({"seconds": time.perf_counter() - start, "new_modules": len(sys.modules) - modules,
-                            "applied": result.ids("applied")}))
+report = plugin.load().report
+seconds = time.perf_counter() - start
+new = [name for name in set(sys.modules) - modules if name.partition(".")[0] == "sglang"]
+print("RESULT", json.dumps(dict(seconds=seconds, sglang_modules_imported=len(new), applied=report.ids("applied"))))
 """
 
 
-def load_seconds(root: pathlib.Path, rounds: int) -> dict[str, Any]:
+def load_seconds(root: pathlib.Path, before: str, rounds: int) -> dict[str, Any]:
     """Median time of import and load() in fresh processes."""
+    program = LOAD.format(before=before)
     paths = [root, REPOSITORY / "tools", REPOSITORY]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "TRITON_INTERPRET": "1"}
     found: list[dict[str, Any]] = []
     for _ in range(rounds):
-        done = subprocess.run([sys.executable, "-c", LOAD], env=environment, capture_output=True, text=True)
+        done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{root}: the process failed:\n{done.stderr[-2000:]}")
         line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
         found.append(json.loads(line.removeprefix("RESULT ")))
     seconds = [each["seconds"] for each in found]
-    return {**found[0], "seconds": statistics.median(seconds), "slowest": max(seconds), "rounds": rounds}
+    return {**found[0], "seconds": round(statistics.median(seconds), 3), "slowest": round(max(seconds), 3)}
 
 
 def call_nanoseconds() -> dict[str, float]:
@@ -88,14 +99,14 @@ def call_nanoseconds() -> dict[str, float]:
     }
     number = 200_000
     return {
-        name: min(timeit.repeat(lambda f=function: f(1, 2, 3, 4), number=number, repeat=7)) / number * 1e9
+        name: min(timeit.repeat("f(1, 2, 3, 4)", globals={"f": function}, number=number, repeat=7)) / number * 1e9
         for name, function in functions.items()
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", action="append", default=[], type=pathlib.Path, help="an unpacked release; repeat")
+    parser.add_argument("--release", action="append", default=[], help="such as 0.5.12.post1; repeat")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=pathlib.Path)
     options = parser.parse_args()
@@ -106,7 +117,13 @@ def main() -> None:
         "processors": os.cpu_count(),
         "torch": importlib.metadata.version("torch"),
         "call_nanoseconds": {name: round(value) for name, value in calls.items()},
-        "load": {root.name: load_seconds(root, options.rounds) for root in options.root},
+        "rounds": options.rounds,
+        "load_after_importing": {
+            release: {
+                name: load_seconds(wheels.unpacked(release), code, options.rounds) for name, code in BEFORE.items()
+            }
+            for release in options.release
+        },
     }
     text = json.dumps(result, indent=1)
     print(text)

@@ -1,0 +1,51 @@
+# serve: a real SGLang with the plugin; test: everything, on the CPU; the rest is for people who change this.
+PYTHON ?= python3
+JOBS ?= $(shell nproc)
+VENV := .venv-test
+BIN := $(VENV)/bin
+REQUIREMENTS := tools/sglang_on_cpu/requirements.txt tests/requirements.txt
+TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' tools/sglang_on_cpu/requirements.txt)
+
+.PHONY: serve test lint wheels gpu bench docs fix clean
+.DEFAULT_GOAL := test
+
+serve:
+	$(PYTHON) tools/serve.py
+
+# progress: pip's own while installing, one line a release while fetching, pytest's percentage at the end
+test: lint wheels
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 10
+
+lint: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	git ls-files 'csrc/*.cuh' 'csrc/*.cu' | xargs --no-run-if-empty $(BIN)/clang-format --dry-run --Werror
+	$(BIN)/python tools/make_docs.py --check
+
+wheels: $(VENV)/ready
+	$(BIN)/python -m tests.wheels
+
+# on a machine with a GPU, in an environment that has SGLang and this package
+gpu:
+	$(PYTHON) benchmarks/prefill_graph_answers.py --json prefill_graph_answers.json
+
+bench: wheels
+	$(BIN)/python benchmarks/cost_of_being_there.py --release 0.5.12.post1 --release 0.5.23 --json cost_of_being_there.json
+
+docs: $(VENV)/ready
+	$(BIN)/python tools/make_docs.py
+
+fix: $(VENV)/ready
+	$(BIN)/python tools/new_fix.py $(ID)
+
+clean:
+	rm -rf .venv $(VENV) build *.egg-info
+
+# a stack of its own: SGLang's pins are CUDA builds, so its wheels come without dependencies and these stand in
+$(VENV)/ready: $(REQUIREMENTS) setup.py pyproject.toml entry_points.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check $(TORCH)
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -r tools/sglang_on_cpu/requirements.txt
+	$(BIN)/python -m pip install --disable-pip-version-check -r tests/requirements.txt --editable .
+	touch $@
