@@ -1,0 +1,48 @@
+"""A ninth fix is one file: nothing else has to know of it."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests import processes
+
+
+@pytest.fixture
+def checkout(tmp_path: pathlib.Path) -> pathlib.Path:
+    for name in ("sglang_bcg_fixes", "tools"):
+        shutil.copytree(processes.REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def in_checkout(checkout: pathlib.Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {"PYTHONPATH": str(checkout), "PATH": "", "HOME": str(checkout)}
+    return subprocess.run([sys.executable, *arguments], cwd=checkout, env=environment, capture_output=True, text=True)
+
+
+def test_a_copied_template_is_a_fix_with_flag_page_and_probe(checkout: pathlib.Path) -> None:
+    made = in_checkout(checkout, "tools/new_fix.py", "stale_page_table")
+    assert made.returncode == 0 and "sglang_bcg_fixes/fixes/stale_page_table.py" in made.stdout, made.stderr
+    listed = in_checkout(checkout, "-m", "sglang_bcg_fixes", "list")
+    assert "SGLANG_BCG_FIX_STALE_PAGE_TABLE=auto|off|on" in listed.stdout, listed.stderr
+    assert in_checkout(checkout, "-m", "sglang_bcg_fixes", "explain", "stale_page_table").returncode == 0
+    (checkout / "sglang" / "srt").mkdir(parents=True)
+    examined = in_checkout(checkout, "-m", "sglang_bcg_fixes", "doctor", "--root", str(checkout))
+    assert "unknown   stale_page_table" in examined.stdout and examined.returncode == 1, examined.stdout
+
+
+@pytest.mark.parametrize(("name", "words"), [("Stale-Table", "cannot be an id"), ("break_output_lifetime", "exists")])
+def test_a_bad_id_is_refused(checkout: pathlib.Path, name: str, words: str) -> None:
+    made = in_checkout(checkout, "tools/new_fix.py", name)
+    assert made.returncode == 2 and words in made.stderr
+
+
+def test_a_file_that_declares_another_id_is_an_error(checkout: pathlib.Path) -> None:
+    fixes = checkout / "sglang_bcg_fixes" / "fixes"
+    shutil.copy(fixes / "break_output_lifetime.py", fixes / "another.py")
+    listed = in_checkout(checkout, "-m", "sglang_bcg_fixes", "list")
+    assert listed.returncode == 2 and "must be the file's stem 'another'" in listed.stderr, listed.stderr
