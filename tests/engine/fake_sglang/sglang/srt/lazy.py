@@ -9,14 +9,13 @@ class LazyImport:
 lazy = LazyImport()
 
 
-def reader_of_a_deleted_variable():
-    value = 1
-
+def reader_of_a_variable_without_value(has_value=False):
     def read():
         return value
 
-    del value
+    if has_value:
+        value = 1
     return read
 
 
-unset = reader_of_a_deleted_variable()
+unset = reader_of_a_variable_without_value()
