@@ -1,0 +1,132 @@
+"""The two functions of FlashAttention that SGLang's FlashAttentionBackend calls, under their names, in plain torch."""
+
+from __future__ import annotations
+
+import importlib
+import math
+
+import torch
+
+BACKEND = "sglang.srt.layers.attention.flashattention_backend"
+REGISTRY = "sglang.srt.layers.attention.attention_registry"
+
+
+def _attend(q, k, v, scale, causal, window, softcap, sinks):
+    """One sequence: q (rows, heads, size) on k and v (keys, kv heads, size); output and log-sum-exp (heads, rows)."""
+    rows, heads, _ = q.shape
+    keys, kv_heads, _ = k.shape
+    k = k.repeat_interleave(heads // kv_heads, dim=1).float()
+    v = v.repeat_interleave(heads // kv_heads, dim=1).float()
+    scores = torch.einsum("mhd,nhd->hmn", q.float(), k) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    # the last query is at the position of the last key
+    distance = torch.arange(keys)[None] - (torch.arange(rows)[:, None] + keys - rows)
+    visible = distance <= 0 if causal else torch.ones(rows, keys, dtype=torch.bool)
+    left, right = window
+    if left is not None and left >= 0:
+        visible = visible & (distance >= -left)
+    if right is not None and right >= 0:
+        visible = visible & (distance <= right)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    with_sinks = scores
+    if sinks is not None:
+        with_sinks = torch.cat([scores, sinks.float()[:, None, None].expand(heads, rows, 1)], dim=-1)
+    log_sum = torch.logsumexp(with_sinks, dim=-1)
+    weights = torch.exp(scores - log_sum[..., None]).nan_to_num(0.0)
+    return torch.einsum("hmn,nhd->mhd", weights, v), log_sum
+
+
+def _finish(output, log_sum, out, return_softmax_lse):
+    if out is not None:
+        output = out.copy_(output.view_as(out))
+    return (output, log_sum) if return_softmax_lse else output
+
+
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    *_,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    return_softmax_lse=False,
+    sinks=None,
+    out=None,
+    **__,
+):
+    """Sequences one after the other in q, and likewise in k and v."""
+    scale = softmax_scale or 1 / math.sqrt(q.shape[-1])
+    output = q.new_zeros(q.shape[0], q.shape[1], v.shape[-1])
+    log_sum = torch.zeros(q.shape[1], q.shape[0])
+    query_ends, key_ends = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+    for sequence in range(len(query_ends) - 1):
+        queries = slice(query_ends[sequence], query_ends[sequence + 1])
+        keys = slice(key_ends[sequence], key_ends[sequence + 1])
+        if queries.start < queries.stop and keys.start < keys.stop:
+            attended = _attend(q[queries], k[keys], v[keys], scale, causal, window_size, softcap, sinks)
+            output[queries], log_sum[:, queries] = attended[0].to(output.dtype), attended[1]
+    return _finish(output, log_sum, out, return_softmax_lse)
+
+
+def flash_attn_with_kvcache(
+    q,
+    k_cache,
+    v_cache,
+    *_,
+    page_table,
+    cache_seqlens,
+    qv=None,
+    cu_seqlens_q=None,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    return_softmax_lse=False,
+    sinks=None,
+    out=None,
+    **__,
+):
+    """Queries on a paged cache. With `qv` (absorbed MLA) the values are keys too: scores = q.k + qv.v."""
+    shape = q.shape
+    if q.ndim == 4:
+        sequences, rows = q.shape[:2]
+        cu_seqlens_q = torch.arange(0, sequences * rows + 1, rows)
+        q = q.flatten(0, 1)
+        qv = None if qv is None else qv.flatten(0, 1)
+    key_size = q.shape[-1] + (0 if qv is None else qv.shape[-1])
+    scale = softmax_scale or 1 / math.sqrt(key_size)
+    page_size = k_cache.shape[1]
+    output = q.new_zeros(q.shape[0], q.shape[1], v_cache.shape[-1])
+    log_sum = torch.zeros(q.shape[1], q.shape[0])
+    query_ends = cu_seqlens_q.tolist()
+    for sequence, length in enumerate(cache_seqlens.tolist()[: len(query_ends) - 1]):
+        queries = slice(query_ends[sequence], query_ends[sequence + 1])
+        if queries.start == queries.stop or length == 0:
+            continue
+        pages = page_table[sequence, : -(-length // page_size)].long()
+        query = q[queries]
+        key, value = k_cache[pages].flatten(0, 1)[:length], v_cache[pages].flatten(0, 1)[:length]
+        if qv is not None:
+            query = torch.cat([query, qv[queries]], dim=-1)
+            key = torch.cat([key, value.expand(-1, key.shape[1], -1)], dim=-1)
+        attended = _attend(query, key, value, scale, causal, window_size, softcap, sinks)
+        output[queries], log_sum[:, queries] = attended[0].to(output.dtype), attended[1]
+    return _finish(output.view(*shape[:-1], -1), log_sum, out, return_softmax_lse)
+
+
+def install() -> None:
+    """Call once sglang is importable: `attention_backend="fa3"` then runs, on what it takes for a Hopper GPU."""
+    for name in (BACKEND, REGISTRY):
+        module = importlib.import_module(name)
+        for replacement in (flash_attn_varlen_func, flash_attn_with_kvcache, get_device_capability):
+            if hasattr(module, replacement.__name__):
+                setattr(module, replacement.__name__, replacement)
+
+
+def get_device_capability(device_id: int = 0) -> tuple[int, int]:
+    return (9, 0)

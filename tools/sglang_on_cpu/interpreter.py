@@ -1,0 +1,145 @@
+"""Make Triton's interpreter (TRITON_INTERPRET=1) run SGLang's kernels; for Triton 3.6 and later."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.language.extra import cuda, libdevice
+from triton.runtime import interpreter
+from triton.runtime.autotuner import Autotuner
+
+TensorHandle = interpreter.TensorHandle
+
+LIBDEVICE_IN_NUMPY = {
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "expm1": np.expm1,
+    "fast_expf": np.exp,
+    "fast_log2f": np.log2,
+    "fast_logf": np.log,
+    "log": np.log,
+    "log1p": np.log1p,
+    "rint": np.rint,
+    "round": np.round,
+    "tanh": np.tanh,
+}
+
+_installed = False
+
+
+def _autotune_takes_the_first_config() -> None:
+    # there is no driver to benchmark with
+    run = Autotuner.run
+
+    def run_first(self, *args, **kwargs):
+        self.configs = self.configs[:1]
+        return run(self, *args, **kwargs)
+
+    Autotuner.run = run_first
+
+
+def _as_float(handle: TensorHandle) -> np.ndarray:
+    """The interpreter keeps bfloat16 as its bits in uint16."""
+    if handle.dtype.scalar == tl.bfloat16:
+        return (handle.data.astype(np.uint32) << 16).view(np.float32)
+    return handle.data
+
+
+def _to_bfloat16_bits(values: np.ndarray) -> np.ndarray:
+    """Rounded to nearest even by torch, as hardware does; the interpreter truncates."""
+    rounded = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).to(torch.bfloat16)
+    return rounded.view(torch.int16).numpy().view(np.uint16).reshape(values.shape)
+
+
+def _bfloat16_is_a_number() -> None:
+    # the interpreter multiplies and casts the bits of a bfloat16 as if they were an integer
+    builder = interpreter.InterpreterBuilder
+    create_dot, cast_impl = builder.create_dot, builder.cast_impl
+
+    def create_dot_of_numbers(self, a, b, d, *precision):
+        if tl.bfloat16 not in (a.dtype.scalar, b.dtype.scalar):
+            return create_dot(self, a, b, d, *precision)
+        product = np.matmul(_as_float(a).astype(np.float32), _as_float(b).astype(np.float32))
+        return TensorHandle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)
+
+    def cast_numbers(self, source, target_type):
+        source_scalar, target_scalar = source.dtype.scalar, target_type.scalar
+        if source_scalar == target_scalar or tl.bfloat16 not in (source_scalar, target_scalar):
+            return cast_impl(self, source, target_type)
+        if target_scalar == tl.bfloat16:
+            return TensorHandle(_to_bfloat16_bits(source.data), target_scalar)
+        return TensorHandle(_as_float(source).astype(interpreter._get_np_dtype(target_type)), target_scalar)
+
+    builder.create_dot = create_dot_of_numbers
+    builder.cast_impl = cast_numbers
+
+
+def _aliases_of_builtins_are_interpreted() -> None:
+    # the interpreter patches the names in `tl`; a kernel's module that says `exp = tl.exp` keeps the unpatched one
+    patch_lang = interpreter._patch_lang
+
+    def interpreted(builtin):
+        @functools.wraps(builtin)
+        def call(*args, **kwargs):
+            kwargs["_semantic"] = interpreter.interpreter_semantic
+            return builtin(*args, **kwargs)
+
+        call.is_interpreted_alias = True
+        return call
+
+    def patch_lang_and_aliases(fn):
+        for name, value in list(fn.__globals__.items()):
+            if callable(value) and tl.core.is_builtin(value) and not hasattr(value, "is_interpreted_alias"):
+                fn.__globals__[name] = interpreted(value)
+        return patch_lang(fn)
+
+    interpreter._patch_lang = patch_lang_and_aliases
+
+
+def _a_tensor_of_one_value_is_an_index() -> None:
+    # scalars are arrays of shape (1,) here, which numpy 2.4 and later refuses to convert: `range(n)` in a kernel fails
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch_tensor_and_index(tensor, *scope):
+        patch_tensor(tensor, *scope)
+        tensor.__index__ = lambda self: int(self.handle.data.item())
+
+    interpreter._patch_lang_tensor = patch_tensor_and_index
+
+
+def _libdevice_in_numpy() -> None:
+    def elementwise(function):
+        def call(x, **_):
+            values = function(x.handle.data.astype(np.float32)).astype(x.handle.data.dtype)
+            return tl.tensor(TensorHandle(values, x.handle.dtype), x.type)
+
+        return call
+
+    for module in (libdevice, cuda.libdevice):
+        for name, function in LIBDEVICE_IN_NUMPY.items():
+            if hasattr(module, name):
+                setattr(module, name, elementwise(function))
+
+
+def _no_grid_dependency_to_wait_for() -> None:
+    # programmatic dependent launch overlaps two kernels; here the earlier one has always finished
+    for name in ("gdc_wait", "gdc_launch_dependents"):
+        if hasattr(cuda, name):
+            setattr(cuda, name, lambda *_, **__: None)
+
+
+def install() -> None:
+    """Call before a module with Triton kernels is imported. Calling it again does nothing."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    _autotune_takes_the_first_config()
+    _bfloat16_is_a_number()
+    _aliases_of_builtins_are_interpreted()
+    _a_tensor_of_one_value_is_an_index()
+    _libdevice_in_numpy()
+    _no_grid_dependency_to_wait_for()

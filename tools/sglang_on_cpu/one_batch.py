@@ -1,0 +1,179 @@
+"""One batch through a released SGLang's real ModelRunner, in this process and without a scheduler.
+
+SGLang's own one-batch benchmark builds what a server would: ServerArgs, ModelRunner, memory pools, attention backends
+and ScheduleBatch. Plugins are loaded as in a server, so SGLANG_PLUGINS chooses them (`__none__` chooses none).
+
+    PYTHONPATH=<unpacked wheel>:tools TRITON_INTERPRET=1 python -m sglang_on_cpu.one_batch --model llama --json OUT
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import importlib.util
+import json
+import multiprocessing
+import pathlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import flash_attention, stand_ins
+
+MODELS = pathlib.Path(__file__).parent / "models"
+# torch_native knows no latent attention, and early releases' triton backend no model whose first layer is linear
+ATTENTION_BACKENDS = {"bailing_full": "fa3"}
+PROMPTS = ([3, 4, 5, 6, 7], [8, 9, 10])
+
+# what a release does not know is left out: the names of flags changed between releases
+DEFAULT_SERVER_ARGS = {
+    "load_format": "dummy",
+    "device": "cpu",
+    "sampling_backend": "pytorch",
+    "dtype": "float16",
+    "skip_tokenizer_init": True,
+    "disable_overlap_schedule": True,
+    "disable_radix_cache": True,
+    "disable_cuda_graph": True,
+    "disable_piecewise_cuda_graph": True,
+    "disable_prefill_cuda_graph": True,
+    "disable_decode_cuda_graph": True,
+    "max_total_tokens": 512,
+    "context_length": 128,
+    "chunked_prefill_size": 64,
+    "max_mamba_cache_size": 8,
+    "max_running_requests": 4,
+    "mem_fraction_static": 0.5,
+    "random_seed": 0,
+    "log_level": "warning",
+}
+
+
+class _Loaded(Exception):
+    """Leaves SGLang's benchmark where it would start to measure, with the runner that it built."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    benchmark: Any
+    runner: Any
+
+    @property
+    def model_runner(self) -> Any:
+        # later releases wrap the ModelRunner
+        return getattr(self.runner, "torch_runner", self.runner)
+
+
+def import_sglang(with_graphs: bool = False) -> Any:
+    """Install the stand-ins, import sglang and load its plugins, in the order a server would; return the module."""
+    stand_ins.install()
+    import torch._dynamo
+
+    # a compiler has nothing to gain here, and it would hide its operations from a capture
+    torch._dynamo.config.disable = True
+    if with_graphs:
+        from . import graphs
+
+        graphs.install()
+    import sglang
+
+    stand_ins.after_import()
+    if with_graphs:
+        graphs.after_import()
+    from sglang.srt.plugins import load_plugins
+
+    load_plugins()
+    return sglang
+
+
+def _import_benchmark() -> Any:
+    if importlib.util.find_spec("sglang.benchmark.one_batch") is not None:
+        return importlib.import_module("sglang.benchmark.one_batch")
+    return importlib.import_module("sglang.bench_one_batch")
+
+
+def load(model: str, **server_args: Any) -> LoadedModel:
+    """Build `models/<model>` with dummy weights. Call import_sglang() first; one model per process."""
+    benchmark = _import_benchmark()
+    from sglang.srt.server_args import PortArgs, ServerArgs
+
+    known = getattr(ServerArgs, "__struct_fields__", None) or [field.name for field in dataclasses.fields(ServerArgs)]
+    chosen = DEFAULT_SERVER_ARGS | {"model_path": str(MODELS / model)} | server_args
+    chosen.setdefault("attention_backend", ATTENTION_BACKENDS.get(model, "torch_native"))
+    if chosen["attention_backend"] == "fa3":
+        flash_attention.install()
+    args = ServerArgs(**{name: value for name, value in chosen.items() if name in known})
+
+    def leave(run_name, runner, *_, **__):
+        raise _Loaded(runner)
+
+    benchmark.latency_test_run_once = leave
+    benchmark.get_tokenizer = lambda *_, **__: None
+    sizes = benchmark.BenchArgs(batch_size=(1,), input_len=(4,), output_len=(2,))
+    try:
+        benchmark.latency_test(args, PortArgs.init_new(args), sizes, 0, 0)
+    except _Loaded as loaded:
+        return LoadedModel(benchmark, loaded.args[0])
+    raise RuntimeError("SGLang's one-batch benchmark ended before it measured anything")
+
+
+def randomize(model: Any, seed: int = 0, std: float = 0.08) -> None:
+    """Dummy weights are within 1e-3 of zero: no layer would be visible behind the residual."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in sorted(model.named_parameters()):
+            if not parameter.dtype.is_floating_point:
+                continue
+            values = torch.randn(parameter.shape, generator=generator)
+            if parameter.ndim >= 2:
+                parameter.copy_((values * std).to(parameter.dtype))
+            elif "norm" in name:
+                parameter.copy_((1 + 0.1 * values).to(parameter.dtype))
+
+
+def generate(loaded: LoadedModel, prompts: Sequence[Sequence[int]], steps: int) -> tuple[list[list[int]], Any]:
+    """Greedy tokens of each prompt, and the logits behind them as a (prompt, step, vocabulary) tensor."""
+    import numpy
+    import torch
+
+    with torch.no_grad():
+        loaded.runner.clear()
+        requests = loaded.benchmark.prepare_synthetic_inputs_for_latency_test(
+            len(prompts), max(map(len, prompts)), [numpy.array(prompt, dtype=numpy.int32) for prompt in prompts]
+        )
+        tokens, logits, batch = loaded.runner.extend(requests)
+        all_tokens, all_logits = [tokens.clone()], [logits.float().clone()]
+        for _ in range(steps - 1):
+            tokens, logits = loaded.runner.decode(tokens, batch)
+            all_tokens.append(tokens.clone())
+            all_logits.append(logits.float().clone())
+    return torch.stack(all_tokens, 1).tolist(), torch.stack(all_logits, 1)
+
+
+def _tokens_of(model: str, steps: int) -> list[list[int]]:
+    loaded = load(model)
+    randomize(loaded.model_runner.model)
+    return generate(loaded, PROMPTS, steps)[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", choices=sorted(folder.name for folder in MODELS.iterdir()), required=True)
+    parser.add_argument("--steps", type=int, default=2, help="tokens to generate for each prompt")
+    parser.add_argument("--json", type=pathlib.Path, required=True)
+    arguments = parser.parse_args()
+    sglang = import_sglang()
+    # SGLang's globals allow one model in a process; forked processes inherit the imports, which take the longest
+    _import_benchmark()
+    importlib.import_module("sglang.srt.models.registry")
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        tokens = pool.starmap(_tokens_of, [(model, arguments.steps) for model in arguments.model], chunksize=1)
+    report = {"release": sglang.__version__, "tokens": dict(zip(arguments.model, tokens, strict=True))}
+    arguments.json.write_text(json.dumps(report, indent=1))
+
+
+if __name__ == "__main__":
+    main()

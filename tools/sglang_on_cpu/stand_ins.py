@@ -1,0 +1,220 @@
+"""Stand-ins that let a released, unmodified SGLang be imported and run on a machine without a GPU.
+
+Everything of SGLang itself stays real. Packages that exist only as CUDA builds are replaced by modules whose every
+attribute raises NotImplementedError when it is called, except the few functions written below in plain torch.
+`touched` records what was asked for, so that a test can assert how little was replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import types
+
+import torch
+
+# "pkg.mod" -> names that somebody asked that stand-in for
+touched: dict[str, set[str]] = {}
+
+# "sglang::op" -> the python function that SGLang registered for CUDA, and we for CPU too
+custom_ops: dict[str, types.FunctionType] = {}
+
+PACKAGES_WITH_CUDA_BUILDS_ONLY = frozenset(
+    {
+        "sgl_kernel",
+        "sgl_kernel.flash_attn",
+        "sgl_kernel.flash_mla",
+        "sgl_kernel.kvcacheio",
+        "sgl_kernel.sparse_flash_attn",
+        "sgl_kernel.speculative",
+        "vllm",
+        "vllm._custom_ops",
+    }
+)
+
+_installed = False
+_rope_replaced = False
+# torch forgets the operators of a Library that is garbage collected
+_libraries_kept_alive: list[torch.library.Library] = []
+
+
+def _rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox):
+    """Rotate the first `cos_sin_cache.shape[-1]` values of every head of query and key, in place."""
+    rotated_size = cos_sin_cache.shape[-1]
+    cos, sin = cos_sin_cache[positions.flatten()].float().unsqueeze(1).chunk(2, -1)
+    for heads in (query, key):
+        if heads is None:
+            continue
+        rotated = heads.view(positions.numel(), -1, head_size)[..., :rotated_size]
+        if is_neox:
+            first, second = rotated.float().chunk(2, -1)
+            rotated.copy_(torch.cat((first * cos - second * sin, second * cos + first * sin), -1))
+        else:
+            even, odd = rotated[..., ::2].float(), rotated[..., 1::2].float()
+            rotated.copy_(torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2))
+
+
+def _merge_state_v2(v_a, s_a, v_b, s_b, v_merged=None, s_merged=None):
+    """Merge two partial attentions, each given as its output and its log of the sum of exponentials."""
+    log_sum = torch.logaddexp(s_a.float(), s_b.float())
+    weight_a = (s_a - log_sum).exp().unsqueeze(-1)
+    weight_b = (s_b - log_sum).exp().unsqueeze(-1)
+    merged = (v_a.float() * weight_a + v_b.float() * weight_b).to(v_a.dtype)
+    return (
+        merged if v_merged is None else v_merged.copy_(merged),
+        log_sum if s_merged is None else s_merged.copy_(log_sum),
+    )
+
+
+def _get_scheduler_metadata(batch_size=1, **_):
+    """A work plan for the real kernel; the plain torch one needs no plan, only the shape matters."""
+    return torch.zeros(1 + batch_size, dtype=torch.int32)
+
+
+# the only attributes of the stand-ins that can be called
+written_in_torch = {
+    "sgl_kernel": {"merge_state_v2": _merge_state_v2},
+    "sgl_kernel.flash_attn": {"get_scheduler_metadata": _get_scheduler_metadata},
+    "vllm._custom_ops": {"rotary_embedding": _rotary_embedding},
+}
+
+
+class _NeedsGpu:
+    """Can be imported and passed around, as SGLang does at import; cannot be called."""
+
+    def __init__(self, name: str):
+        self.__name__ = self.__qualname__ = name
+
+    def __call__(self, *_, **__):
+        raise NotImplementedError(
+            f"{self.__name__} exists only in a CUDA build and tools/sglang_on_cpu/stand_ins.py has no version of it "
+            "in plain torch. Run this on a machine with a GPU, or choose a backend that does not need it."
+        )
+
+    def __repr__(self):
+        return f"<stand-in for {self.__name__}>"
+
+
+class _StandInModule(types.ModuleType):
+    __path__ = ()
+
+    def __getattr__(self, name):
+        # python probes modules for dunder names (__file__, __version__, __wrapped__): those are absent, not faked
+        if name.startswith("__"):
+            raise AttributeError(f"the stand-in for {self.__name__} has no {name}")
+        touched.setdefault(self.__name__, set()).add(name)
+        if name in written_in_torch.get(self.__name__, ()):
+            return written_in_torch[self.__name__][name]
+        return _NeedsGpu(f"{self.__name__}.{name}")
+
+
+class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    def find_spec(self, name, path=None, target=None):
+        if name in PACKAGES_WITH_CUDA_BUILDS_ONLY:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec):
+        return _StandInModule(spec.name)
+
+    def exec_module(self, module):
+        pass
+
+
+def _define_torchvision_operators() -> None:
+    """torchvision's CUDA wheel cannot load its operators next to a CPU torch, and refuses to be imported without."""
+    if importlib.util.find_spec("torchvision") is None:
+        return
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for operator in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, operator):
+            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _libraries_kept_alive.append(library)
+
+
+def _complete_torch_cpu() -> None:
+    """SGLang's vendored FLA asks torch.<device> for a device context, which torch.cpu lacks."""
+    if not hasattr(torch.cpu, "device"):
+        torch.cpu.device = lambda *_: contextlib.nullcontext()
+
+
+def _register_custom_ops_for_cpu() -> None:
+    """SGLang registers its custom operators, which are python functions, for the CUDA dispatch key only."""
+    register = torch.library.Library.impl
+
+    def impl(library, op_name, fn, dispatch_key="", **options):
+        register(library, op_name, fn, dispatch_key, **options)
+        if library.ns == "sglang" and dispatch_key == "CUDA":
+            register(library, op_name, fn, "CPU", **options)
+            custom_ops[f"sglang::{op_name.split('::')[-1].split('.')[0]}"] = fn
+
+    torch.library.Library.impl = impl
+
+
+def _pretend_an_sm_count(count: int = 4) -> None:
+    """The gated layer norm sizes its grid by the number of multiprocessors, whatever the device is."""
+    if not torch.cuda.is_available():
+        properties = types.SimpleNamespace(multi_processor_count=count, major=9, minor=0, name="none", total_memory=0)
+        torch.cuda.get_device_properties = lambda *_: properties
+
+
+def install() -> None:
+    """Call before sglang is imported. Calling it again does nothing."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    # imported by their real loaders where they are really installed, because this finder comes last
+    sys.meta_path.append(_StandInFinder())
+    _define_torchvision_operators()
+    _complete_torch_cpu()
+    _pretend_an_sm_count()
+    _register_custom_ops_for_cpu()
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from . import interpreter
+
+        interpreter.install()
+
+
+def after_import() -> None:
+    """Call once sglang is importable, before a model is built. Calling it again does nothing."""
+    global _rope_replaced
+    if _rope_replaced:
+        return
+    _rope_replaced = True
+
+    from sglang.srt.layers.rotary_embedding import factory
+
+    rope_of_sglang = factory.get_rope_cpu
+
+    # sglang's factory for CPU knows deepseek_yarn only; its generic one has a native path for every other kind
+    def get_rope_cpu(
+        head_size,
+        rotary_dim,
+        max_position,
+        base,
+        is_neox_style=True,
+        rope_scaling=None,
+        dtype=None,
+        partial_rotary_factor=1.0,
+        device=None,
+    ):
+        arguments = (
+            head_size,
+            rotary_dim,
+            max_position,
+            base,
+            is_neox_style,
+            rope_scaling,
+            dtype,
+            partial_rotary_factor,
+        )
+        if rope_scaling and rope_scaling.get("rope_type") == "deepseek_yarn":
+            return rope_of_sglang(*arguments, device)
+        return factory.get_rope(*arguments)
+
+    factory.get_rope_cpu = get_rope_cpu
