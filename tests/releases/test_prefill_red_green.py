@@ -1,0 +1,93 @@
+"""Released SGLang's breakable prefill graphs against its own eager prefill, without and with the plugin, on a CPU."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable
+
+import pytest
+
+from tests import processes
+
+LAYERS = 3
+# qwen3next has linear attention in layers 0 and 2; these releases break the graph at layer 1 only (sglang #25110)
+LINEAR_ATTENTION_CAPTURED = ("0.5.11", "0.5.12.post1")
+# its prefill runner passes input_embeds, Qwen3NextModel.forward says inputs_embeds; the plugin only watches for that
+# (stack_call_signature), so the release does not start with it either
+CANNOT_CALL_THE_STACK = ("0.5.13.post1",)
+CORRECT = ("0.5.15.post1", "0.5.17", "0.5.20", "0.5.23")
+# replays a batch of one request only
+SINGLE_REQUEST = ("0.5.11",)
+
+
+@pytest.fixture
+def prefill(release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path) -> Callable[..., dict]:
+    def run(release: str, plugins: str, *options: str) -> dict:
+        report = tmp_path / "report.json"
+        requests = "1" if release in SINGLE_REQUEST else "2"
+        command = ["-m", "sglang_on_cpu.prefill", "--requests", requests, "--json", str(report), *options]
+        process = processes.python(
+            *command,
+            paths=[release_root(release), processes.REPOSITORY / "tools"],
+            environment={"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "SGLANG_PLUGINS": plugins},
+            timeout=300,
+        )
+        assert process.returncode == 0, process.stderr[-4000:]
+        found = json.loads(report.read_text())
+        assert found["release"] == release
+        return found
+
+    return run
+
+
+def assert_replayed_and_right(report: dict, layers: int) -> None:
+    assert "error" not in report, report["error"]
+    assert report["buckets"] == {size: {"segments": layers + 1, "breaks": layers} for size in ("8", "16")}
+    assert len(report["batches"]) == 3
+    for batch in report["batches"]:
+        assert batch["segments_replayed"] == layers + 1
+        assert batch["tokens"] == batch["tokens_eager"]
+        assert batch["max_abs_logit_difference"] == 0.0
+
+
+@pytest.mark.parametrize("release", LINEAR_ATTENTION_CAPTURED)
+def test_without_the_plugin_old_releases_read_freed_memory(prefill: Callable[..., dict], release: str) -> None:
+    report = prefill(release, "__none__", "--model", "qwen3next")
+    assert {bucket["breaks"] for bucket in report["buckets"].values()} == {1}
+    assert "illegal memory access" in report["error"]
+
+
+@pytest.mark.parametrize("release", LINEAR_ATTENTION_CAPTURED)
+def test_without_the_plugin_old_releases_answer_wrongly_where_no_memory_is_reused(
+    prefill: Callable[..., dict], release: str
+) -> None:
+    report = prefill(release, "__none__", "--model", "qwen3next", "--freed-memory", "kept")
+    assert "error" not in report
+    assert {bucket["breaks"] for bucket in report["buckets"].values()} == {1}
+    assert all(batch["segments_replayed"] == 2 for batch in report["batches"])
+    assert any(batch["tokens"] != batch["tokens_eager"] for batch in report["batches"])
+    assert min(batch["max_abs_logit_difference"] for batch in report["batches"]) > 1.0
+
+
+@pytest.mark.parametrize("plugins", ["__none__", "bcg_fixes"])
+@pytest.mark.parametrize("release", CANNOT_CALL_THE_STACK)
+def test_these_releases_do_not_start(prefill: Callable[..., dict], release: str, plugins: str) -> None:
+    report = prefill(release, plugins, "--model", "qwen3next")
+    assert "unexpected keyword argument 'input_embeds'" in report["error"]
+
+
+@pytest.mark.parametrize("release", CORRECT)
+def test_without_the_plugin_later_releases_are_right(prefill: Callable[..., dict], release: str) -> None:
+    assert_replayed_and_right(prefill(release, "__none__", "--model", "qwen3next"), LAYERS)
+
+
+@pytest.mark.parametrize("release", (*LINEAR_ATTENTION_CAPTURED, *CORRECT))
+def test_with_the_plugin_every_release_that_starts_is_right(prefill: Callable[..., dict], release: str) -> None:
+    assert_replayed_and_right(prefill(release, "bcg_fixes", "--model", "qwen3next"), LAYERS)
+
+
+@pytest.mark.parametrize("plugins", ["__none__", "bcg_fixes"])
+@pytest.mark.parametrize("release", ["0.5.12.post1", "0.5.13.post1", "0.5.23"])
+def test_a_model_without_a_defect_stays_right(prefill: Callable[..., dict], release: str, plugins: str) -> None:
+    assert_replayed_and_right(prefill(release, plugins, "--model", "llama"), layers=2)
