@@ -3,7 +3,8 @@
 SGLang's own one-batch benchmark builds what a server would: ServerArgs, ModelRunner, memory pools, attention backends
 and ScheduleBatch. Plugins are loaded as in a server, so SGLANG_PLUGINS chooses them (`__none__` chooses none).
 
-    PYTHONPATH=<unpacked wheel>:tools TRITON_INTERPRET=1 python -m sglang_on_cpu.one_batch --model llama --json OUT
+    PYTHONPATH=<unpacked wheel>:tools TRITON_INTERPRET=1 python -m sglang_on_cpu.one_batch --model llama --json OUT \\
+        --arm without SGLANG_PLUGINS=__none__ --arm with SGLANG_PLUGINS=bcg_fixes
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import importlib
 import importlib.util
 import json
 import multiprocessing
+import os
 import pathlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -66,7 +68,7 @@ class LoadedModel:
 
 
 def import_sglang(with_graphs: bool = False) -> Any:
-    """Install the stand-ins, import sglang and load its plugins, in the order a server would; return the module."""
+    """Install the stand-ins and import sglang; return the module. load_plugins() comes next, as in a server."""
     stand_ins.install()
     import torch._dynamo
 
@@ -81,10 +83,13 @@ def import_sglang(with_graphs: bool = False) -> Any:
     stand_ins.after_import()
     if with_graphs:
         graphs.after_import()
-    from sglang.srt.plugins import load_plugins
-
-    load_plugins()
     return sglang
+
+
+def load_plugins() -> None:
+    from sglang.srt import plugins
+
+    plugins.load_plugins()
 
 
 def _import_benchmark() -> Any:
@@ -94,7 +99,7 @@ def _import_benchmark() -> Any:
 
 
 def load(model: str, **server_args: Any) -> LoadedModel:
-    """Build `models/<model>` with dummy weights. Call import_sglang() first; one model per process."""
+    """Build `models/<model>` with dummy weights. After import_sglang() and load_plugins(); one per process."""
     benchmark = _import_benchmark()
     from sglang.srt.server_args import PortArgs, ServerArgs
 
@@ -153,7 +158,9 @@ def generate(loaded: LoadedModel, prompts: Sequence[Sequence[int]], steps: int) 
     return torch.stack(all_tokens, 1).tolist(), torch.stack(all_logits, 1)
 
 
-def _tokens_of(model: str, steps: int) -> list[list[int]]:
+def _tokens_of(model: str, steps: int, environment: dict[str, str]) -> list[list[int]]:
+    os.environ.update(environment)
+    load_plugins()
     loaded = load(model)
     randomize(loaded.model_runner.model)
     return generate(loaded, PROMPTS, steps)[0]
@@ -162,6 +169,14 @@ def _tokens_of(model: str, steps: int) -> list[list[int]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", choices=sorted(folder.name for folder in MODELS.iterdir()), required=True)
+    parser.add_argument(
+        "--arm",
+        action="append",
+        nargs="+",
+        required=True,
+        metavar=("NAME", "VARIABLE=VALUE"),
+        help="what to run and its environment; repeat",
+    )
     parser.add_argument("--steps", type=int, default=2, help="tokens to generate for each prompt")
     parser.add_argument("--json", type=pathlib.Path, required=True)
     arguments = parser.parse_args()
@@ -169,9 +184,12 @@ def main() -> None:
     # SGLang's globals allow one model in a process; forked processes inherit the imports, which take the longest
     _import_benchmark()
     importlib.import_module("sglang.srt.models.registry")
+    arms = {name: dict(pair.split("=", 1) for pair in pairs) for name, *pairs in arguments.arm}
+    runs = [(model, arguments.steps, environment) for environment in arms.values() for model in arguments.model]
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-        tokens = pool.starmap(_tokens_of, [(model, arguments.steps) for model in arguments.model], chunksize=1)
-    report = {"release": sglang.__version__, "tokens": dict(zip(arguments.model, tokens, strict=True))}
+        found = iter(pool.starmap(_tokens_of, runs, chunksize=1))
+    tokens = {arm: {model: next(found) for model in arguments.model} for arm in arms}
+    report = {"release": sglang.__version__, "tokens": tokens}
     arguments.json.write_text(json.dumps(report, indent=1))
 
 

@@ -84,6 +84,7 @@ def main() -> None:
     arguments = parser.parse_args()
 
     sglang = one_batch.import_sglang(with_graphs=True)
+    one_batch.load_plugins()
     loaded = one_batch.load(arguments.model)
     one_batch.randomize(loaded.model_runner.model)
     batches = [_prompts(lengths) for lengths in BATCHES[arguments.requests]]

@@ -12,6 +12,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
+import pathlib
 import sys
 import types
 
@@ -126,13 +127,18 @@ class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _define_torchvision_operators() -> None:
-    """torchvision's CUDA wheel cannot load its operators next to a CPU torch, and refuses to be imported without."""
-    if importlib.util.find_spec("torchvision") is None:
+    """torchvision refuses to be imported without its operators, which its CUDA build cannot load beside a CPU torch."""
+    torchvision = importlib.util.find_spec("torchvision")
+    if torchvision is None or torchvision.origin is None:
         return
-    library = torch.library.Library("torchvision", "FRAGMENT")
+    for extension in pathlib.Path(torchvision.origin).parent.glob("_C*.so"):
+        with contextlib.suppress(OSError):
+            torch.ops.load_library(extension)
+            # torchvision's own operators are there, and defining one twice would abort the process
+            return
+    library = torch.library.Library("torchvision", "DEF")
     for operator in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, operator):
-            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _libraries_kept_alive.append(library)
 
 
