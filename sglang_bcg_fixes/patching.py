@@ -150,41 +150,44 @@ def rebind_copies(old: Any, new: Any, done: list[Change]) -> None:
 def refuse_stale_holders(changes: list[Change]) -> None:
     """Raise when a table, class, partial or closure of SGLang still holds a function that was replaced."""
     replaced = {id(core(change.before)): change for change in changes if change.before is not MISSING}
-    for place, value in held_values():
-        change = replaced.get(id(core(value)))
-        if change:
-            raise PatchError(
-                f"{place} still holds the old {change.slot.where}; declare it in `aliases`, or patch it itself"
-            )
-
-
-def held_values() -> Iterator[tuple[str, Any]]:
-    """What the module-level names of SGLang hold one level down.
-
-    Only types are looked at before it is known what a value is: SGLang keeps objects that import whole packages when an
-    attribute of theirs is asked for.
-    """
     for module in sglang_modules():
         for name, value in list(vars(module).items()):
-            place, kind = f"{module.__name__}:{name}", type(value)
-            if issubclass(kind, dict):
-                for key, item in list(value.items()):
-                    yield f"{place}[{key!r}]", item
-            elif issubclass(kind, list | tuple):
-                for item in value:
-                    yield place, item
-            elif kind is functools.partial:
-                yield place, value.func
-            elif issubclass(kind, type) and vars(value).get("__module__") == module.__name__:
-                for key, item in list(vars(value).items()):
-                    yield f"{place}.{key}", item
-            else:
-                function = graph_break.graph_call(value)
-                # our own wrappers hold the original on purpose
-                if type(function) is types.FunctionType and MARK not in vars(function):
-                    for cell in function.__closure__ or ():
-                        if not is_empty(cell):
-                            yield place, cell.cell_contents
+            for key, item in held_by(value, module.__name__):
+                change = replaced.get(id(core(item)))
+                if change:
+                    # the key is written out only here: its repr may be anybody's code
+                    rest = key if isinstance(key, str) else f"[{key[0]!r}]"
+                    raise PatchError(
+                        f"{module.__name__}:{name}{rest} still holds the old {change.slot.where}; declare it in "
+                        f"`aliases`, or patch it itself"
+                    )
+
+
+def held_by(value: Any, module_name: str) -> Iterator[tuple[str | tuple[Any], Any]]:
+    """What a module-level name holds one level down, each with the rest of its path: ".attribute" or (key,).
+
+    Nothing of the value is asked for but what its type is known to have: SGLang keeps objects that import whole
+    packages at the first attribute, and mappings that do at the first item.
+    """
+    kind = type(value)
+    if issubclass(kind, dict):
+        for key, item in list(dict.items(value)):
+            yield (key,), item
+    elif issubclass(kind, list | tuple):
+        for index, item in enumerate(list.__iter__(value) if issubclass(kind, list) else tuple.__iter__(value)):
+            yield (index,), item
+    elif kind is functools.partial:
+        yield ".func", value.func
+    elif issubclass(kind, type) and vars(value).get("__module__") == module_name:
+        for name, item in list(vars(value).items()):
+            yield f".{name}", item
+    else:
+        function = graph_break.graph_call(value)
+        # our own wrappers hold the original on purpose
+        if type(function) is types.FunctionType and MARK not in vars(function):
+            for cell in function.__closure__ or ():
+                if not is_empty(cell):
+                    yield "'s closure", cell.cell_contents
 
 
 def is_empty(cell: types.CellType) -> bool:

@@ -141,9 +141,10 @@ def test_copies_follow_within_sglang_only() -> None:
     ("module", "path", "place"),
     [
         ("tables", "function", "sglang.srt.tables:BY_NAME['function']"),
-        ("partials", "function", "sglang.srt.partials:bound"),
-        ("closures", "function", "sglang.srt.closures:kept"),
+        ("partials", "function", "sglang.srt.partials:bound.func"),
+        ("closures", "function", "sglang.srt.closures:kept's closure"),
         ("class_alias", "Thing.method", "sglang.srt.class_alias:Other.borrowed"),
+        ("lists", "function", "sglang.srt.lists:IN_ORDER[1]"),
     ],
 )
 def test_an_undeclared_holder_of_the_old_function_is_an_error(module: str, path: str, place: str) -> None:
@@ -311,7 +312,7 @@ def test_patching_a_function_that_a_break_holds_is_an_error() -> None:
         from sglang.srt import breaks
         original = breaks.operation
         patched = fix("one", point("operation", body="around", module="sglang.srt.breaks"))
-        refused(lambda: ledger.apply(patched), "sglang.srt.breaks:broken_operation still holds")
+        refused(lambda: ledger.apply(patched), "sglang.srt.breaks:broken_operation's closure still holds")
         assert breaks.operation is original
     """)
 

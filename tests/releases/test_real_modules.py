@@ -46,9 +46,10 @@ def differences(before, after):
     return sorted(key for key in before.keys() | after.keys() if before.get(key) is not after.get(key))
 """
 WHOLE_CYCLE = """
-before = attributes()
+before, modules = attributes(), set(sys.modules)
 load_plugins()
 after = attributes()
+new = {name.partition(".")[0] for name in set(sys.modules) - modules}
 from sglang_bcg_fixes import plugin
 process = plugin.load()
 wrong = process.ledger.applied() and process.ledger.read_back("linear_attention_captured")
@@ -76,6 +77,7 @@ if hasattr(rebuilt, "run_eager"):
 
 print("RESULT", json.dumps({
     "changed": differences(before, after),
+    "imported": sorted(new & {"sglang", "torch", "transformers", "triton"}),
     "state": process.report.state("linear_attention_captured"),
     "wrong": wrong,
     "left_after_undo": differences(before, attributes()),
@@ -119,6 +121,7 @@ def test_exactly_what_is_needed_is_changed_and_comes_off_again(
     affected = release in AFFECTED
     assert found["changed"] == ([f"{MODULE}:{OPERATION}"] if affected else [])
     assert found["state"] == ("applied" if affected else "not needed")
+    assert found["imported"] == [], "the plugin imports nothing that the process did not have"
     assert not found["wrong"] and found["left_after_undo"] == []
     # the release's breaks, each rebuilt in the form that its own decorator gives it
     breaks = found["breaks"]

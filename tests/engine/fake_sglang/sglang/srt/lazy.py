@@ -6,7 +6,17 @@ class LazyImport:
         raise AssertionError(f"{name} was asked for, which would import a package")
 
 
+class LazyMapping(dict):
+    """As transformers' mappings of models, which import each at the first look."""
+
+    def items(self):
+        raise AssertionError("the items were asked for, which would import packages")
+
+    __iter__ = keys = values = items
+
+
 lazy = LazyImport()
+mapping = LazyMapping(a=1)
 
 
 def reader_of_a_variable_without_value(has_value=False):

@@ -1,0 +1,3 @@
+from sglang.srt import target
+
+IN_ORDER = [len, target.function]
