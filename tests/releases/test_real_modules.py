@@ -49,7 +49,7 @@ WHOLE_CYCLE = """
 before, modules = attributes(), set(sys.modules)
 load_plugins()
 after = attributes()
-new = {name.partition(".")[0] for name in set(sys.modules) - modules}
+imported = {name.partition(".")[0] for name in set(sys.modules) - modules}
 from sglang_bcg_fixes import plugin
 process = plugin.load()
 wrong = process.ledger.applied() and process.ledger.read_back("linear_attention_captured")
@@ -77,7 +77,7 @@ if hasattr(rebuilt, "run_eager"):
 
 print("RESULT", json.dumps({
     "changed": differences(before, after),
-    "imported": sorted(new & {"sglang", "torch", "transformers", "triton"}),
+    "imported": sorted(imported & {"sglang", "torch", "transformers", "triton"}),
     "state": process.report.state("linear_attention_captured"),
     "wrong": wrong,
     "left_after_undo": differences(before, attributes()),
