@@ -6,7 +6,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 
 class ImportWatcher(importlib.abc.MetaPathFinder):
@@ -14,6 +14,11 @@ class ImportWatcher(importlib.abc.MetaPathFinder):
 
     def __init__(self) -> None:
         self._awaited: dict[str, list[Callable[[], None]]] = {}
+        self._executing: set[str] = set()
+
+    def is_executing(self, modules: Iterable[str]) -> bool:
+        """Whether one of these awaited modules has begun and not yet finished: half of its names are missing."""
+        return not self._executing.isdisjoint(modules)
 
     def call_after(self, module: str, callback: Callable[[], None]) -> None:
         self._awaited.setdefault(module, []).append(callback)
@@ -35,7 +40,11 @@ class ImportWatcher(importlib.abc.MetaPathFinder):
         execute = loader.exec_module
 
         def exec_module(module: types.ModuleType) -> None:
-            execute(module)
+            self._executing.add(name)
+            try:
+                execute(module)
+            finally:
+                self._executing.discard(name)
             for callback in self._awaited.pop(name, []):
                 callback()
 

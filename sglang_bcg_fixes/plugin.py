@@ -78,10 +78,11 @@ class Process:
             return
         self.settle(decision, report.WAITING, f"SGLang has not imported {' or '.join(modules)} in this process")
         for name in modules:
-            self.watcher.call_after(name, lambda: self.apply_late(decision))
+            self.watcher.call_after(name, lambda: self.apply_late(decision, modules))
 
-    def apply_late(self, decision: Decision) -> None:
-        if self.report.state(decision.id) == report.WAITING:
+    def apply_late(self, decision: Decision, modules: list[str]) -> None:
+        # where one of the modules imports another, this is called again when the outer one is complete
+        if self.report.state(decision.id) == report.WAITING and not self.watcher.is_executing(modules):
             self.apply(decision)
             self.tell()
 
