@@ -73,13 +73,15 @@ class PatchPoint:
     `where` lists alternatives "package.module:Class.attribute"; the first that exists is changed. `body` names the
     function that does the work as "package.module:function"; its parameters are bound by name, so it must use the
     names of the function that it changes. `aliases` are further places that hold the same object and that a scan of
-    module attributes cannot see, such as "package.module:TABLE['key']".
+    module attributes cannot see, such as "package.module:TABLE['key']". `needed` leaves a point out where a source has
+    only another part of the defect: right code is not patched.
     """
 
     where: tuple[str, ...]
     how: How
     body: str
     aliases: tuple[str, ...] = ()
+    needed: Callable[[Source], bool] = lambda source: True
 
 
 @dataclasses.dataclass(frozen=True)

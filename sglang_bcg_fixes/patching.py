@@ -287,25 +287,28 @@ def wrap(original: Callable[..., Any], how: How, body: Callable[..., Any]) -> Ca
 
 
 def refuse_other_parameters(where: str, original: Any, how: How, body: Callable[..., Any]) -> None:
-    """Raise unless the parameters that the body names are the first ones of the original, by name and in order."""
-    theirs = parameter_names(original)
-    ours = [
-        parameter.name
-        for parameter in inspect.signature(body).parameters.values()
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-    ]
+    """Raise unless the body names the original's first parameters in their order, and others by keyword in both."""
+    theirs, their_keywords = parameter_names(original)
+    ours, our_keywords = parameter_names(body)
     # the first one is the original, or its result
     named = ours[1:] if how in (How.AROUND, How.AFTER, How.GRAPH_BREAK) else ours
-    if named != theirs[: len(named)]:
-        raise PatchError(f"{where} takes ({', '.join(theirs)}), but {body.__qualname__} expects ({', '.join(named)})")
+    if named != theirs[: len(named)] or not set(our_keywords) <= set(their_keywords):
+        raise PatchError(
+            f"{where} takes ({', '.join([*theirs, '*', *their_keywords])}), but {body.__qualname__} expects "
+            f"({', '.join([*named, '*', *our_keywords])})"
+        )
 
 
-def parameter_names(function: Any) -> list[str]:
+def parameter_names(function: Any) -> tuple[list[str], list[str]]:
+    """The parameters that can be given by position, and those that can be given by keyword only."""
     schema = getattr(getattr(function, "default", None), "_schema", None)
     if schema is not None:
         # an operation registered with torch has a schema in place of a signature
-        return [argument.name for argument in schema.arguments]
-    return list(inspect.signature(function).parameters)
+        arguments = schema.arguments
+        return [a.name for a in arguments if not a.kwarg_only], [a.name for a in arguments if a.kwarg_only]
+    parameters = inspect.signature(function).parameters.values()
+    by_position = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return by_position, [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
 
 
 def core(value: Any) -> Any:

@@ -58,7 +58,7 @@ def make(registry: Registry, settings: Settings, source: Source, watched_too: bo
     for fix in in_order(wanted):
         decision = decide(fix, settings.fixes.get(fix.id, "off"), findings[fix.id])
         if decision.action is Action.APPLY:
-            decision = hold_back(decision, decisions)
+            decision = hold_back(with_needed_points(decision, source), decisions)
         decisions[fix.id] = decision
     kernels = tuple(choose(kernel, settings.kernels[kernel.op]) for kernel in registry.kernels)
     return Plan(source.version, tuple(decisions.values()), kernels)
@@ -79,6 +79,13 @@ def decide(fix: Fix, state: str, finding: Finding) -> Decision:
     if finding.verdict is Verdict.UNKNOWN:
         return decision(Action.UNKNOWN, finding.reason)
     return decision(Action.APPLY, finding.reason)
+
+
+def with_needed_points(decision: Decision, source: Source) -> Decision:
+    points = tuple(point for point in decision.fix.patches if point.needed(source))
+    if not points:
+        raise PlanError(f"{decision.id} is affected, but every patch point says that it is not needed")
+    return dataclasses.replace(decision, fix=dataclasses.replace(decision.fix, patches=points))
 
 
 def hold_back(decision: Decision, earlier: Mapping[str, Decision]) -> Decision:

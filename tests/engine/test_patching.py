@@ -192,7 +192,7 @@ def test_declared_aliases_are_changed_and_restored(path: str, alias: str, call: 
         ('point("Thing")', "is a class; patch its methods"),
         ('point("kernel")', "patch the function that launches it"),
         ('point("Thing.width")', "not a function"),
-        ('point("function", body="misnamed")', "takes (x, y), but misnamed expects (x, z)"),
+        ('point("function", body="misnamed")', "takes (x, y, *), but misnamed expects (x, z, *)"),
         ('point("missing")', "no sglang.srt.target:missing"),
         ('point("x", module="sglang.srt.gone")', "no module sglang.srt.gone"),
     ],
