@@ -4,14 +4,16 @@ Symptom: None seen by itself: with ordinary and latent attention the padded rows
 their output is thrown away. Anything that writes through these indices would write into a stranger's rows.
 Cause: When a batch is padded to a captured size, seq_lens and out_cache_loc are reset and req_pool_indices is not, so
 its last entries are those of an earlier, larger batch.
-Change: A fix would zero the indices of the padded rows; row 0 is nobody's. This version only watches for it.
+Change: Before a padded batch is filled in, the indices of its padded rows are set to 0, which is nobody's row.
 Remove when: No release before 0.5.13 has to be served.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from sglang_bcg_fixes.mitigations import DECODE_PADDING_OFF
-from sglang_bcg_fixes.model import Finding, Fix
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, affected, fixed
 
 OLD_BUFFERS = "sglang.srt.model_executor.cuda_graph_runner:DecodeInputBuffers.populate_from_forward_batch"
@@ -31,6 +33,11 @@ def probe(source: Source) -> Finding:
     return affected("padding leaves req_pool_indices as they are", fill)
 
 
+def zero_padded_rows(self: Any, *, raw_bs: int, bs: int, **_: Any) -> None:
+    if bs != raw_bs:
+        self.req_pool_indices[raw_bs:bs].zero_()
+
+
 FIX = Fix(
     id="decode_req_indices_stale",
     doc=__doc__,
@@ -42,5 +49,7 @@ FIX = Fix(
         "cadcdd3bf8b6": "build_decode_registry's slots, 0.5.13 to 0.5.13.post1",
         "d68c92883374": "build_decode_registry's slots, 0.5.14 to 0.5.23",
     },
+    patches=(PatchPoint(where=(OLD_BUFFERS,), how=How.BEFORE, body=f"{__name__}:zero_padded_rows"),),
     mitigations=DECODE_PADDING_OFF,
+    verify=("gpt_oss_decode_padding",),
 )

@@ -6,18 +6,23 @@ start-up when breakable CUDA graphs are on.
 Cause: On 0.5.11 a batch that is padded to a captured size keeps the sliding window locations of an earlier, larger
 batch in its last rows, and the replay stores there. 0.5.12 zeroes them and makes the buffer int32 in the decode and
 piecewise runners but int64 in the breakable runner, and the shared buffer refuses the difference.
-Change: A fix would zero the padded locations and use int32 in all three runners. This version only watches for it.
+Change: On 0.5.11 the locations of a padded batch are set to 0, nobody's slot, before it is filled in. On 0.5.12 and
+0.5.12.post1 every runner's buffer is made int32, which is what is copied into it, before it is shared.
 Remove when: No release before 0.5.13 has to be served.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from sglang_bcg_fixes.mitigations import NO_BREAKABLE_GRAPHS_AND_NO_PADDING
-from sglang_bcg_fixes.model import Finding, Fix
-from sglang_bcg_fixes.probe import Source, affected, fixed
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
+from sglang_bcg_fixes.probe import Definition, Source, affected, fixed
 
 DECODE = "sglang.srt.model_executor.cuda_graph_runner:DecodeInputBuffers"
+FILL = f"{DECODE}.populate_from_forward_batch"
 BREAKABLE = "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner"
+SHARE = "sglang.srt.model_executor.input_buffers:ForwardInputBuffers.share_buffers"
 REGISTRY = "sglang.srt.model_executor.cuda_graph_buffer_registry:build_decode_registry"
 BACKEND = "sglang.srt.layers.attention.triton_backend:TritonAttnBackend._fill_cuda_graph_swa_out_cache_loc"
 
@@ -26,17 +31,46 @@ def probe(source: Source) -> Finding:
     if source.find(REGISTRY):
         slots = source.need(REGISTRY).need_assignment_to("slots")
         return fixed("attention backends derive the locations anew in every step", slots, source.need(BACKEND))
-    fill = source.need(f"{DECODE}.populate_from_forward_batch")
-    decode = source.need(f"{DECODE}.create").need_assignment_to("out_cache_loc_swa")
-    breakable = source.need(f"{BREAKABLE}._init_buffers").need_assignment_to("out_cache_loc_swa")
+    fill, decode, breakable = source.need(FILL), decode_buffer(source), breakable_buffer(source)
+    share = source.need(SHARE)
     wrong = []
-    if "self.out_cache_loc_swa.zero_" not in fill.calls:
+    if padding_is_stale(source):
         wrong.append("padding leaves the decode graphs' sliding window locations as they are")
-    if decode.mentions("torch.int32") and breakable.mentions("torch.int64"):
+    if types_differ(source):
         wrong.append("the decode buffer is int32 and the breakable runner's is int64, which asserts at start-up")
     if wrong:
-        return affected("; ".join(wrong), fill, decode, breakable)
+        return affected("; ".join(wrong), fill, decode, breakable, share)
     return fixed("padding zeroes the locations, and the runners agree on their type", fill, decode, breakable)
+
+
+def decode_buffer(source: Source) -> Definition:
+    return source.need(f"{DECODE}.create").need_assignment_to("out_cache_loc_swa")
+
+
+def breakable_buffer(source: Source) -> Definition:
+    return source.need(f"{BREAKABLE}._init_buffers").need_assignment_to("out_cache_loc_swa")
+
+
+def padding_is_stale(source: Source) -> bool:
+    return "self.out_cache_loc_swa.zero_" not in source.need(FILL).calls
+
+
+def types_differ(source: Source) -> bool:
+    return decode_buffer(source).mentions("torch.int32") and breakable_buffer(source).mentions("torch.int64")
+
+
+def zero_padded_locations(self: Any, *, raw_bs: int, bs: int, **_: Any) -> None:
+    if bs != raw_bs and self.out_cache_loc_swa is not None:
+        self.out_cache_loc_swa.zero_()
+
+
+def make_locations_int32(self: Any) -> None:
+    """The buffers of other runners have no such field, or None in it."""
+    import torch
+
+    locations = getattr(self, "out_cache_loc_swa", None)
+    if locations is not None and locations.dtype != torch.int32:
+        self.out_cache_loc_swa = locations.to(torch.int32)
 
 
 FIX = Fix(
@@ -51,6 +85,7 @@ FIX = Fix(
         "988c24c22535": "DecodeInputBuffers.populate_from_forward_batch, 0.5.11",
         "20b86f2ec893": "DecodeInputBuffers.create's out_cache_loc_swa, 0.5.11",
         "d8bc19eaeb98": "BreakableCudaGraphRunner._init_buffers's out_cache_loc_swa, 0.5.11 to 0.5.12.post1",
+        "0260dea776a4": "ForwardInputBuffers.share_buffers, 0.5.11 to 0.5.12.post1",
         "e5c1602473b6": "DecodeInputBuffers.populate_from_forward_batch, 0.5.12 to 0.5.12.post1",
         "85785d4a05ed": "DecodeInputBuffers.create's out_cache_loc_swa, 0.5.12 to 0.5.12.post1",
         "cadcdd3bf8b6": "build_decode_registry's slots, 0.5.13 to 0.5.13.post1",
@@ -59,5 +94,10 @@ FIX = Fix(
         "01c7c19e7a3f": "TritonAttnBackend._fill_cuda_graph_swa_out_cache_loc, 0.5.19 to 0.5.21",
         "763e7e91fc3f": "TritonAttnBackend._fill_cuda_graph_swa_out_cache_loc, 0.5.22 to 0.5.23",
     },
+    patches=(
+        PatchPoint((FILL,), How.BEFORE, f"{__name__}:zero_padded_locations", needed=padding_is_stale),
+        PatchPoint((SHARE,), How.BEFORE, f"{__name__}:make_locations_int32", needed=types_differ),
+    ),
     mitigations=NO_BREAKABLE_GRAPHS_AND_NO_PADDING,
+    verify=("gpt_oss_decode_padding", "gpt_oss_breakable_start"),
 )
