@@ -83,6 +83,15 @@ def test_a_probe_that_raises_is_unknown_and_takes_no_other_down() -> None:
     assert "ZeroDivisionError: by zero" in probe.ask(bad, Source(NoFiles())).reason
 
 
+def test_a_point_that_a_source_does_not_need_is_left_out() -> None:
+    needed, not_needed = point("function"), dataclasses.replace(point("Thing.method"), needed=lambda source: False)
+    both = fix_with("both", Verdict.AFFECTED, needed, not_needed)
+    made = plan.make(Registry((both,), ()), flags.read([both], [], {}), Source(NoFiles()))
+    assert made.decisions[0].fix.patches == (needed,)
+    with pytest.raises(plan.PlanError, match="none is affected, but every patch point"):
+        actions(fix_with("none", Verdict.AFFECTED, not_needed))
+
+
 def test_order_follows_after_and_then_the_id() -> None:
     a, b, c = (
         fix_with("a", Verdict.AFFECTED, after=("c",)),
