@@ -18,6 +18,8 @@ PACKAGES = (
     "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph",
     "sglang.srt.model_executor.breakable_cuda_graph",
 )
+DECORATOR_MODULES = tuple(f"{package}.breakable_cuda_graph" for package in PACKAGES)
+CONTEXT_MODULES = tuple(f"{package}.context" for package in PACKAGES)
 
 
 class NoBreaksHere(Exception):

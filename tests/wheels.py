@@ -10,25 +10,9 @@ import tempfile
 import zipfile
 
 from sglang_bcg_fixes import flags, release
+from tests import processes
 
-RELEASES = (
-    "0.5.11",
-    "0.5.12",
-    "0.5.12.post1",
-    "0.5.13",
-    "0.5.13.post1",
-    "0.5.14",
-    "0.5.15",
-    "0.5.15.post1",
-    "0.5.16",
-    "0.5.17",
-    "0.5.18",
-    "0.5.19",
-    "0.5.20",
-    "0.5.21",
-    "0.5.22",
-    "0.5.23",
-)
+RELEASES = tuple((processes.REPOSITORY / "tools" / "releases.txt").read_text().split())
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 

@@ -17,24 +17,7 @@ CONSTRAINTS = REPOSITORY / "constraints"
 REQUIREMENTS_ON_CPU = REPOSITORY / "tools" / "sglang_on_cpu" / "requirements.txt"
 STAMP = "bcg-fixes-serve.json"
 
-RELEASES = (
-    "0.5.11",
-    "0.5.12",
-    "0.5.12.post1",
-    "0.5.13",
-    "0.5.13.post1",
-    "0.5.14",
-    "0.5.15",
-    "0.5.15.post1",
-    "0.5.16",
-    "0.5.17",
-    "0.5.18",
-    "0.5.19",
-    "0.5.20",
-    "0.5.21",
-    "0.5.22",
-    "0.5.23",
-)
+RELEASES = tuple((REPOSITORY / "tools" / "releases.txt").read_text().split())
 
 
 def prepare(folder: pathlib.Path, release: str, on_gpu: bool) -> pathlib.Path:

@@ -11,20 +11,16 @@ from __future__ import annotations
 
 import ast
 
+from sglang_bcg_fixes.graph_break import CONTEXT_MODULES
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
 
-MODULES = (
-    "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.context",
-    "sglang.srt.model_executor.breakable_cuda_graph.context",
-)
-
 
 def probe(source: Source) -> Finding:
-    if not any(source.has_module(module) for module in MODULES):
+    if not any(source.has_module(module) for module in CONTEXT_MODULES):
         return absent("this release has no breakable CUDA graphs")
-    scope = source.need(*(f"{module}:enable_breakable_cuda_graph" for module in MODULES))
+    scope = source.need(*(f"{module}:enable_breakable_cuda_graph" for module in CONTEXT_MODULES))
     endings = [step for node in ast.walk(scope.node) if isinstance(node, ast.Try) for step in node.finalbody]
     if not endings:
         return unknown("the scope ends in a way that no known release does", scope)

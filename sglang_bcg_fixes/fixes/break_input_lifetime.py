@@ -11,24 +11,21 @@ Remove when: Every release that has to be served keeps the inputs of a break ali
 
 from __future__ import annotations
 
+from sglang_bcg_fixes.graph_break import DECORATOR_MODULES
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed
 
-MODULES = (
-    "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph",
-    "sglang.srt.model_executor.breakable_cuda_graph.breakable_cuda_graph",
-)
 WEAK = "_weak_ref_if_tensor"
 
 
 def probe(source: Source) -> Finding:
-    if not any(source.has_module(module) for module in MODULES):
+    if not any(source.has_module(module) for module in DECORATOR_MODULES):
         return absent("this release has no breakable CUDA graphs")
-    decorator = source.need(*(f"{module}:eager_on_graph" for module in MODULES))
+    decorator = source.need(*(f"{module}:eager_on_graph" for module in DECORATOR_MODULES))
     inputs = (decorator.need_assignment_to("captured_args"), decorator.need_assignment_to("captured_kwargs"))
     if any(WEAK in item.calls for item in inputs):
-        weak = source.need(*(f"{module}:{WEAK}" for module in MODULES))
+        weak = source.need(*(f"{module}:{WEAK}" for module in DECORATOR_MODULES))
         return affected("a break keeps its arguments as weak views only", decorator, weak)
     return fixed("a break keeps its arguments alive", decorator)
 

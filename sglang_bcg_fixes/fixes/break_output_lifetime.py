@@ -11,23 +11,20 @@ Remove when: No release before 0.5.16 has to be served.
 
 from __future__ import annotations
 
+from sglang_bcg_fixes.graph_break import DECORATOR_MODULES
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed
 
-MODULES = (
-    "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph",
-    "sglang.srt.model_executor.breakable_cuda_graph.breakable_cuda_graph",
-)
 WEAK = "_weak_ref_if_tensor"
 
 
 def probe(source: Source) -> Finding:
-    if not any(source.has_module(module) for module in MODULES):
+    if not any(source.has_module(module) for module in DECORATOR_MODULES):
         return absent("this release has no breakable CUDA graphs")
-    decorator = source.need(*(f"{module}:eager_on_graph" for module in MODULES))
+    decorator = source.need(*(f"{module}:eager_on_graph" for module in DECORATOR_MODULES))
     if WEAK in decorator.need_assignment_to("captured_output").calls:
-        weak = source.need(*(f"{module}:{WEAK}" for module in MODULES))
+        weak = source.need(*(f"{module}:{WEAK}" for module in DECORATOR_MODULES))
         return affected("a break keeps its output as a weak view only", decorator, weak)
     return fixed("a break keeps its output alive", decorator)
 

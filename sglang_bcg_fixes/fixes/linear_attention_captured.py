@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from sglang_bcg_fixes.graph_break import DECORATOR_MODULES
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
@@ -25,10 +26,6 @@ if TYPE_CHECKING:
 
 MODULE = "sglang.srt.layers.radix_linear_attention"
 OPERATION = "unified_linear_attention_with_output"
-DECORATOR_MODULES = (
-    "sglang.srt.model_executor.breakable_cuda_graph.breakable_cuda_graph",
-    "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph",
-)
 BREAKS = (
     f"bcg_{OPERATION}",
     "RadixLinearAttention._eager_linear_attention",
