@@ -24,7 +24,13 @@ class CommandError(Exception):
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
-        return int(options.run(options))
+        status = int(options.run(options))
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # the reader, such as `head`, has seen enough; python would complain once more at exit
+        sys.stdout = None
+        return GOOD
     except (*ERRORS, CommandError) as error:
         print(f"bcg-fixes {options.command}: {error}", file=sys.stderr)
         return FAILED

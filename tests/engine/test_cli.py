@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import pathlib
 import subprocess
+import sys
 
 import pytest
 
@@ -125,6 +126,12 @@ def test_explain_tells_all_sections(fix) -> None:
     assert done.returncode == 0, done.stderr
     for words in (*SECTIONS, fix.title, *fix.upstream):
         assert words in done.stdout
+
+
+def test_a_reader_that_has_seen_enough_is_no_error() -> None:
+    command = f"{sys.executable} -m sglang_bcg_fixes list | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=processes.REPOSITORY)
+    assert done.returncode == 0 and done.stderr == "", done.stderr
 
 
 def test_list_shows_every_defect_and_flag() -> None:
