@@ -128,13 +128,16 @@ def change_point(fix_id: str, point: PatchPoint, done: list[Change]) -> None:
 
 
 def put_back(changes: list[Change]) -> None:
+    in_modules: dict[int, Change] = {}
     while changes:
         change = changes.pop()
         if change.slot.own() is not change.before:
             change.slot.put(change.before)
         if isinstance(change.slot.owner, types.ModuleType) and change.before is not MISSING:
-            # modules imported since then have taken copies of ours
-            rebind_copies(change.after, change.before, [])
+            in_modules.setdefault(id(change.after), change)
+    # modules imported since then have taken copies of ours; one search for each object, latest first
+    for change in in_modules.values():
+        rebind_copies(change.after, change.before, [])
 
 
 def rebind_copies(old: Any, new: Any, done: list[Change]) -> None:
