@@ -1,22 +1,51 @@
 """Prefill graphs serve batches of one request only
 
 Symptom: With breakable CUDA graphs on, a prefill batch of two or more requests never replays a graph; it is right, and
-as slow as without graphs. `cuda graph: True` never appears in the log next to more than one new sequence.
+as slow as without graphs. `cuda graph: True` never appears in the log next to more than one new sequence. Embedding
+models get logits instead of vectors; draft models get no hidden states.
 Cause: The whole model is captured with one request, its logits too, so a replay has one row of logits to give, and
-can_run refuses a larger batch.
-Change: A fix would capture the layers only and compute the logits of the real batch outside the graph, as 0.5.12 does.
-This version only watches for it.
+can_run refuses a larger batch. Nothing refuses the batches whose answer is something else than logits.
+Change: Only the layers are captured, found in the model by structure. A replay runs the model itself on the real batch,
+with the captured layers in the place of its layers, so logits, pooled vectors and hidden states are computed from every
+request. All sizes share one output buffer. Where the layers cannot be found, or hold a part that must not be captured,
+nothing is captured and one warning says why. Batches in other modes than plain and mixed prefill run eagerly.
 Remove when: No release before 0.5.12 has to be served.
 """
 
 from __future__ import annotations
 
+import bisect
+import contextlib
+import copy
+import dataclasses
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from sglang_bcg_fixes import layer_stack, patching
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, affected, fixed, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner"
 RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
+PREPARE = "sglang.srt.model_executor.piecewise_cuda_graph_runner:PiecewiseCudaGraphRunner.replay_prepare"
+# where the runner keeps what this fix knows about its model
+STATE = "bcg_fixes_captured_layers"
+# what a batch can bring that replay_prepare leaves out of the batch that the model is run with
+LEFT_OUT = (
+    "multi_item_delimiter_indices",
+    "ngram_embedding_info",
+    "return_hidden_states_before_norm",
+    "attn_cp_metadata",
+)
+OFF = "SGLANG_BCG_FIX_SINGLE_REQUEST_CAPTURE=off"
+
+logger = logging.getLogger("sglang_bcg_fixes")
 
 
 def probe(source: Source) -> Finding:
@@ -25,8 +54,226 @@ def probe(source: Source) -> Finding:
         return fixed("the layers are captured without the logits", captured)
     admission = source.need(f"{OLD_RUNNER}.can_run", f"{RUNNER}.can_run_graph")
     if "self.model_runner.model.forward" in captured.calls and admission.mentions("forward_batch.batch_size > 1"):
-        return affected("the whole model is captured with one request, and can_run refuses more", captured, admission)
+        replay = source.need(f"{OLD_RUNNER}.replay")
+        capture = (source.need(f"{OLD_RUNNER}._warmup"), source.need(f"{OLD_RUNNER}._capture_all"))
+        prepare = source.need(PREPARE)
+        reason = "the whole model is captured with one request, and can_run refuses more"
+        return affected(reason, captured, admission, replay, prepare, *capture)
     return unknown("the prefill runner captures something that no known release does", captured, admission)
+
+
+class CapturedLayers:
+    """The layers of one model, the buffers that their captured output is copied to, and what went past the graphs."""
+
+    def __init__(self, stack: layer_stack.LayerStack, rows: int) -> None:
+        self.stack = stack
+        self.rows = rows
+        self.buffers: list[Tensor] = []
+        self.signature = inspect.signature(stack.module.forward)
+        self.warned = False
+
+    def run(self, input_ids: Tensor, positions: Tensor, forward_batch: Any) -> Any:
+        """The layers, with their output in the shared buffers."""
+        import torch
+
+        # the model's own forward has this decorator, its layers have not
+        with torch.no_grad():
+            output = self.stack.module.forward(**self.stack.arguments(input_ids, positions, forward_batch))
+            buffers = iter(self.buffers) if self.buffers else self.allocate(output)
+            return map_tensors(output, lambda part: next(buffers)[: len(part)].copy_(part))
+
+    def allocate(self, output: Any) -> Iterator[Tensor]:
+        """Full-size buffers: the first call comes before any capture, so they lie outside the graphs' own memory."""
+        map_tensors(output, lambda part: self.buffers.append(part.new_empty(self.rows, *part.shape[1:])))
+        return iter(self.buffers)
+
+    @contextlib.contextmanager
+    def replayed(self, graph: Any, output: Any, batch: Any) -> Iterator[None]:
+        """Within this, the model's call of its layers replays the graph."""
+        layers_forward = self.stack.module.forward
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            unlike = self.unlike_capture(self.signature.bind(*args, **kwargs).arguments, batch)
+            if unlike:
+                self.warn_once(unlike)
+                return layers_forward(*args, **kwargs)
+            graph.replay()
+            return output
+
+        with replaced_forward(self.stack.module, forward):
+            yield
+
+    def unlike_capture(self, given: dict[str, Any], batch: Any) -> str | None:
+        """The argument that the graph would not see: it reads the batch's own tensors and nothing else."""
+        seen = self.stack.arguments(batch.input_ids, batch.positions, batch)
+        for name, value in given.items():
+            parameter = self.signature.parameters[name]
+            if name in seen:
+                if value is not seen[name]:
+                    return name
+            elif parameter.kind is parameter.VAR_KEYWORD:
+                if any(extra is not None for extra in value.values()):
+                    return ", ".join(value)
+            elif value is not parameter.default and value is not None:
+                return name
+        return None
+
+    def warn_once(self, name: str) -> None:
+        if not self.warned:
+            self.warned = True
+            logger.warning(
+                "bcg-fixes single_request_capture: %s is called with another '%s' than was captured; such batches run "
+                "eagerly. %s restores SGLang's own behaviour",
+                self.stack.path,
+                name,
+                OFF,
+            )
+
+    def detached(self, output: Any) -> Any:
+        """No part of an answer may lie in the buffers: the next replay overwrites them."""
+        ours = {buffer.untyped_storage().data_ptr() for buffer in self.buffers}
+        return map_tensors(output, lambda part: part.clone() if part.untyped_storage().data_ptr() in ours else part)
+
+
+@contextlib.contextmanager
+def replaced_forward(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
+    had_its_own, before = "forward" in vars(module), module.forward
+    module.forward = forward
+    try:
+        yield
+    finally:
+        if had_its_own:
+            module.forward = before
+        else:
+            del module.forward
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
+    """The same structure with every tensor changed; other values as they are."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)(map_tensors(item, change) for item in value)
+    return value
+
+
+def captured_layers(runner: Any) -> CapturedLayers | None:
+    """None where nothing may be captured, which a warning has said."""
+    if STATE not in vars(runner):
+        setattr(runner, STATE, find_layers(runner))
+    found: CapturedLayers | None = getattr(runner, STATE)
+    return found
+
+
+def find_layers(runner: Any) -> CapturedLayers | None:
+    model_runner = runner.model_runner
+    try:
+        refuse_configuration(model_runner)
+        stack = layer_stack.resolve(model_runner.model, runner.attention_layers)
+        refuse_uncapturable(stack, runner.attention_layers)
+    except layer_stack.Unresolved as reason:
+        logger.warning(
+            "bcg-fixes single_request_capture: no prefill graphs for %s.%s, prefill runs eagerly: %s. %s restores "
+            "SGLang's own behaviour",
+            type(model_runner.model).__module__,
+            type(model_runner.model).__qualname__,
+            reason,
+            OFF,
+        )
+        return None
+    return CapturedLayers(stack, runner.max_num_tokens)
+
+
+def refuse_configuration(model_runner: Any) -> None:
+    """What this release would capture with the state of no request, or of another one."""
+    arguments, configuration = model_runner.server_args, model_runner.model_config
+    reasons = {
+        "LoRA: the adapters of the capture batch would be replayed": arguments.enable_lora or arguments.lora_paths,
+        "DP attention: the ranks' own token counts would be replayed": arguments.enable_dp_attention,
+        "pipeline stages: a stage's input is not in the capture batch": arguments.pp_size > 1,
+        "a multimodal model: its images' embeddings would not be seen": model_runner.is_multimodal,
+        "an encoder-decoder model: its encoder's output would not be seen": configuration.is_encoder_decoder,
+        "MLA: capture and replay would choose different kernels (mla_dispatch_unaware)": model_runner.use_mla_backend,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise layer_stack.Unresolved(reason)
+
+
+def refuse_uncapturable(stack: layer_stack.LayerStack, attention_layers: list[Any]) -> None:
+    """A part with a state of its own must run in a break of the graph, between the captured segments."""
+    from sglang.srt.layers import radix_linear_attention
+
+    # a mixer that runs in a break is found by SGLang among the attention layers
+    broken = {id(part) for layer in attention_layers if layer is not None for part in layer.modules()}
+    linear_attention_breaks = hasattr(radix_linear_attention.unified_linear_attention_with_output, patching.MARK)
+    for path, part in stack.module.named_modules():
+        if isinstance(part, radix_linear_attention.RadixLinearAttention) and not linear_attention_breaks:
+            raise layer_stack.Unresolved(f"{path} would be captured: linear_attention_captured is not applied")
+        if type(part).__name__.startswith("Mamba") and id(part) not in broken:
+            raise layer_stack.Unresolved(
+                f"{path} would be captured with the capture batch's state (ssm_mixer_captured)"
+            )
+
+
+def warm_up(original: Callable[..., None], self: Any) -> None:
+    if captured_layers(self):
+        original(self)
+
+
+def capture_all(original: Callable[..., None], self: Any) -> None:
+    if captured_layers(self):
+        original(self)
+
+
+def run_layers(original: Callable[..., Any], self: Any, forward_batch: Any, num_tokens: int) -> Any:
+    """The original's contexts, with the layers where it calls the model."""
+    layers = captured_layers(self)
+    assert layers, "nothing is captured without layers"
+    with replaced_forward(self.model_runner.model, layers.run):
+        return original(self, forward_batch, num_tokens)
+
+
+def can_run(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    if not captured_layers(self) or forward_batch.forward_mode not in (ForwardMode.EXTEND, ForwardMode.MIXED):
+        return False
+    if any(getattr(forward_batch, name) for name in LEFT_OUT):
+        return False
+    # everything that it asks but for the number of requests
+    single = copy.copy(forward_batch)
+    single.batch_size = 1
+    return original(self, single)
+
+
+def replay(self: Any, forward_batch: Any, **kwargs: Any) -> Any:
+    from sglang.srt.compilation.piecewise_context_manager import set_forward_context
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+    from sglang.srt.model_executor.breakable_cuda_graph.context import enable_breakable_cuda_graph
+
+    layers = captured_layers(self)
+    assert layers, "can_run admits nothing without layers"
+    tokens = len(forward_batch.input_ids)
+    size = self.capture_num_tokens[bisect.bisect_left(self.capture_num_tokens, tokens)]
+    with enable_breakable_cuda_graph():
+        batch = self.replay_prepare(forward_batch, **kwargs)
+        # what the batch asks for: it was forced on for a capture of the whole model
+        batch.return_pooled_hidden_states = forward_batch.return_pooled_hidden_states
+        self.model_runner.attn_backend.init_forward_metadata(forward_batch)
+        parts = (self.attention_layers, self.quant_config, self.moe_layers, self.moe_fusions)
+        with (
+            set_forward_context(batch, *parts),
+            layers.replayed(self.graphs[size], self.output_buffers[size], batch),
+        ):
+            output = self.model_runner.model.forward(batch.input_ids, batch.positions, batch, **kwargs)
+    changes = {field.name: layers.detached(getattr(output, field.name)) for field in dataclasses.fields(output)}
+    if isinstance(output, LogitsProcessorOutput) and output.hidden_states is not None:
+        # one row a token, padding included, or one a request
+        changes["hidden_states"] = changes["hidden_states"][:tokens]
+    return dataclasses.replace(output, **changes)
 
 
 FIX = Fix(
@@ -37,6 +284,10 @@ FIX = Fix(
     known={
         "d3f5e503307d": "BreakableCudaGraphRunner._run_forward, 0.5.11",
         "7acbf663b8d2": "BreakableCudaGraphRunner.can_run, 0.5.11",
+        "01dca51ff6cd": "BreakableCudaGraphRunner.replay, 0.5.11",
+        "d7ce11acd559": "PiecewiseCudaGraphRunner.replay_prepare, 0.5.11",
+        "919520f66912": "BreakableCudaGraphRunner._warmup, 0.5.11",
+        "099e02893b1d": "BreakableCudaGraphRunner._capture_all, 0.5.11",
         "c9bf8cf00098": "BreakableCudaGraphRunner._run_forward, 0.5.12 to 0.5.12.post1",
         "54c00dd3c4de": "BreakableCudaGraphRunner._run_forward, 0.5.13 to 0.5.13.post1",
         "dfcad89732ce": "PrefillCudaGraphRunner._run_forward, 0.5.14 to 0.5.15.post1",
@@ -44,5 +295,14 @@ FIX = Fix(
         "9b08284819f1": "PrefillCudaGraphRunner._run_forward, 0.5.19 to 0.5.21",
         "2add49383b22": "PrefillCudaGraphRunner._run_forward, 0.5.22 to 0.5.23",
     },
+    patches=(
+        PatchPoint((f"{OLD_RUNNER}._warmup",), How.AROUND, f"{__name__}:warm_up"),
+        PatchPoint((f"{OLD_RUNNER}._capture_all",), How.AROUND, f"{__name__}:capture_all"),
+        PatchPoint((f"{OLD_RUNNER}._run_forward",), How.AROUND, f"{__name__}:run_layers"),
+        PatchPoint((f"{OLD_RUNNER}.can_run",), How.AROUND, f"{__name__}:can_run"),
+        PatchPoint((f"{OLD_RUNNER}.replay",), How.REPLACE, f"{__name__}:replay"),
+    ),
+    after=("linear_attention_captured",),
     mitigations=PREFILL_GRAPHS_OFF,
+    verify=("llama_several_requests",),
 )
