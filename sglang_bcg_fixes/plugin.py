@@ -47,6 +47,7 @@ class Process:
         self.ledger = Ledger()
         self.watcher = ImportWatcher()
         self.report = report.Report(made)
+        self.applying: set[str] = set()
 
     def start(self, started: float) -> None:
         self.compare_with_parent()
@@ -82,11 +83,14 @@ class Process:
 
     def apply_late(self, decision: Decision, modules: list[str]) -> None:
         # where one of the modules imports another, this is called again when the outer one is complete
-        if self.report.state(decision.id) == report.WAITING and not self.watcher.is_executing(modules):
+        is_ready = self.report.state(decision.id) == report.WAITING and not self.watcher.is_executing(modules)
+        # to apply it imports the rest of its modules, and each of them calls this
+        if is_ready and decision.id not in self.applying:
             self.apply(decision)
             self.tell()
 
     def apply(self, decision: Decision) -> None:
+        self.applying.add(decision.id)
         try:
             self.ledger.apply(decision.fix)
         except Exception as error:
@@ -94,6 +98,8 @@ class Process:
             self.settle(decision, report.FAILED, f"{type(error).__name__}: {error}")
         else:
             self.settle(decision, report.APPLIED, decision.reason)
+        finally:
+            self.applying.remove(decision.id)
 
     def settle(self, decision: Decision, state: str, detail: str) -> None:
         """Note what became of a decision; a wanted fix that is missing is said, or ends the process."""

@@ -138,6 +138,21 @@ def test_a_module_that_imports_another_of_the_same_fix_is_complete_first(extra, 
     assert "failed" not in done.stderr and "waiting extra_fix" in done.stderr.splitlines()[0]
 
 
+def test_a_module_that_only_the_fix_imports_does_not_apply_it_twice(extra, tmp_path: pathlib.Path) -> None:
+    text = EXTRA.replace("sglang.srt.target:SECOND", "sglang.srt.outer:outer")
+    code = """
+        import sys
+        from sglang.srt import target
+        assert "sglang.srt.outer" in sys.modules
+        assert result.report.state("extra_fix") == "applied"
+        assert sys.modules["sglang.srt.outer"].outer(1) == ["around", "outer", "around", "function", 1, 1]
+        assert result.ledger.read_back("extra_fix") == []
+    """
+    done = later(extra(text=text), tmp_path / "reports", code)
+    assert done.returncode == 0, done.stderr
+    assert "failed" not in done.stderr and len(done.stderr.splitlines()) == 2, done.stderr
+
+
 def test_a_process_that_never_imports_it_keeps_saying_that_it_waits(extra, tmp_path: pathlib.Path) -> None:
     done = later(extra(), tmp_path / "reports", "import sglang")
     assert done.returncode == 0 and len(done.stderr.splitlines()) == 1 and "waiting extra_fix" in done.stderr
