@@ -1,89 +1,233 @@
 """The prefill runner calls a model's layers with arguments that they do not take
 
-Symptom: The server stops at start-up while prefill graphs are captured, with a TypeError about input_embeds or with an
-error from a batch used as positions; or the positions are those of nobody. Which models depends on the release: Phi and
-Persimmon in all from 0.5.12, Cohere, Baichuan and XverseMoe on 0.5.13 to 0.5.18, on 0.5.13 also every model that spells
-it inputs_embeds, Qwen3-Next, NemotronH, Kimi-Linear, Falcon-H1, Bailing linear, Granite MoE and StarCoder2 among them.
+Symptom: The server stops at start-up while prefill graphs are captured, with a TypeError about input_embeds or about
+the number of arguments, or with "'ForwardBatch' object has no attribute 'flatten'"; from 0.5.15 this takes no flag.
+Which models depends on the release: Phi and Persimmon on all from 0.5.12; Cohere, Baichuan and XverseMoe on 0.5.13 to
+0.5.18; GLM-Image from 0.5.16; on 0.5.13 also every model that spells it inputs_embeds: Qwen3-Next, NemotronH,
+Kimi-Linear, Bailing linear, Granite MoE and StarCoder2 among them.
 Cause: The runner calls the layers by position, or with a keyword that not every model has: three positional arguments
 on 0.5.12, a keyword input_embeds besides on 0.5.13, four positional ones from 0.5.14, three and what the signature
-names from 0.5.19. Phi and Persimmon take forward_batch before positions.
-Change: A fix would bind every argument by the name of the parameter. This version only watches for it.
+names from 0.5.19. Phi, Persimmon and GLM-Image take forward_batch before positions, NemotronH takes pp_proxy_tensors
+before inputs_embeds.
+Change: Where a model's layers do not take the runner's call, a function stands in the place of their forward while the
+runner calls it. It hands each argument to the parameter of that name, and leaves out a None that nobody asks for; what
+it cannot place is an error, as for Phi-3-small on 0.5.12. Replay needs no change: it hands nothing on to the layers,
+and SGLang writes the embeddings of images where the graph reads them. On 0.5.13 some graphs would be wrong once they
+can be captured, so the server still stops, and says why: Falcon-H1, a draft model, and NemotronH and Bailing linear
+with the extra-buffer strategy of the Mamba prefix cache.
 Remove when: Every release that has to be served binds these arguments by name.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix
-from sglang_bcg_fixes.probe import Definition, Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
+from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
 
-RUNNERS = (
-    "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner._run_forward",
+MODELS = "sglang/srt/models"
+RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
+RUN_FORWARD = (
+    f"{RUNNER}:PrefillCudaGraphRunner._run_forward",
     "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner._run_forward",
 )
+NAMES_BY_SIGNATURE = f"{RUNNER}:_build_layer_model_forward_kwargs"
 CALLEE = "self.layer_model.forward"
+# in the order in which every release passes them
 PASSED = ("input_ids", "positions", "forward_batch", "input_embeds")
-UNUSUAL = (
-    "baichuan:BaiChuanModel",
-    "commandr:CohereModel",
-    "persimmon:PersimmonModel",
-    "phi:PhiModel",
-    "phi3_small:Phi3SmallModel",
-    "xverse_moe:XverseModel",
-)
-OTHERWISE_SPELLED = (
-    "bailing_moe_linear:BailingMoELinearModel",
-    "falcon_h1:FalconH1Model",
-    "granitemoe:GraniteMoeModel",
-    "kimi_linear:KimiLinearModel",
-    "nemotron_h:NemotronHModel",
-    "orion:OrionModel",
-    "qwen3_next:Qwen3NextModel",
-    "solar:SolarModel",
-    "starcoder2:Starcoder2Model",
-)
+SPELLINGS = {"positions": ("positions", "position_ids"), "input_embeds": ("input_embeds", "inputs_embeds")}
+
+# what 0.5.13 cannot call and would capture wrongly: always, or where the prefix cache wants checkpoints of the state
+CAPTURED_WRONGLY = frozenset({"FalconH1Model"})
+WITHOUT_CHECKPOINTS = frozenset({"BailingMoELinearModel", "NemotronHModel"})
+
+
+class Call(NamedTuple):
+    """How a runner calls the layers: so many of PASSED by position, and others by name; None stands for **kwargs."""
+
+    positional: int
+    keywords: frozenset[str | None]
+
+
+class Parameters(NamedTuple):
+    """What a forward takes besides self."""
+
+    names: tuple[str, ...]
+    required: frozenset[str]
+
+    def spelling(self, passed: str) -> str | None:
+        """The parameter for what the runner calls by this name, or None."""
+        return next((name for name in SPELLINGS.get(passed, (passed,)) if name in self.names), None)
 
 
 def probe(source: Source) -> Finding:
-    runner = source.need(*RUNNERS)
-    calls = [node for node in ast.walk(runner.node) if isinstance(node, ast.Call) and ast.unparse(node.func) == CALLEE]
+    runner = source.need(*RUN_FORWARD)
+    calls = calls_of_layers(runner.node)
     if not calls:
         return absent("the whole model is captured, called as it always is", runner)
     if len(calls) > 1:
         return unknown("the runner calls the layers in more than one way", runner)
-    keywords = {keyword.arg for keyword in calls[0].keywords}
-    models = (*UNUSUAL, *OTHERWISE_SPELLED) if "input_embeds" in keywords else UNUSUAL
-    read = [runner]
+    call, read = calls[0], [runner]
+    if None in call.keywords:
+        read.append(source.need(NAMES_BY_SIGNATURE))
     troubles: dict[str, list[str]] = {}
-    for model in models:
-        forward = source.find(f"sglang.srt.models.{model}.forward")
-        trouble = misfit(forward, len(calls[0].args), keywords) if forward else None
-        if forward and trouble:
-            troubles.setdefault(trouble, []).append(model.partition(":")[2])
-            read.append(forward.header)
+    for model, parameters in layer_stacks(source):
+        trouble = misfit(parameters, call)
+        if trouble and can_be_mended(parameters, call) and model not in CAPTURED_WRONGLY:
+            troubles.setdefault(trouble, []).append(model)
     if troubles:
         return affected("; ".join(f"{trouble}: {', '.join(models)}" for trouble, models in troubles.items()), *read)
     return fixed("every model takes its layers' arguments as they are passed", *read)
 
 
-def misfit(forward: Definition, positional: int, keywords: set[str | None]) -> str | None:
-    """What is wrong with passing the first arguments of PASSED by position and these by keyword, or None."""
-    assert isinstance(forward.node, ast.FunctionDef)
-    arguments = forward.node.args
-    parameters = [argument.arg for argument in arguments.args[1:]]
-    if positional > len(parameters) or ("input_embeds" in keywords and "input_embeds" not in parameters):
-        return "no parameter input_embeds"
-    for passed, parameter in zip(PASSED[:positional], parameters, strict=False):
-        if passed != parameter and parameter in PASSED:
-            return f"{passed} is taken for {parameter}"
-    required = parameters[: len(parameters) - len(arguments.defaults)]
-    missing = [name for name in required[positional:] if name not in keywords]
-    # what is passed as **kwargs is chosen by the names in the signature
-    if missing and None not in keywords:
-        return f"{missing[0]} is required and not passed"
-    return None
+@functools.cache
+def calls_made_by(run_forward: Callable[..., Any]) -> list[Call]:
+    return calls_of_layers(ast.parse(textwrap.dedent(inspect.getsource(run_forward))))
+
+
+def calls_of_layers(tree: ast.AST) -> list[Call]:
+    return [
+        Call(len(node.args), frozenset(keyword.arg for keyword in node.keywords))
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == CALLEE
+    ]
+
+
+def layer_stacks(source: Source) -> Iterator[tuple[str, Parameters]]:
+    """Every class that has layers and runs them on a batch of tokens.
+
+    Found in the text: parsing every model would take a second in every process, and a header is all that is needed.
+    """
+    for path in source.files.modules(MODELS):
+        for text in (source.text(path) or "").split("\nclass ")[1:]:
+            start = text.find("\n    def forward(")
+            header = text[start : text.find(")", start)].strip()
+            if "self.layers" in text and "input_ids" in header and "forward_batch" in header:
+                (function,) = ast.parse(f"{header}): pass").body
+                yield re.split(r"\W", text, maxsplit=1)[0], written_parameters(function)
+
+
+def written_parameters(function: ast.stmt) -> Parameters:
+    assert isinstance(function, ast.FunctionDef)
+    names = [argument.arg for argument in function.args.args[1:]]
+    return Parameters(tuple(names), frozenset(names[: len(names) - len(function.args.defaults)]))
+
+
+def live_parameters(forward: Callable[..., Any]) -> Parameters | None:
+    """Those of a bound method, decorated or not; None where whatever stands there takes everything."""
+    parameters = inspect.signature(forward).parameters.values()
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return None
+    named = [parameter for parameter in parameters if parameter.kind is not parameter.VAR_KEYWORD]
+    return Parameters(
+        tuple(parameter.name for parameter in named),
+        frozenset(parameter.name for parameter in named if parameter.default is parameter.empty),
+    )
+
+
+def misfit(parameters: Parameters, call: Call) -> str | None:
+    """What is wrong with calling these layers in this way, or None."""
+    for index, passed in enumerate(PASSED[: call.positional]):
+        if index >= len(parameters.names):
+            return f"no parameter for {passed}"
+        if parameters.names[index] != parameters.spelling(passed):
+            return f"{passed} is taken for {parameters.names[index]}"
+    for name in call.keywords:
+        # what is passed as **kwargs is chosen by the names in the signature
+        if name and name not in parameters.names:
+            return f"no parameter {name}"
+    left = parameters.required - set(parameters.names[: call.positional]) - call.keywords
+    return f"{min(left)} is required and not passed" if left and None not in call.keywords else None
+
+
+def can_be_mended(parameters: Parameters, call: Call) -> bool:
+    """Whether each argument of a batch of text, which has no embeddings, can be handed over by name."""
+    try:
+        by_name(parameters, (*PASSED[:3], None)[: call.positional], dict.fromkeys(filter(None, call.keywords)))
+    except Unplaced:
+        return False
+    return True
+
+
+class Unplaced(Exception):
+    """An argument without a parameter, or a parameter without an argument."""
+
+
+def by_name(parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The runner's arguments under the names that the layers have for them."""
+    found = {}
+    for passed, value in [*zip(PASSED[: len(args)], args, strict=True), *kwargs.items()]:
+        name = parameters.spelling(passed)
+        if name:
+            found[name] = value
+        elif value is not None:
+            raise Unplaced(f"no parameter for {passed}")
+    left = parameters.required - found.keys()
+    if left:
+        raise Unplaced(f"a parameter {min(left)}, which the prefill runner does not pass")
+    return found
+
+
+def call_layers_by_name(original: Callable[..., Any], self: Any, forward_batch: Any, num_tokens: int) -> Any:
+    """Put by_name between the runner and layers that it calls wrongly, for as long as it runs."""
+    layers = self.layer_model
+    # graphs of torch.compile are made of the whole model
+    if layers is None:
+        return original(self, forward_batch, num_tokens)
+    forward = layers.forward
+    parameters = live_parameters(forward)
+    calls = calls_made_by(original)
+    if parameters is None or all(misfit(parameters, call) is None for call in calls):
+        return original(self, forward_batch, num_tokens)
+    if any(call.keywords - {*parameters.names, None} for call in calls):
+        refuse_what_was_kept_away(self.model_runner, layers)
+
+    # from 0.5.19 the runner reads the signature of what stands there
+    @functools.wraps(forward, updated=())
+    def take(*args: Any, **kwargs: Any) -> Any:
+        try:
+            named = by_name(parameters, args, kwargs)
+        except Unplaced as reason:
+            raise TypeError(advice(f"{type(layers).__name__}.forward has {reason}")) from None
+        return forward(**named)
+
+    before = vars(layers).get("forward")
+    layers.forward = take
+    try:
+        return original(self, forward_batch, num_tokens)
+    finally:
+        if before is None:
+            del layers.forward
+        else:
+            layers.forward = before
+
+
+def refuse_what_was_kept_away(model_runner: Any, layers: Any) -> None:
+    """Raise where SGLang's own TypeError has so far kept a graph away that would answer wrongly."""
+    names = {base.__name__ for base in type(layers).__mro__}
+    server_args = model_runner.server_args
+    checkpoints = server_args.enable_mamba_extra_buffer() and not server_args.disable_radix_cache
+    if model_runner.is_draft_worker:
+        cause = "replay drops the target's hidden states"
+    elif names & CAPTURED_WRONGLY:
+        cause = "ssm_mixer_captured"
+    elif checkpoints and names & WITHOUT_CHECKPOINTS:
+        cause = "mamba_tracking_dropped"
+    else:
+        return
+    raise TypeError(advice(f"{type(layers).__name__} can be captured now, but its graph would be wrong: {cause}"))
+
+
+def advice(trouble: str) -> str:
+    ways = " or ".join(way.flags for way in PREFILL_GRAPHS_OFF)
+    return f"bcg-fixes, {FIX.id}: {trouble}. Start with {ways}; {FIX.flag}=off leaves the call to SGLang"
 
 
 FIX = Fix(
@@ -94,20 +238,14 @@ FIX = Fix(
     known={
         "d3f5e503307d": "BreakableCudaGraphRunner._run_forward, 0.5.11",
         "c9bf8cf00098": "BreakableCudaGraphRunner._run_forward, 0.5.12 to 0.5.12.post1",
-        "1633900711cc": "headers of PersimmonModel, PhiModel, 0.5.12 to 0.5.23",
-        "ab692e01f776": "Phi3SmallModel.forward's header, 0.5.12 to 0.5.13.post1",
         "54c00dd3c4de": "BreakableCudaGraphRunner._run_forward, 0.5.13 to 0.5.13.post1",
-        "089d482940aa": "headers of BaiChuanModel, CohereModel, XverseModel, 0.5.13 to 0.5.18",
-        "0d7b5253938b": "BailingMoELinearModel.forward's header, 0.5.13 to 0.5.13.post1",
-        "33dda69f86b9": "headers of FalconH1, GraniteMoe, Qwen3Next, Starcoder2 models, 0.5.13 to 0.5.13.post1",
-        "2fbea756c840": "KimiLinearModel.forward's header, 0.5.13 to 0.5.13.post1",
-        "18b8c2b606ee": "NemotronHModel.forward's header, 0.5.13 to 0.5.13.post1",
-        "b73da55aacf6": "OrionModel.forward's header, 0.5.13 to 0.5.13.post1",
-        "e8f114294f17": "SolarModel.forward's header, 0.5.13 to 0.5.13.post1",
         "dfcad89732ce": "PrefillCudaGraphRunner._run_forward, 0.5.14 to 0.5.15.post1",
         "416ac7d101d4": "PrefillCudaGraphRunner._run_forward, 0.5.16 to 0.5.18",
         "9b08284819f1": "PrefillCudaGraphRunner._run_forward, 0.5.19 to 0.5.21",
+        "f267a516dab5": "_build_layer_model_forward_kwargs, 0.5.19 to 0.5.23",
         "2add49383b22": "PrefillCudaGraphRunner._run_forward, 0.5.22 to 0.5.23",
     },
+    patches=(PatchPoint(where=RUN_FORWARD, how=How.AROUND, body=f"{__name__}:call_layers_by_name"),),
     mitigations=PREFILL_GRAPHS_OFF,
+    verify=("phi_prefill_graph", "cohere_prefill_graph", "qwen3_next_prefill_graph"),
 )

@@ -13,9 +13,16 @@ from tests import processes
 LAYERS = 3
 # qwen3next has linear attention in layers 0 and 2; these releases break the graph at layer 1 only (sglang #25110)
 LINEAR_ATTENTION_CAPTURED = ("0.5.11", "0.5.12.post1")
-# its prefill runner passes input_embeds, Qwen3NextModel.forward says inputs_embeds; the plugin only watches for that
-# (stack_call_signature), so the release does not start with it either
-CANNOT_CALL_THE_STACK = ("0.5.13.post1",)
+# release, model, and how SGLang ends: one for each way that a runner has of calling the layers
+CANNOT_CALL_THE_LAYERS = (
+    ("0.5.12.post1", "phi", "'ForwardBatch' object has no attribute 'flatten'"),
+    ("0.5.13.post1", "qwen3next", "unexpected keyword argument 'input_embeds'"),
+    ("0.5.14", "cohere", "takes 4 positional arguments but 5 were given"),
+    ("0.5.18", "phi", "'ForwardBatch' object has no attribute 'flatten'"),
+    ("0.5.23", "phi", "'ForwardBatch' object has no attribute 'flatten'"),
+)
+# spelt or ordered otherwise; 0.5.13 can call none of them
+OTHER_MODELS = ("cohere", "persimmon", "phi3_small", "starcoder2")
 CORRECT = ("0.5.15.post1", "0.5.17", "0.5.20", "0.5.23")
 # replays a batch of one request only
 SINGLE_REQUEST = ("0.5.11",)
@@ -70,11 +77,21 @@ def test_without_the_plugin_old_releases_answer_wrongly_where_no_memory_is_reuse
     assert min(batch["max_abs_logit_difference"] for batch in report["batches"]) > 1.0
 
 
-@pytest.mark.parametrize("plugins", ["__none__", "bcg_fixes"])
-@pytest.mark.parametrize("release", CANNOT_CALL_THE_STACK)
-def test_these_releases_do_not_start(prefill: Callable[..., dict], release: str, plugins: str) -> None:
-    report = prefill(release, plugins, "--model", "qwen3next")
-    assert "unexpected keyword argument 'input_embeds'" in report["error"]
+@pytest.mark.parametrize(("release", "model", "error"), CANNOT_CALL_THE_LAYERS)
+def test_without_the_plugin_these_models_do_not_start(
+    prefill: Callable[..., dict], release: str, model: str, error: str
+) -> None:
+    report = prefill(release, "__none__", "--model", model)
+    assert error in report["error"] and not report["batches"]
+
+
+@pytest.mark.parametrize(
+    ("release", "model"),
+    [*(case[:2] for case in CANNOT_CALL_THE_LAYERS), *(("0.5.13.post1", model) for model in OTHER_MODELS)],
+)
+def test_with_the_plugin_they_start_and_are_right(prefill: Callable[..., dict], release: str, model: str) -> None:
+    report = prefill(release, "bcg_fixes", "--model", model)
+    assert_replayed_and_right(report, LAYERS if model == "qwen3next" else 2)
 
 
 @pytest.mark.parametrize("release", CORRECT)
