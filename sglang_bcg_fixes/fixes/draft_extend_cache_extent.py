@@ -1,21 +1,43 @@
 """The draft model's extend step counts its new tokens twice
 
-Symptom: EAGLE and EAGLE3 with the Triton attention backend and CUDA graphs accept fewer draft tokens than they should;
-answers stay right, speed is lost, nothing is in the log. Without graphs the accept length is as it should be.
+Symptom: EAGLE, EAGLE3 and STANDALONE with the Triton attention backend accept fewer draft tokens than they should;
+answers stay right, speed is lost, nothing is in the log. With topk 1 the accept length is as it should be without CUDA
+graphs. With topk above 1, or with the overlap schedule off, it is too low without them too.
 Cause: seq_lens is prefix plus new tokens. The graph path of the Triton backend lists the cache slots of all of them as
 prefix, and the extend kernel is handed the keys and values of the new tokens once more, without the causal mask between
-the two. FlashAttention is right in every release: there seq_lens is what its kernel wants.
-Change: A fix would subtract the new tokens from the prefix in the graph path. This version only watches for it.
+the two. The worker for topk above 1 meets the same in eager mode; in graphs the backend also takes its rows for equally
+long, while they lie one after the other, each as long as what was accepted. FlashAttention is right in every release:
+there seq_lens is what its kernel wants.
+Change: In capture, in replay and in that worker's eager step the backend is handed the prefix alone, seq_lens less the
+new tokens, and its rows are laid out by their lengths. Eager steps with topk 1 and every other mode are left as they
+are.
 Remove when: No release before 0.5.13 has to be served.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
 from sglang_bcg_fixes.mitigations import DRAFT_WITHOUT_TRITON
-from sglang_bcg_fixes.model import Finding, Fix
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, affected, fixed, unknown
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 BACKEND = "sglang.srt.layers.attention.triton_backend:TritonAttnBackend"
+EAGER = f"{BACKEND}.init_forward_metadata"
+CAPTURE = f"{BACKEND}.init_forward_metadata_capture_cuda_graph"
+REPLAY = f"{BACKEND}.init_forward_metadata_replay_cuda_graph"
+FORWARD = f"{BACKEND}.forward_extend"
+SPECULATIVE = "sglang.srt.speculative"
+RUNNERS = (
+    f"{SPECULATIVE}.eagle_draft_extend_cuda_graph_runner:EAGLEDraftExtendCudaGraphRunner.replay",
+    f"{SPECULATIVE}.multi_layer_eagle_draft_extend_cuda_graph_runner:MultiLayerEagleDraftExtendCudaGraphRunner.replay",
+)
+# of the worker for topk above 1
+POSITIONS = f"{SPECULATIVE}.spec_utils:create_extend_after_decode_spec_info"
 
 
 def probe(source: Source) -> Finding:
@@ -25,10 +47,107 @@ def probe(source: Source) -> Finding:
         if lengths.mentions("seq_lens - extend_seq_lens"):
             return fixed("the graph path takes the new tokens off the prefix", update)
         return unknown("the graph path computes the prefix in a way that no known release does", update)
-    replay = source.need(f"{BACKEND}.init_forward_metadata_replay_cuda_graph")
-    if replay.mentions("is_draft_extend") and not replay.mentions("extend_seq_lens"):
-        return affected("the graph path takes seq_lens, new tokens included, for the prefix", replay)
-    return unknown("the graph path computes the prefix in a way that no known release does", replay)
+    methods = [source.need(where) for where in (EAGER, CAPTURE, REPLAY)]
+    runners = [source.need(where) for where in RUNNERS]
+    forward, positions = source.need(FORWARD), source.need(POSITIONS)
+    read = (*methods, *runners, forward, positions)
+    noted = all(runner.mentions("spec_info.extend_seq_lens_tensor = ") for runner in runners)
+    if any(method.mentions("extend_seq_lens_tensor") for method in methods) or not noted:
+        return unknown("the graph path computes the prefix in a way that no known release does", *read)
+    if not positions.mentions("seq_length - accept_len"):
+        return unknown("the worker for topk above 1 does not count from seq_lens as in the known releases", *read)
+    return affected("the backend takes seq_lens, new tokens included, for the prefix", *read)
+
+
+def prefix_of(seq_lens: Tensor, new: Tensor) -> Tensor:
+    """Padded rows have a length of 1 and are full of new tokens: they have no prefix."""
+    return (seq_lens - new.to(seq_lens.dtype)).clamp_(min=0)
+
+
+def new_tokens(spec_info: Any, seq_lens: Tensor, width: int) -> Tensor:
+    """How many each row has: SGLang's runners note it before a replay, and capture with full rows."""
+    noted = getattr(spec_info, "extend_seq_lens_tensor", None)
+    return seq_lens.new_full(seq_lens.shape, width) if noted is None else noted[: len(seq_lens)]
+
+
+def lay_out_rows(backend: Any, new: Tensor) -> None:
+    """One behind the other, where the captured kernels read it."""
+    backend.qo_indptr[1 : len(new) + 1] = new.cumsum(0)
+
+
+def capture_prefix_alone(
+    original: Callable[..., None],
+    self: Any,
+    bs: int,
+    num_tokens: int,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    encoder_lens: Tensor | None,
+    forward_mode: Any,
+    spec_info: Any,
+) -> None:
+    if not forward_mode.is_draft_extend(include_v2=True):
+        return original(self, bs, num_tokens, req_pool_indices, seq_lens, encoder_lens, forward_mode, spec_info)
+    width = num_tokens // bs
+    new = new_tokens(spec_info, seq_lens[:bs], width)
+    prefix = prefix_of(seq_lens[:bs], new)
+    original(self, bs, num_tokens, req_pool_indices, prefix, encoder_lens, forward_mode, spec_info)
+    lay_out_rows(self, new)
+    # the later layers of a multi-layer draft model have longer rows than the backend knows of
+    self.forward_metadata.max_extend_len = width
+
+
+def replay_prefix_alone(
+    original: Callable[..., None],
+    self: Any,
+    bs: int,
+    req_pool_indices: Tensor,
+    seq_lens: Tensor,
+    seq_lens_sum: int,
+    encoder_lens: Tensor | None,
+    forward_mode: Any,
+    spec_info: Any,
+    seq_lens_cpu: Tensor | None,
+) -> None:
+    rest = (seq_lens_sum, encoder_lens, forward_mode, spec_info, seq_lens_cpu)
+    if not forward_mode.is_draft_extend(include_v2=True):
+        return original(self, bs, req_pool_indices, seq_lens, *rest)
+    new = new_tokens(spec_info, seq_lens[:bs], self.speculative_num_steps + 1)
+    original(self, bs, req_pool_indices, prefix_of(seq_lens[:bs], new), *rest)
+    lay_out_rows(self, new)
+
+
+def eager_prefix_alone(original: Callable[..., None], self: Any, forward_batch: Any) -> None:
+    """With topk 1 the mode is DRAFT_EXTEND_V2, and the backend goes by extend_prefix_lens."""
+    if not forward_batch.forward_mode.is_draft_extend():
+        return original(self, forward_batch)
+    whole = forward_batch.seq_lens
+    forward_batch.seq_lens = prefix_of(whole, forward_batch.extend_seq_lens)
+    try:
+        original(self, forward_batch)
+    finally:
+        forward_batch.seq_lens = whole
+
+
+def zero_rows_of_nobody(
+    original: Callable[..., Tensor],
+    self: Any,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    layer: Any,
+    forward_batch: Any,
+    *rest: Any,
+    **named: Any,
+) -> Tensor:
+    """Where fewer tokens were accepted than a graph has rows, the last rows of its output are written by nothing."""
+    import torch
+
+    output = original(self, q, k, v, layer, forward_batch, *rest, **named)
+    if forward_batch.forward_mode.is_draft_extend():
+        of_nobody = torch.arange(len(output), device=output.device) >= self.forward_metadata.qo_indptr[-1]
+        output.masked_fill_(of_nobody.view(-1, *[1] * (output.ndim - 1)), 0)
+    return output
 
 
 FIX = Fix(
@@ -41,7 +160,18 @@ FIX = Fix(
     ),
     probe=probe,
     known={
+        "0c99110ba76b": "TritonAttnBackend.init_forward_metadata, 0.5.11",
+        "40bc3cc80d92": "TritonAttnBackend.init_forward_metadata_capture_cuda_graph, 0.5.11 to 0.5.12.post1",
         "290107dddece": "TritonAttnBackend.init_forward_metadata_replay_cuda_graph, 0.5.11 to 0.5.12.post1",
+        "4cd8d80a5272": "EAGLEDraftExtendCudaGraphRunner.replay, 0.5.11",
+        "b1c05774795b": "MultiLayerEagleDraftExtendCudaGraphRunner.replay, 0.5.11",
+        "0a1c8fdb63ea": "TritonAttnBackend.forward_extend, 0.5.11",
+        "1a4769e4cfdc": "create_extend_after_decode_spec_info, 0.5.11",
+        "2b4b3c0d35f5": "TritonAttnBackend.init_forward_metadata, 0.5.12 to 0.5.12.post1",
+        "bb4f052e5c78": "EAGLEDraftExtendCudaGraphRunner.replay, 0.5.12 to 0.5.12.post1",
+        "5162ed83d5b6": "MultiLayerEagleDraftExtendCudaGraphRunner.replay, 0.5.12 to 0.5.12.post1",
+        "85ca02735114": "TritonAttnBackend.forward_extend, 0.5.12 to 0.5.12.post1",
+        "a24a16bb7cbc": "create_extend_after_decode_spec_info, 0.5.12 to 0.5.12.post1",
         "f2a7047d74ea": "TritonAttnBackend._update_draft_extend_buffers, 0.5.13 to 0.5.13.post1",
         "b5aaa5eb8384": "TritonAttnBackend._update_draft_extend_buffers, 0.5.14 to 0.5.15.post1",
         "4f41cb677cbc": "TritonAttnBackend._update_draft_extend_buffers, 0.5.16 to 0.5.18",
@@ -50,5 +180,12 @@ FIX = Fix(
         "dc1d2ef26ad2": "TritonAttnBackend._update_draft_extend_buffers, 0.5.22",
         "bc7b9ed931f6": "TritonAttnBackend._update_draft_extend_buffers, 0.5.23",
     },
+    patches=(
+        PatchPoint((CAPTURE,), How.AROUND, f"{__name__}:capture_prefix_alone"),
+        PatchPoint((REPLAY,), How.AROUND, f"{__name__}:replay_prefix_alone"),
+        PatchPoint((EAGER,), How.AROUND, f"{__name__}:eager_prefix_alone"),
+        PatchPoint((FORWARD,), How.AROUND, f"{__name__}:zero_rows_of_nobody"),
+    ),
     mitigations=DRAFT_WITHOUT_TRITON,
+    verify=("eagle_triton_draft_extend",),
 )

@@ -1,0 +1,169 @@
+"""A draft worker that passes the prefix alone gets too short a cache extent
+
+Symptom: None with the workers that SGLang ships. With a worker of another origin, a build from main among them, few
+draft tokens are accepted although the same draft model does well elsewhere: its new tokens do not attend to each other.
+Cause: In the draft model's extend step seq_lens is prefix plus new tokens, by convention alone; the attention backends
+take it as it is given. Every caller in every release keeps to that. A worker that passes the prefix gets an extent that
+ends before its new tokens; in the Triton backend's graphs, which take the new tokens off, it loses that many again.
+Change: Only with SGLANG_BCG_FIX_DRAFT_EXTEND_PREFIX_ONLY=on. Where seq_lens equals extend_prefix_lens the new tokens
+are added to it for the time of the call: in the eager step, in the runners that fill a graph's buffers, and in the
+backends' graph methods from 0.5.13 on, which are handed a batch. A length that counts its new tokens never equals its
+prefix and is left as it is, so that nothing is counted twice. No flag of SGLang goes round it.
+Remove when: No worker that passes the prefix alone has to be served.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
+from sglang_bcg_fixes.probe import Source, affected, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FLASH = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionBackend"
+TRITON = "sglang.srt.layers.attention.triton_backend:TritonAttnBackend"
+SINGLE = "sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner:EAGLEDraftExtendCudaGraphRunner"
+MULTI = "sglang.srt.speculative.multi_layer_eagle_draft_extend_cuda_graph_runner:MultiLayerEagle"
+EAGER = f"{FLASH}.init_forward_metadata"
+# what fills the buffers of a captured graph, in the order in which one took over from the other
+SINGLE_FILLS = (f"{SINGLE}.execute", f"{SINGLE}.replay")
+MULTI_FILLS = (
+    f"{MULTI}MultiStepDraftExtendCudaGraphRunner.prepare",
+    f"{MULTI}DraftExtendCudaGraphRunner.execute",
+    f"{MULTI}DraftExtendCudaGraphRunner.replay",
+)
+# only in later releases; before, the backends' graph methods are handed lengths without a prefix to compare them with
+AROUND_GRAPHS = (f"{FLASH}.init_forward_metadata_out_graph", f"{TRITON}.init_forward_metadata_out_graph")
+IN_GRAPH = f"{FLASH}.init_forward_metadata_in_graph"
+
+logger = logging.getLogger("sglang_bcg_fixes")
+
+
+def probe(source: Source) -> Finding:
+    eager, single, multi = source.need(EAGER), source.need(*SINGLE_FILLS), source.need(*MULTI_FILLS)
+    graph = [method for where in (*AROUND_GRAPHS, IN_GRAPH) if (method := source.find(where))]
+    read = (eager.header, single, multi.header, *(method.header for method in graph))
+    if eager.mentions("seqlens_in_batch = forward_batch.seq_lens\n") and single.mentions("forward_batch.seq_lens"):
+        return affected("seq_lens is taken as it is given, which is right for every caller in this source", *read)
+    return unknown("the extent is computed in a way that no known release does", *read)
+
+
+def count_new_tokens(original: Callable[..., Any], self: Any, forward_batch: Any, *rest: Any, **named: Any) -> Any:
+    whole = whole_lengths(forward_batch)
+    if whole and forward_batch.seq_lens_cpu is not None:
+        on_host = whole_lengths_on_host(forward_batch)
+        whole = whole | on_host if on_host else {}
+    with lengths(forward_batch, whole):
+        return original(self, forward_batch, *rest, **named)
+
+
+def count_new_tokens_in_graph(original: Callable[..., None], self: Any, forward_batch: Any) -> None:
+    """Recorded into the graph, which has no use for lengths on the host."""
+    with lengths(forward_batch, whole_lengths(forward_batch)):
+        original(self, forward_batch)
+
+
+@contextlib.contextmanager
+def lengths(batch: Any, whole: dict[str, Any]) -> Iterator[None]:
+    """For the time of one call: the caller may go on with what it passed."""
+    passed = {name: getattr(batch, name) for name in whole}
+    try:
+        for name, value in whole.items():
+            setattr(batch, name, value)
+        yield
+    finally:
+        for name, value in passed.items():
+            setattr(batch, name, value)
+
+
+def whole_lengths(batch: Any) -> dict[str, Any]:
+    """Under the batch's name for them; nothing in other modes, and nothing without a prefix to compare with."""
+    prefix, new = getattr(batch, "extend_prefix_lens", None), getattr(batch, "extend_seq_lens", None)
+    if prefix is None or new is None or not batch.forward_mode.is_draft_extend_v2():
+        return {}
+    return {"seq_lens": with_new_tokens(batch.seq_lens, prefix, new)}
+
+
+def whole_lengths_on_host(batch: Any) -> dict[str, Any]:
+    import torch
+
+    prefix, new = getattr(batch, "extend_prefix_lens_cpu", None), getattr(batch, "extend_seq_lens_cpu", None)
+    if prefix is None or new is None:
+        warn(
+            "bcg-fixes: draft_extend_prefix_only leaves a batch as it is that has seq_lens_cpu without "
+            "extend_prefix_lens_cpu and extend_seq_lens_cpu; let the worker set all three, or none of them. "
+            "SGLANG_BCG_FIX_DRAFT_EXTEND_PREFIX_ONLY=off silences this"
+        )
+        return {}
+    whole = with_new_tokens(batch.seq_lens_cpu, torch.as_tensor(prefix), torch.as_tensor(new))
+    total = batch.seq_lens_sum
+    added = int((whole - batch.seq_lens_cpu).sum())
+    return {"seq_lens_cpu": whole, "seq_lens_sum": None if total is None else total + added}
+
+
+def with_new_tokens(lengths: Tensor, prefix: Tensor, new: Tensor) -> Tensor:
+    """Added where a row ends with its prefix; a graph's buffers may have more rows than the batch."""
+    rows = len(prefix)
+    whole = lengths.clone()
+    whole[:rows] += (lengths[:rows] == prefix) * new[:rows]
+    return whole
+
+
+@functools.cache
+def warn(message: str) -> None:
+    """Once in a process: every step would say the same."""
+    logger.warning(message)
+
+
+def is_there(where: str) -> Callable[[Source], bool]:
+    return lambda source: source.find(where) is not None
+
+
+BODY = f"{__name__}:count_new_tokens"
+
+FIX = Fix(
+    id="draft_extend_prefix_only",
+    doc=__doc__,
+    upstream=(
+        "https://github.com/sgl-project/sglang/pull/26512",
+        "https://github.com/sgl-project/sglang/pull/26628",
+        "https://github.com/sgl-project/sglang/pull/26651",
+    ),
+    probe=probe,
+    known={
+        "d27655df7f3d": "FlashAttentionBackend.init_forward_metadata's header, 0.5.11 to 0.5.23",
+        "4cd8d80a5272": "EAGLEDraftExtendCudaGraphRunner.replay, 0.5.11",
+        "8cf4497f2f62": "MultiLayerEagleDraftExtendCudaGraphRunner.replay's header, 0.5.11 to 0.5.13.post1",
+        "bb4f052e5c78": "EAGLEDraftExtendCudaGraphRunner.replay, 0.5.12 to 0.5.12.post1",
+        "c6eadc22c8db": "EAGLEDraftExtendCudaGraphRunner.replay, 0.5.13 to 0.5.13.post1",
+        "0efc2c78999b": "init_forward_metadata_out_graph's header in both backends, 0.5.13 to 0.5.23",
+        "5a0d2679ebc3": "EAGLEDraftExtendCudaGraphRunner.execute, 0.5.14",
+        "cc527128def3": "MultiLayerEagleDraftExtendCudaGraphRunner.execute's header, 0.5.14",
+        "9b6fd5c9f3d2": "EAGLEDraftExtendCudaGraphRunner.execute, 0.5.15 to 0.5.15.post1",
+        "181099fc0e5f": "MultiLayerEagleMultiStepDraftExtendCudaGraphRunner.prepare's header, 0.5.15 to 0.5.19",
+        "99d8ae5c223c": "EAGLEDraftExtendCudaGraphRunner.execute, 0.5.16",
+        "add8e4b72e8b": "FlashAttentionBackend.init_forward_metadata_in_graph's header, 0.5.16 to 0.5.23",
+        "327350b43bb0": "EAGLEDraftExtendCudaGraphRunner.execute, 0.5.17",
+        "03ecbbb5ff19": "EAGLEDraftExtendCudaGraphRunner.execute, 0.5.18 to 0.5.19",
+        "3b097a58bf6e": "EAGLEDraftExtendCudaGraphRunner.execute, 0.5.20",
+        "2f2ea3981a50": "MultiLayerEagleMultiStepDraftExtendCudaGraphRunner.prepare's header, 0.5.20 to 0.5.23",
+        "0992ef11d1df": "EAGLEDraftExtendCudaGraphRunner.execute, 0.5.21",
+        "2267d0af810b": "EAGLEDraftExtendCudaGraphRunner.execute, 0.5.22",
+        "d70f03ecbdfb": "EAGLEDraftExtendCudaGraphRunner.execute, 0.5.23",
+    },
+    patches=(
+        PatchPoint((EAGER,), How.AROUND, BODY),
+        PatchPoint(SINGLE_FILLS, How.AROUND, BODY),
+        PatchPoint(MULTI_FILLS, How.AROUND, BODY),
+        *(PatchPoint((where,), How.AROUND, BODY, needed=is_there(where)) for where in AROUND_GRAPHS),
+        PatchPoint((IN_GRAPH,), How.AROUND, f"{BODY}_in_graph", needed=is_there(IN_GRAPH)),
+    ),
+    default="off",
+    verify=("eagle_prefix_only_worker",),
+)
