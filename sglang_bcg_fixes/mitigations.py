@@ -49,22 +49,14 @@ NO_BREAKABLE_GRAPHS_AND_NO_PADDING = (
 
 DRAFT_WITHOUT_TRITON = (
     Mitigation(
-        flags="--speculative-draft-attention-backend fa3 (or flashinfer), or --disable-cuda-graph",
+        flags="--speculative-draft-attention-backend fa3 (or flashinfer), or, with topk 1, --disable-cuda-graph",
         option="--speculative-draft-attention-backend",
         effect="the draft model's extend step leaves the Triton backend's graph path",
     ),
     Mitigation(
-        flags="--attention-backend fa3 (or flashinfer), or --disable-cuda-graph",
+        flags="--attention-backend fa3 (or flashinfer), or, with topk 1, --disable-cuda-graph",
         option="--attention-backend",
         effect="the Triton backend's graph path is not used",
-    ),
-)
-
-FIXED_SPECULATION = (
-    Mitigation(
-        flags="(leave out) --speculative-adaptive",
-        option="--speculative-adaptive",
-        effect="the target's attention backend is built once, before the draft model changes the shared configuration",
     ),
 )
 
