@@ -1,0 +1,148 @@
+"""The prefill runner finds a model's layers by the names of attributes
+
+Symptom: A model whose names are not those that the runner knows gets no prefill graphs. Where breakable ones are asked
+for, prefill runs eagerly on 0.5.12 and 0.5.13 (Gemma 4 with images), and the server stops at start-up on 0.5.14 (the
+same) and 0.5.16 (Qwen3-Omni, dots.ocr). Where the names lead to a module that computes logits too, as they can in a
+model of your own, prefill answers wrongly with HTTP 200 on 0.5.12 and 0.5.13; from 0.5.14 the server stops at start-up.
+Cause: The runner captures `language_model.model`, or whatever has an attribute `layers`, and does not ask whether that
+module runs all layers, can be called with a batch, and leaves the logits to the model.
+Change: A check, off by default, because we know of no model in these releases that the names mislead. Before anything
+is captured, the layers are looked for by structure too. Where they are another module, that is captured, and one
+warning names both. Where structure has no answer, SGLang's choice is kept, and one warning says why. Where SGLang's
+names have none, prefill stays eager, and one warning says where the layers are; a server that stops there still does.
+Remove when: Every release that has to be served looks for the layers by structure.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from typing import Any
+
+from sglang_bcg_fixes import layer_stack
+from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
+from sglang_bcg_fixes.probe import Source, absent, affected, unknown
+
+MODULE = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
+RUNNER = f"{MODULE}:PrefillCudaGraphRunner"
+OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner"
+BY_NAME = "_resolve_transformer_layer_model"
+FLAG = "SGLANG_BCG_FIX_LAYER_STACK_BY_NAME"
+
+logger = logging.getLogger("sglang_bcg_fixes")
+
+
+def probe(source: Source) -> Finding:
+    made = source.need(f"{RUNNER}.__init__", f"{OLD_RUNNER}.__init__")
+    if not made.mentions("self.layer_model"):
+        return absent("the whole model is captured", made)
+    read = [made, source.need(f"{RUNNER}.capture", f"{OLD_RUNNER}._warmup")]
+    if BY_NAME in made.calls:
+        read.append(source.need(f"{MODULE}:{BY_NAME}"))
+    if read[-1].mentions("hasattr(layer_model, 'layers')") or made.mentions("hasattr(language_model.model, 'layers')"):
+        return affected("the layers are looked for under `language_model`, `model` and `layers`", *read)
+    return unknown("the layers are looked for in a way that no known release does", *read)
+
+
+def is_old(source: Source) -> bool:
+    return source.find(f"{OLD_RUNNER}.__init__") is not None
+
+
+def prefer_structure(self: Any) -> None:
+    # other kinds of graphs capture the whole model
+    if self.layer_model is None:
+        return
+    by_name = path_of(self.model_runner.model, self.layer_model)
+    try:
+        stack = by_structure(self)
+    except layer_stack.Unresolved as reason:
+        warn(
+            self,
+            f"SGLang captures {by_name}, found by name; whether that is right cannot be told by structure: {reason}. "
+            f"Compare its answers with those of a server without prefill graphs",
+        )
+        return
+    if stack.module is self.layer_model:
+        return
+    warn(self, f"by name SGLang found the layers in {by_name}; by structure they are {stack.path}, which is captured")
+    self.layer_model = stack.module
+    if hasattr(self, "_input_embeds_arg_idx"):
+        # a replay takes the embeddings from this place among the arguments
+        self._input_embeds_arg_idx = place_of_embeddings(stack)
+
+
+def say_where_the_layers_are(result: None, self: Any, model_runner: Any) -> None:
+    if self.layer_model is not None:
+        return
+    try:
+        stack = by_structure(self)
+    except layer_stack.Unresolved as reason:
+        warn(self, f"prefill runs eagerly: its layers were found neither by name nor by structure: {reason}")
+    else:
+        warn(self, f"prefill runs eagerly: SGLang knows no name for its layers, which are {stack.path}")
+
+
+def by_structure(runner: Any) -> layer_stack.LayerStack:
+    stack = layer_stack.resolve(runner.model_runner.model, runner.attention_layers)
+    if runner.is_multimodal and place_of_embeddings(stack) is None:
+        raise layer_stack.Unresolved(f"{stack.path} takes no embeddings, and the model has more than text")
+    return stack
+
+
+def place_of_embeddings(stack: layer_stack.LayerStack) -> int | None:
+    parameters = list(inspect.signature(stack.module.forward).parameters)
+    return next((parameters.index(name) for name in layer_stack.EMBEDDINGS if name in parameters), None)
+
+
+def path_of(model: Any, module: Any) -> str:
+    names = (path for path, part in model.named_modules() if part is module)
+    return next(names, None) or type(module).__qualname__
+
+
+def warn(runner: Any, what: str) -> None:
+    model = type(runner.model_runner.model)
+    logger.warning(
+        "bcg-fixes layer_stack_by_name: %s.%s: %s. %s=off ends this check",
+        model.__module__,
+        model.__qualname__,
+        what,
+        FLAG,
+    )
+
+
+FIX = Fix(
+    id="layer_stack_by_name",
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    known={
+        "f7aea90babe6": "BreakableCudaGraphRunner.__init__, 0.5.11",
+        "f452bb777bca": "BreakableCudaGraphRunner.__init__, 0.5.12 to 0.5.12.post1",
+        "919520f66912": "BreakableCudaGraphRunner._warmup, 0.5.12 to 0.5.12.post1",
+        "5056c3d986f4": "BreakableCudaGraphRunner.__init__, 0.5.13 to 0.5.13.post1",
+        "73fb3bb26d28": "BreakableCudaGraphRunner._warmup, 0.5.13 to 0.5.13.post1",
+        "eced11525fb0": "PrefillCudaGraphRunner.__init__, 0.5.14",
+        "e5de42434ff6": "PrefillCudaGraphRunner.capture, 0.5.14 to 0.5.18",
+        "c71ac78f48ec": "PrefillCudaGraphRunner.__init__, 0.5.15 to 0.5.15.post1",
+        "add3a7e397fa": "PrefillCudaGraphRunner.__init__, 0.5.16",
+        "833c95cc1ffd": "PrefillCudaGraphRunner.__init__, 0.5.17",
+        "9d1bb11cc491": "_resolve_transformer_layer_model, 0.5.17 to 0.5.23",
+        "0ef73f6a1a31": "PrefillCudaGraphRunner.__init__, 0.5.18",
+        "6a473e7a0ee1": "PrefillCudaGraphRunner.__init__, 0.5.19",
+        "12ee6a99c728": "PrefillCudaGraphRunner.capture, 0.5.19",
+        "4d52fd87986e": "PrefillCudaGraphRunner.__init__, 0.5.20",
+        "6b2c7d374c35": "PrefillCudaGraphRunner.capture, 0.5.20 to 0.5.22",
+        "8ad0dc75fe56": "PrefillCudaGraphRunner.__init__, 0.5.21",
+        "2d4de8250293": "PrefillCudaGraphRunner.__init__, 0.5.22",
+        "b4be21fb6da8": "PrefillCudaGraphRunner.__init__, 0.5.23",
+        "0ba5fba54dbd": "PrefillCudaGraphRunner.capture, 0.5.23",
+    },
+    patches=(
+        PatchPoint((f"{RUNNER}.capture", f"{OLD_RUNNER}._warmup"), How.BEFORE, f"{__name__}:prefer_structure"),
+        PatchPoint((f"{OLD_RUNNER}.__init__",), How.AFTER, f"{__name__}:say_where_the_layers_are", needed=is_old),
+    ),
+    mitigations=PREFILL_GRAPHS_OFF,
+    default="off",
+    verify=("llama_stack_by_structure",),
+)
