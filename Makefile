@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 REQUIREMENTS := tools/sglang_on_cpu/requirements.txt tests/requirements.txt
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' tools/sglang_on_cpu/requirements.txt)
 
-.PHONY: serve test lint wheels gpu bench docs fix clean
+.PHONY: serve test lint wheels gpu first-token bench docs fix clean
 .DEFAULT_GOAL := test
 
 serve:
@@ -28,7 +28,10 @@ wheels: $(VENV)/ready
 
 # on a machine with a GPU, in an environment that has SGLang and this package
 gpu:
-	$(PYTHON) benchmarks/prefill_graph_answers.py --json prefill_graph_answers.json
+	$(PYTHON) -m sglang_bcg_fixes verify --json verify.json
+
+first-token:
+	$(PYTHON) benchmarks/first_token.py --json first_token.json
 
 bench: wheels
 	$(BIN)/python benchmarks/cost_of_being_there.py --release 0.5.12.post1 --release 0.5.23 --json cost_of_being_there.json

@@ -1,4 +1,4 @@
-"""`bcg-fixes`: doctor, explain, list and status; none of them imports SGLang or torch."""
+"""`bcg-fixes`: doctor, explain, list, status and verify; none of them imports SGLang or torch into this process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,20 @@ from collections.abc import Sequence
 from sglang_bcg_fixes import __version__, doctor, flags, plan, registry, release, report
 from sglang_bcg_fixes.model import SECTIONS, Fix
 from sglang_bcg_fixes.probe import Source
+from sglang_bcg_fixes.verify import command as verify
+from sglang_bcg_fixes.verify.environment import EnvironmentMissing
 
 GOOD, MISSING, FAILED = 0, 1, 2
-ERRORS = (flags.FlagError, registry.RegistryError, plan.PlanError, release.ReleaseError, OSError, SyntaxError)
+ERRORS = (
+    flags.FlagError,
+    registry.RegistryError,
+    plan.PlanError,
+    release.ReleaseError,
+    verify.VerifyError,
+    EnvironmentMissing,
+    OSError,
+    SyntaxError,
+)
 
 
 class CommandError(Exception):
@@ -65,6 +76,14 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser("status", help="what the running processes of this user really have")
     command.add_argument("--json", action="store_true", help="machine-readable")
     command.set_defaults(run=run_status)
+
+    command = commands.add_parser(
+        "verify",
+        help="on a GPU: real servers on tiny models, replayed graphs against refused ones",
+        description="Exit status: 0 all green, 1 something is not, 2 it could not be run.",
+    )
+    verify.add_arguments(command)
+    command.set_defaults(run=verify.run)
     return top
 
 

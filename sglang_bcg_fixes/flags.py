@@ -16,6 +16,7 @@ FIXES = "SGLANG_BCG_FIXES"
 REPORT_DIR = "SGLANG_BCG_REPORT_DIR"
 CACHE_DIR = "SGLANG_BCG_CACHE_DIR"
 PLAN_DIGEST = "SGLANG_BCG_PLAN_DIGEST"
+INSTRUMENTS = "SGLANG_BCG_INSTRUMENTS"
 
 MODES = ("auto", "off", "strict")
 FIX_STATES = ("auto", "off", "on")
@@ -75,6 +76,7 @@ def table(fixes: Iterable[Fix], kernels: Iterable[Kernel]) -> list[Flag]:
         Flag(REPORT_DIR, "a folder", "a private one per user", "Where each process writes what it really has."),
         Flag(CACHE_DIR, "a folder", "~/.cache/sglang-bcg-fixes", "Where `doctor --release` keeps fetched wheels."),
         Flag(PLAN_DIGEST, "set by the parent", "unset", "How a child knows that it plans what its parent planned."),
+        Flag(INSTRUMENTS, "set by `verify`", "none", "Counters of replays, and refusals to replay: docs/verify.md."),
     ]
     return rows
 
@@ -137,6 +139,12 @@ def export_digest(digest: str, environ: MutableMapping[str, str] | None = None) 
     """Let the processes that this one starts know what was planned here."""
     environ = os.environ if environ is None else environ
     environ[PLAN_DIGEST] = digest
+
+
+def instruments(environ: Mapping[str, str] | None = None) -> list[str]:
+    """What `verify` wants to be watched or refused in this process, by name."""
+    environ = os.environ if environ is None else environ
+    return [name.strip() for name in environ.get(INSTRUMENTS, "").split(",") if name.strip()]
 
 
 def plugin_choice(environ: Mapping[str, str] | None = None) -> str:

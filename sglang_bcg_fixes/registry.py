@@ -14,6 +14,7 @@ import pluggy
 
 from sglang_bcg_fixes import fixes, hookspecs
 from sglang_bcg_fixes.model import Fix, Kernel
+from sglang_bcg_fixes.verify import instruments
 
 T = TypeVar("T")
 
@@ -59,6 +60,7 @@ def discover() -> Registry:
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
     manager.register(BuiltIn(), name=hookspecs.PROJECT)
+    manager.register(instruments)
     for entry in importlib.metadata.entry_points(group=hookspecs.PROJECT):
         try:
             manager.register(entry.load(), name=entry.name)

@@ -1,0 +1,374 @@
+"""`bcg-fixes verify`: which servers, what they are told, and what is said about their answers."""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sglang_bcg_fixes import flags, plan, registry, release
+from sglang_bcg_fixes.model import Action, Fix
+from sglang_bcg_fixes.probe import Source
+from sglang_bcg_fixes.verify import cases, compare, environment, instruments, servers
+from sglang_bcg_fixes.verify.cases import Call, Case
+from sglang_bcg_fixes.verify.compare import FOR_INFORMATION, GREEN, RED, Judged
+from sglang_bcg_fixes.verify.servers import Outcome, Server
+
+REFERENCE, STOCK, PATCHED, ALONE, EAGER = "reference", "stock", "patched", "alone", "eager"
+ARMS = (STOCK, PATCHED, ALONE, EAGER)
+GIB_PER_SERVER, MOST_JOBS = 8, 4
+# what a start costs when four of them share a machine, and what the first ones pay for compiling kernels
+SECONDS_PER_SERVER, SECONDS_ONCE = 50, 40
+ENGINE = "sglang_bcg_fixes.verify.server"
+MODELS = "sglang_bcg_fixes.verify.models"
+
+
+class VerifyError(Exception):
+    """Nothing could be verified, and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One server of a case: which arm it stands for, and the how-manieth of that arm it is."""
+
+    case: Case
+    calls: tuple[Call, ...]
+    flags: cases.Flags
+    arm: str
+    number: int
+    server: Server
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    where = command.add_mutually_exclusive_group()
+    where.add_argument("--installed", action="store_true", help="the SGLang that is installed here (the default)")
+    where.add_argument("--release", metavar="V", help="refuse unless the installed SGLang is this release")
+    command.add_argument("--python", default=sys.executable, metavar="PATH", help="of an environment with SGLang")
+    command.add_argument("--fix", metavar="ID", help="the cases that show this fix; adds the arm `alone`")
+    command.add_argument("--case", action="append", default=[], metavar="NAME", help="one case; repeat")
+    command.add_argument("--arms", metavar="A,B", help=f"of {', '.join(ARMS)} (default: {STOCK},{PATCHED})")
+    command.add_argument("--quick", action="store_true", help="under three minutes: a case per fix that is needed")
+    command.add_argument("--jobs", type=int, metavar="N", help="servers at a time (default: by free memory, at most 4)")
+    command.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write everything there")
+    command.add_argument("--folder", type=pathlib.Path, metavar="DIR", help="keep models, logs and answers there")
+    command.add_argument("--plan", action="store_true", help="print every server's command line and start none")
+
+
+def run(options: argparse.Namespace) -> int:
+    """The exit status: 0 all green, 1 something is not; everything else is an exception."""
+    here = environment.look(options.python)
+    source = installed_source(options, here)
+    known = registry.discover()
+    chosen = choose_cases(options, known, source)
+    arms = choose_arms(options)
+    buckets = cases.FEW_BUCKETS if options.quick else cases.BUCKETS
+    with folder_of(options) as folder:
+        runs = [
+            each
+            for case in chosen
+            for each in runs_of(case, order_of(case, arms, options.quick), known, source, buckets, folder, options.fix)
+        ]
+        if options.plan:
+            print_plan(runs)
+            return 0
+        check(here, options)
+        began = time.monotonic()
+        make_models(options.python, chosen, folder)
+        found = serve(runs, options.python, options.jobs or jobs_that_fit(here))
+        judged = [(each, outcome, judge(each, found)) for each, outcome in found]
+    print(table(judged, known, source))
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        content = as_dict(judged, here, options, time.monotonic() - began)
+        options.json.write_text(json.dumps(content, indent=1) + "\n")
+    return 0 if all(verdict.state == GREEN for each, _, verdict in judged if is_under_test(each, arms)) else 1
+
+
+def installed_source(options: argparse.Namespace, here: dict[str, Any]) -> Source:
+    make = (
+        "python3 -m venv sglang-env; sglang-env/bin/pip install sglang=={} sglang-bcg-fixes; "
+        "bcg-fixes verify --python sglang-env/bin/python"
+    )
+    if here["root"] is None:
+        raise VerifyError(f"{options.python} has no SGLang. {make.format('V')}")
+    if options.release and here["sglang"] != options.release:
+        raise VerifyError(
+            f"{options.python} has SGLang {here['sglang']}, not {options.release}, and nothing is installed "
+            f"unasked. {make.format(options.release)}"
+        )
+    if not here["has_entry_point"]:
+        raise VerifyError(f"SGLang would not find this plugin in {options.python}: pip install sglang-bcg-fixes there")
+    return release.in_folder(pathlib.Path(here["root"]))
+
+
+def choose_cases(options: argparse.Namespace, known: registry.Registry, source: Source) -> list[Case]:
+    fix = known.fix(options.fix) if options.fix else None
+    if options.fix and not fix:
+        ids = [each.id for each in known.fixes]
+        raise VerifyError(f"no defect '{options.fix}'{flags.nearest(options.fix, ids)}; `bcg-fixes list` shows all")
+    names = [case.name for case in cases.CASES]
+    for name in options.case:
+        if name not in names:
+            raise VerifyError(f"no case '{name}'{flags.nearest(name, names)}; there are {', '.join(names)}")
+    chosen = [case for case in cases.CASES if case.applies_to(source)]
+    if fix or options.case:
+        chosen = [case for case in chosen if not fix or case.name in fix.verify or fix.id in case.watches]
+        chosen = [case for case in chosen if not options.case or case.name in options.case]
+    else:
+        only_on_request = {name for fix in known.fixes if fix.default == "off" for name in fix.verify}
+        chosen = [case for case in chosen if case.name not in only_on_request]
+        if options.quick:
+            chosen = one_for_each(needed_fixes(known, source), chosen) or chosen[:2]
+    if not chosen:
+        raise VerifyError(f"no case applies to SGLang {source.version} here; `bcg-fixes verify --plan` shows what does")
+    return chosen
+
+
+def needed_fixes(known: registry.Registry, source: Source) -> list[Fix]:
+    """What the plugin would apply where nothing is set."""
+    made = plan.make(known, flags.read(known.fixes, known.kernels, {}), source)
+    return [decision.fix for decision in made.having(Action.APPLY)]
+
+
+def one_for_each(fixes: Sequence[Fix], chosen: Sequence[Case]) -> list[Case]:
+    """For every fix the first case that shows it and that no other has taken, while there is one."""
+    wanted: list[Case] = []
+    for fix in fixes:
+        wanted += [case for case in chosen if case.name in fix.verify and case not in wanted][:1]
+    return wanted
+
+
+def choose_arms(options: argparse.Namespace) -> list[str]:
+    default = [PATCHED] if options.quick else [STOCK, PATCHED]
+    arms = options.arms.split(",") if options.arms else [*default, *([ALONE] if options.fix else [])]
+    wrong = [arm for arm in arms if arm not in ARMS]
+    if wrong:
+        raise VerifyError(f"no arm '{wrong[0]}'{flags.nearest(wrong[0], ARMS)}; there are {', '.join(ARMS)}")
+    if ALONE in arms and not options.fix:
+        raise VerifyError("the arm `alone` needs --fix ID: the fix that is alone")
+    return arms
+
+
+def is_under_test(each: Run, arms: Sequence[str]) -> bool:
+    """Stock is there to show the defect, and counts only where nothing else is asked for."""
+    if each.arm in (REFERENCE, EAGER):
+        return False
+    return each.arm != STOCK or set(arms) <= {STOCK, EAGER}
+
+
+def order_of(case: Case, arms: Sequence[str], quick: bool) -> list[str]:
+    """Tested, reference, reference, tested: whatever drifts with time falls on both alike."""
+    tested = [arm for arm in arms if arm in (PATCHED, ALONE)]
+    references = [REFERENCE] if case.standard.needs_reference else []
+    once = [arm for arm in arms if arm in (STOCK, EAGER) and (arm != EAGER or case.wants_prefill_graphs)]
+    return [*tested, *references, *once] if quick else [*tested, *references * 2, *tested, *once]
+
+
+def runs_of(
+    case: Case,
+    order: Sequence[str],
+    known: registry.Registry,
+    source: Source,
+    buckets: Sequence[int],
+    folder: pathlib.Path,
+    alone: str | None = None,
+) -> list[Run]:
+    calls = tuple(case.script(buckets))
+    found: list[Run] = []
+    for arm in order:
+        number = 1 + sum(each.arm == arm for each in found)
+        started_with = case.flags(source, buckets, eager=arm == EAGER)
+        where = folder / case.name / f"{arm}-{number}"
+        job = {
+            "engine": engine_arguments(started_with, case, folder),
+            "logprobs": case.logprobs,
+            "calls": [dataclasses.asdict(call) for call in calls],
+        }
+        added = environment_of(arm, case, known, alone)
+        server = Server(f"{case.name}/{arm}-{number}", where, job, added)
+        found.append(Run(case, calls, started_with, arm, number, server))
+    return found
+
+
+def environment_of(arm: str, case: Case, known: registry.Registry, alone: str | None) -> dict[str, str]:
+    """What makes a server of this arm, counters included; exactly this reproduces it by hand."""
+    wanted = list(instruments.COUNTERS)
+    found = {"SGLANG_PLUGINS": "bcg_fixes", flags.FIXES: "off" if arm in (STOCK, ALONE) else "auto"}
+    for fix in known.fixes:
+        asked_for = fix.id == alone if arm == ALONE else fix.default == "off" and case.name in fix.verify
+        if fix.patches and asked_for and arm != STOCK:
+            found[fix.flag] = "on"
+    if arm == REFERENCE:
+        wanted.append(f"refuse_{case.phase}")
+    return {**found, flags.INSTRUMENTS: ",".join(wanted)}
+
+
+def engine_arguments(started_with: cases.Flags, case: Case, folder: pathlib.Path) -> dict[str, Any]:
+    found: dict[str, Any] = {"model_path": str(folder / "models" / case.model), "log_level": "info"}
+    if case.draft:
+        found["speculative_draft_model_path"] = str(folder / "models" / case.draft)
+    return {**found, **{name.removeprefix("--").replace("-", "_"): value for name, value in started_with.items()}}
+
+
+def print_plan(runs: Sequence[Run]) -> None:
+    for each in runs:
+        words = ["python", "-m", "sglang.launch_server"]
+        for name, value in each.server.job["engine"].items():
+            values = value if isinstance(value, tuple) else () if value is True else (value,)
+            words += [f"--{name.replace('_', '-')}", *map(str, values)]
+        settings = " ".join(f"{name}={value}" for name, value in each.server.environment.items())
+        prompts = sum(len(call.prompts) for call in each.calls)
+        print(f"# {each.server.name}: {len(each.calls)} calls, {prompts} prompts. {each.case.sentence}")
+        print(f"{settings} {shlex.join(words)}\n")
+    print(f"# {len(runs)} servers")
+
+
+@contextlib.contextmanager
+def folder_of(options: argparse.Namespace) -> Iterator[pathlib.Path]:
+    if options.plan:
+        yield options.folder or pathlib.Path("DIR")
+    elif options.folder:
+        if options.folder.exists() and any(options.folder.iterdir()):
+            raise VerifyError(f"{options.folder} is not empty; name a folder that is, or that does not exist yet")
+        options.folder.mkdir(parents=True, exist_ok=True)
+        yield options.folder.resolve()
+    else:
+        with tempfile.TemporaryDirectory(prefix="bcg-verify-") as made:
+            yield pathlib.Path(made)
+
+
+def check(here: dict[str, Any], options: argparse.Namespace) -> None:
+    if not here["gpu"]:
+        raise VerifyError(
+            f"replay can be verified only with a GPU: {here['why']}. Run this on the machine that serves, in the "
+            f"environment of its SGLang, or name that with --python; `bcg-fixes doctor` needs no GPU"
+        )
+    if here["free_gib"] < GIB_PER_SERVER and not options.jobs:
+        raise VerifyError(
+            f"{here['free_gib']} GiB are free on {here['gpu']}, and a server may take {GIB_PER_SERVER}: end what runs "
+            f"there, or try with --jobs 1"
+        )
+
+
+def make_models(python: str, chosen: Sequence[Case], folder: pathlib.Path) -> None:
+    names = sorted({name for case in chosen for name in (case.model, case.draft) if name})
+    print(f"making {', '.join(names)} ...", file=sys.stderr, flush=True)
+    done = subprocess.run([python, "-m", MODELS, str(folder / "models"), *names], capture_output=True, text=True)
+    if done.returncode:
+        raise VerifyError(f"the tiny models could not be made: {done.stderr.strip().splitlines()[-1:]}")
+
+
+def jobs_that_fit(here: dict[str, Any]) -> int:
+    return max(1, min(MOST_JOBS, int(here["free_gib"] // GIB_PER_SERVER), (os.cpu_count() or 2) // 2))
+
+
+def serve(runs: Sequence[Run], python: str, jobs: int) -> list[tuple[Run, Outcome]]:
+    seconds = SECONDS_ONCE + SECONDS_PER_SERVER * len(runs) / jobs
+    print(f"{len(runs)} servers, {jobs} at a time, about {seconds / 60:.0f} minutes", file=sys.stderr, flush=True)
+    command = [python, "-m", ENGINE]
+    with servers.ended_by_signals(), servers.Runner(command, jobs) as runner:
+        futures: dict[concurrent.futures.Future[Outcome], Run] = {runner.start(each.server): each for each in runs}
+        shown = servers.Progress(runner, len(runs), seconds)
+        try:
+            shown.follow({future: each.server for future, each in futures.items()})
+        except KeyboardInterrupt:
+            print("interrupted; this is what there is so far", file=sys.stderr, flush=True)
+    # every server has ended by now, of itself or not, and some were never started
+    return [
+        (each, servers.NEVER_STARTED if future.cancelled() else future.result()) for future, each in futures.items()
+    ]
+
+
+def judge(each: Run, found: Sequence[tuple[Run, Outcome]]) -> Judged:
+    mine = next(outcome for other, outcome in found if other is each)
+    references = [outcome for other, outcome in found if other.case is each.case and other.arm == REFERENCE]
+    if each.arm in (REFERENCE, EAGER):
+        against = references[0] if references else None
+        requests = compare.compare(each.case, each.calls, mine, against)
+        doubt = compare.doubt_about(each.case, each.calls, [mine]) if each.arm == REFERENCE else ""
+        return Judged(FOR_INFORMATION, doubt or ("" if mine.finished else mine.ending), requests)
+    return compare.judge(each.case, each.calls, mine, references)
+
+
+Row = tuple[Run, Outcome, Judged]
+
+
+def table(judged: Sequence[Row], known: registry.Registry, source: Source) -> str:
+    """A line for each server, and below it why it is not green."""
+    lines = [f"{'case':32} {'arm':12} {'equal':>9} {'replays':>8} {'fallbacks':>9}  verdict"]
+    last = None
+    for each, outcome, verdict in judged:
+        kind = compare.counts(outcome).get(each.case.phase or "", {})
+        missed, reasons = compare.fallbacks(each.case, outcome)
+        equal = f"{verdict.equal}/{len(verdict.requests)}"
+        name = each.case.name if each.case is not last else ""
+        last = each.case
+        arm = f"{each.arm} {each.number}"
+        lines.append(f"{name:32} {arm:12} {equal:>9} {kind.get('replayed', 0):>8} {missed:>9}  {verdict.state}")
+        for note in (verdict.why, f"fallbacks: {reasons}" if reasons and each.arm != REFERENCE else ""):
+            if note:
+                lines.append(f"{'':34}{note}")
+        if verdict.state == RED:
+            lines += [f"{'':34}known: {note}" for note in known_defects(each.case, known, source)]
+    return "\n".join(lines)
+
+
+def known_defects(case: Case, known: registry.Registry, source: Source) -> list[str]:
+    """Defects that this case shows, that this source has, and that this version does not mend."""
+    settings = flags.read(known.fixes, known.kernels, {})
+    made = plan.make(known, settings, source, watched_too=True)
+    found = []
+    for decision in made.having(Action.NO_FIX):
+        if decision.id in case.watches:
+            ways = [way.flags for way in decision.fix.mitigations if source.has_option(way.option)]
+            found.append(f"{decision.id} has no fix in this version; way round: {(ways or ['none'])[0]}")
+    return found
+
+
+def as_dict(judged: Sequence[Row], here: dict[str, Any], options: argparse.Namespace, seconds: float) -> dict[str, Any]:
+    return {
+        "format": 1,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        **{name: value for name, value in here.items() if name != "root"},
+        "quick": options.quick,
+        "jobs": options.jobs,
+        "seconds": round(seconds),
+        "servers": [row_as_dict(*row) for row in judged],
+    }
+
+
+def row_as_dict(each: Run, outcome: Outcome, verdict: Judged) -> dict[str, Any]:
+    odd = [dataclasses.asdict(request) for request in verdict.requests if request.outcome != compare.EQUAL]
+    return {
+        "case": each.case.name,
+        "arm": each.arm,
+        "number": each.number,
+        "verdict": verdict.state,
+        "why": verdict.why,
+        "standard": each.case.standard.value,
+        "equal": verdict.equal,
+        "requests": len(verdict.requests),
+        "outcomes": [request.outcome for request in verdict.requests],
+        "not_equal": odd,
+        "counts": compare.counts(outcome),
+        "ending": outcome.ending,
+        "seconds": outcome.seconds,
+        "start_seconds": outcome.start_seconds,
+        "milliseconds": [call["milliseconds"] for call in outcome.calls],
+        "applied": outcome.applied,
+        "flags": each.flags,
+        "environment": dict(each.server.environment),
+        "log_tail": [] if outcome.finished else outcome.tail,
+    }

@@ -1,0 +1,199 @@
+"""What `bcg-fixes verify` puts into its servers: counters of replays, and refusals to replay for the reference.
+
+They are fixes to the plugin, switched on by SGLANG_BCG_INSTRUMENTS alone. A counter changes nothing that SGLang does.
+It notes each forward pass as one line of JSON, `[phase, what, tokens, requests, detail]`, in a file per process beside
+the plugin's reports. The line is written before the answer leaves the process, so one that is killed has told all.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import os
+import pkgutil
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from sglang_bcg_fixes import fixes, flags
+from sglang_bcg_fixes.hookspecs import hookimpl
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint, Verdict
+from sglang_bcg_fixes.probe import Source
+
+ME = "sglang.srt.model_executor"
+DRAFT_EXTEND = "sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner:EAGLEDraftExtendCudaGraphRunner"
+# each phase's runner in older and in newer releases, which name the question and the answer differently
+RUNNERS = {
+    "prefill": (
+        f"{ME}.breakable_cuda_graph_runner:BreakableCudaGraphRunner",
+        f"{ME}.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner",
+    ),
+    "decode": (
+        f"{ME}.cuda_graph_runner:CudaGraphRunner",
+        f"{ME}.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner",
+    ),
+    "draft_extend": (DRAFT_EXTEND, DRAFT_EXTEND),
+}
+QUESTIONS, ANSWERS = ("can_run", "can_run_graph"), ("replay", "execute")
+PRIMITIVES = tuple(
+    f"{ME}.{package}breakable_cuda_graph.breakable_cuda_graph" for package in ("", "runner_backend_utils.")
+)
+SUFFIX = ".passes"
+
+# this process's file, and the breakable graphs replayed so far; nothing here is SGLang's
+_file: dict[int, int] = {}
+_replayed: list[int] = [0]
+
+
+def note(*line: Any) -> None:
+    """One write to a file opened for appending is whole or absent, whatever kills the process afterwards."""
+    pid = os.getpid()
+    if pid not in _file:
+        # the registry, which the report rests on, imports this module
+        from sglang_bcg_fixes import report
+
+        folder = flags.report_dir()
+        report.make_private(folder)
+        _file[pid] = os.open(folder / f"{pid}{SUFFIX}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.write(_file[pid], (json.dumps(line) + "\n").encode())
+
+
+def note_capture(self: Any) -> None:
+    note("prefill", "captured", None, None, None)
+
+
+def note_replay_of_graph(self: Any) -> None:
+    _replayed[0] += 1
+
+
+def note_prefill_refused(result: bool, self: Any, forward_batch: Any) -> bool:
+    if not result:
+        note("prefill", "refused", *size(forward_batch), why_refused(self, forward_batch))
+    return result
+
+
+def note_prefill(original: Callable[..., Any], self: Any, forward_batch: Any, **kwargs: Any) -> Any:
+    """Only a graph that was replayed in it makes a pass a replay: to be admitted is not enough."""
+    before = _replayed[0]
+    output = original(self, forward_batch, **kwargs)
+    tokens, requests = size(forward_batch)
+    what = "replayed" if _replayed[0] > before else "admitted, not replayed"
+    note("prefill", what, tokens, requests, bucket(self.capture_num_tokens, tokens))
+    return output
+
+
+def noting_refusals(phase: str) -> Callable[..., bool]:
+    def note_refused(result: bool, self: Any, forward_batch: Any) -> bool:
+        if not result:
+            note(phase, "refused", *size(forward_batch), "by the runner")
+        return result
+
+    return note_refused
+
+
+def noting_replays(phase: str) -> Callable[..., Any]:
+    def note_replayed(result: Any, self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+        tokens, requests = size(forward_batch)
+        note(phase, "replayed", tokens, requests, bucket(self.capture_bs, requests))
+        return result
+
+    return note_replayed
+
+
+note_decode_refused, note_decode = noting_refusals("decode"), noting_replays("decode")
+note_draft_extend_refused, note_draft_extend = noting_refusals("draft_extend"), noting_replays("draft_extend")
+
+
+def refuse(result: bool, self: Any, forward_batch: Any) -> bool:
+    return False
+
+
+def size(batch: Any) -> tuple[int, int]:
+    return 0 if batch.input_ids is None else len(batch.input_ids), batch.batch_size
+
+
+def bucket(captured: list[int], wanted: int) -> int | None:
+    index = bisect.bisect_left(captured, wanted)
+    return captured[index] if index < len(captured) else None
+
+
+def why_refused(runner: Any, batch: Any) -> str:
+    """The runner says only no; the first of the reasons that SGLang's releases have, as far as the batch shows it."""
+    tokens, requests = size(batch)
+    padded = bucket(runner.capture_num_tokens, tokens)
+    most = getattr(sys.modules[type(runner).__module__], "_MAX_PREFILL_CUDA_GRAPH_PADDING_FACTOR", None)
+    if "refuse_prefill" in flags.instruments():
+        return "for the reference"
+    if padded is None:
+        return "longer than the largest bucket"
+    if most is not None and padded > tokens * most:
+        return "padding would be most of it"
+    if batch.input_embeds is not None:
+        return "input embeddings"
+    if requests > 1:
+        return "several requests"
+    return "by the runner"
+
+
+def first_there(source: Source, places: tuple[str, ...]) -> bool:
+    return any(source.find(place) for place in places)
+
+
+def instrument(name: str, doc: str, *points: PatchPoint, after: tuple[str, ...] = ()) -> Fix:
+    """On whenever it is registered, and a server that cannot have it does not start."""
+
+    def probe(source: Source) -> Finding:
+        there = all(first_there(source, point.where) for point in points)
+        return Finding(
+            Verdict.AFFECTED if there else Verdict.ABSENT, "verify asks for it" if there else "nothing to see"
+        )
+
+    return Fix(id=name, doc=doc, upstream=(), probe=probe, known={}, patches=points, default="on", after=after)
+
+
+def every_instrument() -> dict[str, Fix]:
+    # a counter stands outermost, where it sees what a fix makes of the question and of the answer
+    mended = tuple(info.name for info in pkgutil.iter_modules(fixes.__path__))
+    found = {}
+    for phase, runners in RUNNERS.items():
+        asked = tuple(f"{runner}.{method}" for runner, method in zip(runners, QUESTIONS, strict=True))
+        done = tuple(f"{runner}.{method}" for runner, method in zip(runners, ANSWERS, strict=True))
+        how = How.AROUND if phase == "prefill" else How.AFTER
+        found[f"refuse_{phase}"] = instrument(
+            f"refuse_{phase}",
+            f"Graphs of the phase {phase} are replayed.",
+            PatchPoint(asked, How.AFTER, f"{__name__}:refuse"),
+            after=mended,
+        )
+        found[f"count_{phase}"] = instrument(
+            f"count_{phase}",
+            f"Nobody counts the phase {phase}.",
+            PatchPoint(asked, How.AFTER, f"{__name__}:note_{phase}_refused"),
+            PatchPoint(done, how, f"{__name__}:note_{phase}"),
+            after=(*mended, f"refuse_{phase}"),
+        )
+    replays, captures = (
+        tuple(f"{module}:{method}" for module in PRIMITIVES)
+        for method in ("BreakableCUDAGraph.replay", "BreakableCUDAGraphCapture.__enter__")
+    )
+    found["count_graphs"] = instrument(
+        "count_graphs",
+        "Nobody counts replays of breakable graphs.",
+        PatchPoint(replays, How.BEFORE, f"{__name__}:note_replay_of_graph"),
+        PatchPoint(captures, How.BEFORE, f"{__name__}:note_capture"),
+        after=mended,
+    )
+    return found
+
+
+COUNTERS = ("count_prefill", "count_decode", "count_draft_extend", "count_graphs")
+
+
+@hookimpl
+def bcg_fixes() -> list[Fix]:
+    wanted = flags.instruments()
+    known = every_instrument() if wanted else {}
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise flags.FlagError(f"{flags.INSTRUMENTS}: no instrument {', '.join(unknown)}; there are {', '.join(known)}")
+    return [known[name] for name in wanted]

@@ -1,0 +1,83 @@
+"""A server of `verify` that needs nothing: answers follow from the prompts, and MISBEHAVIOUR says what goes wrong.
+
+MISBEHAVIOUR is "arm=what" with commas between; arms are told apart as SGLang's plugin would: by the environment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import sys
+import time
+from typing import Any
+
+from sglang_bcg_fixes.verify import server
+
+
+def arm() -> str:
+    if "refuse_" in os.environ["SGLANG_BCG_INSTRUMENTS"]:
+        return "reference"
+    return "patched" if os.environ["SGLANG_BCG_FIXES"] == "auto" else "stock"
+
+
+def main(arguments: list[str]) -> None:
+    job = json.loads(pathlib.Path(arguments[0]).read_text())
+    wrongs = dict(pair.split("=") for pair in os.environ.get("MISBEHAVIOUR", "").split(",") if pair)
+    wrong = wrongs.get(arm(), "nothing")
+    reports = pathlib.Path(os.environ["SGLANG_BCG_REPORT_DIR"])
+    passes = (reports / "1.passes").open("w", buffering=1)
+    asked = 0
+    print("an ordinary line", flush=True)
+    if wrong == "dies at start":
+        sys.exit("AssertionError: out_cache_loc_swa has different dtype")
+    if wrong == "hangs at start":
+        time.sleep(999)
+
+    def note(what: str, detail: Any, requests: int) -> None:
+        print(json.dumps(["prefill", what, 8, requests, detail]), file=passes)
+
+    if wrong != "captures nothing":
+        note("captured", None, 1)
+
+    def generate(input_ids: list[list[int]], sampling_params: dict[str, int], **_: Any) -> list[dict[str, Any]]:
+        nonlocal asked
+        asked += 1
+        if wrong == "crashes" and asked == 3:
+            os.kill(os.getpid(), 9)
+        if wrong == "hangs" and asked == 3:
+            time.sleep(999)
+        silent = wrong in ("never replays", "captures nothing")
+        if (arm() == "reference" and wrong != "replays") or silent:
+            note("refused", "for the reference" if not silent else "by the runner", len(input_ids))
+        else:
+            note("admitted, not replayed" if wrong == "only admits" else "replayed", 8, len(input_ids))
+        return [told(prompt, sampling_params["max_new_tokens"], wrong, asked) for prompt in input_ids]
+
+    server.run(job, generate, 0.1)
+
+
+def told(prompt: list[int], count: int, wrong: str, asked: int) -> dict[str, Any]:
+    tokens = [(sum(prompt) + step) % 1000 for step in range(count)]
+    logprobs = [-1 / (1 + token) for token in tokens]
+    if wrong == "wrong tokens" and asked == 2:
+        tokens[1] += 1
+    if wrong == "wrong logprobs" and asked == 2:
+        logprobs[1] *= 1 + 2**-52
+    if wrong == "differs when asked again" and asked == 4:
+        tokens[0] += 1
+    if wrong == "not a number":
+        logprobs[0] = float("nan")
+    if wrong == "too short":
+        tokens.pop(), logprobs.pop()
+    return {
+        "output_ids": tokens,
+        "meta_info": {
+            "output_token_logprobs": [[value, token] for value, token in zip(logprobs, tokens, strict=True)],
+            "output_top_logprobs": [[[value, token, None]] for value, token in zip(logprobs, tokens, strict=True)],
+        },
+    }
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,103 @@
+"""The cases as data: their names, their scripts, and their flags on every release."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+
+import pytest
+
+from sglang_bcg_fixes import registry
+from sglang_bcg_fixes.probe import Folder, Source
+from sglang_bcg_fixes.verify import cases, models
+from sglang_bcg_fixes.verify.cases import BUCKETS, CASES, FEW_BUCKETS, Case
+from tests.wheels import RELEASES
+
+FIXES = {fix.id: fix for fix in registry.discover().fixes}
+by_name = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+
+
+def test_every_case_that_a_fix_names_is_declared() -> None:
+    named = {name for fix in FIXES.values() for name in fix.verify}
+    assert named <= {case.name for case in CASES}
+    assert len({case.name for case in CASES}) == len(CASES)
+
+
+@by_name
+def test_what_a_case_watches_for_has_no_fix_yet(case: Case) -> None:
+    for defect in case.watches:
+        assert not FIXES[defect].patches, f"name {case.name} in the `verify` of {defect}, which has a fix now"
+    assert case.watches or any(case.name in fix.verify for fix in FIXES.values()) or case.name == "llama_prefix_cache"
+
+
+@by_name
+def test_a_case_says_what_it_shows_of_a_model_that_can_be_made(case: Case) -> None:
+    assert case.sentence.endswith(".") and "\n" not in case.sentence
+    assert {case.model, case.draft or case.model} <= set(models.MODELS)
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_the_release_knows_every_flag(release: str, release_root: Callable[[str], pathlib.Path]) -> None:
+    source = Source(Folder(release_root(release)))
+    for case in CASES:
+        assert case.applies_to(source), f"{case.name} is never run on {release}"
+        for eager in (False, True):
+            unknown = [name for name in case.flags(source, BUCKETS, eager) if not source.has_option(name)]
+            assert not unknown, f"{case.name}: {unknown}"
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_prefill_graphs_are_breakable_of_these_sizes_or_off(
+    release: str, release_root: Callable[[str], pathlib.Path]
+) -> None:
+    source = Source(Folder(release_root(release)))
+    for case in CASES:
+        on, off = case.flags(source, BUCKETS), case.flags(source, BUCKETS, eager=True)
+        old = {"--enable-breakable-cuda-graph", "--enforce-piecewise-cuda-graph"} <= on.keys()
+        new = on.get("--cuda-graph-backend-prefill") == "breakable"
+        assert (old or new) is (case.phase == "prefill") and not (old and new)
+        sizes = on.get("--piecewise-cuda-graph-tokens", on.get("--cuda-graph-bs-prefill", BUCKETS))
+        assert sizes == BUCKETS == tuple(sorted(BUCKETS))
+        assert off.get("--cuda-graph-backend-prefill") == "disabled" or off.get("--disable-piecewise-cuda-graph")
+
+
+@pytest.mark.parametrize("buckets", [BUCKETS, FEW_BUCKETS], ids=["all", "quick"])
+def test_lengths_around_every_bucket_batches_to_sixteen_repeats_and_chunks(buckets: tuple[int, ...]) -> None:
+    calls = cases.around_every_bucket(buckets)
+    alone = [len(call.prompts[0]) for call in calls if len(call.prompts) == 1]
+    assert {size + by for size in buckets for by in (-1, 0, 1)} | {1} <= set(alone)
+    together = [call for call in calls if len(call.prompts) > 1]
+    assert {2, 3, 16} <= {len(call.prompts) for call in together}
+    assert all(sum(map(len, call.prompts)) <= max(buckets) for call in together), "more than one prefill batch"
+    assert max(alone) > 2 * max(buckets), "three chunks"
+    again = [call for call in calls if call.again is not None]
+    assert all(calls[call.again or 0].prompts == call.prompts for call in again)
+    order = [len(call.prompts[0]) for call in calls if call.part == "larger after smaller"]
+    assert order == sorted(order) == list(buckets)
+
+
+def test_prompts_are_the_same_in_every_process_and_in_the_vocabulary() -> None:
+    for case in CASES:
+        calls = case.script(BUCKETS)
+        assert calls == case.script(BUCKETS)
+        assert all(2 <= token < models.VOCABULARY for call in calls for prompt in call.prompts for token in prompt)
+
+
+def test_the_small_cache_is_given_out_again_while_the_batchs_rows_are_stale() -> None:
+    case = cases.named("gpt_oss_decode_padding")
+    assert case
+    for buckets in (BUCKETS, FEW_BUCKETS):
+        calls = case.script(buckets)
+        first, second = [number for number, call in enumerate(calls) if call.part == "four rows"]
+        between = sum(len(call.prompts[0]) + call.new_tokens for call in calls[first + 1 : second])
+        # 0.8 of the tokens, at most, are in the pool of the windows
+        assert between > 0.8 * 512
+        assert all(len(call.prompts[0]) + call.new_tokens < 128 for call in calls if len(call.prompts) == 1)
+
+
+def test_warm_prefixes_begin_as_an_earlier_prompt() -> None:
+    calls = cases.warm_prefixes(BUCKETS)
+    for number, call in enumerate(calls):
+        if "warm" in call.part:
+            earlier = [prompt for before in calls[:number] for prompt in before.prompts]
+            assert all(any(prompt[: len(old)] == old for old in earlier) for prompt in call.prompts)

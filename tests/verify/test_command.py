@@ -1,0 +1,241 @@
+"""`bcg-fixes verify` with servers that do just what it must notice."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from sglang_bcg_fixes import cli
+from sglang_bcg_fixes.verify import cases, command, environment, servers
+from tests import processes
+
+RELEASE = "0.5.12.post1"
+Verify = Callable[..., int]
+
+
+def four_calls(buckets: Sequence[int]) -> list[cases.Call]:
+    script = cases.Script()
+    first = script.ask("alone", [5])
+    script.ask("alone", [9])
+    script.ask("together", [3, 4])
+    script.ask_again("again", first)
+    return script.calls
+
+
+CASE = cases.Case("a_case", "A test.", "llama", script=four_calls, watches=("ssm_mixer_captured",))
+
+
+@pytest.fixture
+def here(release_root: Callable[[str], pathlib.Path], monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+    """What the interpreter has; tests change it."""
+    found: dict[str, object] = {
+        "root": str(release_root(RELEASE)),
+        "sglang": RELEASE,
+        "has_entry_point": True,
+        "gpu": "a GPU",
+        "free_gib": 80.0,
+        "versions": {"torch": "2"},
+    }
+    monkeypatch.setattr(environment, "look", lambda python: found)
+    monkeypatch.setattr(cases, "CASES", (CASE,))
+    monkeypatch.setattr(command, "make_models", lambda *_: None)
+    monkeypatch.setattr(command, "ENGINE", "tests.verify.fake_engine")
+    monkeypatch.setenv("PYTHONPATH", str(processes.REPOSITORY))
+    return found
+
+
+@pytest.fixture
+def verify(here: dict[str, object], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Verify:
+    def verify(*words: str, misbehaviour: str = "") -> int:
+        monkeypatch.setenv("MISBEHAVIOUR", misbehaviour)
+        return cli.main(["verify", "--case", "a_case", "--json", str(tmp_path / "found.json"), "--jobs", "5", *words])
+
+    return verify
+
+
+@pytest.fixture
+def rows(tmp_path: pathlib.Path) -> Callable[[], dict[str, dict]]:
+    return lambda: {
+        f"{row['arm']} {row['number']}": row for row in json.loads((tmp_path / "found.json").read_text())["servers"]
+    }
+
+
+def test_equal_answers_and_replays_are_green(verify: Verify, rows: Callable, capsys: pytest.CaptureFixture) -> None:
+    assert verify() == 0
+    found = rows()
+    assert list(found) == ["patched 1", "reference 1", "reference 2", "patched 2", "stock 1"]
+    assert {name: row["verdict"] for name, row in found.items()} == {
+        **dict.fromkeys(["patched 1", "patched 2", "stock 1"], "green"),
+        **dict.fromkeys(["reference 1", "reference 2"], "for information"),
+    }
+    assert all(row["equal"] == row["requests"] == 5 for row in found.values())
+    assert found["patched 1"]["counts"]["prefill"]["replayed"] == 4
+    assert found["reference 1"]["counts"]["prefill"] == {
+        "captured": 1,
+        "replayed": 0,
+        "admitted, not replayed": 0,
+        "refused": 4,
+        "reasons": {"for the reference": 4},
+    }
+    printed = capsys.readouterr()
+    assert "a_case" in printed.out and "5/5" in printed.out and "red" not in printed.out
+    assert "5 servers, 5 at a time" in printed.err and "[5/5]" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("misbehaviour", "said"),
+    [
+        ("crashes", "ended by signal 9 while it served"),
+        ("dies at start", "ended with exit status 1 before it served"),
+        ("wrong tokens", "alone, 9 tokens: token 1 is"),
+        ("wrong logprobs", "alone, 9 tokens: logprobs of token 1 differ (logprob off by"),
+        ("differs when asked again", "again, 5 tokens: token 0 is"),
+        ("not a number", "alone, 5 tokens: a logprob is not a number"),
+        ("too short", "alone, 5 tokens: 11 tokens instead of 12"),
+        ("never replays", "proves nothing: no prefill pass was replayed"),
+        ("captures nothing", "proves nothing: no prefill pass was replayed, and nothing was captured"),
+        ("only admits", "proves nothing: no prefill pass was replayed"),
+    ],
+)
+def test_what_goes_wrong_is_red(
+    verify: Verify, rows: Callable, capsys: pytest.CaptureFixture, misbehaviour: str, said: str
+) -> None:
+    assert verify("--quick", misbehaviour=f"patched={misbehaviour}") == 1
+    found = rows()["patched 1"]
+    assert found["verdict"] == "red" and said in found["why"], found["why"]
+    printed = capsys.readouterr().out
+    assert said in printed and "known: ssm_mixer_captured has no fix in this version" in printed
+    if misbehaviour == "dies at start":
+        assert any("out_cache_loc_swa has different dtype" in line for line in found["log_tail"])
+    if misbehaviour == "only admits":
+        assert "fallbacks: admitted, not replayed 4" in printed
+
+
+@pytest.mark.parametrize("misbehaviour", ["hangs", "hangs at start"])
+def test_a_server_that_hangs_is_red_and_is_killed(
+    verify: Verify, rows: Callable, monkeypatch: pytest.MonkeyPatch, misbehaviour: str
+) -> None:
+    monkeypatch.setattr(servers.Runner.__init__, "__defaults__", ((8, 3),))
+    began = time.monotonic()
+    assert verify("--quick", misbehaviour=f"patched={misbehaviour}") == 1
+    found = rows()["patched 1"]
+    assert found["verdict"] == "red" and found["ending"].startswith("hung: no "), found["ending"]
+    assert found["outcomes"].count("missing") == (5 if misbehaviour == "hangs at start" else 3)
+    assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize(
+    ("misbehaviour", "said"),
+    [
+        ("reference=wrong logprobs", ""),
+        ("reference=crashes", "the reference: ended by signal 9"),
+        ("reference=replays", "the reference replayed 4 times"),
+    ],
+)
+def test_a_reference_that_cannot_be_relied_on_makes_it_inconclusive(
+    verify: Verify, rows: Callable, misbehaviour: str, said: str
+) -> None:
+    assert verify("--quick", misbehaviour=misbehaviour) == 1
+    found = rows()["patched 1"]
+    # alone, a wrong reference cannot be told from a wrong server
+    assert found["verdict"] == ("inconclusive" if said else "red") and said in found["why"], found["why"]
+
+
+def test_two_references_that_differ_make_it_inconclusive(
+    verify: Verify, rows: Callable, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started = servers.environment_of
+
+    def only_the_second(server: servers.Server) -> dict[str, str]:
+        wrong = "reference=wrong logprobs" if server.name.endswith("reference-2") else ""
+        return {**started(server), "MISBEHAVIOUR": wrong}
+
+    monkeypatch.setattr(servers, "environment_of", only_the_second)
+    assert verify() == 1
+    found = rows()
+    assert {found[name]["verdict"] for name in ("patched 1", "patched 2", "stock 1")} == {"inconclusive"}
+    assert "two references differ in 1 requests, first: alone, 9 tokens: logprobs of token 1" in found["stock 1"]["why"]
+
+
+def test_stock_counts_only_when_nothing_else_is_asked_for(verify: Verify) -> None:
+    assert verify("--quick", "--arms", "stock,patched", misbehaviour="stock=wrong tokens") == 0
+    assert verify("--quick", "--arms", "stock", misbehaviour="stock=wrong tokens") == 1
+
+
+def test_a_fix_alone_is_the_only_one_that_is_on(here: dict, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(environment, "look", lambda python: here)
+    assert cli.main(["verify", "--plan", "--fix", "linear_attention_captured", "--arms", "alone"]) == 0
+    printed = capsys.readouterr().out
+    assert "# qwen3_next_prefill_graph/alone-1: " in printed
+    alone = "SGLANG_PLUGINS=bcg_fixes SGLANG_BCG_FIXES=off SGLANG_BCG_FIX_LINEAR_ATTENTION_CAPTURED=on "
+    assert printed.count(alone) == 2 and "python -m sglang.launch_server --model-path" in printed
+
+
+@pytest.mark.parametrize(
+    ("change", "words", "said"),
+    [
+        ({"gpu": None, "why": "torch sees none"}, [], "replay can be verified only with a GPU: torch sees none. Run"),
+        ({"root": None}, [], "has no SGLang. python3 -m venv"),
+        (
+            {},
+            ["--release", "0.5.11"],
+            f"has SGLang {RELEASE}, not 0.5.11, and nothing is installed unasked. python3 -m",
+        ),
+        ({"has_entry_point": False}, [], "would not find this plugin"),
+        ({"free_gib": 2.0}, [], "2.0 GiB are free on a GPU"),
+        ({}, ["--case", "a_cas"], "no case 'a_cas'; did you mean a_case?"),
+        ({}, ["--fix", "linear_attention"], "no defect 'linear_attention'; did you mean linear_attention_captured?"),
+        ({}, ["--arms", "patchd"], "no arm 'patchd'; did you mean patched?"),
+        ({}, ["--arms", "alone"], "the arm `alone` needs --fix ID"),
+    ],
+)
+def test_what_cannot_be_run_is_said_with_what_to_do(
+    here: dict, change: dict, words: list[str], said: str, capsys: pytest.CaptureFixture
+) -> None:
+    here.update(change)
+    assert cli.main(["verify", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_an_interpreter_without_a_gpu_says_so(release_root: Callable[[str], pathlib.Path]) -> None:
+    done = processes.python("-m", "sglang_bcg_fixes", "verify", paths=[release_root(RELEASE)])
+    assert done.returncode == 2 and "only with a GPU: torch" in done.stderr, done.stderr
+
+
+def test_an_end_from_outside_ends_the_servers_and_leaves_no_files(here: dict, tmp_path: pathlib.Path) -> None:
+    program = processes.code(
+        f"""
+        import sys
+        from sglang_bcg_fixes import cli
+        from sglang_bcg_fixes.verify import cases, command, environment
+        from tests.verify.test_command import CASE
+        environment.look = lambda python: {here!r}
+        cases.CASES = (CASE,)
+        command.make_models = lambda *_: None
+        command.ENGINE = "tests.verify.fake_engine"
+        sys.exit(cli.main(["verify", "--quick", "--jobs", "2"]))
+        """
+    )
+    own = {"TMPDIR": str(tmp_path), "PYTHONPATH": str(processes.REPOSITORY), "MISBEHAVIOUR": "patched=hangs at start"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", program], env={**os.environ, **own}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("*/a_case/patched-1/reports/1.passes")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 1 and b"interrupted; this is what there is so far" in err
+    assert b"red\n" in out and b"  interrupted\n" in out
+    running = subprocess.run(["ps", "-ef"], capture_output=True, text=True).stdout
+    assert str(tmp_path) not in running and not list(tmp_path.iterdir())

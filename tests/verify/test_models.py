@@ -1,0 +1,116 @@
+"""The tiny models on real releases: every weight of the checkpoint is taken, and no parameter is left without one."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable
+
+import pytest
+
+from sglang_bcg_fixes.verify import models
+from tests import processes
+
+# what the release has and does not use, or takes from the target model
+LEFT_OUT = {
+    "falcon_h1": ("q_norm.weight", "k_norm.weight"),
+    "llama_eagle_draft": ("embed_tokens.weight", "lm_head.weight"),
+    "qwen3_next_mtp as draft": ("embed_tokens.weight", "lm_head.weight"),
+}
+OF_THE_LAYER_THAT_DRAFTS = "mtp."
+
+PROGRAM = """
+import importlib, json, multiprocessing, sys, types
+from sglang_on_cpu import one_batch
+
+# no model can forget one of these: each parameter starts as not a number
+def load(name, folder):
+    import torch
+    from sglang.srt.model_loader import loader
+    torch.cuda.Stream = lambda *_, **__: None
+    one_batch.load_plugins()
+    found = {"taken": 0, "missing": []}
+
+    def load_weights(model, weights, device, *_, **__):
+        parameters = [p for p in model.parameters() if p.dtype.is_floating_point]
+        for parameter in parameters:
+            parameter.data.fill_(float("nan"))
+        model.load_weights(weights)
+        found["taken"] = sum(int((~p.isnan()).sum()) for p in parameters)
+        found["missing"] = [n for n, p in model.named_parameters() if p.dtype.is_floating_point and p.isnan().any()]
+
+    loader.DefaultModelLoader.load_weights_and_postprocess = staticmethod(load_weights)
+    options = {"attention_backend": "fa3" if "linear" in name else "triton" if "oss" in name else "torch_native"}
+    if name.endswith(" as draft"):
+        options["json_model_override_args"] = json.dumps({"architectures": ["Qwen3NextForCausalLMMTP"]})
+    try:
+        one_batch.load(
+            name, model_path=folder, load_format="auto", dtype="bfloat16", max_total_tokens=1024, context_length=256,
+            **options)
+    except Exception as error:
+        # the model was loaded; what a machine without a GPU lacks comes behind
+        found["error"] = repr(error)
+    return found
+
+if __name__ == "__main__":
+    one_batch.import_sglang()
+    one_batch._import_benchmark()
+    importlib.import_module("sglang.srt.models.registry")
+    wanted = json.loads(sys.argv[1])
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        print("RESULT", json.dumps(dict(zip(wanted, pool.starmap(load, wanted.items(), chunksize=1)))))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    made = tmp_path_factory.mktemp("models")
+    for name in models.MODELS:
+        models.make(name, made / name)
+    return made
+
+
+def sizes(folder: pathlib.Path) -> dict[str, int]:
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return {name: file.get_tensor(name).numel() for name in file.keys()}  # noqa: SIM118
+
+
+@pytest.mark.parametrize("release", ["0.5.11", "0.5.12.post1", "0.5.15.post1", "0.5.23"])
+def test_every_weight_is_loaded(
+    release: str, release_root: Callable[[str], pathlib.Path], folder: pathlib.Path
+) -> None:
+    wanted = {name: str(folder / name) for name in models.MODELS}
+    wanted["qwen3_next_mtp as draft"] = wanted["qwen3_next_mtp"]
+    done = processes.python(
+        *("-c", PROGRAM, json.dumps(wanted)),
+        paths=[release_root(release), processes.REPOSITORY / "tools"],
+        environment={"TRITON_INTERPRET": "1", "SGLANG_PLUGINS": "__none__", "OMP_NUM_THREADS": "1"},
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))[7:])
+    for name, report in found.items():
+        given = sizes(pathlib.Path(wanted[name]))
+        drafts = name.endswith(" as draft")
+        mine = sum(size for weight, size in given.items() if weight.startswith(OF_THE_LAYER_THAT_DRAFTS) is drafts)
+        assert report["taken"] == mine, f"{name}: {report}"
+        assert all(missing.endswith(LEFT_OUT.get(name, ())) for missing in report["missing"]), f"{name}: {report}"
+
+
+def test_the_same_name_makes_the_same_weights(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    models.make("llama", tmp_path)
+    assert (tmp_path / "model.safetensors").read_bytes() == (folder / "llama" / "model.safetensors").read_bytes()
+
+
+def test_the_draft_is_the_targets_layer(folder: pathlib.Path) -> None:
+    from safetensors.torch import load_file
+
+    target = load_file(folder / "llama_eagle_target" / "model.safetensors")
+    draft = load_file(folder / "llama_eagle_draft" / "model.safetensors")
+    for name, values in draft.items():
+        if name.startswith("layers.0."):
+            assert values.equal(target[f"model.{name}"])
+    sizes_of_tokens = target["model.embed_tokens.weight"].float().pow(2).mean(-1).sqrt()
+    assert (sizes_of_tokens - 1).abs().max() < 0.01

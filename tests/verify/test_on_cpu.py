@@ -1,0 +1,64 @@
+"""The whole command without a GPU: a real SGLang's runner and prefill graphs, on the tape that stands in for CUDA's."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from sglang_bcg_fixes import cli
+from sglang_bcg_fixes.verify import cases, command, environment
+from tests import processes
+
+BUCKETS = (8, 16)
+
+
+def few_calls(buckets: Sequence[int]) -> list[cases.Call]:
+    script = cases.Script()
+    script.tokens = lambda length: tuple(script.random.randrange(2, 100) for _ in range(length))  # type: ignore[method-assign]
+    first = script.ask("alone", [11], 2)
+    script.ask("alone", [8], 2)
+    script.ask("together", [5, 3], 2)
+    script.ask_again("larger after smaller", first)
+    return script.calls
+
+
+@pytest.mark.parametrize(("release", "arms"), [("0.5.12.post1", "stock,patched"), ("0.5.23", "patched")])
+def test_real_runners_replay_and_refuse(
+    release_root: Callable[[str], pathlib.Path],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    release: str,
+    arms: str,
+) -> None:
+    root = release_root(release)
+    case = cases.Case("tiny", "A test.", "qwen3_next", script=few_calls, decode_sizes=(1, 2, 4))
+    here = {"root": str(root), "sglang": release, "has_entry_point": True, "gpu": "none", "free_gib": 8, "versions": {}}
+    monkeypatch.setattr(cases, "CASES", (case,))
+    monkeypatch.setattr(cases, "FEW_BUCKETS", BUCKETS)
+    monkeypatch.setattr(environment, "look", lambda python: here)
+    monkeypatch.setattr(command, "make_models", lambda *_: None)
+    monkeypatch.setattr(command, "ENGINE", "tests.verify.cpu_engine")
+    paths = [root, processes.REPOSITORY / "tools", processes.REPOSITORY]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    file = tmp_path / "found.json"
+    words = ["verify", "--case", "tiny", "--quick", "--arms", arms, "--jobs", "1", "--json", str(file)]
+    status = cli.main(words)
+    printed = capsys.readouterr().out
+    found = {row["arm"]: row for row in json.loads(file.read_text())["servers"]}
+    prefills = {arm: row["counts"]["prefill"] for arm, row in found.items()}
+
+    assert status == 0, printed
+    assert found["patched"]["verdict"] == "green" and found["patched"]["equal"] == found["patched"]["requests"] == 5
+    assert prefills["patched"]["replayed"] == 4 and prefills["patched"]["refused"] == 0
+    assert prefills["patched"]["by bucket"] == {"16": 2, "8": 2} and prefills["patched"]["by requests"]["2"] == 1
+    assert prefills["reference"]["replayed"] == 0 and prefills["reference"]["reasons"] == {"for the reference": 4}
+    assert prefills["patched"]["captured"] == prefills["reference"]["captured"] == len(BUCKETS)
+    if "stock" in arms:
+        assert "linear_attention_captured" in found["patched"]["applied"] and not found["stock"]["applied"]
+        assert found["stock"]["verdict"] == "red" and found["stock"]["equal"] < 5, printed
