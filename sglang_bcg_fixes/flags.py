@@ -147,6 +147,12 @@ def instruments(environ: Mapping[str, str] | None = None) -> list[str]:
     return [name.strip() for name in environ.get(INSTRUMENTS, "").split(",") if name.strip()]
 
 
+def environment_without_ours() -> dict[str, str]:
+    """What a process is given that chooses its plugins and their settings itself."""
+    ours = (PREFIX, "SGLANG_PLUGINS")
+    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+
+
 def plugin_choice(environ: Mapping[str, str] | None = None) -> str:
     """SGLang's own SGLANG_PLUGINS: the names it will load; empty means every installed plugin."""
     environ = os.environ if environ is None else environ

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from sglang_bcg_fixes import flags, plan, registry, release
@@ -86,12 +86,15 @@ def run(options: argparse.Namespace) -> int:
         check(here, options)
         began = time.monotonic()
         make_models(options.python, chosen, folder)
-        found = serve(runs, options.python, options.jobs or jobs_that_fit(here))
-        judged = [(each, outcome, judge(each, found)) for each, outcome in found]
+        jobs = options.jobs or jobs_that_fit(here)
+        found = serve(runs, options.python, jobs)
+        judged = [
+            (each, outcome, judge(each, found, wanted_in(each, known, source, options.fix))) for each, outcome in found
+        ]
     print(table(judged, known, source))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        content = as_dict(judged, here, options, time.monotonic() - began)
+        content = as_dict(judged, here, {"quick": options.quick, "jobs": jobs}, time.monotonic() - began)
         options.json.write_text(json.dumps(content, indent=1) + "\n")
     return 0 if all(verdict.state == GREEN for each, _, verdict in judged if is_under_test(each, arms)) else 1
 
@@ -267,7 +270,7 @@ def make_models(python: str, chosen: Sequence[Case], folder: pathlib.Path) -> No
     print(f"making {', '.join(names)} ...", file=sys.stderr, flush=True)
     done = subprocess.run([python, "-m", MODELS, str(folder / "models"), *names], capture_output=True, text=True)
     if done.returncode:
-        raise VerifyError(f"the tiny models could not be made: {done.stderr.strip().splitlines()[-1:]}")
+        raise VerifyError(f"the tiny models could not be made: {done.stderr.strip().rpartition(chr(10))[2]}")
 
 
 def jobs_that_fit(here: dict[str, Any]) -> int:
@@ -291,7 +294,13 @@ def serve(runs: Sequence[Run], python: str, jobs: int) -> list[tuple[Run, Outcom
     ]
 
 
-def judge(each: Run, found: Sequence[tuple[Run, Outcome]]) -> Judged:
+def wanted_in(each: Run, known: registry.Registry, source: Source, alone: str | None) -> set[str]:
+    """The fixes that this server must have for its case to show them."""
+    needed = {fix.id for fix in needed_fixes(known, source) if each.case.name in fix.verify}
+    return {PATCHED: needed, ALONE: needed & {alone or ""}}.get(each.arm, set())
+
+
+def judge(each: Run, found: Sequence[tuple[Run, Outcome]], wanted: Collection[str] = ()) -> Judged:
     mine = next(outcome for other, outcome in found if other is each)
     references = [outcome for other, outcome in found if other.case is each.case and other.arm == REFERENCE]
     if each.arm in (REFERENCE, EAGER):
@@ -299,7 +308,11 @@ def judge(each: Run, found: Sequence[tuple[Run, Outcome]]) -> Judged:
         requests = compare.compare(each.case, each.calls, mine, against)
         doubt = compare.doubt_about(each.case, each.calls, [mine]) if each.arm == REFERENCE else ""
         return Judged(FOR_INFORMATION, doubt or ("" if mine.finished else mine.ending), requests)
-    return compare.judge(each.case, each.calls, mine, references)
+    verdict = compare.judge(each.case, each.calls, mine, references)
+    missing = sorted(set(wanted) - set(mine.applied))
+    if missing and verdict.state != RED:
+        return Judged(RED, f"needed and not reported as applied: {', '.join(missing)}", verdict.requests)
+    return verdict
 
 
 Row = tuple[Run, Outcome, Judged]
@@ -337,13 +350,12 @@ def known_defects(case: Case, known: registry.Registry, source: Source) -> list[
     return found
 
 
-def as_dict(judged: Sequence[Row], here: dict[str, Any], options: argparse.Namespace, seconds: float) -> dict[str, Any]:
+def as_dict(judged: Sequence[Row], here: dict[str, Any], how: dict[str, Any], seconds: float) -> dict[str, Any]:
     return {
         "format": 1,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         **{name: value for name, value in here.items() if name != "root"},
-        "quick": options.quick,
-        "jobs": options.jobs,
+        **how,
         "seconds": round(seconds),
         "servers": [row_as_dict(*row) for row in judged],
     }

@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.verify import instruments
 
 FINISHED = "finished"
@@ -158,13 +159,8 @@ def is_free(port: int) -> bool:
 
 
 def environment_of(server: Server) -> dict[str, str]:
-    """Ours without its settings of plugins, so that what a server has is what its arm says."""
-    inherited = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("SGLANG_BCG_") and name != "SGLANG_PLUGINS"
-    }
-    return {**inherited, **server.environment, "SGLANG_BCG_REPORT_DIR": str(server.reports)}
+    """What a server has is what its arm says, whatever is set here."""
+    return {**flags.environment_without_ours(), **server.environment, flags.REPORT_DIR: str(server.reports)}
 
 
 def outcome(server: Server, ending: str, seconds: float) -> Outcome:

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from sglang_bcg_fixes.release import in_folder
+from sglang_bcg_fixes.verify import servers
 from tests import processes
 
 ACCURACY = processes.REPOSITORY / "benchmarks" / "accuracy"
@@ -280,14 +281,16 @@ import json, sys, time
 sys.path[:0] = [{accuracy!r}]
 import task
 job = json.loads(open(sys.argv[1]).read())
-name = job["engine"]["model_path"]
 with open(job["answers"], "w", buffering=1) as out:
     print(json.dumps({{"started": 0.1}}), file=out)
     for number, problem in enumerate(task.test_problems(job["questions"])):
-        print(json.dumps(dict(phase="serial", number=number, tokens=problem.answer, cached=2)), file=out)
-        if "breakable_cuda_graph" in str(job["engine"]) and number == 1:
+        graphs = "enable_breakable_cuda_graph" in job["engine"]
+        answer = [7] if graphs and number == 1 else problem.answer
+        print(json.dumps(dict(phase="serial", number=number, tokens=answer, cached=2)), file=out)
+        if graphs and number == 2:
             out.write('{{"phase": "ser')
             sys.exit(3)
+    print(json.dumps({{"first_token_ms": {{"median": 5}}}}), file=out)
     print(json.dumps({{"finished": True}}), file=out)
 time.sleep(60)
 """
@@ -304,10 +307,19 @@ def test_what_a_dead_server_did_not_answer_is_wrong(
     stock, eager, again = evaluate.evaluate(options, tmp_path / "servers")
     assert stock["ending"] == "ended with exit status 3 while it served"
     found = stock["phases"]["serial"]
-    assert (found["right"], found["unanswered"], found["wrong"]) == (2, 2, {"2": None, "3": None})
+    assert (found["right"], found["unanswered"], found["wrong"]) == (2, 1, {"1": "7", "3": None})
     assert found["differs_from"] == {"eager": 2}
     assert eager["ending"] == "finished" and eager["phases"]["serial"]["accuracy"] == 1
     assert eager["phases"]["serial"]["differs_from"] == {"stock": 2}
     assert again["phases"]["serial"]["differs_from"] == {"stock": 2, "eager": 0}
-    assert stock["cached_tokens"]["serial"] == 4
+    assert stock["cached_tokens"]["serial"] == 6
     assert "| stock: ended with exit status 3 while it served | 50.0% | 0.0% |" in evaluate.summary([stock])
+
+
+@pytest.mark.parametrize(("differing", "times"), [(0, {"median": 5}), (1, None)])
+def test_no_time_is_given_for_wrong_answers(differing: int, times: dict[str, float] | None) -> None:
+    server = servers.Server("1 patched", pathlib.Path(), {"engine": {}}, {})
+    outcome = servers.Outcome(servers.FINISHED, 1.0, 0.5, [], [], [], [])
+    phases = {"serial": {"differs_from": {"reference": differing}}}
+    found = evaluate.result_of("patched", server, outcome, phases, [{"first_token_ms": {"median": 5}}])
+    assert found["first_token_ms"] == times

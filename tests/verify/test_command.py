@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -56,7 +57,8 @@ def here(release_root: Callable[[str], pathlib.Path], monkeypatch: pytest.Monkey
 def verify(here: dict[str, object], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Verify:
     def verify(*words: str, misbehaviour: str = "") -> int:
         monkeypatch.setenv("MISBEHAVIOUR", misbehaviour)
-        return cli.main(["verify", "--case", "a_case", "--json", str(tmp_path / "found.json"), "--jobs", "5", *words])
+        words = words if "--case" in words else ("--case", "a_case", *words)
+        return cli.main(["verify", "--json", str(tmp_path / "found.json"), "--jobs", "5", *words])
 
     return verify
 
@@ -163,6 +165,17 @@ def test_two_references_that_differ_make_it_inconclusive(
     found = rows()
     assert {found[name]["verdict"] for name in ("patched 1", "patched 2", "stock 1")} == {"inconclusive"}
     assert "two references differ in 1 requests, first: alone, 9 tokens: logprobs of token 1" in found["stock 1"]["why"]
+
+
+def test_a_fix_that_is_needed_and_not_there_is_red(
+    verify: Verify, rows: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # a case that a needed fix names, and servers that apply nothing
+    monkeypatch.setattr(cases, "CASES", (dataclasses.replace(CASE, name="qwen3_next_prefill_graph"),))
+    assert verify("--quick", "--case", "qwen3_next_prefill_graph", "--arms", "stock,patched") == 1
+    found = rows()
+    assert "needed and not reported as applied: linear_attention_captured" in found["patched 1"]["why"]
+    assert found["stock 1"]["verdict"] == "green"
 
 
 def test_stock_counts_only_when_nothing_else_is_asked_for(verify: Verify) -> None:

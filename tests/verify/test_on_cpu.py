@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import pathlib
+import sys
 from collections.abc import Callable, Sequence
 
 import pytest
 
 from sglang_bcg_fixes import cli
-from sglang_bcg_fixes.verify import cases, command, environment
+from sglang_bcg_fixes.verify import cases, command, compare, environment, models, servers
 from tests import processes
 
 BUCKETS = (8, 16)
@@ -62,3 +64,47 @@ def test_real_runners_replay_and_refuse(
     if "stock" in arms:
         assert "linear_attention_captured" in found["patched"]["applied"] and not found["stock"]["applied"]
         assert found["stock"]["verdict"] == "red" and found["stock"]["equal"] < 5, printed
+
+
+ON_CPU = {
+    "log_level": "info",
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "disable_cuda_graph": True,
+    "disable_piecewise_cuda_graph": True,
+    "max_total_tokens": 2048,
+    "context_length": 512,
+    "chunked_prefill_size": 64,
+    "max_running_requests": 4,
+}
+
+
+def test_a_real_engine_gives_what_is_compared_and_prefills_together_what_is_asked_together(
+    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [release_root("0.5.12.post1"), processes.REPOSITORY / "tools", processes.REPOSITORY]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
+    models.make("llama", tmp_path / "llama")
+    usual = cases.named("llama_several_requests")
+    assert usual
+    script = cases.Script()
+    script.ask("together", [3, 9, 5], 4)
+    script.ask("chunked", [100], 2)
+    script.ask_again("again", 0)
+    flags = {"skip_tokenizer_init": True, "dtype": "bfloat16", "grammar_backend": "none", "disable_radix_cache": True}
+    job = {
+        "engine": {"model_path": str(tmp_path / "llama"), "sampling_backend": "pytorch", **flags, **ON_CPU},
+        "logprobs": True,
+        "calls": [dataclasses.asdict(call) for call in script.calls],
+    }
+    server = servers.Server("one", tmp_path / "one", job, {"SGLANG_PLUGINS": "bcg_fixes"})
+    with servers.Runner([sys.executable, "-m", "tests.verify.cpu_server"], jobs=1) as runner:
+        outcome = runner.start(server).result()
+    assert outcome.finished, outcome.tail
+    # against itself, with its own repetition
+    requests = compare.compare(usual, script.calls, outcome, outcome)
+    assert [request.outcome for request in requests] == [compare.EQUAL] * 7, requests
+    first = outcome.answers[0][0]
+    assert len(first["logprobs"]) == len(first["top"]) == 4 and len(first["top"][0]) > 1
+    log = server.log.read_text()
+    assert log.count("#new-seq: 3, #new-token: 17") == 2 and "#new-token: 64" in log and "#new-token: 36" in log
