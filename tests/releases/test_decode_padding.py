@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -21,25 +22,7 @@ stand_ins.install()
 import torch
 from sglang.srt.plugins import load_plugins
 load_plugins()
-from sglang.srt.model_executor.cuda_graph_runner import DecodeInputBuffers
-
-def buffers():
-    return DecodeInputBuffers.create(
-        device="cpu", max_bs=4, max_num_token=4, hidden_size=8, vocab_size=8, dtype=torch.float32, dp_size=1, pp_size=1,
-        is_encoder_decoder=False, require_mlp_tp_gather=False, seq_len_fill_value=1, encoder_len_fill_value=0,
-        num_tokens_per_bs=1, cache_loc_dtype=torch.int64, enable_mamba_track=False, is_hybrid_swa=True)
-
-def fill(target, rows, slots, bs=4):
-    count = len(rows)
-    batch = types.SimpleNamespace(
-        input_ids=torch.arange(count), req_pool_indices=torch.tensor(rows), seq_lens=torch.full((count,), 9),
-        out_cache_loc=torch.tensor(slots) + 100, out_cache_loc_swa=torch.tensor(slots, dtype=torch.int32),
-        positions=torch.full((count,), 8), seq_lens_cpu=torch.full((count,), 9, dtype=torch.int32),
-        mrope_positions=None, encoder_lens=None, mamba_track_indices=None, mamba_track_mask=None)
-    target.populate_from_forward_batch(
-        forward_batch=batch, raw_bs=count, raw_num_token=count, bs=bs, seq_len_fill_value=1,
-        require_gathered_buffer=False, num_tokens_per_bs=1, nsa_enable_prefill_cp=False,
-        enable_num_token_non_padded_flag=False)
+from tests.releases.decode_buffers import breakable_runner_shares, buffers, fill
 """
 ROWS = """
 shared = buffers()
@@ -69,27 +52,13 @@ print("RESULT", json.dumps({
     "written": [bool(keys[slot].isnan().all()) for slot in (5, 6, 7)]}))
 """
 START = """
-from sglang.srt.model_executor.breakable_cuda_graph_runner import BreakableCudaGraphRunner
-shared = buffers()
-shared.share_buffers()
-runner = BreakableCudaGraphRunner.__new__(BreakableCudaGraphRunner)
-runner.__dict__.update(device="cpu", max_num_tokens=4, max_bs=4, is_multimodal=False)
-model_runner = types.SimpleNamespace(
-    device="cpu", is_hybrid_swa=True, dtype=torch.float32,
-    model_config=types.SimpleNamespace(hidden_size=8, dtype=torch.float32))
-try:
-    runner._init_buffers(model_runner)
-except AssertionError as error:
-    print("RESULT", json.dumps({"refused": str(error)}))
-else:
-    print("RESULT", json.dumps({"types": sorted({str(shared.out_cache_loc_swa.dtype),
-                                                 str(runner.buffers.out_cache_loc_swa.dtype)})}))
+print("RESULT", json.dumps(breakable_runner_shares(buffers())))
 """
 
 
 @pytest.fixture
-def run(release_root: Root, tmp_path: pathlib.Path) -> Callable[..., dict]:
-    def run(release: str, code: str, **environ: str) -> dict:
+def run(release_root: Root, tmp_path: pathlib.Path) -> Callable[..., Any]:
+    def run(release: str, code: str, **environ: str) -> Any:
         done = processes.python(
             "-c",
             PRELUDE + code,
@@ -115,7 +84,7 @@ def off(*names: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_without_the_fixes_padded_rows_keep_what_an_earlier_batch_left(run: Callable[..., dict], release: str) -> None:
+def test_without_the_fixes_padded_rows_keep_what_an_earlier_batch_left(run: Callable[..., Any], release: str) -> None:
     found = run(release, ROWS, **off(*FIXES))
     assert found["whole"] == [[1, 2, 3, 4], [5, 6, 7, 8]]
     assert found["rows"] == [1, 2, 3, 4]
@@ -125,7 +94,7 @@ def test_without_the_fixes_padded_rows_keep_what_an_earlier_batch_left(run: Call
 
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("alone", [None, *FIXES])
-def test_with_the_fixes_padded_rows_are_nobodys(run: Callable[..., dict], release: str, alone: str | None) -> None:
+def test_with_the_fixes_padded_rows_are_nobodys(run: Callable[..., Any], release: str, alone: str | None) -> None:
     found = run(release, ROWS, **off(*(name for name in FIXES if alone not in (None, name))))
     assert found["whole"] == [[1, 2, 3, 4], [5, 6, 7, 8]], "a batch that is not padded is filled in as before"
     assert found["rows"] == [1, 2, 3, 4 if alone == "SWA_STALE_PADDING" else 0]
@@ -133,20 +102,20 @@ def test_with_the_fixes_padded_rows_are_nobodys(run: Callable[..., dict], releas
     assert found["slots"] == [5, 6, 7, 8 if stale else 0]
 
 
-def test_without_the_fix_a_padded_replay_overwrites_another_requests_slot(run: Callable[..., dict]) -> None:
+def test_without_the_fix_a_padded_replay_overwrites_another_requests_slot(run: Callable[..., Any]) -> None:
     assert run("0.5.11", SLOTS, **off("SWA_STALE_PADDING")) == {"untouched": False, "written": [True] * 3}
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_with_the_fix_a_padded_replay_leaves_every_other_slot_alone(run: Callable[..., dict], release: str) -> None:
+def test_with_the_fix_a_padded_replay_leaves_every_other_slot_alone(run: Callable[..., Any], release: str) -> None:
     assert run(release, SLOTS) == {"untouched": True, "written": [True] * 3}
 
 
 @pytest.mark.parametrize("release", ["0.5.12", "0.5.12.post1"])
-def test_without_the_fix_the_breakable_runner_does_not_start(run: Callable[..., dict], release: str) -> None:
-    assert "out_cache_loc_swa has different dtype" in run(release, START, **off("SWA_STALE_PADDING"))["refused"]
+def test_without_the_fix_the_breakable_runner_does_not_start(run: Callable[..., Any], release: str) -> None:
+    assert "out_cache_loc_swa has different dtype" in run(release, START, **off("SWA_STALE_PADDING"))
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_with_the_fix_the_breakable_runner_shares_the_decode_buffer(run: Callable[..., dict], release: str) -> None:
-    assert run(release, START) == {"types": ["torch.int64" if release == "0.5.11" else "torch.int32"]}
+def test_with_the_fix_the_breakable_runner_shares_the_decode_buffer(run: Callable[..., Any], release: str) -> None:
+    assert run(release, START) == ["torch.int64" if release == "0.5.11" else "torch.int32"]

@@ -15,11 +15,12 @@ import dataclasses
 import json
 import pathlib
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 from . import graphs, one_batch, stand_ins
 
-BUCKETS = [8, 16]
+BUCKETS = (8, 16)
 # lengths of the prompts of each batch. SGLang captures the largest bucket first; the last batch replays it again, with
 # fewer tokens, so that what the first left in the padding shows
 BATCHES = {
@@ -41,19 +42,19 @@ def _graph_config(model_runner: Any) -> Any:
     return get_exec().graph.cuda_graph_config
 
 
-def capture_prefill(model_runner: Any) -> Any:
+def capture_prefill(model_runner: Any, buckets: Sequence[int] = BUCKETS) -> Any:
     """Turn the breakable prefill graphs on, as the release's flags would, and let it capture; return its runner."""
     if hasattr(model_runner, "init_prefill_cuda_graph"):
         phase = _graph_config(model_runner).prefill
         phase.backend = "breakable"
-        phase.bs = list(BUCKETS)
+        phase.bs = list(buckets)
         model_runner.init_prefill_cuda_graph()
         runner = model_runner.prefill_cuda_graph_runner
     else:
         args = model_runner.server_args
         args.disable_piecewise_cuda_graph = False
         args.enable_breakable_cuda_graph = True
-        args.piecewise_cuda_graph_tokens = list(BUCKETS)
+        args.piecewise_cuda_graph_tokens = list(buckets)
         model_runner.init_piecewise_cuda_graphs()
         runner = model_runner.piecewise_cuda_graph_runner
     if not captured_graphs(runner):
