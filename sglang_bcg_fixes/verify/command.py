@@ -41,12 +41,13 @@ class VerifyError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One server of a case: which arm it stands for, and the how-manieth of that arm it is."""
+    """One server of a case: which arm it stands for, which fix is alone in it, the how-manieth of that kind it is."""
 
     case: Case
     calls: tuple[Call, ...]
     flags: cases.Flags
     arm: str
+    alone: str | None
     number: int
     server: Server
 
@@ -75,11 +76,13 @@ def run(options: argparse.Namespace) -> int:
     arms = choose_arms(options)
     buckets = cases.FEW_BUCKETS if options.quick else cases.BUCKETS
     with folder_of(options) as folder:
-        runs = [
-            each
-            for case in chosen
-            for each in runs_of(case, order_of(case, arms, options.quick), known, source, buckets, folder, options.fix)
-        ]
+        runs = []
+        for case in chosen:
+            alone = [options.fix] if options.fix else [fix.id for fix in needed_for(case, known, source)]
+            if alone or arms != [ALONE]:
+                runs += runs_of(case, order_of(case, arms, options.quick), known, source, buckets, folder, alone)
+        if not runs:
+            raise VerifyError(f"SGLang {source.version} needs no fix that these cases show, so none can be alone")
         if options.plan:
             print_plan(runs)
             return 0
@@ -88,14 +91,12 @@ def run(options: argparse.Namespace) -> int:
         make_models(options.python, chosen, folder)
         jobs = options.jobs or jobs_that_fit(here)
         found = serve(runs, options.python, jobs)
-        judged = [
-            (each, outcome, judge(each, found, wanted_in(each, known, source, options.fix))) for each, outcome in found
-        ]
+        judged = [(each, outcome, judge(each, found, wanted_in(each, known, source))) for each, outcome in found]
     print(table(judged, known, source))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         content = as_dict(judged, here, {"quick": options.quick, "jobs": jobs}, time.monotonic() - began)
-        options.json.write_text(json.dumps(content, indent=1) + "\n")
+        options.json.write_text(with_a_line_for_each_server(content))
     return 0 if all(verdict.state == GREEN for each, _, verdict in judged if is_under_test(each, arms)) else 1
 
 
@@ -159,8 +160,6 @@ def choose_arms(options: argparse.Namespace) -> list[str]:
     wrong = [arm for arm in arms if arm not in ARMS]
     if wrong:
         raise VerifyError(f"no arm '{wrong[0]}'{flags.nearest(wrong[0], ARMS)}; there are {', '.join(ARMS)}")
-    if ALONE in arms and not options.fix:
-        raise VerifyError("the arm `alone` needs --fix ID: the fix that is alone")
     return arms
 
 
@@ -173,9 +172,9 @@ def is_under_test(each: Run, arms: Sequence[str]) -> bool:
 
 def order_of(case: Case, arms: Sequence[str], quick: bool) -> list[str]:
     """Tested, reference, reference, tested: whatever drifts with time falls on both alike."""
-    tested = [arm for arm in arms if arm in (PATCHED, ALONE)]
+    tested = [arm for arm in arms if arm == PATCHED]
     references = [REFERENCE] if case.standard.needs_reference else []
-    once = [arm for arm in arms if arm in (STOCK, EAGER) and (arm != EAGER or case.wants_prefill_graphs)]
+    once = [arm for arm in arms if arm != PATCHED and (arm != EAGER or case.wants_prefill_graphs)]
     return [*tested, *references, *once] if quick else [*tested, *references * 2, *tested, *once]
 
 
@@ -186,22 +185,22 @@ def runs_of(
     source: Source,
     buckets: Sequence[int],
     folder: pathlib.Path,
-    alone: str | None = None,
+    alone: Sequence[str] = (),
 ) -> list[Run]:
     calls = tuple(case.script(buckets))
     found: list[Run] = []
-    for arm in order:
-        number = 1 + sum(each.arm == arm for each in found)
+    kinds = [(each, fix) for each in order for fix in (alone if each == ALONE else (None,))]
+    for arm, fix in kinds:
+        number = 1 + sum((each.arm, each.alone) == (arm, fix) for each in found)
         started_with = case.flags(source, buckets, eager=arm == EAGER)
-        where = folder / case.name / f"{arm}-{number}"
+        name = f"{case.name}/{'-'.join([arm, *([fix] if fix else [str(number)])])}"
         job = {
             "engine": engine_arguments(started_with, case, folder),
             "logprobs": case.logprobs,
             "calls": [dataclasses.asdict(call) for call in calls],
         }
-        added = environment_of(arm, case, known, alone)
-        server = Server(f"{case.name}/{arm}-{number}", where, job, added)
-        found.append(Run(case, calls, started_with, arm, number, server))
+        server = Server(name, folder / name, job, environment_of(arm, case, known, fix))
+        found.append(Run(case, calls, started_with, arm, fix, number, server))
     return found
 
 
@@ -294,10 +293,15 @@ def serve(runs: Sequence[Run], python: str, jobs: int) -> list[tuple[Run, Outcom
     ]
 
 
-def wanted_in(each: Run, known: registry.Registry, source: Source, alone: str | None) -> set[str]:
+def needed_for(case: Case, known: registry.Registry, source: Source) -> list[Fix]:
+    """The needed fixes that this case shows."""
+    return [fix for fix in needed_fixes(known, source) if case.name in fix.verify]
+
+
+def wanted_in(each: Run, known: registry.Registry, source: Source) -> set[str]:
     """The fixes that this server must have for its case to show them."""
-    needed = {fix.id for fix in needed_fixes(known, source) if each.case.name in fix.verify}
-    return {PATCHED: needed, ALONE: needed & {alone or ""}}.get(each.arm, set())
+    needed = {fix.id for fix in needed_for(each.case, known, source)}
+    return {PATCHED: needed, ALONE: needed & {each.alone or ""}}.get(each.arm, set())
 
 
 def judge(each: Run, found: Sequence[tuple[Run, Outcome]], wanted: Collection[str] = ()) -> Judged:
@@ -330,7 +334,8 @@ def table(judged: Sequence[Row], known: registry.Registry, source: Source) -> st
         last = each.case
         arm = f"{each.arm} {each.number}"
         lines.append(f"{name:32} {arm:12} {equal:>9} {kind.get('replayed', 0):>8} {missed:>9}  {verdict.state}")
-        for note in (verdict.why, f"fallbacks: {reasons}" if reasons and each.arm != REFERENCE else ""):
+        alone = f"only {each.alone}" if each.alone else ""
+        for note in (alone, verdict.why, f"fallbacks: {reasons}" if reasons and each.arm != REFERENCE else ""):
             if note:
                 lines.append(f"{'':34}{note}")
         if verdict.state == RED:
@@ -361,18 +366,24 @@ def as_dict(judged: Sequence[Row], here: dict[str, Any], how: dict[str, Any], se
     }
 
 
+def with_a_line_for_each_server(content: dict[str, Any]) -> str:
+    """JSON that can be read, and compared line by line with that of another run."""
+    servers_lines = ",\n  ".join(json.dumps(server) for server in content["servers"])
+    head = json.dumps({**content, "servers": []}, indent=1)
+    return head.removesuffix("[]\n}") + f"[\n  {servers_lines}\n ]\n}}\n"
+
+
 def row_as_dict(each: Run, outcome: Outcome, verdict: Judged) -> dict[str, Any]:
     odd = [dataclasses.asdict(request) for request in verdict.requests if request.outcome != compare.EQUAL]
     return {
         "case": each.case.name,
         "arm": each.arm,
-        "number": each.number,
+        **({"fix": each.alone} if each.alone else {"number": each.number}),
         "verdict": verdict.state,
         "why": verdict.why,
         "standard": each.case.standard.value,
         "equal": verdict.equal,
         "requests": len(verdict.requests),
-        "outcomes": [request.outcome for request in verdict.requests],
         "not_equal": odd,
         "counts": compare.counts(outcome),
         "ending": outcome.ending,
