@@ -16,6 +16,8 @@ from sglang_bcg_fixes import graph_break
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 
 MARK = "__bcg_fix__"
+# what a wrapper of ours goes on to call
+INNER = "__bcg_inner__"
 MISSING = object()
 
 
@@ -94,9 +96,10 @@ class Ledger:
         """Restore every slot to the very object that stood there, or raise and leave everything as it is."""
         if fix_id not in self._changes:
             raise PatchError(f"{fix_id} is not applied")
-        problems = self.read_back(fix_id)
-        if problems:
-            raise PatchError(f"{fix_id} cannot be undone, undo what came later first: {'; '.join(problems)}")
+        above = [change.slot for change in self._changes[fix_id] if change.slot.own() is not change.after]
+        if above:
+            problems = "; ".join(f"{slot.where} holds {describe(slot.own())}" for slot in above)
+            raise PatchError(f"{fix_id} cannot be undone, undo what came later first: {problems}")
         put_back(self._changes.pop(fix_id))
 
     @staticmethod
@@ -104,8 +107,16 @@ class Ledger:
         return [
             f"{change.slot.where} holds {describe(change.slot.own())}"
             for change in changes
-            if change.slot.own() is not change.after
+            if not is_live(change)
         ]
+
+
+def is_live(change: Change) -> bool:
+    """Whether the slot holds what was put there, itself or inside what later fixes of ours put round it."""
+    value = change.slot.own()
+    while core(value) is not core(change.after) and hasattr(core(value), INNER):
+        value = getattr(core(value), INNER)
+    return core(value) is core(change.after)
 
 
 def change_point(fix_id: str, point: PatchPoint, done: list[Change]) -> None:
@@ -286,7 +297,10 @@ def wrap(original: Callable[..., Any], how: How, body: Callable[..., Any]) -> Ca
 
     wrapper = {How.BEFORE: before, How.AFTER: after, How.AROUND: around, How.REPLACE: replace}[how]
     # `updated=()`: the markers that torch's compiler keeps in __dict__ are not ours to copy
-    return functools.update_wrapper(wrapper, original, updated=())
+    functools.update_wrapper(wrapper, original, updated=())
+    if how is not How.REPLACE:
+        setattr(wrapper, INNER, original)
+    return wrapper
 
 
 def refuse_other_parameters(where: str, original: Any, how: How, body: Callable[..., Any]) -> None:

@@ -84,6 +84,7 @@ def test_two_fixes_on_one_target_come_off_in_reverse_only(path: str) -> None:
         ledger.apply(fix("two", point({path!r}, body="outer")))
         both = {KINDS[path]}
         assert both == ["outer", "around", *plain], both
+        assert ledger.read_back("one") == [] == ledger.read_back("two")
         refused(lambda: ledger.undo("one"), "one cannot be undone", "of fix two")
         assert {KINDS[path]} == both and ledger.applied() == ["one", "two"]
         ledger.undo("two")
@@ -91,6 +92,15 @@ def test_two_fixes_on_one_target_come_off_in_reverse_only(path: str) -> None:
         ledger.undo("one")
         assert {KINDS[path]} == plain
         refused(lambda: ledger.undo("one"), "one is not applied")
+    """)
+
+
+def test_a_fix_that_another_one_has_replaced_is_not_live() -> None:
+    check("""
+        ledger.apply(fix("one", point("function")))
+        ledger.apply(fix("two", point("function", How.REPLACE, "replace")))
+        [problem] = ledger.read_back("one")
+        assert "of fix two" in problem and ledger.read_back("two") == []
     """)
 
 
