@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 REQUIREMENTS := tools/sglang_on_cpu/requirements.txt tests/requirements.txt
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' tools/sglang_on_cpu/requirements.txt)
 
-.PHONY: serve test lint wheels gpu first-token bench docs fix clean
+.PHONY: serve test lint wheels gpu bench cost docs fix clean
 .DEFAULT_GOAL := test
 
 serve:
@@ -30,10 +30,10 @@ wheels: $(VENV)/ready
 gpu:
 	$(PYTHON) -m sglang_bcg_fixes verify --json verify.json
 
-first-token:
-	$(PYTHON) benchmarks/first_token.py --json first_token.json
+bench:
+	$(PYTHON) -m sglang_bcg_fixes bench --jsonl benchmarks/results/bench.jsonl
 
-bench: wheels
+cost: wheels
 	$(BIN)/python benchmarks/cost_of_being_there.py --release 0.5.12.post1 --release 0.5.23 --json cost_of_being_there.json
 
 docs: $(VENV)/ready

@@ -37,6 +37,7 @@ setuptools.setup(
     license="Apache-2.0",
     python_requires=">=3.10",
     install_requires=["pluggy>=1.2"],
+    extras_require={"bench": ["matplotlib"]},
     packages=setuptools.find_packages(include=["sglang_bcg_fixes", "sglang_bcg_fixes.*"]),
     entry_points=entry_points(),
 )

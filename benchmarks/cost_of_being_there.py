@@ -1,6 +1,6 @@
 """What the plugin costs a process: the time of load() beyond SGLang's own imports, and of one patched call.
 
-    make bench
+    make cost
 
 Without a GPU, SGLang's imports go through tools/sglang_on_cpu. load() is timed in three kinds of process: one that has
 imported nothing of SGLang, one that has imported the scheduler, as SGLang's own have, and one that has imported what is

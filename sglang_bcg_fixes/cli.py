@@ -1,4 +1,4 @@
-"""`bcg-fixes`: doctor, explain, list, status and verify; none of them imports SGLang or torch into this process."""
+"""`bcg-fixes` doctor, explain, list, status, verify, bench; none of them imports SGLang or torch into this process."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import textwrap
 from collections.abc import Sequence
 
 from sglang_bcg_fixes import __version__, doctor, flags, plan, registry, release, report
+from sglang_bcg_fixes.bench import command as bench
 from sglang_bcg_fixes.model import SECTIONS, Fix
 from sglang_bcg_fixes.probe import Source
 from sglang_bcg_fixes.verify import command as verify
@@ -22,6 +23,7 @@ ERRORS = (
     plan.PlanError,
     release.ReleaseError,
     verify.VerifyError,
+    bench.BenchError,
     EnvironmentMissing,
     OSError,
     SyntaxError,
@@ -84,6 +86,14 @@ def parser() -> argparse.ArgumentParser:
     )
     verify.add_arguments(command)
     command.set_defaults(run=verify.run)
+
+    command = commands.add_parser(
+        "bench",
+        help="on a GPU: what breaks and graphs cost, in a layer and in a server",
+        description="Exit status: 0 all that counts is right and measured, 1 something is not, 2 it could not be run.",
+    )
+    bench.add_arguments(command)
+    command.set_defaults(run=bench.run)
     return top
 
 

@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
 def installed_source(options: argparse.Namespace, here: dict[str, Any]) -> Source:
     make = (
         "python3 -m venv sglang-env; sglang-env/bin/pip install sglang=={} sglang-bcg-fixes; "
-        "bcg-fixes verify --python sglang-env/bin/python"
+        f"bcg-fixes {options.command} --python sglang-env/bin/python"
     )
     if here["root"] is None:
         raise VerifyError(f"{options.python} has no SGLang. {make.format('V')}")
@@ -264,12 +264,12 @@ def check(here: dict[str, Any], options: argparse.Namespace) -> None:
         )
 
 
-def make_models(python: str, chosen: Sequence[Case], folder: pathlib.Path) -> None:
+def make_models(python: str, chosen: Sequence[Case], folder: pathlib.Path, module: str = MODELS) -> None:
     names = sorted({name for case in chosen for name in (case.model, case.draft) if name})
     print(f"making {', '.join(names)} ...", file=sys.stderr, flush=True)
-    done = subprocess.run([python, "-m", MODELS, str(folder / "models"), *names], capture_output=True, text=True)
+    done = subprocess.run([python, "-m", module, str(folder / "models"), *names], capture_output=True, text=True)
     if done.returncode:
-        raise VerifyError(f"the tiny models could not be made: {done.stderr.strip().rpartition(chr(10))[2]}")
+        raise VerifyError(f"the models could not be made: {done.stderr.strip().rpartition(chr(10))[2]}")
 
 
 def jobs_that_fit(here: dict[str, Any]) -> int:

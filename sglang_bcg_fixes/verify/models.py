@@ -354,12 +354,16 @@ def seed_of(name: str) -> int:
 
 
 def make(name: str, folder: pathlib.Path) -> None:
-    """Write config.json and model.safetensors."""
+    write(MODELS[name].config_json(), MODELS[name].tensors(seed_of(name)), folder)
+
+
+def write(config: dict[str, Any], tensors: Tensors, folder: pathlib.Path) -> None:
+    """As config.json and model.safetensors."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(MODELS[name].config_json(), indent=1))
-    save_file(MODELS[name].tensors(seed_of(name)), folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from sglang_bcg_fixes import cli
+from sglang_bcg_fixes.fixes import linear_attention_captured as watched
 from sglang_bcg_fixes.verify import cases, command, environment, servers
 from tests import processes
 
@@ -31,7 +32,7 @@ def four_calls(buckets: Sequence[int]) -> list[cases.Call]:
     return script.calls
 
 
-CASE = cases.Case("a_case", "A test.", "llama", script=four_calls, watches=("break_input_lifetime",))
+CASE = cases.Case("a_case", "A test.", "llama", script=four_calls, watches=(watched.FIX.id,))
 
 
 @pytest.fixture
@@ -108,13 +109,19 @@ def test_equal_answers_and_replays_are_green(verify: Verify, rows: Callable, cap
     ],
 )
 def test_what_goes_wrong_is_red(
-    verify: Verify, rows: Callable, capsys: pytest.CaptureFixture, misbehaviour: str, said: str
+    verify: Verify,
+    rows: Callable,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    misbehaviour: str,
+    said: str,
 ) -> None:
+    monkeypatch.setattr(watched, "FIX", dataclasses.replace(watched.FIX, patches=()))
     assert verify("--quick", misbehaviour=f"patched={misbehaviour}") == 1
     found = rows()["patched 1"]
     assert found["verdict"] == "red" and said in found["why"], found["why"]
     printed = capsys.readouterr().out
-    assert said in printed and "known: break_input_lifetime has no fix in this version" in printed
+    assert said in printed and f"known: {watched.FIX.id} has no fix in this version" in printed
     if misbehaviour == "dies at start":
         assert any("out_cache_loc_swa has different dtype" in line for line in found["log_tail"])
     if misbehaviour == "only admits":
@@ -235,7 +242,8 @@ def test_an_end_from_outside_ends_the_servers_and_leaves_no_files(here: dict, tm
         f"""
         import sys
         from sglang_bcg_fixes import cli
-        from sglang_bcg_fixes.verify import cases, command, environment
+        from sglang_bcg_fixes.fixes import linear_attention_captured as watched
+from sglang_bcg_fixes.verify import cases, command, environment
         from tests.verify.test_command import CASE
         environment.look = lambda python: {here!r}
         cases.CASES = (CASE,)

@@ -1,0 +1,112 @@
+"""The gated delta rule in fp32, one token after the other: slow, and plain enough to be believed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+# of RMS(error) over RMS(reference), for each result; and of SGLang's own error on the same inputs
+TOLERANCE, OF_SGLANGS = 0.005, 1.2
+# SGLang's own kernels round to bfloat16 in many places and are off by 0.004 to 0.005: they are the yardstick
+TOLERANCE_OF_SGLANG = 0.01
+EPSILON = 1e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """Of one layer: its output, and what it leaves in the pools for each sequence."""
+
+    output: Any
+    conv: Any
+    state: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """One extend step of a layer, sequences one behind the other, as SGLang gives them to its kernels.
+
+    mixed_qkv [tokens, channels], a and b [tokens, value heads], conv_weights [channels, width], A_log and dt_bias
+    [value heads]; each sequence's conv window [channels, width - 1] and state [value heads, values, keys] from before.
+    """
+
+    lengths: Sequence[int]
+    key_heads: int
+    mixed_qkv: Any
+    a: Any
+    b: Any
+    conv_weights: Any
+    A_log: Any
+    dt_bias: Any
+    conv: Any
+    state: Any
+
+
+def recurrent(inputs: Inputs) -> Results:
+    """All sequences side by side, the shorter ones waiting at their end."""
+    import torch
+    from torch.nn import functional
+
+    heads, size = inputs.state.shape[1], inputs.state.shape[3]
+    lengths = torch.tensor(inputs.lengths, device=inputs.state.device)
+
+    def side_by_side(tensor: Any) -> Any:
+        return torch.nn.utils.rnn.pad_sequence(tensor.float().split(list(inputs.lengths)), batch_first=True)
+
+    mixed, windows = [], []
+    for before, after in zip(inputs.conv.float(), inputs.mixed_qkv.float().split(list(inputs.lengths)), strict=True):
+        window = torch.cat([before, after.T], 1)
+        # not torch's convolution, which may compute in TF32
+        taps = window.unfold(1, inputs.conv_weights.shape[1], 1)
+        mixed.append(functional.silu((taps * inputs.conv_weights.float()[:, None]).sum(-1)).T)
+        windows.append(window[:, -before.shape[1] :])
+    query, key, value = side_by_side(torch.cat(mixed)).split(
+        [inputs.key_heads * size, inputs.key_heads * size, heads * inputs.state.shape[2]], -1
+    )
+
+    def of_every_value_head(tensor: Any) -> Any:
+        split = tensor.unflatten(-1, (inputs.key_heads, size))
+        norm = (split.square().sum(-1, keepdim=True) + EPSILON).sqrt()
+        return (split / norm).repeat_interleave(heads // inputs.key_heads, 2)
+
+    query, key = of_every_value_head(query) * size**-0.5, of_every_value_head(key)
+    value = value.unflatten(-1, (heads, -1))
+    decay = side_by_side(-inputs.A_log.float().exp() * functional.softplus(inputs.a.float() + inputs.dt_bias.float()))
+    decay, gain = decay.exp(), side_by_side(inputs.b).sigmoid()
+    ragged = len(set(inputs.lengths)) > 1
+    state, output = inputs.state.float().clone(), torch.zeros_like(value)
+    for step in range(max(inputs.lengths)):
+        before = state
+        state = state * decay[:, step, :, None, None]
+        wanted = value[:, step] - (state * key[:, step, :, None]).sum(-1)
+        state += (wanted * gain[:, step, :, None])[..., None] * key[:, step, :, None]
+        output[:, step] = (state * query[:, step, :, None]).sum(-1)
+        if ragged:
+            state = torch.where((lengths > step)[:, None, None, None], state, before)
+    real = torch.cat([row[:length] for row, length in zip(output, inputs.lengths, strict=True)])
+    return Results(real, torch.stack(windows), state)
+
+
+def errors(found: Results, wanted: Results) -> dict[str, float]:
+    """RMS(error) over RMS(reference); what is not a number stays so."""
+    return {
+        field.name: relative(getattr(found, field.name), getattr(wanted, field.name))
+        for field in dataclasses.fields(Results)
+    }
+
+
+def relative(found: Any, wanted: Any) -> float:
+    wrong = (found.float() - wanted.float()).square().mean().sqrt()
+    return float(wrong / wanted.float().square().mean().sqrt())
+
+
+def why_wrong(found: dict[str, float], of_sglang: dict[str, float] | None) -> str:
+    """Which results are too far off, or an empty string; a NaN is. Without SGLang's errors these are SGLang's own."""
+    far = []
+    for name, value in found.items():
+        limit = TOLERANCE_OF_SGLANG
+        if of_sglang is not None:
+            limit = min(TOLERANCE, OF_SGLANGS * of_sglang.get(name, TOLERANCE))
+        if not value <= limit:
+            far.append(f"{name} by {value:.4f}, not {limit:.4f} at most")
+    return f"off from the fp32 reference: {', '.join(far)}" if far else ""

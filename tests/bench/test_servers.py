@@ -1,0 +1,109 @@
+"""Servers that are asked in turn, with servers that misbehave; tests/verify/fake_engine.py says how."""
+
+from __future__ import annotations
+
+import pathlib
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from sglang_bcg_fixes import registry, release
+from sglang_bcg_fixes.bench import command, rows, servers
+from sglang_bcg_fixes.verify import cases
+from sglang_bcg_fixes.verify import command as verify
+from sglang_bcg_fixes.verify.servers import Outcome
+from tests import processes
+
+PATCHED, REFUSED, EAGER, STOCK = servers.ARMS.values()
+
+
+@pytest.fixture
+def measure(
+    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], tuple[list[rows.Row], list[str]]]:
+    monkeypatch.setattr(verify, "ENGINE", "tests.verify.fake_engine")
+    monkeypatch.setattr(servers, "LENGTHS", (5, 9))
+    monkeypatch.setattr(servers, "ANSWER_LIMIT", 3.0)
+    monkeypatch.setenv("PYTHONPATH", str(processes.REPOSITORY))
+    source = release.in_folder(release_root("0.5.12.post1"))
+
+    def measure(misbehaviour: str) -> tuple[list[rows.Row], list[str]]:
+        monkeypatch.setenv("MISBEHAVIOUR", misbehaviour)
+        said: list[str] = []
+        made = servers.measure(sys.executable, registry.discover(), source, tmp_path, 5, said.append)
+        return [row for some in made for row in some], said
+
+    return measure
+
+
+def test_right_servers_are_timed_in_turn(measure: Callable) -> None:
+    found, said = measure("")
+    assert [(row.arm, row.measured, row.tokens) for row in found] == [
+        (arm, measured, length)
+        for measured, length in (
+            (servers.FIRST_TOKEN, 5),
+            (servers.FIRST_TOKEN, 9),
+            (servers.THROUGHPUT, servers.PROMPT),
+        )
+        for arm in servers.ARMS.values()
+    ]
+    assert all(row.verdict == "green" and row.median and row.rounds == 5 for row in found), said
+    # a warm-up and five rounds
+    assert all(row.details["prefill_passes"] in ({"replayed": 6}, {"refused": 6}) for row in found)
+    assert {row.arm for row in found if "refused" in row.details["prefill_passes"]} == {REFUSED}
+    printed = "\n".join(command.report(found))
+    lines = [line.split("  ") for line in printed.splitlines() if PATCHED in line]
+    assert len(lines) == 3 and all(line[-1].strip() != "-" for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("misbehaviour", "why"),
+    [
+        ("stock=wrong tokens", "alone, 253 tokens: token 1 is"),
+        ("stock=crashes", "ended by signal 9"),
+        ("stock=dies at start", "exit status 1 before it served"),
+        ("stock=hangs", "no answer within 3 s"),
+        ("stock=never replays", "proves nothing: no prefill pass was replayed"),
+    ],
+)
+def test_a_red_server_has_no_time_and_the_others_have(measure: Callable, misbehaviour: str, why: str) -> None:
+    found, said = measure(misbehaviour)
+    stock = [row for row in found if row.arm == STOCK]
+    assert len(stock) == 3 and all(row.verdict == "red" and why in row.why and row.median is None for row in stock)
+    assert all(row.verdict == "green" and row.median for row in found if row.arm != STOCK), said
+    printed = "\n".join(command.report(found))
+    assert all(line.split()[-1] == "-" for line in printed.splitlines() if STOCK in line and "red" not in line)
+    assert f"red, and so without times: {STOCK}" in printed and why in printed
+
+
+def test_without_bits_an_answer_is_right_as_near_as_without_graphs() -> None:
+    def answered(*logprobs: float, again: float | None = None, replayed: str = "replayed") -> Outcome:
+        values = [*logprobs, logprobs[0] if again is None else again]
+        calls = [
+            {"answers": [{"tokens": [7], "logprobs": [value], "top": [[[value, 7], [value - 9, 8]]]}]}
+            for value in values
+        ]
+        return Outcome("finished", 0, 0, calls, [["prefill", replayed, 8, 1, 8]], [], [])
+
+    script = cases.Script()
+    first = script.ask("alone", [3], 1)
+    script.ask("alone", [4], 1)
+    script.ask_again("again", first)
+    reference = answered(-1.0, -2.0, replayed="refused")
+
+    def why(mine: Outcome, noise: float) -> str:
+        return servers.why_wrong(script.calls, mine, reference, noise)
+
+    assert why(answered(-1.0, -2.0), 0.0) == ""
+    assert why(answered(-1.0, -2.1), 0.06) == ""
+    assert "off by 0.1, where 0.08 is near" in why(answered(-1.0, -2.1), 0.04)
+    assert "where 1 is near" in why(answered(-1.0, -3.5), 9.0)
+    assert "asked again" in why(answered(-1.0, -2.1, again=-1.01), 0.06)
+    assert "proves nothing" in why(answered(-1.0, -2.1, replayed="refused"), 0.06)
+
+
+def test_without_a_sound_reference_nothing_is_timed(measure: Callable) -> None:
+    found, _ = measure("reference=replays")
+    patched = [row for row in found if row.arm == PATCHED]
+    assert all(row.median is None and "the reference replayed" in row.why for row in patched)
