@@ -3,20 +3,27 @@
 Symptom: Wrong greedy output, NaN or "illegal memory access" in prefill with breakable CUDA graphs on, often only after
 many requests or after smaller buckets were captured; nothing in the log.
 Cause: eager_on_graph keeps the arguments of a break as weak views, in the belief that the graphs' shared memory pool
-keeps them. The pool stays alive, but its blocks are handed out again: a later capture can be given the memory of an
-earlier bucket's input, and a tensor made by an eager break belongs to no pool at all.
-Change: A fix would hold strongly what nothing rewrites before the break is replayed. This version only watches for it.
+keeps them. The pool stays alive, but its blocks are handed out again, and a tensor that eager code made, a break or
+what ran before the capture, belongs to no pool at all: it is freed, and replays read what has taken its place.
+Change: What lies outside of the graphs' pool is kept with the graph. What a segment of the same graph writes is left
+weak, as SGLang has it: each replay writes it anew before a break reads it, so sharing its memory is right, and keeping
+it, as upstream's open change does, would cost gigabytes (benchmarks/break_lifetimes.py has both as cases and numbers).
 Remove when: Every release that has to be served keeps the inputs of a break alive.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+from sglang_bcg_fixes import kept_memory
 from sglang_bcg_fixes.graph_break import DECORATOR_MODULES
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed
 
 WEAK = "_weak_ref_if_tensor"
+WEAK_PLACES = tuple(f"{module}:{WEAK}" for module in DECORATOR_MODULES)
 
 
 def probe(source: Source) -> Finding:
@@ -25,9 +32,17 @@ def probe(source: Source) -> Finding:
     decorator = source.need(*(f"{module}:eager_on_graph" for module in DECORATOR_MODULES))
     inputs = (decorator.need_assignment_to("captured_args"), decorator.need_assignment_to("captured_kwargs"))
     if any(WEAK in item.calls for item in inputs):
-        weak = source.need(*(f"{module}:{WEAK}" for module in DECORATOR_MODULES))
+        weak = source.need(*WEAK_PLACES)
         return affected("a break keeps its arguments as weak views only", decorator, weak)
     return fixed("a break keeps its arguments alive", decorator)
+
+
+def keep(original: Callable[[Any], Any], x: Any) -> Any:
+    import torch
+
+    if torch.is_tensor(x):
+        kept_memory.keep_what_no_pool_keeps(x)
+    return original(x)
 
 
 FIX = Fix(
@@ -50,5 +65,6 @@ FIX = Fix(
         "065307bdcb8d": "_weak_ref_if_tensor, 0.5.22 to 0.5.23",
         "0732ee81313e": "eager_on_graph, 0.5.23",
     },
+    patches=(PatchPoint(WEAK_PLACES, How.AROUND, f"{__name__}:keep"),),
     mitigations=PREFILL_GRAPHS_OFF,
 )

@@ -5,18 +5,18 @@ log.
 Cause: eager_on_graph keeps the output of a break as a weak view. The tensor was made by eager code, so no graph holds
 its memory: it is freed after capture, and every replay copies the new output into what has taken its place, while the
 next segment reads from there.
-Change: A fix would keep the output itself, one line. This version only watches for it.
+Change: The output is kept with the graph, unless it lies in the graphs' pool, which keeps it. SGLang makes the weak
+views of inputs and outputs with one function, so this fix and break_input_lifetime each do for both in these releases.
 Remove when: No release before 0.5.16 has to be served.
 """
 
 from __future__ import annotations
 
+from sglang_bcg_fixes.fixes.break_input_lifetime import WEAK, WEAK_PLACES, keep
 from sglang_bcg_fixes.graph_break import DECORATOR_MODULES
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed
-
-WEAK = "_weak_ref_if_tensor"
 
 
 def probe(source: Source) -> Finding:
@@ -24,7 +24,7 @@ def probe(source: Source) -> Finding:
         return absent("this release has no breakable CUDA graphs")
     decorator = source.need(*(f"{module}:eager_on_graph" for module in DECORATOR_MODULES))
     if WEAK in decorator.need_assignment_to("captured_output").calls:
-        weak = source.need(*(f"{module}:{WEAK}" for module in DECORATOR_MODULES))
+        weak = source.need(*WEAK_PLACES)
         return affected("a break keeps its output as a weak view only", decorator, weak)
     return fixed("a break keeps its output alive", decorator)
 
@@ -43,5 +43,6 @@ FIX = Fix(
         "e6b8d4716731": "eager_on_graph, 0.5.22",
         "0732ee81313e": "eager_on_graph, 0.5.23",
     },
+    patches=(PatchPoint(WEAK_PLACES, How.AROUND, f"{keep.__module__}:{keep.__name__}"),),
     mitigations=PREFILL_GRAPHS_OFF,
 )

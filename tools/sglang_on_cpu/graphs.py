@@ -541,6 +541,19 @@ def graph_pool_handle() -> tuple[int, int]:
     return (0, next(_pool_numbers))
 
 
+def memory_snapshot(*_: Any, **__: Any) -> list[dict[str, Any]]:
+    """Where the pools are; what is not told of lies outside of them, as it does for the allocator."""
+    return [
+        {
+            "address": block.storage.data_ptr(),
+            "total_size": block.storage.nbytes(),
+            "segment_pool_id": pool.identity,
+        }
+        for pool in _pools.values()
+        for block in pool.blocks
+    ]
+
+
 class CUDAGraph:
     def __init__(self, keep_graph: bool = False):
         self._pool: _Pool | None = None
@@ -686,6 +699,7 @@ def install() -> None:
             ("CUDAGraph", CUDAGraph),
             ("graph", graph),
             ("graph_pool_handle", graph_pool_handle),
+            ("memory_snapshot", memory_snapshot),
             ("Stream", Stream),
             ("Event", Event),
             ("stream", use_stream),

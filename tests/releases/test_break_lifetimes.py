@@ -1,0 +1,110 @@
+"""What each release's own graph breaks do with memory that nobody holds, and what is kept of it with the fixes.
+
+The ways that a tensor comes to a break are those of benchmarks/break_lifetimes.py, which asks the same on a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests import processes
+from tests.wheels import RELEASES
+
+OUTPUT_HELD_FROM = "0.5.16"
+RIGHT_ANYWAY = {
+    "written_by_the_graph_before_the_break",
+    "written_by_the_graph_and_read_by_two_breaks",
+    "returned_by_a_break",
+    "returned_by_a_break_in_a_dictionary",
+}
+# what the second of two breaks reads is gone when replays have given its memory to somebody else
+NEEDS_THE_OUTPUT, NEEDS_THE_INPUT = "returned_by_a_break_and_read_by_the_next", "made_before_the_capture"
+
+PROGRAM = """
+import json, os
+from sglang_on_cpu import one_batch
+one_batch.import_sglang(with_graphs=True)
+from benchmarks import break_lifetimes as ways
+ways.SIZES, ways.WIDTH = (16, 8, 4), 4
+ways.breakable()
+
+from sglang_bcg_fixes import kept_memory
+def observe():
+    kept_memory._kept.clear()
+    found = {}
+    for way in ways.WAYS:
+        # a graph that has gone lets go of what it kept; these are counted while it is there
+        most = 0
+        def counted(tensor, keep=kept_memory.keep_what_no_pool_keeps):
+            nonlocal most
+            keep(tensor)
+            most = max(most, sum(map(len, kept_memory._kept.values())))
+        keep, kept_memory.keep_what_no_pool_keeps = kept_memory.keep_what_no_pool_keeps, counted
+        try:
+            found[way] = [ways.observe(way, "cpu").partition(",")[0], most]
+        finally:
+            kept_memory.keep_what_no_pool_keeps = keep
+    return found
+
+stock = observe()
+from sglang_bcg_fixes import plugin
+process = plugin.load()
+applied = process.report.ids("applied")
+fixed = observe()
+unlike = {}
+for name, answer in {"everything is the pool's": True, "nothing is the pool's": False}.items():
+    holds, kept_memory.PoolMemory.holds = kept_memory.PoolMemory.holds, lambda self, address: answer
+    unlike[name] = observe()
+    kept_memory.PoolMemory.holds = holds
+read_back = {fix: process.ledger.read_back(fix) for fix in applied}
+for fix in reversed(applied):
+    process.ledger.undo(fix)
+print("RESULT", json.dumps({
+    "stock": stock, "applied": applied, "fixed": fixed, "unlike": unlike, "read back": read_back,
+    "undone": observe()}))
+"""
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_what_no_pool_keeps_is_kept_and_nothing_else(
+    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, release: str
+) -> None:
+    done = processes.python(
+        *("-c", PROGRAM),
+        paths=[release_root(release), processes.REPOSITORY / "tools"],
+        environment={
+            "TRITON_INTERPRET": "1",
+            "OMP_NUM_THREADS": "1",
+            "SGLANG_BCG_FIXES": "off",
+            "SGLANG_BCG_FIX_BREAK_INPUT_LIFETIME": "on",
+            "SGLANG_BCG_FIX_BREAK_OUTPUT_LIFETIME": "on",
+            "SGLANG_BCG_REPORT_DIR": str(tmp_path / "reports"),
+        },
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+    found: dict[str, Any] = json.loads(line.removeprefix("RESULT "))
+    early = RELEASES.index(release) < RELEASES.index(OUTPUT_HELD_FROM)
+
+    wrong = {NEEDS_THE_INPUT, *([NEEDS_THE_OUTPUT] if early else [])}
+    ways = RIGHT_ANYWAY | {NEEDS_THE_OUTPUT, NEEDS_THE_INPUT}
+    assert found["stock"] == {way: ["wrong answer" if way in wrong else "right", 0] for way in ways}
+    assert found["undone"] == found["stock"]
+    assert found["applied"] == ["break_input_lifetime", *(["break_output_lifetime"] if early else [])]
+    assert not any(found["read back"].values())
+
+    assert {way: answer for way, (answer, _) in found["fixed"].items()} == dict.fromkeys(ways, "right")
+    kept = {way: count for way, (_, count) in found["fixed"].items()}
+    assert kept["written_by_the_graph_before_the_break"] == kept["written_by_the_graph_and_read_by_two_breaks"] == 0
+    # one tensor for each of three sizes
+    assert kept[NEEDS_THE_INPUT] == 3
+
+    assert found["unlike"]["everything is the pool's"] == found["stock"]
+    held_all = found["unlike"]["nothing is the pool's"]
+    assert held_all["written_by_the_graph_before_the_break"] == ["right", 6]
