@@ -7,8 +7,8 @@ Cause: The whole model is captured with one request, its logits too, so a replay
 can_run refuses a larger batch. Nothing refuses the batches whose answer is something else than logits.
 Change: Only the layers are captured, found in the model by structure. A replay runs the model itself on the real batch,
 with the captured layers in the place of its layers, so logits, pooled vectors and hidden states are computed from every
-request. All sizes share one output buffer. Where the layers cannot be found, or hold a part that must not be captured,
-nothing is captured and one warning says why. Batches in other modes than plain and mixed prefill run eagerly.
+request. All sizes share one output buffer. Where the layers cannot be found, nothing is captured and one warning says
+why. Batches in other modes than plain and mixed prefill run eagerly.
 Remove when: No release before 0.5.12 has to be served.
 """
 
@@ -23,7 +23,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from sglang_bcg_fixes import layer_stack, patching
+from sglang_bcg_fixes import layer_stack
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, affected, fixed, unknown
@@ -172,7 +172,6 @@ def find_layers(runner: Any) -> CapturedLayers | None:
     try:
         refuse_configuration(model_runner)
         stack = layer_stack.resolve(model_runner.model, runner.attention_layers)
-        refuse_uncapturable(stack, runner.attention_layers)
     except layer_stack.Unresolved as reason:
         logger.warning(
             "bcg-fixes single_request_capture: no prefill graphs for %s.%s, prefill runs eagerly: %s. %s restores "
@@ -200,22 +199,6 @@ def refuse_configuration(model_runner: Any) -> None:
     for reason, holds in reasons.items():
         if holds:
             raise layer_stack.Unresolved(reason)
-
-
-def refuse_uncapturable(stack: layer_stack.LayerStack, attention_layers: list[Any]) -> None:
-    """A part with a state of its own must run in a break of the graph, between the captured segments."""
-    from sglang.srt.layers import radix_linear_attention
-
-    # a mixer that runs in a break is found by SGLang among the attention layers
-    broken = {id(part) for layer in attention_layers if layer is not None for part in layer.modules()}
-    linear_attention_breaks = hasattr(radix_linear_attention.unified_linear_attention_with_output, patching.MARK)
-    for path, part in stack.module.named_modules():
-        if isinstance(part, radix_linear_attention.RadixLinearAttention) and not linear_attention_breaks:
-            raise layer_stack.Unresolved(f"{path} would be captured: linear_attention_captured is not applied")
-        if type(part).__name__.startswith("Mamba") and id(part) not in broken:
-            raise layer_stack.Unresolved(
-                f"{path} would be captured with the capture batch's state (ssm_mixer_captured)"
-            )
 
 
 def warm_up(original: Callable[..., None], self: Any) -> None:

@@ -5,19 +5,36 @@ this needs no flag: breakable graphs are the default there.
 Cause: The decoder layer has an attribute `attn`, so it passes the test for ordinary attention, and the call of its
 mixer next to it has no graph break. Capture freezes the state slots, the metadata and the host's "is there a state yet"
 of the dummy batch.
-Change: A fix would run the mixer as a graph break, as NemotronH does. This version only watches for it.
+Change: Wherever a layer reaches Mamba2AttnBackend.forward while a prefill graph is captured, the mixer runs as an eager
+break, made by the installed release's own eager_on_graph: on the real tokens, with the backend and the batch of the
+replay, into an output that was allotted in the graph and whose padded tail is zeroed. A mixer that is inside a break
+already (NemotronH), decode graphs and eager prefill are left as they were.
 Remove when: Every release that has to be served breaks the graph at this mixer, or refuses the model.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sglang_bcg_fixes import graph_break, patching
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.nn import Module
 
 MODEL = "sglang.srt.models.falcon_h1"
 BACKEND = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
 MIXER = "Mamba2AttnBackend.forward"
+CONTEXT = (
+    "sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph.context_manager:"
+    "get_tc_piecewise_forward_context",
+    "sglang.srt.compilation.piecewise_context_manager:get_forward_context",
+)
 
 
 def probe(source: Source) -> Finding:
@@ -32,8 +49,81 @@ def probe(source: Source) -> Finding:
     if source.is_graph_break(BACKEND, MIXER):
         return fixed(f"{MIXER} is a graph break", layer, mixer)
     if "attn_backend.linear_attn_backend.forward" in layer.calls:
-        return affected("the layer calls its Mamba2 mixer with no graph break between", layer, mixer)
+        decorator = source.need(*(f"{module}:eager_on_graph" for module in graph_break.DECORATOR_MODULES))
+        reason = "the layer calls its Mamba2 mixer with no graph break between"
+        return affected(reason, layer, mixer, decorator, source.need(*CONTEXT))
     return unknown("the layer reaches its mixer in a way that no known release does", layer, mixer)
+
+
+def break_round_the_mixer(
+    original: Callable[..., Any],
+    self: Any,
+    mixer: Module,
+    hidden_states: Tensor,
+    output: Tensor | None,
+    layer_id: int,
+    **rest: Any,
+) -> Any:
+    if not is_captured_into_a_prefill_graph():
+        return original(self, mixer, hidden_states, output, layer_id, **rest)
+    if output is None:
+        output = hidden_states.new_empty(hidden_states.shape)
+    as_break(original)(mixer, hidden_states, output, layer_id, **rest)
+    return output
+
+
+def is_captured_into_a_prefill_graph() -> bool:
+    """Not so in warm-up, in decode graphs, and inside a break, where the stream is between two captures."""
+    import torch
+
+    # compiled prefill is traced through here, and has no breaks
+    if torch.compiler.is_compiling():
+        return False
+    if not breakable_context().is_in_breakable_cuda_graph() or not torch.cuda.is_current_stream_capturing():
+        return False
+    return prefill_batch() is not None
+
+
+@functools.cache
+def as_break(original: Callable[..., Any]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def run_on_real_tokens(mixer: Module, hidden_states: Tensor, output: Tensor, layer_id: int, **rest: Any) -> None:
+        batch = prefill_batch()
+        backend = live_backend(batch).linear_attn_backend
+        metadata = backend.forward_metadata
+        real = metadata.num_prefill_tokens + metadata.num_decodes
+        if "forward_batch" in rest:
+            rest["forward_batch"] = batch
+        original(backend, mixer, hidden_states[:real], output[:real], layer_id, **rest)
+        output[real:].zero_()
+
+    broken: Callable[..., None] = graph_break.decorate(run_on_real_tokens, None)
+    return broken
+
+
+@functools.cache
+def breakable_context() -> Any:
+    return graph_break.load("context")
+
+
+def prefill_batch() -> Any:
+    """The batch of the capture or replay of a prefill graph that is under way, or None."""
+    context = prefill_context()()
+    return context and context.forward_batch
+
+
+@functools.cache
+def prefill_context() -> Callable[[], Any]:
+    function: Callable[[], Any] = patching.locate(CONTEXT).own()
+    return function
+
+
+def live_backend(batch: Any) -> Any:
+    if hasattr(batch, "attn_backend"):
+        return batch.attn_backend
+    from sglang.srt.model_executor.forward_context import get_attn_backend
+
+    return get_attn_backend()
 
 
 FIX = Fix(
@@ -44,15 +134,25 @@ FIX = Fix(
     known={
         "4e5cb91f56cf": "FalconH1HybridAttentionDecoderLayer.forward, 0.5.11 to 0.5.12.post1",
         "33ec1d1466fd": "Mamba2AttnBackend.forward, 0.5.11 to 0.5.12.post1",
+        "587b372449cb": "get_forward_context, 0.5.11 to 0.5.13.post1",
+        "e9083b5cca12": "eager_on_graph, 0.5.11 to 0.5.15.post1",
         "45cd82d18fa8": "FalconH1HybridAttentionDecoderLayer.forward, 0.5.13 to 0.5.15.post1",
         "579e2c3e8fb0": "Mamba2AttnBackend.forward, 0.5.13 to 0.5.14",
+        "043f26166ebd": "get_tc_piecewise_forward_context, 0.5.14 to 0.5.23",
         "cc05066201b9": "Mamba2AttnBackend.forward, 0.5.15 to 0.5.15.post1",
         "e0c320b7c242": "FalconH1HybridAttentionDecoderLayer.forward, 0.5.16 to 0.5.20",
         "0cd36e90f6d5": "Mamba2AttnBackend.forward, 0.5.16",
+        "b438beb12fe8": "eager_on_graph, 0.5.16",
         "f127c1dfead7": "Mamba2AttnBackend.forward, 0.5.17 to 0.5.19",
+        "fc1c741485b3": "eager_on_graph, 0.5.17",
+        "b824eab8cff7": "eager_on_graph, 0.5.18 to 0.5.21",
         "8e8296e7d7e7": "Mamba2AttnBackend.forward, 0.5.20 to 0.5.23",
         "6239d21dbed5": "FalconH1HybridAttentionDecoderLayer.forward, 0.5.21",
         "487153f38d12": "FalconH1HybridAttentionDecoderLayer.forward, 0.5.22 to 0.5.23",
+        "e6b8d4716731": "eager_on_graph, 0.5.22",
+        "0732ee81313e": "eager_on_graph, 0.5.23",
     },
+    patches=(PatchPoint((f"{BACKEND}:{MIXER}",), How.AROUND, f"{__name__}:break_round_the_mixer"),),
     mitigations=PREFILL_GRAPHS_OFF,
+    verify=("falcon_h1_prefill_graph",),
 )

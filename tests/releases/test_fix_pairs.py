@@ -20,6 +20,7 @@ FOUND_IN = {
         "linear_attention_captured",
         "single_request_capture",
         "swa_stale_padding",
+        "unbroken_mixer_captured",
     ),
     "0.5.12.post1": (
         "decode_req_indices_stale",
@@ -28,6 +29,7 @@ FOUND_IN = {
         "linear_attention_captured",
         "stack_call_signature",
         "swa_stale_padding",
+        "unbroken_mixer_captured",
     ),
 }
 ILLEGAL = "illegal memory access"
@@ -44,12 +46,11 @@ def expected(release: str, on: set[str]) -> dict[str, Any]:
     if early and not mended("single_request_capture"):
         two = RIGHT_WITHOUT
     if not mended("linear_attention_captured"):
-        if mended("single_request_capture"):
-            # a batch of several would replay the state of the one that was captured
+        if mended("unbroken_mixer_captured"):
             captured, one, two = "captured nothing", RIGHT_WITHOUT, RIGHT_WITHOUT
         else:
             one = ILLEGAL
-            two = RIGHT_WITHOUT if early else ILLEGAL
+            two = two if two is RIGHT_WITHOUT else ILLEGAL
     no_order = not early and not mended("stack_call_signature")
     return {
         "list of a draft": RIGHT_WITHOUT if mended("hybrid_layer_misrouted") else "no attribute 'qk_head_dim'",

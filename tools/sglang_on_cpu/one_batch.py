@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import flash_attention, stand_ins
+from . import flash_attention, mamba, stand_ins
 
 MODELS = pathlib.Path(__file__).parent / "models"
 # torch_native knows no latent attention, and early releases' triton backend no model whose first layer is linear
@@ -109,6 +109,7 @@ def load(model: str, **server_args: Any) -> LoadedModel:
     if chosen["attention_backend"] == "fa3":
         flash_attention.install()
     args = ServerArgs(**{name: value for name, value in chosen.items() if name in known})
+    mamba.install(args)
 
     def leave(run_name, runner, *_, **__):
         raise _Loaded(runner)

@@ -1,0 +1,210 @@
+"""A mixer with a state of its own is captured without asking whether it breaks the graph
+
+Symptom: A model whose mixer nobody has given a graph break (one of your own, or one that a later release adds, as
+Falcon-H1 was) answers wrongly with HTTP 200: every replay computes with the state of the dummy batch.
+Cause: The prefill runner asks whether each layer has attention. It does not ask whether a mixer beside it, which keeps
+a state from token to token, runs in a break of the graph.
+Change: Before anything is captured, the model's modules are walked. A module whose code reaches the store of recurrent
+states, and which neither has a break nor is below one that has, is refused: no prefill graph is captured for this
+model, prefill runs eagerly, and one warning names the module. Mixers that SGLang or a fix of this package breaks are
+captured as before. Switched off, every model is captured as SGLang would.
+Remove when: Every release that has to be served refuses such a mixer by itself.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+from sglang_bcg_fixes import graph_break, patching
+from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
+from sglang_bcg_fixes.probe import Source, affected
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner"
+RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
+CAPTURE = (f"{RUNNER}.capture", f"{OLD_RUNNER}._warmup")
+# from 0.5.17 all ranks vote by the first one, and the second one asks it
+MAY_REPLAY = (f"{RUNNER}.can_replay_locally", f"{RUNNER}.can_run_graph", f"{OLD_RUNNER}.can_run")
+# where the runner keeps whether its model is refused
+REFUSED = "bcg_fixes_unbroken_mixer"
+
+# names that only code which handles recurrent states has
+STATES = frozenset({"conv_state_metadata", "mamba2_layer_cache", "sconv_state", "short_conv_layer_cache"})
+BACKEND = "linear_attn_backend"
+# what is asked of that backend by code that handles the states itself
+BESIDE_FORWARD = frozenset({"forward_metadata", *STATES})
+# fixes that put a break where there was none
+BREAKING = frozenset({"linear_attention_captured", "ssm_mixer_captured"})
+
+logger = logging.getLogger("sglang_bcg_fixes")
+
+
+def probe(source: Source) -> Finding:
+    read = [source.need(*CAPTURE), source.need(*MAY_REPLAY)]
+    if is_old(source):
+        read.append(source.need(f"{OLD_RUNNER}._capture_all"))
+    return affected("the runner captures a model's layers and asks none of them for a break", *read)
+
+
+def is_old(source: Source) -> bool:
+    return source.find(f"{OLD_RUNNER}._warmup") is not None
+
+
+def unbroken_mixers(model: Module, linear_backend: Any) -> Iterator[str]:
+    """The paths of the modules that a capture would freeze the state of."""
+    kinds = {type(module) for module in model.modules()}
+    breaking = {kind for kind in kinds if has_break(kind, linear_backend)}
+    stateful = {kind for kind in kinds if handles_states(kind)}
+    broken: list[str] = []
+    for path, module in model.named_modules():
+        if type(module) in breaking or any(map(is_break, vars(module).values())):
+            broken.append(f"{path}.")
+        elif type(module) in stateful and not path.startswith(tuple(broken)):
+            yield f"{path} ({type(module).__name__})"
+
+
+def handles_states(kind: type[Module]) -> bool:
+    from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
+
+    return issubclass(kind, RadixLinearAttention) or not names_in(kind).isdisjoint({BACKEND, *STATES})
+
+
+def has_break(kind: type[Module], linear_backend: Any) -> bool:
+    """Whether its code has a break of the graph, or all that it does with states is to call a backend that has."""
+    names, classes = names_in(kind), classes_of(kind)
+    scopes = [*map(vars, classes), *(vars(sys.modules[base.__module__]) for base in classes)]
+    if any(is_break(scope.get(name)) for scope in scopes for name in names):
+        return True
+    return BACKEND in names and names.isdisjoint(BESIDE_FORWARD) and is_break(getattr(linear_backend, "forward", None))
+
+
+def is_break(value: Any) -> bool:
+    function = patching.core(value)
+    if not callable(function):
+        return False
+    return graph_break.is_product(function) or getattr(function, patching.MARK, None) in BREAKING
+
+
+def classes_of(kind: type) -> list[type]:
+    """The class and its bases, but not torch's: those know nothing of states, and have the most code."""
+    return [
+        base for base in kind.__mro__ if base.__module__ in sys.modules and not base.__module__.startswith("torch.")
+    ]
+
+
+def names_in(kind: type) -> set[str]:
+    """Every name in the code of a class, and in the functions of its module that it calls.
+
+    Compiled code is asked and not the source: that is there for every class, and takes no time.
+    """
+    names: set[str] = set()
+    for base in classes_of(kind):
+        for value in vars(base).values():
+            add_names(names, patching.core(value), base.__module__)
+    return names
+
+
+def add_names(names: set[str], value: Any, module: str) -> None:
+    function = inspect.unwrap(value) if callable(value) else None
+    if not isinstance(function, FunctionType):
+        return
+    new = set(names_in_code(function.__code__)) - names
+    names |= new
+    for called in map(function.__globals__.get, new):
+        if isinstance(called, FunctionType) and called.__module__ == module and not is_break(called):
+            add_names(names, called, module)
+
+
+def names_in_code(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for part in code.co_consts:
+        if isinstance(part, CodeType):
+            yield from names_in_code(part)
+
+
+def is_refused(runner: Any) -> bool:
+    """Asked once for each runner; a refusal says why."""
+    if REFUSED not in vars(runner):
+        setattr(runner, REFUSED, refuse(runner))
+    refused: bool = getattr(runner, REFUSED)
+    return refused
+
+
+def refuse(runner: Any) -> bool:
+    # the runner of later releases makes other kinds of graphs too, which have no breaks at all
+    backend = getattr(runner, "backend", None)
+    if backend is not None and type(backend).__name__ != "BreakableCudaGraphBackend":
+        return False
+    model_runner = runner.model_runner
+    linear_backend = getattr(model_runner.attn_backend, BACKEND, None)
+    found = list(unbroken_mixers(model_runner.model, linear_backend))
+    if found:
+        kind = type(model_runner.model)
+        logger.warning(
+            "bcg-fixes %s: no prefill graphs for %s.%s, prefill runs eagerly: %s%s handles recurrent states, and no "
+            "break of the graph is known there: a replay would compute with the state of another batch. The answers "
+            "are right; %s ends this warning. If you know that it runs in a break, %s=off captures it",
+            FIX.id,
+            kind.__module__,
+            kind.__qualname__,
+            found[0],
+            f" (and {len(found) - 1} more)" if found[1:] else "",
+            " or ".join(way.flags for way in PREFILL_GRAPHS_OFF),
+            FIX.flag,
+        )
+    return bool(found)
+
+
+def unless_refused(original: Callable[..., None], self: Any) -> None:
+    if not is_refused(self):
+        original(self)
+
+
+def never_if_refused(original: Callable[..., bool], self: Any, *args: Any, **kwargs: Any) -> bool:
+    return not is_refused(self) and original(self, *args, **kwargs)
+
+
+FIX = Fix(
+    id="unbroken_mixer_captured",
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    known={
+        "919520f66912": "BreakableCudaGraphRunner._warmup, 0.5.11 to 0.5.12.post1",
+        "7acbf663b8d2": "BreakableCudaGraphRunner.can_run, 0.5.11",
+        "099e02893b1d": "BreakableCudaGraphRunner._capture_all, 0.5.11 to 0.5.13.post1",
+        "56db3c96d527": "BreakableCudaGraphRunner.can_run, 0.5.12 to 0.5.12.post1",
+        "73fb3bb26d28": "BreakableCudaGraphRunner._warmup, 0.5.13 to 0.5.13.post1",
+        "ad15bbae8576": "BreakableCudaGraphRunner.can_run, 0.5.13 to 0.5.13.post1",
+        "e5de42434ff6": "PrefillCudaGraphRunner.capture, 0.5.14 to 0.5.18",
+        "3ea6f8a472d5": "PrefillCudaGraphRunner.can_run_graph, 0.5.14",
+        "8aa21770f271": "PrefillCudaGraphRunner.can_run_graph, 0.5.15 to 0.5.15.post1",
+        "90333b982f2f": "PrefillCudaGraphRunner.can_run_graph, 0.5.16",
+        "9f34262ff26e": "PrefillCudaGraphRunner.can_replay_locally, 0.5.17",
+        "f840f790ce2c": "PrefillCudaGraphRunner.can_replay_locally, 0.5.18",
+        "12ee6a99c728": "PrefillCudaGraphRunner.capture, 0.5.19",
+        "ce90dc187ac8": "PrefillCudaGraphRunner.can_replay_locally, 0.5.19 to 0.5.20",
+        "6b2c7d374c35": "PrefillCudaGraphRunner.capture, 0.5.20 to 0.5.22",
+        "e24dc001cc39": "PrefillCudaGraphRunner.can_replay_locally, 0.5.21",
+        "47353a6fad25": "PrefillCudaGraphRunner.can_replay_locally, 0.5.22",
+        "0ba5fba54dbd": "PrefillCudaGraphRunner.capture, 0.5.23",
+        "28fc117c3da6": "PrefillCudaGraphRunner.can_replay_locally, 0.5.23",
+    },
+    patches=(
+        PatchPoint(CAPTURE, How.AROUND, f"{__name__}:unless_refused"),
+        PatchPoint((f"{OLD_RUNNER}._capture_all",), How.AROUND, f"{__name__}:unless_refused", needed=is_old),
+        PatchPoint(MAY_REPLAY, How.AROUND, f"{__name__}:never_if_refused"),
+    ),
+    # wraps those of that fix, which would look for layers in vain
+    after=("single_request_capture",),
+    mitigations=PREFILL_GRAPHS_OFF,
+    verify=("falcon_h1_prefill_graph", "qwen3_next_prefill_graph"),
+)
