@@ -5,42 +5,74 @@ Mamba2, lightning attention) loses its state whenever another request of the bat
 in the log.
 Cause: The number of padded rows is not handed down but guessed: it is how often the fill value, 1, occurs in seq_lens.
 The state index of that many last rows is set to -1, and the last row is a real request.
-Change: A fix would hand down the number of padded rows. This version only watches for it.
+Change: For target verification the real rows are counted by the drafts that the batch brings. What is guessed from is
+given with that many lengths above the fill value; nothing else in it reads the lengths then. In decode a length is
+never 1, since the new token counts.
 Remove when: No release before 0.5.14 has to be served, or none before 0.5.17 with Bailing's linear models.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from sglang_bcg_fixes.mitigations import DECODE_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Definition, Source, affected, fixed, unknown
 
 BACKENDS = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
-LIGHTNING = "sglang.srt.layers.attention.linear.lightning_backend"
-FAMILIES = (
-    ("gated delta net and KDA", f"{BACKENDS}:MambaAttnBackendBase"),
-    ("Mamba2", f"{BACKENDS}:Mamba2AttnBackend"),
-    ("lightning attention", f"{LIGHTNING}:LightningAttentionBackend"),
-)
+SHARED = f"{BACKENDS}:MambaAttnBackendBase"
+MAMBA2 = f"{BACKENDS}:Mamba2AttnBackend"
+LIGHTNING = "sglang.srt.layers.attention.linear.lightning_backend:LightningAttentionBackend"
+FAMILIES = {SHARED: "gated delta net and KDA", MAMBA2: "Mamba2", LIGHTNING: "lightning attention"}
 
 
 def probe(source: Source) -> Finding:
-    shared = source.need(f"{BACKENDS}:MambaAttnBackendBase._replay_metadata")
-    read: list[Definition] = [shared.header]
-    wrong = []
-    for family, owner in FAMILIES:
-        caller = source.need(
-            f"{owner}.init_forward_metadata_out_graph", f"{owner}.init_forward_metadata_replay_cuda_graph"
-        )
-        read.append(caller)
-        if "self._replay_metadata" not in caller.calls:
-            return unknown(f"{family} prepares a replay in a way that no known release does", *read)
-        if not caller.mentions("num_padding="):
-            wrong.append(family)
+    shared = source.need(f"{SHARED}._replay_metadata")
+    callers = {owner: caller(source, owner) for owner in FAMILIES}
+    for owner, family in FAMILIES.items():
+        if "self._replay_metadata" not in callers[owner].calls:
+            return unknown(f"{family} prepares a replay in a way that no known release does", *callers.values())
+    wrong = [family for owner, family in FAMILIES.items() if guesses(source, owner)]
     if wrong:
-        return affected(f"the number of padded rows is guessed from seq_lens for {', '.join(wrong)}", *read)
-    return fixed("the number of padded rows is handed down", *read)
+        reason = f"the number of padded rows is guessed from seq_lens for {', '.join(wrong)}"
+        return affected(reason, shared, *callers.values())
+    return fixed("the number of padded rows is handed down", shared.header, *callers.values())
 
+
+def caller(source: Source, owner: str) -> Definition:
+    return source.need(f"{owner}.init_forward_metadata_out_graph", f"{owner}.init_forward_metadata_replay_cuda_graph")
+
+
+def guesses(source: Source, owner: str) -> bool:
+    return not caller(source, owner).mentions("num_padding=")
+
+
+def shared_guesses(source: Source) -> bool:
+    return guesses(source, SHARED) or guesses(source, MAMBA2)
+
+
+def lightning_guesses_alone(source: Source) -> bool:
+    return guesses(source, LIGHTNING) and not shared_guesses(source)
+
+
+def count_by_drafts(
+    original: Any, self: Any, bs: int, req_pool_indices: Any, forward_mode: Any, spec_info: Any, seq_lens_cpu: Any
+) -> Any:
+    """Lengths of which only padded rows have the fill value.
+
+    A batch without drafts, of an idle rank or of an algorithm that has none, is guessed for as before.
+    """
+    import torch
+
+    drafts = getattr(spec_info, "draft_token", None)
+    # there are no lengths while a graph is captured
+    if seq_lens_cpu is not None and forward_mode.is_target_verify() and drafts is not None and len(drafts):
+        seq_lens_cpu = torch.full_like(seq_lens_cpu, self.get_cuda_graph_seq_len_fill_value())
+        seq_lens_cpu[: len(drafts) // spec_info.draft_token_num] += 1
+    return original(self, bs, req_pool_indices, forward_mode, spec_info, seq_lens_cpu)
+
+
+BODY = f"{__name__}:count_by_drafts"
 
 FIX = Fix(
     id="mamba_padding_miscounted",
@@ -48,21 +80,30 @@ FIX = Fix(
     upstream=("https://github.com/sgl-project/sglang/pull/27120",),
     probe=probe,
     known={
-        "c7cd5adf60fc": "MambaAttnBackendBase._replay_metadata's header, 0.5.11 to 0.5.13.post1",
+        "9e22af4037a8": "MambaAttnBackendBase._replay_metadata, 0.5.11 to 0.5.12.post1",
         "6b57c352643e": "MambaAttnBackendBase.init_forward_metadata_replay_cuda_graph, 0.5.11 to 0.5.12.post1",
         "6ecde0a4725a": "Mamba2AttnBackend.init_forward_metadata_replay_cuda_graph, 0.5.11 to 0.5.12.post1",
         "ab21aeaf4e9b": "LightningAttentionBackend.init_forward_metadata_replay_cuda_graph, 0.5.11 to 0.5.12.post1",
+        "112a25881cff": "MambaAttnBackendBase._replay_metadata, 0.5.13 to 0.5.13.post1",
         "5c59627db670": "MambaAttnBackendBase.init_forward_metadata_out_graph, 0.5.13 to 0.5.13.post1",
         "b25b9e468cbf": "Mamba2AttnBackend.init_forward_metadata_out_graph, 0.5.13 to 0.5.13.post1",
         "64099a52af89": "LightningAttentionBackend.init_forward_metadata_out_graph, 0.5.13 to 0.5.16",
-        "8758fa568273": "MambaAttnBackendBase._replay_metadata's header, 0.5.14",
+        "503cd3a55c70": "MambaAttnBackendBase._replay_metadata, 0.5.14",
         "ebf348a81c28": "MambaAttnBackendBase.init_forward_metadata_out_graph, 0.5.14",
         "f165b319a681": "Mamba2AttnBackend.init_forward_metadata_out_graph, 0.5.14",
-        "b30fe5dc3e27": "MambaAttnBackendBase._replay_metadata's header, 0.5.15 to 0.5.23",
+        "0bb9e10dfdcd": "MambaAttnBackendBase._replay_metadata, 0.5.15 to 0.5.15.post1",
         "71f72c3f922d": "MambaAttnBackendBase.init_forward_metadata_out_graph, 0.5.15 to 0.5.23",
         "c80e64c312ff": "Mamba2AttnBackend.init_forward_metadata_out_graph, 0.5.15 to 0.5.16",
+        "ce39e83d6f64": "MambaAttnBackendBase._replay_metadata, 0.5.16",
+        "b30fe5dc3e27": "MambaAttnBackendBase._replay_metadata's header, 0.5.17 to 0.5.23",
         "2802a5003a04": "Mamba2AttnBackend.init_forward_metadata_out_graph, 0.5.17 to 0.5.23",
         "b9a13dc8d35e": "LightningAttentionBackend.init_forward_metadata_out_graph, 0.5.17 to 0.5.23",
     },
+    patches=(
+        PatchPoint((f"{SHARED}._replay_metadata",), How.AROUND, BODY, needed=shared_guesses),
+        # inherited: the others, which are told the number, keep the original
+        PatchPoint((f"{LIGHTNING}._replay_metadata",), How.AROUND, BODY, needed=lightning_guesses_alone),
+    ),
     mitigations=DECODE_GRAPHS_OFF,
+    verify=("qwen3_next_adaptive_speculation",),
 )

@@ -2,37 +2,93 @@
 
 Symptom: NemotronH answers worse on the second and later runs of the same prompts, when prefixes are found in the cache:
 GSM8K 0.965, then 0.900 to 0.920 in the upstream report. Needs the extra-buffer strategy of the Mamba prefix cache.
-Cause: Mamba2 layers write a checkpoint of their state only if the batch carries mamba_track_mask. The batch that a
-breakable replay hands them does not: never on 0.5.13, and from 0.5.14 not with speculative decoding. The scheduler
-believes that the checkpoint was written and stores a slot with somebody else's state in the cache.
-Change: A fix would run such a batch without a graph, or carry the fields. This version only watches for it.
+Cause: Mamba2 and lightning attention layers write a checkpoint of their state only if the batch carries
+mamba_track_mask. The batch that a breakable replay hands them does not: never on 0.5.13, and from 0.5.14 not with
+speculative decoding. The scheduler believes that the checkpoint was written and stores a slot with somebody else's
+state in the cache.
+Change: A batch that wants a checkpoint runs without a graph where the runner does not carry the mask; one warning says
+so. Gated delta net and KDA keep their graphs: they take what to write from the metadata of the real batch. Under DP
+attention, where all ranks must decide alike, no batch of such a server is replayed.
 Remove when: No release before 0.5.18 has to be served.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from sglang_bcg_fixes import patching
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
 
 MIXER = "sglang.srt.layers.attention.hybrid_linear_attn_backend:Mamba2AttnBackend.forward"
-OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner._init_buffers"
-RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner._is_mamba_track_enabled"
+OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner"
+RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
+ASK_THE_METADATA = frozenset({"GDNAttnBackend", "KDAAttnBackend"})
+
+logger = logging.getLogger("sglang_bcg_fixes")
 
 
 def probe(source: Source) -> Finding:
     mixer = source.need(MIXER)
     if not mixer.mentions("forward_batch.mamba_track_mask"):
         return absent("Mamba2 layers write no checkpoints in prefill", mixer)
-    old = source.find(OLD_RUNNER)
+    old = source.find(f"{OLD_RUNNER}._init_buffers")
     if old:
         if old.mentions("enable_mamba_track=False"):
             return affected("the breakable runner never carries mamba_track_mask", mixer, old)
         return unknown("the breakable runner allots its buffers in a way that no known release does", mixer, old)
-    gate = source.need(RUNNER)
+    gate = source.need(f"{RUNNER}._is_mamba_track_enabled")
     if "self.model_runner.spec_algorithm.is_none" in gate.calls:
         return affected("the prefill runner carries no mamba_track_mask with speculative decoding", mixer, gate)
     return fixed("the prefill runner carries mamba_track_mask with and without speculative decoding", mixer, gate)
+
+
+def can_run(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
+    if not original(self, forward_batch):
+        return False
+    if self.buffer_registry.has_slot("mamba_track_mask") or not wants_checkpoint(self.model_runner, forward_batch):
+        return True
+    warn_once()
+    return False
+
+
+def wants_checkpoint(model_runner: Any, forward_batch: Any) -> bool:
+    """Whether a layer would look for the mask in the batch, and find there that it has something to write."""
+    backend = model_runner.attn_backend
+    # under two-batch overlap, and where decode has a backend of its own, the hybrid one is inside another
+    for wrapper in ("primary", "prefill_backend"):
+        backend = getattr(backend, wrapper, backend)
+    linear = getattr(backend, "linear_attn_backend", None)
+    if linear is None or ASK_THE_METADATA & {base.__name__ for base in type(linear).__mro__}:
+        return False
+    if forward_batch.global_num_tokens_cpu is not None:
+        arguments = model_runner.server_args
+        return bool(arguments.enable_mamba_extra_buffer() and not arguments.disable_radix_cache)
+    return forward_batch.mamba_track_mask is not None and bool(forward_batch.mamba_track_mask.any())
+
+
+def is_applied(runner: Any) -> bool:
+    """Whether the runner asks this fix, beside others perhaps, before it replays."""
+    gate = getattr(type(runner), "can_run", None)
+    while gate is not None and getattr(gate, patching.MARK, None) != FIX.id:
+        gate = getattr(gate, "__wrapped__", None)
+    return gate is not None
+
+
+@functools.cache
+def warn_once() -> None:
+    ways = " or ".join(way.flags for way in PREFILL_GRAPHS_OFF)
+    logger.warning(
+        "bcg-fixes %s: a prefill that writes a checkpoint for the prefix cache runs without its graph, which would not "
+        "write it; so will others. %s starts without prefill graphs, %s=off replays and leaves the cache wrong",
+        FIX.id,
+        ways,
+        FIX.flag,
+    )
 
 
 FIX = Fix(
@@ -57,5 +113,7 @@ FIX = Fix(
         "8e8296e7d7e7": "Mamba2AttnBackend.forward, 0.5.20 to 0.5.23",
         "c00fa2f2d487": "PrefillCudaGraphRunner._is_mamba_track_enabled, 0.5.20 to 0.5.23",
     },
+    patches=(PatchPoint((f"{OLD_RUNNER}.can_run", f"{RUNNER}.can_run_graph"), How.AROUND, f"{__name__}:can_run"),),
     mitigations=PREFILL_GRAPHS_OFF,
+    verify=("qwen3_next_prefix_cache",),
 )

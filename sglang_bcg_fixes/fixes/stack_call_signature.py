@@ -13,8 +13,8 @@ Change: Where a model's layers do not take the runner's call, a function stands 
 runner calls it. It hands each argument to the parameter of that name, and leaves out a None that nobody asks for; what
 it cannot place is an error, as for Phi-3-small on 0.5.12. Replay needs no change: it hands nothing on to the layers,
 and SGLang writes the embeddings of images where the graph reads them. On 0.5.13 some graphs would be wrong once they
-can be captured, so the server still stops, and says why: Falcon-H1, a draft model, and NemotronH and Bailing linear
-with the extra-buffer strategy of the Mamba prefix cache.
+can be captured, so the server still stops, and says why: a draft model, and, where mamba_tracking_dropped is not
+applied, Falcon-H1, NemotronH and Bailing linear with the extra-buffer strategy of the Mamba prefix cache.
 Remove when: Every release that has to be served binds these arguments by name.
 """
 
@@ -28,6 +28,7 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from sglang_bcg_fixes.fixes import mamba_tracking_dropped
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
@@ -44,9 +45,8 @@ CALLEE = "self.layer_model.forward"
 PASSED = ("input_ids", "positions", "forward_batch", "input_embeds")
 SPELLINGS = {"positions": ("positions", "position_ids"), "input_embeds": ("input_embeds", "inputs_embeds")}
 
-# what 0.5.13 cannot call and would capture wrongly: always, or where the prefix cache wants checkpoints of the state
-CAPTURED_WRONGLY = frozenset({"FalconH1Model"})
-WITHOUT_CHECKPOINTS = frozenset({"BailingMoELinearModel", "NemotronHModel"})
+# what 0.5.13 cannot call and would capture wrongly, where the prefix cache wants checkpoints of the state
+WITHOUT_CHECKPOINTS = frozenset({"BailingMoELinearModel", "FalconH1Model", "NemotronHModel"})
 
 
 class Call(NamedTuple):
@@ -80,7 +80,7 @@ def probe(source: Source) -> Finding:
     troubles: dict[str, list[str]] = {}
     for model, parameters in layer_stacks(source):
         trouble = misfit(parameters, call)
-        if trouble and can_be_mended(parameters, call) and model not in CAPTURED_WRONGLY:
+        if trouble and can_be_mended(parameters, call):
             troubles.setdefault(trouble, []).append(model)
     if troubles:
         return affected("; ".join(f"{trouble}: {', '.join(models)}" for trouble, models in troubles.items()), *read)
@@ -187,7 +187,7 @@ def call_layers_by_name(original: Callable[..., Any], self: Any, forward_batch: 
     if parameters is None or all(misfit(parameters, call) is None for call in calls):
         return original(self, forward_batch, num_tokens)
     if any(call.keywords - {*parameters.names, None} for call in calls):
-        refuse_what_was_kept_away(self.model_runner, layers)
+        refuse_what_was_kept_away(self, layers)
 
     # from 0.5.19 the runner reads the signature of what stands there
     @functools.wraps(forward, updated=())
@@ -209,17 +209,15 @@ def call_layers_by_name(original: Callable[..., Any], self: Any, forward_batch: 
             layers.forward = before
 
 
-def refuse_what_was_kept_away(model_runner: Any, layers: Any) -> None:
+def refuse_what_was_kept_away(runner: Any, layers: Any) -> None:
     """Raise where SGLang's own TypeError has so far kept a graph away that would answer wrongly."""
     names = {base.__name__ for base in type(layers).__mro__}
-    server_args = model_runner.server_args
+    server_args = runner.model_runner.server_args
     checkpoints = server_args.enable_mamba_extra_buffer() and not server_args.disable_radix_cache
-    if model_runner.is_draft_worker:
+    if runner.model_runner.is_draft_worker:
         cause = "replay drops the target's hidden states"
-    elif names & CAPTURED_WRONGLY:
-        cause = "ssm_mixer_captured"
-    elif checkpoints and names & WITHOUT_CHECKPOINTS:
-        cause = "mamba_tracking_dropped"
+    elif checkpoints and names & WITHOUT_CHECKPOINTS and not mamba_tracking_dropped.is_applied(runner):
+        cause = f"{mamba_tracking_dropped.FIX.id} is not applied"
     else:
         return
     raise TypeError(advice(f"{type(layers).__name__} can be captured now, but its graph would be wrong: {cause}"))

@@ -7,45 +7,45 @@ models that are hit, to 0.5.15 all multimodal ones.
 Cause: Replay puts a function in the place of the layers' forward. What that function is not written to pass on is lost:
 to 0.5.12.post1 and on 0.5.15 the embeddings (the graph looks the text's up by itself), in every release the deepstack
 embeddings that Qwen3-VL adds to its first layers. On 0.5.13 it asks for the truth value of a whole tensor.
-Change: A fix would run a batch without a graph when it carries what the graph does not take. This version only watches
-for it.
+Change: A batch runs without a graph when it carries what the graph does not take: images where no embeddings reach
+the graph, images of a model with deepstack embeddings elsewhere, and on 0.5.13 every batch of a model whose layers are
+handed embeddings by keyword. One warning says so. Text is replayed as before, except under DP attention before 0.5.22,
+where all ranks must decide alike and none knows of the others' images: such a model then replays nothing.
 Remove when: Every release that has to be served passes deepstack embeddings to the graph, or refuses such a batch.
 """
 
 from __future__ import annotations
 
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix
-from sglang_bcg_fixes.probe import Source, affected, fixed
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
+from sglang_bcg_fixes.probe import Definition, Source, affected, fixed
 
 OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner"
 RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
 REPLAY = "replay_layer_forward"
 DEEPSTACK_MODEL = "sglang.srt.models.qwen3_vl:Qwen3LLMModel.forward"
 DEEPSTACK = "input_deepstack_embeds"
+CAN_RUN = (f"{OLD_RUNNER}.can_run", f"{RUNNER}.can_run_graph")
+VOTE = f"{RUNNER}.can_replay_locally"
+
+logger = logging.getLogger("sglang_bcg_fixes")
 
 
 def probe(source: Source) -> Finding:
-    captured = source.need(f"{OLD_RUNNER}._run_forward", f"{RUNNER}._run_forward")
-    if "self.layer_model.forward" not in captured.calls:
+    captured, replay = captured_forward(source), replayed_forward(source)
+    if replay is None:
         return affected("the whole model is captured without images, looking up the text's embeddings", captured)
-    replay = source.need(
-        f"{RUNNER}._execute_body_capture.{REPLAY}",
-        f"{RUNNER}.execute.{REPLAY}",
-        f"{OLD_RUNNER}.replay.{REPLAY}",
-    )
-    read = [captured, replay]
+    read = [captured, replay, *given_embeddings(source)]
     wrong = []
-    if not (captured.mentions("input_embeds") or "_build_layer_model_forward_kwargs" in captured.calls):
-        wrong.append("the layers are captured without input_embeds")
-    if replay.mentions("layer_kwargs.get('input_embeds') or"):
+    if takes_no_embeddings(source):
+        wrong.append("the captured graph is given no input_embeds")
+    if asks_for_truth(source):
         wrong.append("replay takes the truth value of the embeddings, which raises an error")
-    load = source.find(f"{RUNNER}.load_batch")
-    if load:
-        given = load.need_assignment_to("input_embeds")
-        read.append(given)
-        if given.mentions("Backend.BREAKABLE"):
-            wrong.append("the captured graph is given no input_embeds")
     deepstack = source.find(DEEPSTACK_MODEL)
     if deepstack and DEEPSTACK in deepstack.parameters and not replay.mentions(DEEPSTACK):
         read.append(deepstack.header)
@@ -53,6 +53,106 @@ def probe(source: Source) -> Finding:
     if wrong:
         return affected("; ".join(wrong), *read)
     return fixed("the graph is given the embeddings of images", *read)
+
+
+def captured_forward(source: Source) -> Definition:
+    return source.need(f"{OLD_RUNNER}._run_forward", f"{RUNNER}._run_forward")
+
+
+def replayed_forward(source: Source) -> Definition | None:
+    """What stands in the place of the layers; None where the whole model is captured."""
+    if "self.layer_model.forward" not in captured_forward(source).calls:
+        return None
+    return source.need(
+        f"{RUNNER}._execute_body_capture.{REPLAY}",
+        f"{RUNNER}.execute.{REPLAY}",
+        f"{OLD_RUNNER}.replay.{REPLAY}",
+    )
+
+
+def given_embeddings(source: Source) -> list[Definition]:
+    load = source.find(f"{RUNNER}.load_batch")
+    return [load.need_assignment_to("input_embeds")] if load else []
+
+
+def takes_no_embeddings(source: Source) -> bool:
+    captured = captured_forward(source)
+    passed_on = captured.mentions("input_embeds") or "_build_layer_model_forward_kwargs" in captured.calls
+    kept_from_it = any(given.mentions("Backend.BREAKABLE") for given in given_embeddings(source))
+    return replayed_forward(source) is None or not passed_on or kept_from_it
+
+
+def asks_for_truth(source: Source) -> bool:
+    replay = replayed_forward(source)
+    return replay is not None and replay.mentions("layer_kwargs.get('input_embeds') or")
+
+
+def vote_knows_images(source: Source) -> bool:
+    vote = source.find(VOTE)
+    return vote is not None and "contains_mm_inputs" in vote.parameters
+
+
+def drops_deepstack_only(source: Source) -> bool:
+    return not (takes_no_embeddings(source) or asks_for_truth(source) or vote_knows_images(source))
+
+
+def refuse_images(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
+    # the compiled and the full graphs of the same runner are given them
+    breakable = getattr(self, "prefill_backend_name", "breakable") == "breakable"
+    drops = breakable and self.is_multimodal and may_have_images(forward_batch)
+    return decide(original(self, forward_batch), drops, "the embeddings of images")
+
+
+def refuse_keyword(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
+    # SGLang's routine for images calls by keyword; a language model in between calls its layers by position
+    by_keyword = self.is_multimodal and not hasattr(self.model_runner.model, "language_model")
+    return decide(original(self, forward_batch), by_keyword, "embeddings that come by keyword")
+
+
+def refuse_deepstack(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
+    drops = has_deepstack(self) and may_have_images(forward_batch)
+    return decide(original(self, forward_batch), drops, "deepstack embeddings")
+
+
+def vote_against_deepstack(
+    original: Callable[..., bool], self: Any, *, contains_mm_inputs: bool = False, **kwargs: Any
+) -> bool:
+    can_run = original(self, contains_mm_inputs=contains_mm_inputs, **kwargs)
+    return decide(can_run, contains_mm_inputs and has_deepstack(self), "deepstack embeddings")
+
+
+def may_have_images(forward_batch: Any) -> bool:
+    """Whether this batch or, under DP attention, that of another rank has images, audio or video."""
+    return forward_batch.global_num_tokens_cpu is not None or bool(forward_batch.contains_mm_inputs())
+
+
+def has_deepstack(runner: Any) -> bool:
+    """Whether a graph of the layers alone, which compiled ones are not, stands for a model with such embeddings."""
+    model = runner.model_runner.model
+    # Qwen3-Omni keeps its Qwen3-VL one level down
+    return runner.layer_model is not None and any(
+        getattr(part, "num_deepstack_embeddings", 0) and getattr(part, "use_deepstack", None)
+        for part in (model, *model.children())
+    )
+
+
+def decide(can_run: bool, drops: bool, what: str) -> bool:
+    if can_run and drops:
+        warn_once(what)
+    return can_run and not drops
+
+
+@functools.cache
+def warn_once(dropped: str) -> None:
+    ways = " or ".join(way.flags for way in PREFILL_GRAPHS_OFF)
+    logger.warning(
+        "bcg-fixes %s: a prefill runs without its graph, which would lose %s; so will others. %s starts without "
+        "prefill graphs, %s=off replays and loses them",
+        FIX.id,
+        dropped,
+        ways,
+        FIX.flag,
+    )
 
 
 FIX = Fix(
@@ -81,5 +181,12 @@ FIX = Fix(
         "071826bbae84": "PrefillCudaGraphRunner._execute_body_capture.replay_layer_forward, 0.5.22",
         "595ba4ba9c7a": "PrefillCudaGraphRunner._execute_body_capture.replay_layer_forward, 0.5.23",
     },
+    patches=(
+        PatchPoint(CAN_RUN, How.AROUND, f"{__name__}:refuse_images", needed=takes_no_embeddings),
+        PatchPoint(CAN_RUN, How.AROUND, f"{__name__}:refuse_keyword", needed=asks_for_truth),
+        PatchPoint(CAN_RUN, How.AROUND, f"{__name__}:refuse_deepstack", needed=drops_deepstack_only),
+        PatchPoint((VOTE,), How.AROUND, f"{__name__}:vote_against_deepstack", needed=vote_knows_images),
+    ),
     mitigations=PREFILL_GRAPHS_OFF,
+    verify=("llama_several_requests",),
 )

@@ -254,7 +254,6 @@ CASES = (
         "qwen3_next",
         script=warm_prefixes,
         extra=with_radix_cache,
-        watches=("mamba_tracking_dropped",),
     ),
     Case(
         "llama_several_requests",
@@ -322,14 +321,12 @@ CASES = (
         "falcon_h1_prefill_graph",
         "A Mamba2 mixer is run anew in every replay, with the batch's own state.",
         "falcon_h1",
-        watches=("ssm_mixer_captured",),
         module="sglang.srt.models.falcon_h1",
     ),
     Case(
         "kimi_linear_prefill_graph",
         "Delta attention beside latent attention is replayed.",
         "kimi_linear",
-        watches=("mla_dispatch_unaware",),
         module="sglang.srt.models.kimi_linear",
     ),
 )

@@ -1,0 +1,108 @@
+"""Batches that a prefill graph would answer wrongly run without it, and those that it serves rightly keep it."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import types
+from collections.abc import Callable
+
+import pytest
+
+from sglang_bcg_fixes.fixes import mamba_tracking_dropped
+from tests import processes
+
+KINDS = (
+    "by keyword, text",
+    "by keyword, image",
+    "between, text",
+    "between, image",
+    "deepstack, text",
+    "deepstack, image",
+)
+IMAGES = KINDS[1::2]
+ERROR = "RuntimeError('Boolean value of Tensor with more than one value is ambiguous')"
+# what each graph loses, by how a multimodal model comes to its layers
+LOST = {
+    "0.5.11": IMAGES,
+    "0.5.12.post1": IMAGES,
+    "0.5.13.post1": (*KINDS[:2], *KINDS[4:]),
+    "0.5.14": KINDS[5:],
+    "0.5.15.post1": IMAGES,
+    "0.5.21": KINDS[5:],
+    "0.5.23": KINDS[5:],
+}
+CHECKPOINTS = ("0.5.13.post1", "0.5.14", "0.5.17")
+MAMBA2 = "Mamba2, checkpoint"
+
+
+@pytest.fixture
+def run(release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path) -> Callable[..., tuple[dict, str]]:
+    def run(release: str, what: str, fix: str, flag: str) -> tuple[dict, str]:
+        """What was found, and the log."""
+        done = processes.python(
+            *("-m", "tests.releases.graph_admission", what),
+            paths=[release_root(release), processes.REPOSITORY / "tools"],
+            environment={
+                "TRITON_INTERPRET": "1",
+                "OMP_NUM_THREADS": "1",
+                "SGLANG_PLUGINS": "bcg_fixes",
+                "SGLANG_BCG_FIXES": "off",
+                f"SGLANG_BCG_FIX_{fix.upper()}": flag,
+                "SGLANG_BCG_REPORT_DIR": str(tmp_path / "reports"),
+            },
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+        return json.loads(line.removeprefix("RESULT ")), done.stdout + done.stderr
+
+    return run
+
+
+@pytest.mark.parametrize("release", LOST)
+def test_without_the_fix_a_replay_loses_the_embeddings(run: Callable[..., tuple[dict, str]], release: str) -> None:
+    found, log = run(release, "images", "vlm_embeds_dropped", "off")
+    lost = [ERROR, False] if release == "0.5.13.post1" else ["wrong", True]
+    assert found == {kind: lost if kind in LOST[release] else ["right", True] for kind in KINDS}
+    assert "bcg-fixes vlm_embeds_dropped:" not in log
+
+
+@pytest.mark.parametrize("release", LOST)
+def test_with_the_fix_only_what_would_be_lost_runs_without_a_graph(
+    run: Callable[..., tuple[dict, str]], release: str
+) -> None:
+    found, log = run(release, "images", "vlm_embeds_dropped", "on")
+    assert found == {kind: ["right", kind not in LOST[release]] for kind in KINDS}
+    assert log.count("bcg-fixes vlm_embeds_dropped: a prefill runs without its graph") == 1
+    assert "SGLANG_BCG_FIX_VLM_EMBEDS_DROPPED=off" in log
+
+
+@pytest.mark.parametrize("flag", ["off", "on"])
+@pytest.mark.parametrize("release", CHECKPOINTS)
+def test_a_checkpoint_is_written_where_the_layers_ask_the_batch(
+    run: Callable[..., tuple[dict, str]], release: str, flag: str
+) -> None:
+    found, log = run(release, "checkpoints", "mamba_tracking_dropped", flag)
+    # the mask does not come through a replay, and does in an eager run
+    assert found.pop(MAMBA2) == ([True, False] if flag == "on" else [False, True])
+    # only these releases have a way of carrying it
+    assert found.pop("Mamba2, carried", None) == (None if release == "0.5.13.post1" else [True, True])
+    assert set(map(tuple, found.values())) == {(False, True)}
+    assert log.count("bcg-fixes mamba_tracking_dropped: a prefill") == (flag == "on")
+
+
+@pytest.mark.parametrize(("radix_cache", "wanted"), [(True, True), (False, False)])
+@pytest.mark.parametrize("wrapper", ["primary", "prefill_backend", None])
+def test_under_dp_attention_ranks_decide_by_what_they_have_in_common(
+    radix_cache: bool, wanted: bool, wrapper: str | None
+) -> None:
+    inner = types.SimpleNamespace(linear_attn_backend=object())
+    runner = types.SimpleNamespace(
+        attn_backend=types.SimpleNamespace(**{wrapper: inner}) if wrapper else inner,
+        server_args=types.SimpleNamespace(enable_mamba_extra_buffer=lambda: True, disable_radix_cache=not radix_cache),
+    )
+    batch = types.SimpleNamespace(global_num_tokens_cpu=[6, 0], mamba_track_mask=None)
+    assert mamba_tracking_dropped.wants_checkpoint(runner, batch) is wanted
+    batch.global_num_tokens_cpu = None
+    assert mamba_tracking_dropped.wants_checkpoint(runner, batch) is False

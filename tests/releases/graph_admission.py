@@ -1,0 +1,187 @@
+"""Batches that a prefill graph may not serve: does the runner replay them, and what do the layers get?
+
+    PYTHONPATH=<unpacked wheel>:tools:. TRITON_INTERPRET=1 python -m tests.releases.graph_admission images|checkpoints
+
+The model is a small Llama, the runner, the capture and the replay are SGLang's. For images, its embeddings go through
+SGLang's routine for multimodal models; in the place of a vision tower stand other embeddings than the text's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from sglang_on_cpu import graphs, one_batch, prefill
+
+from tests.releases import kinds_of_request
+
+LENGTHS = [6]
+
+
+class Between:
+    """A language model of its own between the multimodal model and the layers, as InternVL and LLaVA have."""
+
+    def __init__(self, layers: Any) -> None:
+        self.model = layers
+
+    def get_input_embeddings(self) -> Any:
+        return self.model.embed_tokens
+
+    def __call__(self, input_ids: Any, forward_batch: Any, input_embeds: Any, positions: Any) -> Any:
+        return self.model(input_ids, positions, forward_batch, input_embeds)
+
+
+def make_multimodal(loaded: one_batch.LoadedModel) -> None:
+    """Llama, embedded by SGLang's routine for images, with layers that add deepstack embeddings as Qwen3-VL's do."""
+    from sglang.srt.managers import mm_utils
+
+    model, model_runner = loaded.model_runner.model, loaded.model_runner
+    layers, plain = model.model, model.model.forward
+    model_runner.is_multimodal = model_runner.model_config.is_multimodal = True
+    model.use_deepstack, model.num_deepstack_embeddings = {}, 0
+    layers.get_input_embeddings = lambda: layers.embed_tokens
+
+    def see(input_ids: Any, **_: Any) -> Any:
+        embeddings = layers.embed_tokens(input_ids)
+        return 2 * embeddings, {"input_deepstack_embeds": embeddings}
+
+    def run_layers(
+        input_ids: Any, positions: Any, forward_batch: Any, input_embeds: Any = None, pp_proxy_tensors: Any = None,
+        input_deepstack_embeds: Any = None,
+    ) -> Any:  # fmt: skip
+        if input_deepstack_embeds is not None:
+            input_embeds = input_embeds + input_deepstack_embeds
+        return plain(input_ids, positions, forward_batch, input_embeds)
+
+    def forward(input_ids: Any, positions: Any, forward_batch: Any, **_: Any) -> Any:
+        hidden = mm_utils.general_mm_embed_routine(
+            input_ids=input_ids,
+            forward_batch=forward_batch,
+            language_model=getattr(model, "language_model", layers),
+            multimodal_model=model,
+            positions=positions,
+            use_deepstack=model.use_deepstack,
+        )
+        return model.logits_processor(input_ids, hidden, model.lm_head, forward_batch)
+
+    mm_utils.embed_mm_inputs = see
+    layers.forward, model.forward = run_layers, forward
+
+
+def with_image(batch: Any, model: Any) -> None:
+    there, absent = (lambda: True), (lambda: False)
+    batch.mm_inputs = [
+        types.SimpleNamespace(
+            mm_items=[],
+            contains_image_inputs=there,
+            contains_video_inputs=absent,
+            contains_audio_inputs=absent,
+            contains_mm_input=there,
+        )
+        for _ in LENGTHS
+    ]
+
+
+def between(model: Any) -> None:
+    model.language_model = Between(model.model)
+
+
+def deepstack(model: Any) -> None:
+    model.use_deepstack, model.num_deepstack_embeddings = {"image": True}, 1
+
+
+def images(loaded: one_batch.LoadedModel) -> dict[str, Any]:
+    model = loaded.model_runner.model
+    make_multimodal(loaded)
+    changes = {"text": kinds_of_request.as_it_is, "image": with_image}
+    kinds: dict[str, Callable[[Any], None]] = {
+        "by keyword": lambda model: None,
+        "between": between,
+        "deepstack": deepstack,
+    }
+    found = {}
+    for kind, make in kinds.items():
+        make(model)
+        eager = {name: kinds_of_request.run(loaded, LENGTHS, change) for name, change in changes.items()}
+        prefill.capture_prefill(loaded.model_runner)
+        for name, change in changes.items():
+            before = graphs.counters.replays
+            answer = kinds_of_request.attempt(loaded, LENGTHS, change)
+            found[f"{kind}, {name}"] = (compared(eager[name], answer), graphs.counters.replays > before)
+        forget_graphs(loaded.model_runner)
+        vars(model).pop("language_model", None)
+    return found
+
+
+def compared(eager: dict[str, Any], answer: dict[str, Any] | str) -> str:
+    """Embeddings are handed on for the draft model alone, and SGLang leaves them out where there is none."""
+    if isinstance(answer, str):
+        return answer
+    equal = bool((answer["next_token_logits"] == eager["next_token_logits"]).all())
+    return "right" if equal else "wrong"
+
+
+def forget_graphs(model_runner: Any) -> None:
+    for name in ("piecewise_cuda_graph_runner", "prefill_cuda_graph_runner"):
+        if hasattr(model_runner, name):
+            setattr(model_runner, name, None)
+
+
+def checkpoints(loaded: one_batch.LoadedModel) -> dict[str, Any]:
+    """Whether the layers get a batch with the mask, and whether a graph was replayed."""
+    import torch
+    from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
+    from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
+
+    model_runner = loaded.model_runner
+    model, seen = model_runner.model, {}
+    plain = model.forward
+
+    def forward(input_ids: Any, positions: Any, forward_batch: Any, **kwargs: Any) -> Any:
+        seen["mask"] = forward_batch.mamba_track_mask is not None
+        return plain(input_ids, positions, forward_batch, **kwargs)
+
+    def wanting(wanted: bool) -> Callable[[Any, Any], None]:
+        def change(batch: Any, model: Any) -> None:
+            batch.mamba_track_mask = torch.tensor([wanted])
+            batch.mamba_track_indices = batch.mamba_track_seqlens = torch.tensor([1])
+
+        return change
+
+    def observe(backend: type | None, wanted: bool) -> tuple[bool, bool]:
+        linear = backend.__new__(backend) if backend else None
+        model_runner.attn_backend.linear_attn_backend = linear
+        before = graphs.counters.replays
+        kinds_of_request.run(loaded, LENGTHS, wanting(wanted))
+        return seen["mask"], graphs.counters.replays > before
+
+    model.forward = forward
+    prefill.capture_prefill(model_runner)
+    found = {
+        "Mamba2, checkpoint": observe(Mamba2AttnBackend, True),
+        "Mamba2, none": observe(Mamba2AttnBackend, False),
+        "gated delta net, checkpoint": observe(GDNAttnBackend, True),
+        "attention only, checkpoint": observe(None, True),
+    }
+    if hasattr(model_runner, "prefill_cuda_graph_runner"):
+        # as SGLang decides without speculative decoding: then its graphs carry the mask
+        type(model_runner.prefill_cuda_graph_runner)._is_mamba_track_enabled = lambda self: True
+        prefill.capture_prefill(model_runner)
+        found["Mamba2, carried"] = observe(Mamba2AttnBackend, True)
+    return found
+
+
+def main(what: str) -> None:
+    one_batch.import_sglang(with_graphs=True)
+    one_batch.load_plugins()
+    loaded = one_batch.load("llama", max_running_requests=8)
+    one_batch.randomize(loaded.model_runner.model)
+    graphs.freed_memory_is_garbage = True
+    print("RESULT", json.dumps({"images": images, "checkpoints": checkpoints}[what](loaded)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
