@@ -140,9 +140,13 @@ def observe(way: str, device: str) -> str:
         graphs[size] = capture(module, pool, stream, lambda run=run, kept=kept: run(kept=kept))
         del kept, run
     gc.collect()
-    others: list[Any] = []
     for churn in range(CHURNS):
-        others = [torch.full((size, WIDTH), 7.0, device=device) for size in SIZES for _ in range(8)]
+        # the allocator hands out what was freed on a stream to that stream only
+        others = []
+        for used in (torch.cuda.default_stream(), stream):
+            with torch.cuda.stream(used):
+                others += [torch.full((size, WIDTH), 7.0, device=device) for size in SIZES for _ in range(8)]
+        torch.cuda.synchronize()
         for size in (*SIZES, SIZES[0]):
             x.copy_(torch.randn(x.shape, generator=torch.Generator().manual_seed(size + churn)))
             expected = eager(x[:size], kept_before(size, device))

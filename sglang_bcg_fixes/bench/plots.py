@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sglang_bcg_fixes.bench import gdn_layer, servers
@@ -15,6 +15,7 @@ LINES = (
     (gdn_layer.CAPTURED, gdn_layer.WALL, "s-", "captured, wall"),
     (gdn_layer.CAPTURED, gdn_layer.DEVICE, "^--", "captured, device"),
 )
+TIME_MARKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
 def draw(rows: Sequence[Row], folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
@@ -55,11 +56,18 @@ def layer_figure(pyplot: Any, rows: Sequence[Row], shape: str) -> Any:
         floors = {row.tokens: row.details["floor_us"] for row in mine if row.details.get("floor_us")}
         if floors:
             panel.plot(*zip(*sorted(floors.items()), strict=True), "k:", label="floor")
-        panel.set(xscale="log", yscale="log", xlabel="tokens", title=f"{shape}, {count} sequences")
-        panel.grid(alpha=0.3)
+        panel.set(xscale="log", yscale="log", xlabel="tokens", title=f"{shape}, sequences: {count}")
+        marked_tokens(panel, {row.tokens for row in mine})
     panels[0][0].set_ylabel("microseconds a layer")
     panels[0][-1].legend(fontsize=7)
     return figure
+
+
+def marked_tokens(panel: Any, tokens: Collection[int]) -> None:
+    """What was measured, in place of powers of ten."""
+    panel.set_xticks(sorted(tokens), map(str, sorted(tokens)))
+    panel.minorticks_off()
+    panel.grid(alpha=0.3)
 
 
 def line(panel: Any, rows: Sequence[Row], style: str, label: str) -> None:
@@ -73,11 +81,15 @@ def server_figure(pyplot: Any, rows: Sequence[Row]) -> Any:
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4))
     for arm in dict.fromkeys(row.arm for row in rows):
         line(left, [row for row in rows if (row.arm, row.measured) == (arm, servers.FIRST_TOKEN)], "o-", arm)
-    left.set(xscale="log", yscale="log", xlabel="prompt tokens", ylabel="ms", title="time to first token")
-    left.grid(alpha=0.3)
+    left.set(xscale="log", yscale="log", xlabel="tokens of the prompt", ylabel="ms", title="time to first token")
+    first_tokens = [row for row in rows if row.measured == servers.FIRST_TOKEN]
+    marked_tokens(left, {row.tokens for row in first_tokens})
+    times = [row.median for row in first_tokens if row.median]
+    marks = [mark for mark in TIME_MARKS if min(times) / 2 <= mark <= 2 * max(times)]
+    left.set_yticks(marks, map(str, marks))
     left.legend(fontsize=8)
     throughput = [row for row in rows if row.measured == servers.THROUGHPUT]
     for row in throughput:
-        right.bar(row.arm, row.median)
+        right.bar(row.arm.replace(", ", ",\n"), row.median)
     right.set(ylabel="output tokens/s", title="fixed output")
     return figure
