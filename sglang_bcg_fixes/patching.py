@@ -104,11 +104,7 @@ class Ledger:
 
     @staticmethod
     def _differences(changes: list[Change]) -> list[str]:
-        return [
-            f"{change.slot.where} holds {describe(change.slot.own())}"
-            for change in changes
-            if not is_live(change)
-        ]
+        return [f"{change.slot.where} holds {describe(change.slot.own())}" for change in changes if not is_live(change)]
 
 
 def is_live(change: Change) -> bool:

@@ -4,19 +4,26 @@ Symptom: NaN or garbage that comes and goes, in models whose later layers look a
 routing, quantisation scales, collectives.
 Cause: A bucket is larger than the batch, attention computes the real rows only, and its output was made by torch.empty
 in the captured graph. Nothing writes the rows behind the last token.
-Change: A fix would zero those rows after every attention break. This version only watches for it.
+Change: The attention break zeroes those rows behind itself. Left as they are: piecewise graphs, and on 0.5.15 the break
+that sparse DeepSeek models have of their own, for which the breakable backend must be chosen explicitly.
 Remove when: No release before 0.5.16 has to be served.
 """
 
 from __future__ import annotations
 
 import ast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, affected, fixed
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 MODULE = "sglang.srt.layers.radix_attention"
+BREAKS = (f"{MODULE}:breakable_unified_attention_with_output", f"{MODULE}:bcg_unified_attention_with_output")
 ZEROING = (
     (f"{MODULE}:_zero_padded_pcg_tail", "_zero_padded_pcg_tail"),
     ("sglang.srt.layers.attention.graph_utils:_zero_padded_tokens", "_zero_padded_tokens"),
@@ -32,14 +39,33 @@ def probe(source: Source) -> Finding:
     for where, name in ZEROING:
         if name in operation.calls:
             return fixed(f"attention calls {name} on its output", operation, source.need(where))
+    broken = (operation, source.need(*BREAKS))
     only_amd = [node for node in ast.walk(operation.node) if isinstance(node, ast.If) and "_is_hip" in names(node.test)]
     if any(".zero_()" in ast.unparse(node) for node in only_amd):
-        return affected("attention zeroes the padded rows on AMD only", operation)
-    return affected("attention writes the real rows only", operation)
+        return affected("attention zeroes the padded rows on AMD only", *broken)
+    return affected("attention writes the real rows only", *broken)
 
 
 def names(node: ast.expr) -> set[str]:
     return {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
+
+
+def run_and_zero_tail(
+    original: Callable[..., None], query: Tensor, key: Tensor, value: Tensor, output: Tensor, *rest: Any, **options: Any
+) -> None:
+    original(query, key, value, output, *rest, **options)
+    zero_behind_the_last_token(output)
+
+
+def zero_behind_the_last_token(rows: Tensor) -> None:
+    """By the number that the operation itself has cut its rows by: None while some releases capture, when all count."""
+    from sglang.srt.layers import radix_attention
+
+    get_context = getattr(radix_attention, "get_tc_piecewise_forward_context", None)
+    context = (get_context or radix_attention.get_forward_context)()
+    real_tokens = context.forward_batch.num_token_non_padded_cpu
+    if real_tokens is not None:
+        rows[real_tokens:].zero_()
 
 
 FIX = Fix(
@@ -51,6 +77,8 @@ FIX = Fix(
         "5253d5a5f846": "unified_attention_with_output, 0.5.11 to 0.5.12.post1",
         "461a5cbb48b2": "unified_attention_with_output, 0.5.13 to 0.5.13.post1",
         "a178a5fd29fd": "unified_attention_with_output, 0.5.14 to 0.5.15.post1",
+        "5ede12e5dd47": "bcg_unified_attention_with_output, 0.5.11 to 0.5.13.post1",
+        "be2dbec60f04": "breakable_unified_attention_with_output, 0.5.14 to 0.5.15.post1",
         "8b198423a338": "unified_attention_with_output, 0.5.16",
         "0315d7d0dd78": "_zero_padded_pcg_tail, 0.5.16 to 0.5.22",
         "7c35c6a9986c": "_unified_attention_with_output_impl, 0.5.17",
@@ -60,5 +88,7 @@ FIX = Fix(
         "1bfe641eaeaa": "RadixAttention._eager_attention, 0.5.23",
         "1aef5ac644c4": "_zero_padded_tokens, 0.5.23",
     },
+    patches=(PatchPoint(BREAKS, How.GRAPH_BREAK, f"{__name__}:run_and_zero_tail"),),
     mitigations=PREFILL_GRAPHS_OFF,
+    verify=("llama_several_requests",),
 )

@@ -3,30 +3,51 @@
 Symptom: None seen in a released SGLang, where such scopes are not nested. Code that nests them would take the paths for
 ordinary execution in the rest of the outer scope: capture without graph breaks.
 Cause: enable_breakable_cuda_graph sets its flag to False on the way out, and not to what it was on the way in.
-Change: A fix would put the previous value back, two lines. This version only watches for it.
+Change: The flag is put back to what it was. Off by default, because no released SGLang nests these scopes; switch it
+on where code of yours does.
 Remove when: Every release that has to be served restores the flag.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 
+from sglang_bcg_fixes import graph_break
 from sglang_bcg_fixes.graph_break import CONTEXT_MODULES
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
+
+SCOPES = tuple(f"{module}:enable_breakable_cuda_graph" for module in CONTEXT_MODULES)
 
 
 def probe(source: Source) -> Finding:
     if not any(source.has_module(module) for module in CONTEXT_MODULES):
         return absent("this release has no breakable CUDA graphs")
-    scope = source.need(*(f"{module}:enable_breakable_cuda_graph" for module in CONTEXT_MODULES))
+    scope, flag = (
+        source.need(*SCOPES),
+        source.need(*(f"{module}:is_in_breakable_cuda_graph" for module in CONTEXT_MODULES)),
+    )
     endings = [step for node in ast.walk(scope.node) if isinstance(node, ast.Try) for step in node.finalbody]
     if not endings:
         return unknown("the scope ends in a way that no known release does", scope)
     if any(isinstance(step, ast.Assign) and ast.unparse(step.value) == "False" for step in endings):
-        return affected("the scope ends with the flag set to False, whatever it was before", scope)
+        return affected("the scope ends with the flag set to False, whatever it was before", scope, flag)
     return fixed("the scope restores the flag", scope)
+
+
+@contextlib.contextmanager
+def restore_the_flag(original: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    context = graph_break.load("context")
+    before = context.is_in_breakable_cuda_graph()
+    try:
+        with original():
+            yield
+    finally:
+        context._in_breakable_cuda_graph = before  # type: ignore[attr-defined]
 
 
 FIX = Fix(
@@ -37,6 +58,9 @@ FIX = Fix(
     known={
         "a857be6d5360": "enable_breakable_cuda_graph, 0.5.11 to 0.5.14",
         "34390316c754": "enable_breakable_cuda_graph, 0.5.15 to 0.5.23",
+        "26eb1015c4c9": "is_in_breakable_cuda_graph, 0.5.11 to 0.5.23",
     },
+    patches=(PatchPoint(SCOPES, How.AROUND, f"{__name__}:restore_the_flag"),),
+    default="off",
     mitigations=PREFILL_GRAPHS_OFF,
 )

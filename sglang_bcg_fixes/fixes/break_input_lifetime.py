@@ -67,4 +67,5 @@ FIX = Fix(
     },
     patches=(PatchPoint(WEAK_PLACES, How.AROUND, f"{__name__}:keep"),),
     mitigations=PREFILL_GRAPHS_OFF,
+    verify=("qwen3_next_prefill_graph",),
 )

@@ -3,20 +3,27 @@
 Symptom: NaN or garbage that comes and goes in Qwen3-Next, Qwen3.5 and Kimi-Linear, where later layers look at all rows
 of the padded batch: expert routing, quantisation scales, collectives.
 Cause: A bucket is larger than the batch, linear attention computes the real rows only, and its output was made by
-torch.empty in the captured graph. Nothing writes the rows behind the last token. To 0.5.12.post1 breakable graphs
-capture the operation with all rows of the bucket, which hides this; piecewise graphs, and the fix of
-linear_attention_captured, bring it out (that fix zeroes the rows itself).
-Change: A fix would zero those rows after every linear attention break. This version only watches for it.
+torch.empty in the captured graph. Nothing writes the rows behind the last token. To 0.5.12.post1 the operation is
+captured with all rows of the bucket; the fix of linear_attention_captured, which takes it out, zeroes them itself.
+Change: The linear attention break zeroes those rows behind itself. Piecewise graphs are left as they are.
 Remove when: No release before 0.5.19 has to be served.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from sglang_bcg_fixes.fixes.attention_tail_uninitialised import zero_behind_the_last_token
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 MODULE = "sglang.srt.layers.radix_linear_attention"
+BREAK = f"{MODULE}:bcg_unified_linear_attention_with_output"
 
 
 def probe(source: Source) -> Finding:
@@ -28,7 +35,20 @@ def probe(source: Source) -> Finding:
     )
     if "output[:, real_num_tokens:].zero_" in operation.calls:
         return fixed("linear attention zeroes the padded rows of its output", operation)
-    return affected("linear attention writes the real rows only", operation)
+    broken = source.find(BREAK)
+    if broken is None:
+        return absent(
+            "linear attention is captured with every row of the bucket, and no break leaves any out", operation
+        )
+    return affected("linear attention writes the real rows only", operation, broken)
+
+
+def run_and_zero_tail(
+    original: Callable[..., None], mixed_qkv: Tensor, a: Tensor, b: Tensor, output: Tensor, layer_id: int
+) -> None:
+    original(mixed_qkv, a, b, output, layer_id)
+    # one batch of rows: the first dimension is 1
+    zero_behind_the_last_token(output[0])
 
 
 FIX = Fix(
@@ -40,9 +60,12 @@ FIX = Fix(
         "27a19d0491d4": "unified_linear_attention_with_output, 0.5.11 to 0.5.12.post1",
         "4307b98c9b36": "unified_linear_attention_with_output, 0.5.13 to 0.5.13.post1",
         "a0cf6e8525c0": "unified_linear_attention_with_output, 0.5.14 to 0.5.18",
+        "ca77314f2567": "bcg_unified_linear_attention_with_output, 0.5.13 to 0.5.18",
         "a0ba0890da7b": "_linear_attention_with_output_impl, 0.5.19",
         "7318c3e36214": "_linear_attention_with_output_impl, 0.5.20",
         "0d96944b8dd3": "_linear_attention_with_output_impl, 0.5.21 to 0.5.23",
     },
+    patches=(PatchPoint((BREAK,), How.GRAPH_BREAK, f"{__name__}:run_and_zero_tail"),),
     mitigations=PREFILL_GRAPHS_OFF,
+    verify=("qwen3_next_prefill_graph",),
 )

@@ -4,38 +4,84 @@ Symptom: DeepSeek, Kimi-Linear and other models with latent attention (MLA) stop
 captured, with a shape mismatch in `q.view`. From 0.5.14 only where the breakable backend is chosen explicitly: its
 default is off for these models.
 Cause: The handlers that choose between the absorbed (MLA) and the expanded (MHA) form ask about piecewise graphs only
-and choose MHA, and the attention break then looks its layer up in a list that holds the MLA layer.
-Change: A fix would make the handlers choose MLA under a breakable graph too. This version only watches for it.
+and choose MHA, and the attention break then looks its layer up in a list that holds the MLA layer. FlashInfer and
+TensorRT-LLM plan for MHA, too.
+Change: Under a breakable graph the handlers choose, and the two backends plan, what they do under a piecewise one: MLA.
+To 0.5.13.post1 the runner's warm-up counts as under a breakable graph; it looks the layers up in the same list. The
+FlashAttention 4 and AITER handlers choose MHA under every graph and stay as they are.
 Remove when: No release before 0.5.16 has to be served.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from sglang_bcg_fixes import graph_break
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, affected, fixed
 
 HANDLERS = "sglang.srt.models.deepseek_common.attention_backend_handler"
 ATTENTION = "sglang.srt.layers.radix_attention"
+# every other backend asks one of these, or is registered under its own name and asks nobody
+CHOOSE = {
+    f"{HANDLERS}:_handle_attention_backend": (),
+    f"{HANDLERS}:handle_attention_trtllm_mla": (f"{HANDLERS}:AttentionBackendRegistry._handlers['trtllm_mla']",),
+    f"{HANDLERS}:handle_attention_triton": (f"{HANDLERS}:AttentionBackendRegistry._handlers['triton']",),
+}
+PLAN = (
+    "sglang.srt.layers.attention.flashinfer_mla_backend:FlashInferMLAAttnBackend.init_forward_metadata",
+    "sglang.srt.layers.attention.trtllm_mla_backend:TRTLLMMLABackend.init_forward_metadata",
+)
+OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner"
+WARM_UP = f"{OLD_RUNNER}:BreakableCudaGraphRunner._warmup"
 
 
 def probe(source: Source) -> Finding:
-    handlers = tuple(
-        source.need(f"{HANDLERS}:{name}")
-        for name in ("_handle_attention_backend", "handle_attention_trtllm_mla", "handle_attention_triton")
-    )
+    handlers = tuple(source.need(where) for where in CHOOSE)
     if all("is_in_breakable_cuda_graph" in handler.calls for handler in handlers):
         return fixed("the handlers choose the absorbed form under a breakable graph", *handlers)
     operation = source.need(f"{ATTENTION}:unified_attention_with_output")
     if operation.mentions("context.mha_companion_layers[layer_id]"):
         return fixed("the attention break puts the MHA layer in the place of the MLA layer", *handlers, operation)
     chosen = " (only where the breakable backend is chosen explicitly)"
+    patched_too = tuple(source.need(where) for where in (*PLAN, *((WARM_UP,) if warms_up_outside(source) else ())))
     return affected(
         f"the handlers choose MHA under a breakable graph, and the break looks up the MLA layer"
         f"{chosen if source.has_option('--cuda-graph-backend-prefill') else ''}",
         *handlers,
         operation,
+        *patched_too,
     )
+
+
+def warms_up_outside(source: Source) -> bool:
+    return source.has_module(OLD_RUNNER)
+
+
+def as_under_a_piecewise_graph(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not graph_break.load("context").is_in_breakable_cuda_graph():
+        return original(*args, **kwargs)
+    with piecewise_scope()():
+        return original(*args, **kwargs)
+
+
+@functools.cache
+def piecewise_scope() -> Any:
+    try:
+        from sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph import (
+            enable_tc_piecewise_cuda_graph as scope,
+        )
+    except ModuleNotFoundError:
+        from sglang.srt.compilation.piecewise_context_manager import enable_piecewise_cuda_graph as scope
+    return scope
+
+
+def under_a_breakable_graph(original: Callable[[Any], None], self: Any) -> None:
+    with graph_break.load("context").enable_breakable_cuda_graph():
+        original(self)
 
 
 FIX = Fix(
@@ -55,6 +101,13 @@ FIX = Fix(
         "1a3ab47149df": "handle_attention_triton, 0.5.14 to 0.5.15.post1",
         "a178a5fd29fd": "unified_attention_with_output, 0.5.14 to 0.5.15.post1",
         "befaa3a19a5a": "handle_attention_triton, 0.5.16",
+        "1313f13bde87": "FlashInferMLAAttnBackend.init_forward_metadata, 0.5.11 to 0.5.13.post1",
+        "890fb40fe688": "FlashInferMLAAttnBackend.init_forward_metadata, 0.5.14",
+        "74ddc36fa736": "FlashInferMLAAttnBackend.init_forward_metadata, 0.5.15 to 0.5.15.post1",
+        "be16f2e71013": "TRTLLMMLABackend.init_forward_metadata, 0.5.11 to 0.5.13.post1",
+        "aeb2b689f2fb": "TRTLLMMLABackend.init_forward_metadata, 0.5.14 to 0.5.15.post1",
+        "919520f66912": "BreakableCudaGraphRunner._warmup, 0.5.11 to 0.5.12.post1",
+        "73fb3bb26d28": "BreakableCudaGraphRunner._warmup, 0.5.13 to 0.5.13.post1",
         "8b198423a338": "unified_attention_with_output, 0.5.16",
         "36655451c160": "_handle_attention_backend, 0.5.17 to 0.5.19",
         "a325d7722de7": "handle_attention_trtllm_mla, 0.5.17 to 0.5.23",
@@ -62,5 +115,14 @@ FIX = Fix(
         "4d9bacfaaebe": "_handle_attention_backend, 0.5.20 to 0.5.23",
         "41cfe0dda843": "handle_attention_triton, 0.5.20 to 0.5.23",
     },
+    patches=(
+        *(
+            PatchPoint((where,), How.AROUND, f"{__name__}:as_under_a_piecewise_graph", aliases=aliases)
+            for where, aliases in CHOOSE.items()
+        ),
+        *(PatchPoint((where,), How.AROUND, f"{__name__}:as_under_a_piecewise_graph") for where in PLAN),
+        PatchPoint((WARM_UP,), How.AROUND, f"{__name__}:under_a_breakable_graph", needed=warms_up_outside),
+    ),
     mitigations=PREFILL_GRAPHS_OFF,
+    verify=("kimi_linear_prefill_graph",),
 )

@@ -70,8 +70,8 @@ def test_the_docstring_has_every_section(fix: Fix) -> None:
 
 
 @pytest.mark.parametrize("fix", [fix for fix in FIXES.values() if fix.patches], ids=lambda fix: fix.id)
-def test_a_fix_names_the_cases_that_show_it_on_a_gpu(fix: Fix) -> None:
-    assert fix.verify
+def test_a_fix_that_is_on_names_cases_that_run_it_on_a_gpu(fix: Fix) -> None:
+    assert fix.verify or fix.default == "off"
 
 
 def test_no_known_form_is_left_over(release_root: Root) -> None:
