@@ -90,5 +90,5 @@ FIX = Fix(
     },
     patches=(PatchPoint(BREAKS, How.GRAPH_BREAK, f"{__name__}:run_and_zero_tail"),),
     mitigations=PREFILL_GRAPHS_OFF,
-    verify=("llama_several_requests",),
+    verify=("llama_prefix_cache",),
 )

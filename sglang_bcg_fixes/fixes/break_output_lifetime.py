@@ -45,5 +45,5 @@ FIX = Fix(
     },
     patches=(PatchPoint(WEAK_PLACES, How.AROUND, f"{keep.__module__}:{keep.__name__}"),),
     mitigations=PREFILL_GRAPHS_OFF,
-    verify=("qwen3_next_prefill_graph",),
+    verify=("llama_prefix_cache",),
 )

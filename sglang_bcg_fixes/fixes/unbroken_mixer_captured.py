@@ -206,5 +206,5 @@ FIX = Fix(
     # wraps those of that fix, which would look for layers in vain
     after=("single_request_capture",),
     mitigations=PREFILL_GRAPHS_OFF,
-    verify=("falcon_h1_prefill_graph", "qwen3_next_prefill_graph"),
+    verify=("llama_prefix_cache",),
 )

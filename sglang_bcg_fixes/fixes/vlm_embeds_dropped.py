@@ -188,5 +188,5 @@ FIX = Fix(
         PatchPoint((VOTE,), How.AROUND, f"{__name__}:vote_against_deepstack", needed=vote_knows_images),
     ),
     mitigations=PREFILL_GRAPHS_OFF,
-    verify=("llama_several_requests",),
+    verify=("llama_prefix_cache",),
 )

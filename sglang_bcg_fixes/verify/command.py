@@ -313,6 +313,10 @@ def judge(each: Run, found: Sequence[tuple[Run, Outcome]], wanted: Collection[st
         doubt = compare.doubt_about(each.case, each.calls, [mine]) if each.arm == REFERENCE else ""
         return Judged(FOR_INFORMATION, doubt or ("" if mine.finished else mine.ending), requests)
     verdict = compare.judge(each.case, each.calls, mine, references)
+    stock = [outcome for other, outcome in found if other.case is each.case and other.arm == STOCK]
+    if verdict.state == RED and each.arm != STOCK and mine.finished and any(mine.answers == o.answers for o in stock):
+        # what no fix has changed is SGLang's own: another defect, or a kernel that rounds otherwise for padded rows
+        return dataclasses.replace(verdict, why=f"{verdict.why}; stock gives these very answers")
     missing = sorted(set(wanted) - set(mine.applied))
     if missing and verdict.state != RED:
         return Judged(RED, f"needed and not reported as applied: {', '.join(missing)}", verdict.requests)

@@ -57,9 +57,14 @@ def mlp(prefix: str, inner: int = INNER) -> Shapes:
     return weights(prefix, gate_proj=(inner, HIDDEN), up_proj=(inner, HIDDEN), down_proj=(HIDDEN, inner))
 
 
-def mixture(prefix: str, shared: str, expert: Callable[[str], Shapes] = lambda prefix: mlp(prefix, SMALL)) -> Shapes:
-    found = {f"{prefix}gate.weight": (EXPERTS, HIDDEN), **mlp(f"{prefix}{shared}.", SMALL)}
-    for index in range(EXPERTS):
+def mixture(
+    prefix: str,
+    shared: str,
+    expert: Callable[[str], Shapes] = lambda prefix: mlp(prefix, SMALL),
+    experts: int = EXPERTS,
+) -> Shapes:
+    found = {f"{prefix}gate.weight": (experts, HIDDEN), **mlp(f"{prefix}{shared}.", SMALL)}
+    for index in range(experts):
         found |= expert(f"{prefix}experts.{index}.")
     return found
 
@@ -239,9 +244,11 @@ def kimi_expert(prefix: str) -> Shapes:
     return weights(prefix, w1=(SMALL, HIDDEN), w2=(HIDDEN, SMALL), w3=(SMALL, HIDDEN))
 
 
+# no power of two: for few experts of such a number SGLang takes a kernel that wants another type of bias than it makes
+KIMI_EXPERTS = 12
 KIMI_MIXTURE = {
-    **mixture("block_sparse_moe.", "shared_experts", kimi_expert),
-    "block_sparse_moe.gate.e_score_correction_bias": (EXPERTS,),
+    **mixture("block_sparse_moe.", "shared_experts", kimi_expert, KIMI_EXPERTS),
+    "block_sparse_moe.gate.e_score_correction_bias": (KIMI_EXPERTS,),
 }
 KIMI_LINEAR: Shapes = {
     **BOTH_NORMS,
@@ -340,8 +347,9 @@ MODELS = {
                 f"kda_layers=[1,2,3] full_attn_layers=[4] num_heads={HEADS} head_dim={HEAD} short_conv_kernel_size=4"
             ),
             **options(
-                f"""num_experts={EXPERTS} num_experts_per_token=2 num_shared_experts=1 moe_intermediate_size={SMALL}
-                moe_renormalize=true first_k_dense_replace=1 mla_use_nope=true q_lora_rank=null kv_lora_rank={RANK}
+                f"""num_experts={KIMI_EXPERTS} num_experts_per_token=2 num_shared_experts=1
+                moe_intermediate_size={SMALL} moe_renormalize=true first_k_dense_replace=1
+                mla_use_nope=true q_lora_rank=null kv_lora_rank={RANK}
                 qk_rope_head_dim={ROPE} qk_nope_head_dim={NOPE} v_head_dim={VALUE}"""
             ),
         },

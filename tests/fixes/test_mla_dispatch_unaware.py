@@ -98,6 +98,7 @@ def test_latent_attention_is_captured_in_the_form_that_the_break_can_run(
             "TRITON_INTERPRET": "1",
             "OMP_NUM_THREADS": "1",
             "SGLANG_PLUGINS": "bcg_fixes",
+            "SGLANG_BCG_FIX_MLA_DISPATCH_UNAWARE": "on",
             # it keeps these models eager on 0.5.11
             "SGLANG_BCG_FIX_SINGLE_REQUEST_CAPTURE": "off",
         },

@@ -187,6 +187,13 @@ def test_a_fix_that_is_needed_and_not_there_is_red(
     assert found["stock 1"]["verdict"] == "green"
 
 
+def test_red_that_stock_shows_bit_for_bit_is_said_to_be_so(verify: Verify, rows: Callable) -> None:
+    assert verify("--quick", "--arms", "stock,patched", misbehaviour="stock=wrong tokens,patched=wrong tokens") == 1
+    assert rows()["patched 1"]["why"].endswith("; stock gives these very answers")
+    assert verify("--quick", "--arms", "stock,patched", misbehaviour="stock=wrong logprobs,patched=wrong tokens") == 1
+    assert "stock gives" not in rows()["patched 1"]["why"]
+
+
 def test_stock_counts_only_when_nothing_else_is_asked_for(verify: Verify) -> None:
     assert verify("--quick", "--arms", "stock,patched", misbehaviour="stock=wrong tokens") == 0
     assert verify("--quick", "--arms", "stock", misbehaviour="stock=wrong tokens") == 1
