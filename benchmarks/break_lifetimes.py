@@ -243,7 +243,8 @@ def main() -> None:
             row[what] = json.loads(said[0].removeprefix("RESULT ")) if said else done.stderr.strip()[-500:]
             print(f"{arm:9} {what:48} {row[what]}", flush=True)
         rows.append(row)
-    content = {**environment.look(sys.executable), "sizes": SIZES, "layers": LAYERS, "heads": HEADS, "arms": rows}
+    here = {name: value for name, value in environment.look(sys.executable).items() if name != "root"}
+    content = {**here, "sizes": SIZES, "layers": LAYERS, "heads": HEADS, "arms": rows}
     options.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
