@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 FAKE_SGLANG = REPOSITORY / "tests" / "engine" / "fake_sglang"
@@ -26,6 +29,26 @@ def python(
         text=True,
         timeout=timeout,
     )
+
+
+def beside(root: pathlib.Path, *arguments: str, timeout: int = 300, **environment: str) -> tuple[Any, str]:
+    """Python with a release that runs on the CPU: what it printed behind RESULT, as JSON, and its whole log."""
+    with tempfile.TemporaryDirectory() as reports:
+        done = python(
+            *arguments,
+            paths=[root, REPOSITORY / "tools"],
+            environment={
+                "TRITON_INTERPRET": "1",
+                "OMP_NUM_THREADS": "1",
+                "SGLANG_PLUGINS": "bcg_fixes",
+                "SGLANG_BCG_REPORT_DIR": reports,
+                **environment,
+            },
+            timeout=timeout,
+        )
+    assert done.returncode == 0, done.stderr[-4000:]
+    line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
+    return json.loads(line.removeprefix("RESULT ")), done.stdout + done.stderr
 
 
 def code(text: str) -> str:

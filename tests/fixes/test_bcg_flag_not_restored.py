@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Callable
 
@@ -52,9 +51,7 @@ print("RESULT", json.dumps(found))
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_outer_scope_goes_on_after_the_inner_one(release_root: Callable[[str], pathlib.Path], release: str) -> None:
-    done = processes.python("-c", CODE, paths=[release_root(release), processes.REPOSITORY / "tools"], timeout=120)
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))[7:])
+    found, _ = processes.beside(release_root(release), "-c", CODE)
     ended_by_the_inner_one = [True, False, False, False, False]
     assert found["stock"] == found["undone"] == ended_by_the_inner_one
     assert found["mended"] == [True, True, False, True, False]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import types
 from collections.abc import Callable
@@ -37,25 +36,11 @@ MAMBA2 = "Mamba2, checkpoint"
 
 
 @pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path) -> Callable[..., tuple[dict, str]]:
+def run(release_root: Callable[[str], pathlib.Path]) -> Callable[..., tuple[dict, str]]:
     def run(release: str, what: str, fix: str, flag: str) -> tuple[dict, str]:
         """What was found, and the log."""
-        done = processes.python(
-            *("-m", "tests.releases.graph_admission", what),
-            paths=[release_root(release), processes.REPOSITORY / "tools"],
-            environment={
-                "TRITON_INTERPRET": "1",
-                "OMP_NUM_THREADS": "1",
-                "SGLANG_PLUGINS": "bcg_fixes",
-                "SGLANG_BCG_FIXES": "off",
-                f"SGLANG_BCG_FIX_{fix.upper()}": flag,
-                "SGLANG_BCG_REPORT_DIR": str(tmp_path / "reports"),
-            },
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-        line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
-        return json.loads(line.removeprefix("RESULT ")), done.stdout + done.stderr
+        only = {"SGLANG_BCG_FIXES": "off", f"SGLANG_BCG_FIX_{fix.upper()}": flag}
+        return processes.beside(release_root(release), "-m", "tests.releases.graph_admission", what, **only)
 
     return run
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Callable
 
@@ -97,25 +96,10 @@ FAMILIES = ("MambaAttnBackendBase", "Mamba2AttnBackend", "LightningAttentionBack
 
 
 @pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path) -> Callable[[str, str], dict]:
+def run(release_root: Callable[[str], pathlib.Path]) -> Callable[[str, str], dict]:
     def run(release: str, flag: str) -> dict:
-        done = processes.python(
-            "-c",
-            CODE,
-            paths=[release_root(release), processes.REPOSITORY / "tools"],
-            environment={
-                "TRITON_INTERPRET": "1",
-                "SGLANG_PLUGINS": "bcg_fixes",
-                "SGLANG_BCG_FIXES": "off",
-                "SGLANG_BCG_FIX_MAMBA_PADDING_MISCOUNTED": flag,
-                "SGLANG_BCG_REPORT_DIR": str(tmp_path / "reports"),
-            },
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-        line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
-        found: dict = json.loads(line.removeprefix("RESULT "))
-        return found
+        only = {"SGLANG_BCG_FIXES": "off", "SGLANG_BCG_FIX_MAMBA_PADDING_MISCOUNTED": flag}
+        return processes.beside(release_root(release), "-c", CODE, **only)[0]
 
     return run
 

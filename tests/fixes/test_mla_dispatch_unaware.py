@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Callable
 
@@ -90,22 +89,13 @@ print("RESULT", json.dumps(found))
 def test_latent_attention_is_captured_in_the_form_that_the_break_can_run(
     release_root: Callable[[str], pathlib.Path], release: str
 ) -> None:
-    done = processes.python(
-        "-c",
-        CODE,
-        paths=[release_root(release), processes.REPOSITORY / "tools"],
-        environment={
-            "TRITON_INTERPRET": "1",
-            "OMP_NUM_THREADS": "1",
-            "SGLANG_PLUGINS": "bcg_fixes",
-            "SGLANG_BCG_FIX_MLA_DISPATCH_UNAWARE": "on",
-            # it keeps these models eager on 0.5.11
-            "SGLANG_BCG_FIX_SINGLE_REQUEST_CAPTURE": "off",
-        },
-        timeout=300,
+    found, _ = processes.beside(
+        release_root(release),
+        *("-c", CODE),
+        SGLANG_BCG_FIX_MLA_DISPATCH_UNAWARE="on",
+        # it keeps these models eager on 0.5.11
+        SGLANG_BCG_FIX_SINGLE_REQUEST_CAPTURE="off",
     )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))[7:])
     assert found["applied"]
     # the two forms round differently, in float16 and with logits of about 2
     assert found["same tokens"] and 0 < found["difference"] < 0.005, found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Callable
 
@@ -88,15 +87,7 @@ print("RESULT", json.dumps({**found, "scopes inside another": inside_another}))
 def test_padded_rows_are_zero_and_real_rows_as_before(
     release_root: Callable[[str], pathlib.Path], release: str
 ) -> None:
-    done = processes.python(
-        "-c",
-        CODE,
-        paths=[release_root(release), processes.REPOSITORY / "tools"],
-        environment={"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "SGLANG_PLUGINS": "bcg_fixes"},
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))[7:])
+    found, _ = processes.beside(release_root(release), "-c", CODE)
     needed = RELEASES[release]
     assert found["applied"] == list(needed)
     # nothing but the breaks: decode, eager and piecewise runs never call them

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -57,24 +56,11 @@ print("RESULT", json.dumps(breakable_runner_shares(buffers())))
 
 
 @pytest.fixture
-def run(release_root: Root, tmp_path: pathlib.Path) -> Callable[..., Any]:
+def run(release_root: Root) -> Callable[..., Any]:
     def run(release: str, code: str, **environ: str) -> Any:
-        done = processes.python(
-            "-c",
-            PRELUDE + code,
-            paths=[release_root(release), processes.REPOSITORY / "tools"],
-            environment={
-                "TRITON_INTERPRET": "1",
-                "SGLANG_PLUGINS": "bcg_fixes",
-                "SGLANG_BCG_FIXES": "strict",
-                "SGLANG_BCG_REPORT_DIR": str(tmp_path / "reports"),
-                **environ,
-            },
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
-        line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
-        return json.loads(line.removeprefix("RESULT "))
+        return processes.beside(
+            release_root(release), "-c", PRELUDE + code, **{"SGLANG_BCG_FIXES": "strict", **environ}
+        )[0]
 
     return run
 

@@ -226,17 +226,8 @@ def main(observer: str, release: str, *models: str) -> None:
 @functools.cache
 def run(observer: str, release: str, root: pathlib.Path, models: tuple[str, ...], reports: str) -> Found:
     """One process for all tests on a release."""
-    done = processes.python(
-        "-c",
-        f"from tests.releases.test_draft_extend_extent import main; main({observer!r}, {release!r}, *{models!r})",
-        paths=[root, processes.REPOSITORY / "tools"],
-        environment={"TRITON_INTERPRET": "1", "SGLANG_PLUGINS": "bcg_fixes", "SGLANG_BCG_REPORT_DIR": reports},
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
-    loaded: Found = json.loads(line.removeprefix("RESULT "))
-    return loaded
+    program = f"from tests.releases.test_draft_extend_extent import main; main({observer!r}, {release!r}, *{models!r})"
+    return processes.beside(root, "-c", program, timeout=900, SGLANG_BCG_REPORT_DIR=reports)[0]
 
 
 @pytest.fixture(scope="session")

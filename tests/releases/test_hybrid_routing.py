@@ -367,26 +367,9 @@ CAREFUL = ("qwen3next", "qwen3_5")
 
 
 def run(root: pathlib.Path, reports: pathlib.Path, code: str, *arguments: str) -> dict:
-    done = processes.python(
-        "-c",
-        code,
-        *arguments,
-        paths=[root, processes.REPOSITORY / "tools"],
-        environment={
-            "TRITON_INTERPRET": "1",
-            "OMP_NUM_THREADS": "1",
-            "SGLANG_PLUGINS": "bcg_fixes",
-            # the others are not looked at here, and this one must be there
-            "SGLANG_BCG_FIXES": "off",
-            fix.FIX.flag: "on",
-            "SGLANG_BCG_REPORT_DIR": str(reports),
-        },
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
-    found: dict = json.loads(line.removeprefix("RESULT "))
-    return found
+    # the others are not looked at here, and this one must be there
+    only = {"SGLANG_BCG_FIXES": "off", fix.FIX.flag: "on", "SGLANG_BCG_REPORT_DIR": str(reports)}
+    return processes.beside(root, "-c", code, *arguments, timeout=600, **only)[0]
 
 
 def wrong(routes: dict) -> set[str]:

@@ -10,12 +10,15 @@ from collections.abc import Callable
 
 import pytest
 
+from sglang_bcg_fixes import registry
+from sglang_bcg_fixes.fixes.linear_attention_captured import FIX
 from tests import processes
 from tests.wheels import RELEASES
 
 Root = Callable[[str], pathlib.Path]
 MODULE = "sglang.srt.layers.radix_linear_attention"
 OPERATION = "unified_linear_attention_with_output"
+BREAK = f"bcg_{OPERATION}"
 AFFECTED = ("0.5.11", "0.5.12", "0.5.12.post1")
 
 # every attribute of every module of SGLang, and of every class in them, by identity
@@ -51,8 +54,10 @@ after = attributes()
 imported = {name.partition(".")[0] for name in set(sys.modules) - modules}
 from sglang_bcg_fixes import plugin
 process = plugin.load()
-wrong = process.ledger.applied() and process.ledger.read_back("linear_attention_captured")
-for name in process.ledger.applied():
+applied = process.ledger.applied()
+wrong = {name: process.ledger.read_back(name) for name in applied}
+places = {change.slot.where for name in applied for change in process.ledger._changes[name]}
+for name in reversed(applied):
     process.ledger.undo(name)
 
 def body(original, *args, **kwargs):
@@ -76,6 +81,8 @@ if hasattr(rebuilt, "run_eager"):
 
 print("RESULT", json.dumps({
     "changed": differences(before, after),
+    "unaccounted for": sorted(set(differences(before, after)) - places),
+    "applied": applied,
     "imported": sorted(imported & {"sglang", "torch", "transformers", "triton"}),
     "state": process.report.state("linear_attention_captured"),
     "wrong": wrong,
@@ -118,10 +125,16 @@ def test_exactly_what_is_needed_is_changed_and_comes_off_again(
 ) -> None:
     found = result(run(release_root(release), WHOLE_CYCLE, tmp_path / "reports"))
     affected = release in AFFECTED
-    assert found["changed"] == ([f"{MODULE}:{OPERATION}"] if affected else [])
+    operation = OPERATION if affected else BREAK
+    tail = not affected and not since(release, "0.5.19")
+    assert [place for place in found["changed"] if place.startswith(MODULE)] == (
+        [f"{MODULE}:{operation}"] if affected or tail else []
+    )
+    assert found["changed"] and found["unaccounted for"] == []
+    assert {"break_input_lifetime", *(["linear_tail_uninitialised"] if tail else [])} <= set(found["applied"])
     assert found["state"] == ("applied" if affected else "not needed")
     assert found["imported"] == [], "the plugin imports nothing that the process did not have"
-    assert not found["wrong"] and found["left_after_undo"] == []
+    assert not any(found["wrong"].values()) and found["left_after_undo"] == []
     # the release's breaks, each rebuilt in the form that its own decorator gives it
     breaks = found["breaks"]
     linear = [place for place in breaks if place.startswith(MODULE)]
@@ -130,6 +143,8 @@ def test_exactly_what_is_needed_is_changed_and_comes_off_again(
     assert found["has_run_eager"] is since(release, "0.5.23") and found["calls"] == 1 + found["has_run_eager"]
 
 
+# other fixes of this release know their source, and change it
+OTHERS_OFF = {fix.flag: "off" for fix in registry.discover().fixes if fix.patches and fix.id != FIX.id}
 UNTOUCHED = """
 before = attributes()
 load_plugins()
@@ -138,7 +153,7 @@ print("RESULT", json.dumps({"changed": differences(before, attributes())}))
 
 
 def test_a_drifted_release_stays_as_it_is_and_says_so(drifted_root: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    done = run(drifted_root, UNTOUCHED, tmp_path / "reports")
+    done = run(drifted_root, UNTOUCHED, tmp_path / "reports", **OTHERS_OFF)
     assert result(done)["changed"] == []
     assert "unknown linear_attention_captured" in done.stderr and "please report it" in done.stderr, done.stderr
 
