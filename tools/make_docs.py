@@ -70,12 +70,14 @@ def flags_page(fixes: list[Fix]) -> str:
 
 
 def defects_page(fixes: list[Fix], verdicts: dict[str, dict[str, str]]) -> str:
-    lines = ["# Defects and releases", "", "A: affected, f: fixed, -: absent, ?: unknown.", ""]
+    legend = "A: affected, f: fixed, -: absent, ?: unknown. Fixes that are `off` wait for their flag."
+    lines = ["# Defects and releases", "", legend, ""]
     lines += ["| defect | fix | " + " | ".join(verdicts) + " |", "|---|---|" + "---|" * len(verdicts)]
     letters = {"affected": "**A**", "fixed": "f", "absent": "-", "unknown": "?"}
     for fix in fixes:
         cells = " | ".join(letters[row[fix.id]] for row in verdicts.values())
-        lines.append(f"| [{fix.id}](fixes/{fix.id}.md) | {'yes' if fix.patches else 'no'} | {cells} |")
+        mended = ("off" if fix.default == "off" else "yes") if fix.patches else "no"
+        lines.append(f"| [{fix.id}](fixes/{fix.id}.md) | {mended} | {cells} |")
     return "\n".join(lines) + "\n"
 
 
