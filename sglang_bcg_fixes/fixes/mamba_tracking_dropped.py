@@ -115,5 +115,5 @@ FIX = Fix(
     },
     patches=(PatchPoint((f"{OLD_RUNNER}.can_run", f"{RUNNER}.can_run_graph"), How.AROUND, f"{__name__}:can_run"),),
     mitigations=PREFILL_GRAPHS_OFF,
-    verify=("qwen3_next_prefix_cache",),
+    verify=("falcon_h1_checkpoints",),
 )

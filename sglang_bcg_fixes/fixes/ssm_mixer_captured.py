@@ -154,5 +154,5 @@ FIX = Fix(
     },
     patches=(PatchPoint((f"{BACKEND}:{MIXER}",), How.AROUND, f"{__name__}:break_round_the_mixer"),),
     mitigations=PREFILL_GRAPHS_OFF,
-    verify=("falcon_h1_prefill_graph",),
+    verify=("falcon_h1_prefill_graph", "falcon_h1_checkpoints"),
 )

@@ -222,6 +222,13 @@ def with_radix_cache(source: Source) -> Flags:
     return {"--disable-radix-cache": False, "--disable-overlap-schedule": True, "--max-mamba-cache-size": 64}
 
 
+def with_checkpoints(source: Source) -> Flags:
+    """The radix cache keeps copies of the mixers' states that the prefill writes in passing."""
+    renamed = source.has_option("--mamba-radix-cache-strategy")
+    strategy = "--mamba-radix-cache-strategy" if renamed else "--mamba-scheduler-strategy"
+    return {**with_radix_cache(source), strategy: "extra_buffer"}
+
+
 def mixture_in_triton(source: Source) -> Flags:
     return {"--moe-runner-backend": "triton"}
 
@@ -321,6 +328,14 @@ CASES = (
         "falcon_h1_prefill_graph",
         "A Mamba2 mixer is run anew in every replay, with the batch's own state.",
         "falcon_h1",
+        module="sglang.srt.models.falcon_h1",
+    ),
+    Case(
+        "falcon_h1_checkpoints",
+        "A replayed prefill writes the checkpoints of its states that the prefix cache goes on from.",
+        "falcon_h1",
+        script=warm_prefixes,
+        extra=with_checkpoints,
         module="sglang.srt.models.falcon_h1",
     ),
     Case(
