@@ -57,6 +57,22 @@ def judge(case: Case, calls: Sequence[Call], arm: Outcome, references: Sequence[
     return Judged(GREEN, "", requests)
 
 
+def is_only_different(verdict: Judged) -> bool:
+    """Every prompt was answered, with numbers, and some answers are not the reference's."""
+    return verdict.state == RED and {request.outcome for request in verdict.requests} <= {EQUAL, TOKENS_EQUAL, DIFFERS}
+
+
+def is_explained_by_padding(case: Case, verdict: Judged, arm: Outcome, padded: Sequence[Outcome]) -> bool:
+    """Whether the same code gives these very answers without a graph, on the padded batch with another padding.
+
+    Then the replay did nothing but what it was captured from, and padded rows did not reach real ones; what is left is
+    that products of another size round otherwise.
+    """
+    return is_only_different(verdict) and any(
+        each.finished and not proves_nothing(case, each) and each.answers == arm.answers for each in padded
+    )
+
+
 def proves_nothing(case: Case, arm: Outcome) -> str:
     """Why this server's answers say nothing about replay, or an empty string."""
     if case.phase is None:

@@ -12,10 +12,12 @@ import json
 import os
 import pkgutil
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
 from sglang_bcg_fixes import fixes, flags
+from sglang_bcg_fixes.fixes import stack_call_signature
 from sglang_bcg_fixes.hookspecs import hookimpl
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint, Verdict
 from sglang_bcg_fixes.probe import Source
@@ -38,11 +40,19 @@ QUESTIONS, ANSWERS = ("can_run", "can_run_graph"), ("replay", "execute")
 PRIMITIVES = tuple(
     f"{ME}.{package}breakable_cuda_graph.breakable_cuda_graph" for package in ("", "runner_backend_utils.")
 )
+PADDED_RUNNER = f"{ME}.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
+PADDED_BACKEND = f"{ME}.runner_backend.breakable_cuda_graph_backend:BreakableCudaGraphBackend"
 SUFFIX = ".passes"
+# every tiny model has this token, and SGLang pads with 0
+PADDING = 7
+PADDED = "run_code_on_padded_batch"
+
 
 # this process's file, and the breakable graphs replayed so far; nothing here is SGLang's
 _file: dict[int, int] = {}
 _replayed: list[int] = [0]
+# the layers that the prefill runner is about to replay
+_layers: list[Any] = [None]
 
 
 def note(*line: Any) -> None:
@@ -106,6 +116,32 @@ note_draft_extend_refused, note_draft_extend = noting_refusals("draft_extend"), 
 
 def refuse(result: bool, self: Any, forward_batch: Any) -> bool:
     return False
+
+
+def change_the_padding(result: Any, self: Any, forward_batch: Any, **kwargs: Any) -> Any:
+    """What is computed for padded rows must not reach a real one, so it may as well be another token's."""
+    # some releases return more beside the padded batch
+    padded = result[0] if isinstance(result, tuple) else result
+    padded.input_ids[len(forward_batch.input_ids) :].fill_(PADDING)
+    _layers[0] = self.layer_model
+    return result
+
+
+def run_the_code(
+    original: Callable[..., Any], self: Any, shape_key: Any, static_forward_batch: Any, **kwargs: Any
+) -> Any:
+    """Instead of a replay, what was captured: the layers on the padded batch, where graph breaks are plain calls."""
+    import torch
+
+    note_replay_of_graph(self)
+    batch, layers = static_forward_batch, _layers[0]
+    # the instance's own is what leads here
+    forward = types.MethodType(type(layers).forward, layers)
+    arguments = (batch.input_ids, batch.positions, batch, batch.input_embeds)
+    parameters = stack_call_signature.live_parameters(forward)
+    assert parameters, f"{type(layers).__name__}.forward does not say what it takes"
+    with torch.no_grad():
+        return forward(**stack_call_signature.by_name(parameters, arguments, {}))
 
 
 def size(batch: Any) -> tuple[int, int]:
@@ -176,6 +212,13 @@ def every_instrument() -> dict[str, Fix]:
         tuple(f"{module}:{method}" for module in PRIMITIVES)
         for method in ("BreakableCUDAGraph.replay", "BreakableCUDAGraphCapture.__enter__")
     )
+    found[PADDED] = instrument(
+        PADDED,
+        "Replays are of graphs, not of the code that they were captured from.",
+        PatchPoint((f"{PADDED_RUNNER}.load_batch",), How.AFTER, f"{__name__}:change_the_padding"),
+        PatchPoint((f"{PADDED_BACKEND}.replay",), How.AROUND, f"{__name__}:run_the_code"),
+        after=mended,
+    )
     found["count_graphs"] = instrument(
         "count_graphs",
         "Nobody counts replays of breakable graphs.",
@@ -184,6 +227,11 @@ def every_instrument() -> dict[str, Fix]:
         after=mended,
     )
     return found
+
+
+def can_run_padded(source: Source) -> bool:
+    """Whether the padded batch and the replay pass through functions of their own."""
+    return all(source.find(where) for where in (f"{PADDED_RUNNER}.load_batch", f"{PADDED_BACKEND}.replay"))
 
 
 COUNTERS = ("count_prefill", "count_decode", "count_draft_extend", "count_graphs")

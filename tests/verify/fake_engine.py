@@ -18,6 +18,8 @@ from sglang_bcg_fixes.verify import server
 def arm() -> str:
     if "refuse_" in os.environ["SGLANG_BCG_INSTRUMENTS"]:
         return "reference"
+    if "padded" in os.environ["SGLANG_BCG_INSTRUMENTS"]:
+        return "padded"
     return "patched" if os.environ["SGLANG_BCG_FIXES"] == "auto" else "stock"
 
 

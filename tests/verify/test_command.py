@@ -195,6 +195,35 @@ def test_red_that_stock_shows_bit_for_bit_is_said_to_be_so(verify: Verify, rows:
     assert "stock gives" not in rows()["patched 1"]["why"]
 
 
+@pytest.mark.parametrize(
+    ("misbehaviour", "verdict", "said"),
+    [
+        ("patched=wrong tokens,padded=wrong tokens", "green", "padding rounds otherwise: alone, 9 tokens: token 1 is"),
+        ("patched=wrong tokens", "red", "alone, 9 tokens: token 1 is"),
+        ("patched=wrong tokens,padded=wrong logprobs", "red", "alone, 9 tokens: token 1 is"),
+        ("patched=not a number,padded=not a number", "red", "a logprob is not a number"),
+        ("patched=wrong tokens,padded=crashes", "red", "alone, 9 tokens: token 1 is"),
+        ("patched=wrong tokens,padded=never replays", "red", "alone, 9 tokens: token 1 is"),
+    ],
+)
+def test_only_the_same_code_on_the_padded_batch_explains_a_difference(
+    here: dict, verify: Verify, rows: Callable, release_root: Callable, misbehaviour: str, verdict: str, said: str
+) -> None:
+    here.update(root=str(release_root("0.5.15.post1")), sglang="0.5.15.post1")
+    assert verify("--quick", misbehaviour=misbehaviour) == (verdict == "red")
+    found = rows()
+    assert found["patched 1"]["verdict"] == verdict and said in found["patched 1"]["why"], found["patched 1"]
+    # it is asked only where an answer differs
+    assert ("padded 1" in found) == ("not a number" not in misbehaviour)
+
+
+def test_where_sglang_cannot_run_the_code_on_the_padded_batch_a_difference_stays_red(
+    verify: Verify, rows: Callable
+) -> None:
+    assert verify("--quick", misbehaviour="patched=wrong tokens,padded=wrong tokens") == 1
+    assert "padded 1" not in rows()
+
+
 def test_stock_counts_only_when_nothing_else_is_asked_for(verify: Verify) -> None:
     assert verify("--quick", "--arms", "stock,patched", misbehaviour="stock=wrong tokens") == 0
     assert verify("--quick", "--arms", "stock", misbehaviour="stock=wrong tokens") == 1

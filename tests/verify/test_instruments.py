@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import pathlib
+import types
 from collections.abc import Callable
 
 import pytest
 
 from sglang_bcg_fixes.probe import Folder, Source
-from sglang_bcg_fixes.verify import cases, command
+from sglang_bcg_fixes.verify import cases, command, instruments
 from tests import processes
 from tests.wheels import RELEASES
 
@@ -18,7 +19,7 @@ EVERY = [f"{what}_{phase}" for what in ("refuse", "count") for phase in PHASES] 
 
 # the modules that a server imports, and then what each runner says when SGLang's own answer is "yes"
 PROGRAM = """
-import json, types
+import json, sys, types
 from sglang_on_cpu import stand_ins
 stand_ins.install()
 from sglang.srt.plugins import load_plugins
@@ -30,7 +31,7 @@ import sglang.srt.managers.scheduler, sglang.srt.speculative.eagle_worker_v2
 import sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner
 
 process = plugin.load()
-states = {name: process.report.state(name) for name in instruments.every_instrument()}
+states = {name: process.report.state(name) for name in sys.argv[1].split(",")}
 wrong = [name for name in process.ledger.applied() if process.ledger.read_back(name)]
 class Runner:
     capture_num_tokens, capture_bs = [4, 8], [1, 2, 4]
@@ -59,14 +60,15 @@ def test_every_instrument_is_applied_and_notes_what_it_sees(
     release: str, release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
 ) -> None:
     root = release_root(release)
+    every = [*EVERY, *([instruments.PADDED] if instruments.can_run_padded(Source(Folder(root))) else [])]
     found, _ = processes.beside(
         root,
-        *("-c", PROGRAM),
+        *("-c", PROGRAM, ",".join(every)),
         SGLANG_BCG_FIXES="off",
-        SGLANG_BCG_INSTRUMENTS=",".join(EVERY),
+        SGLANG_BCG_INSTRUMENTS=",".join(every),
         SGLANG_BCG_REPORT_DIR=str(tmp_path / "reports"),
     )
-    assert found["states"] == dict.fromkeys(found["states"], "applied") and len(found["states"]) == len(EVERY)
+    assert found["states"] == dict.fromkeys(every, "applied")
     assert found["layers"] == {phase: [f"count_{phase}", f"refuse_{phase}", None] for phase in PHASES}
     assert not found["wrong"]
     (file,) = (tmp_path / "reports").glob("*.passes")
@@ -82,3 +84,22 @@ def test_every_instrument_is_applied_and_notes_what_it_sees(
     for case in cases.CASES:
         arguments = command.engine_arguments(case.flags(source, cases.BUCKETS), case, tmp_path)
         assert set(arguments) <= {*found["fields"]}, f"{case.name}: no such field of ServerArgs"
+
+
+def test_the_code_can_be_run_on_the_padded_batch_since_prefill_has_a_backend(
+    release_root: Callable[[str], pathlib.Path],
+) -> None:
+    have = [release for release in RELEASES if instruments.can_run_padded(Source(Folder(release_root(release))))]
+    assert have == list(RELEASES[RELEASES.index("0.5.14") :])
+
+
+def test_only_padded_rows_become_another_token() -> None:
+    torch = pytest.importorskip("torch")
+    batch, runner = types.SimpleNamespace(input_ids=torch.tensor([3, 4, 5])), types.SimpleNamespace(layer_model=None)
+    padded = types.SimpleNamespace(input_ids=torch.tensor([3, 4, 5, 0, 0]))
+    assert instruments.change_the_padding(padded, runner, batch) is padded
+    assert padded.input_ids.tolist() == [3, 4, 5, instruments.PADDING, instruments.PADDING]
+    padded.input_ids.zero_()
+    # 0.5.23 returns more
+    instruments.change_the_padding((padded, None), runner, batch)
+    assert padded.input_ids.tolist() == [0, 0, 0, instruments.PADDING, instruments.PADDING]
