@@ -96,10 +96,11 @@ def run(options: argparse.Namespace) -> int:
         more = [
             each
             for case in chosen
-            if has_unexplained_difference(case, found) and instruments.can_run_padded(source)
+            if instruments.can_run_padded(source) and has_unexplained_difference(case, found)
             for each in runs_of(case, [PADDED], known, source, buckets, folder)
         ]
-        found += serve(more, options.python, jobs) if more else []
+        if more and not any(outcome.interrupted for _, outcome in found):
+            found += serve(more, options.python, jobs)
         judged = [(each, outcome, judge(each, found, wanted_in(each, known, source))) for each, outcome in found]
     print(table(judged, known, source))
     if options.json:

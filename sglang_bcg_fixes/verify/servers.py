@@ -23,7 +23,7 @@ from typing import Any
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.verify import instruments
 
-FINISHED = "finished"
+FINISHED, INTERRUPTED = "finished", "interrupted"
 TAIL_LINES, ERROR_LINES = 15, 6
 ERROR = re.compile(r"^\S*(Error|Exception)\b|illegal memory access|bcg-fixes refuses", re.MULTILINE)
 # the first server of a machine compiles kernels; a call is a fraction of a second
@@ -72,11 +72,15 @@ class Outcome:
         return self.ending == FINISHED
 
     @property
+    def interrupted(self) -> bool:
+        return self.ending.startswith(INTERRUPTED)
+
+    @property
     def answers(self) -> list[list[dict[str, Any]]]:
         return [call["answers"] for call in self.calls]
 
 
-NEVER_STARTED = Outcome("interrupted before it was started", 0, None, [], [], [], [])
+NEVER_STARTED = Outcome(f"{INTERRUPTED} before it was started", 0, None, [], [], [], [])
 
 
 class Runner:
@@ -142,7 +146,7 @@ class Runner:
             limit = self.silence_limit if size else self.start_limit
             if time.monotonic() - since > limit:
                 return f"hung: no {'answer' if size else 'start'} within {limit:.0f} s, killed"
-        return "interrupted"
+        return INTERRUPTED
 
     def free_port(self) -> int:
         with self.lock:

@@ -274,7 +274,15 @@ def test_an_interpreter_without_a_gpu_says_so(release_root: Callable[[str], path
     assert done.returncode == 2 and "only with a GPU: torch" in done.stderr, done.stderr
 
 
-def test_an_end_from_outside_ends_the_servers_and_leaves_no_files(here: dict, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    ("misbehaviour", "hangs"),
+    [("patched=hangs at start", "patched-1"), ("patched=wrong tokens,stock=hangs at start", "stock-1")],
+)
+def test_an_end_from_outside_ends_the_servers_and_leaves_no_files(
+    here: dict, tmp_path: pathlib.Path, release_root: Callable, misbehaviour: str, hangs: str
+) -> None:
+    # where a difference would be asked about in one more server
+    here.update(root=str(release_root("0.5.15.post1")), sglang="0.5.15.post1")
     program = processes.code(
         f"""
         import sys
@@ -285,20 +293,22 @@ def test_an_end_from_outside_ends_the_servers_and_leaves_no_files(here: dict, tm
         cases.CASES = (CASE,)
         command.make_models = lambda *_: None
         command.ENGINE = "tests.verify.fake_engine"
-        sys.exit(cli.main(["verify", "--quick", "--jobs", "2"]))
+        sys.exit(cli.main(["verify", "--quick", "--arms", "stock,patched", "--jobs", "3"]))
         """
     )
-    own = {"TMPDIR": str(tmp_path), "PYTHONPATH": str(processes.REPOSITORY), "MISBEHAVIOUR": "patched=hangs at start"}
+    own = {"TMPDIR": str(tmp_path), "PYTHONPATH": str(processes.REPOSITORY), "MISBEHAVIOUR": misbehaviour}
     process = subprocess.Popen(
         [sys.executable, "-c", program], env={**os.environ, **own}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("*/a_case/patched-1/reports/1.passes")):
+    while not list(tmp_path.glob(f"*/a_case/{hangs}/reports/1.passes")):
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.1)
+    # the others answer in the meantime
+    time.sleep(2)
     process.send_signal(signal.SIGTERM)
     out, err = process.communicate(timeout=30)
     assert process.returncode == 1 and b"interrupted; this is what there is so far" in err
-    assert b"red\n" in out and b"  interrupted\n" in out
+    assert b"red\n" in out and b"  interrupted\n" in out and b"padded" not in out
     running = subprocess.run(["ps", "-ef"], capture_output=True, text=True).stdout
     assert str(tmp_path) not in running and not list(tmp_path.iterdir())
