@@ -8,18 +8,19 @@ and choose MHA, and the attention break then looks its layer up in a list that h
 TensorRT-LLM plan for MHA, too.
 Change: Under a breakable graph the handlers choose, and the two backends plan, what they do under a piecewise one: MLA.
 To 0.5.13.post1 the runner's warm-up counts as under a breakable graph; it looks the layers up in the same list. The
-FlashAttention 4 and AITER handlers choose MHA under every graph and stay as they are. Off by default: replays have been
-compared with eager runs on the CPU only, and without it the server stops at start-up and answers nothing wrongly.
+FlashAttention 4 and AITER handlers choose MHA under every graph and stay as they are. Replays compute what an eager
+prefill computes with other kernels: the same tokens, with logprobs that round otherwise.
 Remove when: No release before 0.5.16 has to be served.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes import graph_break
+from sglang_bcg_fixes import graph_break, patching
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, affected, fixed
@@ -85,6 +86,13 @@ def under_a_breakable_graph(original: Callable[[Any], None], self: Any) -> None:
         original(self)
 
 
+def is_applied() -> bool:
+    """Whether capture and replay choose the absorbed form in this process."""
+    handlers = sys.modules.get(HANDLERS)
+    marks = [getattr(getattr(handlers, where.partition(":")[2], None), patching.MARK, None) for where in CHOOSE]
+    return set(marks) == {FIX.id}
+
+
 FIX = Fix(
     id="mla_dispatch_unaware",
     doc=__doc__,
@@ -125,6 +133,5 @@ FIX = Fix(
         PatchPoint((WARM_UP,), How.AROUND, f"{__name__}:under_a_breakable_graph", needed=warms_up_outside),
     ),
     mitigations=PREFILL_GRAPHS_OFF,
-    default="off",
     verify=("kimi_linear_prefill_graph",),
 )

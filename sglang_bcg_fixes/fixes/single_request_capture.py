@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes import layer_stack
+from sglang_bcg_fixes.fixes import mla_dispatch_unaware
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, affected, fixed, unknown
@@ -194,7 +195,9 @@ def refuse_configuration(model_runner: Any) -> None:
         "pipeline stages: a stage's input is not in the capture batch": arguments.pp_size > 1,
         "a multimodal model: its images' embeddings would not be seen": model_runner.is_multimodal,
         "an encoder-decoder model: its encoder's output would not be seen": configuration.is_encoder_decoder,
-        "MLA: capture and replay would choose different kernels (mla_dispatch_unaware)": model_runner.use_mla_backend,
+        "MLA without mla_dispatch_unaware: the break would look up another layer than was captured": (
+            model_runner.use_mla_backend and not mla_dispatch_unaware.is_applied()
+        ),
     }
     for reason, holds in reasons.items():
         if holds:
@@ -285,7 +288,7 @@ FIX = Fix(
         PatchPoint((f"{OLD_RUNNER}.can_run",), How.AROUND, f"{__name__}:can_run"),
         PatchPoint((f"{OLD_RUNNER}.replay",), How.REPLACE, f"{__name__}:replay"),
     ),
-    after=("linear_attention_captured",),
+    after=("linear_attention_captured", "mla_dispatch_unaware"),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("llama_several_requests",),
 )
