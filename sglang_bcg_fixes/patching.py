@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import dataclasses
 import functools
 import importlib
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from sglang_bcg_fixes import graph_break
@@ -19,6 +20,10 @@ MARK = "__bcg_fix__"
 # what a wrapper of ours goes on to call
 INNER = "__bcg_inner__"
 MISSING = object()
+# the kinds that have a function inside
+WRAPPED = (staticmethod, classmethod, property)
+# in the globals of every module, and most of all that these hold
+BUILTINS = vars(builtins)
 
 
 class PatchError(Exception):
@@ -158,46 +163,58 @@ def rebind_copies(old: Any, new: Any, done: list[Change]) -> None:
 
 
 def refuse_stale_holders(changes: list[Change]) -> None:
-    """Raise when a table, class, partial or closure of SGLang still holds a function that was replaced."""
+    """Raise when a table, class, partial or closure of SGLang still holds a function that was replaced.
+
+    For every fix, all that SGLang has imported is looked at anew: what it holds may have changed since the last one.
+    """
     replaced = {id(core(change.before)): change for change in changes if change.before is not MISSING}
     for module in sglang_modules():
         for name, value in list(vars(module).items()):
-            for key, item in held_by(value, module.__name__):
-                change = replaced.get(id(core(item)))
-                if change:
-                    # the key is written out only here: its repr may be anybody's code
-                    rest = key if isinstance(key, str) else f"[{key[0]!r}]"
+            for item in held_by(value, module.__name__):
+                function = core(item) if issubclass(type(item), WRAPPED) else item
+                if id(function) in replaced:
                     raise PatchError(
-                        f"{module.__name__}:{name}{rest} still holds the old {change.slot.where}; declare it in "
-                        f"`aliases`, or patch it itself"
+                        f"{module.__name__}:{name}{path_to(item, value)} still holds the old "
+                        f"{replaced[id(function)].slot.where}; declare it in `aliases`, or patch it itself"
                     )
 
 
-def held_by(value: Any, module_name: str) -> Iterator[tuple[str | tuple[Any], Any]]:
-    """What a module-level name holds one level down, each with the rest of its path: ".attribute" or (key,).
+def held_by(value: Any, module_name: str) -> Iterable[Any]:
+    """What a module-level name holds one level down.
 
     Nothing of the value is asked for but what its type is known to have: SGLang keeps objects that import whole
     packages at the first attribute, and mappings that do at the first item.
     """
     kind = type(value)
+    if issubclass(kind, type):
+        return list(vars(value).values()) if vars(value).get("__module__") == module_name else ()
     if issubclass(kind, dict):
-        for key, item in list(dict.items(value)):
-            yield (key,), item
-    elif issubclass(kind, list | tuple):
-        for index, item in enumerate(list.__iter__(value) if issubclass(kind, list) else tuple.__iter__(value)):
-            yield (index,), item
-    elif kind is functools.partial:
-        yield ".func", value.func
-    elif issubclass(kind, type) and vars(value).get("__module__") == module_name:
-        for name, item in list(vars(value).items()):
-            yield f".{name}", item
-    else:
-        function = graph_break.graph_call(value)
-        # our own wrappers hold the original on purpose
-        if type(function) is types.FunctionType and MARK not in vars(function):
-            for cell in function.__closure__ or ():
-                if not is_empty(cell):
-                    yield "'s closure", cell.cell_contents
+        # one of the modules is enough for what all of them have
+        return list(dict.values(value)) if value is not BUILTINS or module_name == "sglang" else ()
+    if issubclass(kind, list):
+        return list.__iter__(value)
+    if issubclass(kind, tuple):
+        return tuple.__iter__(value)
+    if kind is functools.partial:
+        return (value.func,)
+    function = graph_break.graph_call(value)
+    # our own wrappers hold the original on purpose
+    if type(function) is types.FunctionType and function.__closure__ and MARK not in vars(function):
+        return [cell.cell_contents for cell in function.__closure__ if not is_empty(cell)]
+    return ()
+
+
+def path_to(item: Any, value: Any) -> str:
+    """How to get to what `held_by` found in a value; the repr of a key is anybody's code, and asked for only here."""
+    kind = type(value)
+    if issubclass(kind, type):
+        return next(f".{name}" for name, held in vars(value).items() if held is item)
+    if issubclass(kind, dict):
+        return next(f"[{key!r}]" for key, held in dict.items(value) if held is item)
+    if issubclass(kind, list | tuple):
+        items = list.__iter__(value) if issubclass(kind, list) else tuple.__iter__(value)
+        return next(f"[{index}]" for index, held in enumerate(items) if held is item)
+    return ".func" if kind is functools.partial else "'s closure"
 
 
 def is_empty(cell: types.CellType) -> bool:
@@ -209,7 +226,7 @@ def sglang_modules() -> list[types.ModuleType]:
     return [
         module
         for name, module in list(sys.modules.items())
-        if isinstance(module, types.ModuleType) and (name == "sglang" or name.startswith("sglang."))
+        if (name == "sglang" or name.startswith("sglang.")) and issubclass(type(module), types.ModuleType)
     ]
 
 
@@ -326,9 +343,11 @@ def parameter_names(function: Any) -> tuple[list[str], list[str]]:
 
 def core(value: Any) -> Any:
     """The function inside a staticmethod, classmethod or property; other values as they are."""
-    if isinstance(value, staticmethod | classmethod):
+    # not isinstance, which asks what is no instance for its __class__: a proxy imports what it stands for then
+    kind = type(value)
+    if issubclass(kind, staticmethod | classmethod):
         return value.__func__
-    return value.fget if isinstance(value, property) else value
+    return value.fget if issubclass(kind, property) else value
 
 
 def describe(value: Any) -> str:

@@ -166,9 +166,59 @@ def test_an_undeclared_holder_of_the_old_function_is_an_error(module: str, path:
     """)
 
 
+def test_a_holder_that_appears_between_two_fixes_is_found() -> None:
+    check("""
+        original = target.function
+        ledger.apply(fix("one", point("Thing.method")))
+        target.LATER = {"entry": original}
+        refused(lambda: ledger.apply(fix("two", point("function"))), "sglang.srt.target:LATER['entry']", "aliases")
+        assert target.function is original and ledger.applied() == ["one"] and ledger.read_back("one") == []
+        target.LATER.clear()
+        ledger.apply(fix("two", point("function")))
+    """)
+
+
+def test_a_holder_of_what_an_earlier_fix_has_put_there_is_found() -> None:
+    check("""
+        from sglang.srt import tables
+        alias = "sglang.srt.tables:BY_NAME['function']"
+        ledger.apply(fix("one", point("function", aliases=(alias,))))
+        ones = target.function
+        refused(lambda: ledger.apply(fix("two", point("function", body="outer"))), alias, "still holds")
+        assert target.function is tables.BY_NAME["function"] is ones and ledger.applied() == ["one"]
+        ledger.apply(fix("two", point("function", body="outer", aliases=(alias,))))
+        assert tables.BY_NAME["function"](1) == ["outer", "around", "function", 1, 1]
+    """)
+
+
+def test_what_a_fix_imports_itself_is_looked_at_too() -> None:
+    check("""
+        original = target.function
+        ledger.apply(fix("one", point("Thing.method")))
+        importing = point("keep", module="sglang.srt.closures")
+        refused(lambda: ledger.apply(fix("two", importing, point("function"))), "sglang.srt.closures:kept's closure")
+        assert target.function is original
+        del sys.modules["sglang.srt.closures"]
+        ledger.apply(fix("two", point("function"), importing))
+        from sglang.srt import closures
+        assert closures.kept(1) == ["around", "function", 1, 1], "imported by the fix, behind its first change"
+        later = fix("three", point("function", body="outer"))
+        refused(lambda: ledger.apply(later), "sglang.srt.closures:kept's closure still holds")
+    """)
+
+
+def test_a_function_among_the_builtins_is_found() -> None:
+    check("""
+        import builtins
+        builtins.everywhere = target.function
+        refused(lambda: ledger.apply(fix("one", point("function"))), "sglang:__builtins__['everywhere'] still holds")
+    """)
+
+
 def test_looking_for_holders_asks_nothing_of_strange_objects() -> None:
     check("""
         from sglang.srt import lazy
+        sys.modules["elsewhere"] = lazy.proxy
         ledger.apply(fix("one", point("function")))
         assert target.function(1)[0] == "around"
     """)

@@ -15,7 +15,21 @@ class LazyMapping(dict):
     __iter__ = keys = values = items
 
 
+class Proxy:
+    """As proxies that are instances of whatever they stand for, once they have imported it."""
+
+    @property
+    def __class__(self):
+        raise AssertionError("the class was asked for, which would import a package")
+
+
+class Holder:
+    proxy = Proxy()
+
+
 lazy = LazyImport()
+proxy = Proxy()
+proxies = [proxy]
 mapping = LazyMapping(a=1)
 
 
