@@ -5,9 +5,12 @@ SGLang logs and swallows every Exception that comes out of a plugin, so a refusa
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import sys
 import time
+from collections.abc import Iterator
 
 from sglang_bcg_fixes import flags, plan, registry, release, report
 from sglang_bcg_fixes.model import Action, Decision
@@ -29,12 +32,26 @@ def load() -> Process:
             source = release.installed()
             if source is None:
                 raise release.ReleaseError("no SGLang can be imported here; install it beside this package")
-            made = plan.make(known, settings, source)
+            with collector_paused():
+                made = plan.make(known, settings, source)
+                source.forget()
         except (flags.FlagError, registry.RegistryError, plan.PlanError, release.ReleaseError) as error:
             raise SystemExit(f"bcg-fixes refuses to start: {error}") from error
         _loaded.append(Process(settings, source, made))
         _loaded[0].start(started)
     return _loaded[0]
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """Syntax trees are a hundred thousand objects in no cycle, and looking for one there goes through all of torch."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 class Process:

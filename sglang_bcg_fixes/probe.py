@@ -156,7 +156,11 @@ class Source:
         return self.files.read(path)
 
     def has_module(self, module: str) -> bool:
-        return self._tree(module)[1] is not None
+        return any(self.text(path) is not None for path in files_of(module))
+
+    def forget(self) -> None:
+        """Let go of the syntax trees, some 30 MB; what is asked later is parsed again."""
+        self._trees.clear()
 
     def find(self, where: str) -> Definition | None:
         """The definition at "package.module:Name.attribute", or None."""
@@ -203,15 +207,20 @@ class Source:
         return any(is_enabled_break(node) for node in getattr(found.node, "decorator_list", ()))
 
     def _tree(self, module: str) -> tuple[str, ast.Module | None]:
-        stem = module.replace(".", "/")
-        for path in (f"{stem}.py", f"{stem}/__init__.py"):
+        for path in files_of(module):
             if path not in self._trees:
                 text = self.text(path)
                 self._trees[path] = None if text is None else ast.parse(text, path)
             tree = self._trees[path]
             if tree is not None:
                 return path, tree
-        return f"{stem}.py", None
+        return files_of(module)[0], None
+
+
+def files_of(module: str) -> tuple[str, str]:
+    """Where the source of a module can be."""
+    stem = module.replace(".", "/")
+    return f"{stem}.py", f"{stem}/__init__.py"
 
 
 def is_enabled_break(node: ast.expr) -> bool:

@@ -80,6 +80,30 @@ def test_one_line_says_what_was_done(extra, tmp_path: pathlib.Path) -> None:
     assert line.startswith("bcg-fixes ") and f": applied extra_fix; {REST}" in line, line
 
 
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_rests_while_syntax_trees_live_and_is_left_as_it_was(
+    extra, tmp_path: pathlib.Path, enabled: bool
+) -> None:
+    probe = AFFECTED.replace("(", "(not __import__('gc').isenabled() and ", 1)
+    program = f"""
+        import ast, gc
+        if not {enabled}:
+            gc.disable()
+        from sglang.srt import target
+        from sglang_bcg_fixes import plugin
+        assert plugin.load().report.state("extra_fix") == "applied"
+        assert gc.isenabled() is {enabled}
+        assert ast.Module not in map(type, gc.get_objects()), "no server needs the trees any more"
+    """
+    done = processes.python(
+        "-c",
+        processes.code(program),
+        paths=[processes.FAKE_SGLANG, extra(probe)],
+        environment={"FAKE_FORM": "enable", "SGLANG_BCG_REPORT_DIR": str(tmp_path / "reports"), **OTHERS_OFF},
+    )
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize(
     ("environ", "state"),
     [({"SGLANG_BCG_FIXES": "off"}, "off"), ({"SGLANG_BCG_FIX_EXTRA_FIX": "off"}, "off")],

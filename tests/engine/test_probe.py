@@ -77,6 +77,25 @@ def test_a_wheel_answers_as_its_folder_does(source: Source, tmp_path: pathlib.Pa
     assert wheel.find("sglang.srt.gone:x") is None and not wheel.has_module("sglang.srt.gone")
 
 
+def test_what_was_forgotten_is_read_again(source: Source) -> None:
+    before = source.need("sglang.srt.thing:outer")
+    source.forget()
+    assert source.has_module("sglang.srt.thing") and source.has_module("sglang.srt.server_args")
+    again = source.need("sglang.srt.thing:outer")
+    assert again.node is not before.node and again.evidence == before.evidence
+
+
+def test_whether_there_is_a_module_is_no_question_to_its_syntax(source: Source, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "sglang" / "srt" / "newer.py").write_text("a syntax of tomorrow")
+    (tmp_path / "sglang" / "srt" / "folder").mkdir()
+    (tmp_path / "sglang" / "srt" / "folder" / "__init__.py").write_text("")
+    for asked in (source, zipped(tmp_path)):
+        assert asked.has_module("sglang.srt.newer") and asked.has_module("sglang.srt.folder")
+        assert not asked.has_module("sglang.srt.gone")
+        with pytest.raises(SyntaxError):
+            asked.find("sglang.srt.newer:x")
+
+
 def test_what_a_definition_tells(source: Source) -> None:
     outer = source.need("sglang.srt.thing:outer")
     assert outer.calls == {"inner", "self.attn"} and outer.evidence.file == "sglang/srt/thing.py"
