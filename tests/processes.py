@@ -22,6 +22,8 @@ def python(
     """Python with these folders before the repository on its path, and none of our settings but those given."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG", "XDG"))}
     inherited["PYTHONPATH"] = os.pathsep.join(map(str, [*paths, REPOSITORY]))
+    # a release is a thousand modules: compiled once, and not in each of hundreds of processes
+    inherited.pop("PYTHONDONTWRITEBYTECODE", None)
     return subprocess.run(
         [sys.executable, *arguments],
         env={**inherited, **(environment or {})},

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import importlib
 import importlib.util
 import json
@@ -69,6 +70,8 @@ class LoadedModel:
 
 def import_sglang(with_graphs: bool = False) -> Any:
     """Install the stand-ins and import sglang; return the module. load_plugins() comes next, as in a server."""
+    # what is imported stays for good: the collector need not go through it, now or in each collection to come
+    gc.disable()
     stand_ins.install()
     import torch._dynamo
 
@@ -83,6 +86,8 @@ def import_sglang(with_graphs: bool = False) -> Any:
     stand_ins.after_import()
     if with_graphs:
         graphs.after_import()
+    gc.freeze()
+    gc.enable()
     return sglang
 
 
