@@ -22,26 +22,6 @@ logger = logging.getLogger("sglang_bcg_fixes")
 _loaded: list[Process] = []
 
 
-def load() -> Process:
-    """Probe the installed SGLang, mend what it needs, read it back, say so; once per process."""
-    if not _loaded:
-        started = time.perf_counter()
-        try:
-            known = registry.discover()
-            settings = flags.read(known.fixes, known.kernels)
-            source = release.installed()
-            if source is None:
-                raise release.ReleaseError("no SGLang can be imported here; install it beside this package")
-            with collector_paused():
-                made = plan.make(known, settings, source)
-                source.forget()
-        except (flags.FlagError, registry.RegistryError, plan.PlanError, release.ReleaseError) as error:
-            raise SystemExit(f"bcg-fixes refuses to start: {error}") from error
-        _loaded.append(Process(settings, source, made))
-        _loaded[0].start(started)
-    return _loaded[0]
-
-
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
     """Syntax trees are a hundred thousand objects in no cycle, and looking for one there goes through all of torch."""
@@ -52,6 +32,26 @@ def collector_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+@collector_paused()
+def load() -> Process:
+    """Probe the installed SGLang, mend what it needs, read it back, say so; once per process."""
+    if not _loaded:
+        started = time.perf_counter()
+        try:
+            known = registry.discover()
+            settings = flags.read(known.fixes, known.kernels)
+            source = release.installed()
+            if source is None:
+                raise release.ReleaseError("no SGLang can be imported here; install it beside this package")
+            made = plan.make(known, settings, source)
+            source.forget()
+        except (flags.FlagError, registry.RegistryError, plan.PlanError, release.ReleaseError) as error:
+            raise SystemExit(f"bcg-fixes refuses to start: {error}") from error
+        _loaded.append(Process(settings, source, made))
+        _loaded[0].start(started)
+    return _loaded[0]
 
 
 class Process:
