@@ -1,0 +1,123 @@
+"""MiniMax-M3's sparse attention is captured into the prefill graph
+
+Symptom: MiniMax-M3 with breakable prefill graphs answers wrongly with HTTP 200, or the server dies with "illegal memory
+access". It takes a choice, --cuda-graph-backend-prefill breakable: the default for this model is another backend.
+Cause: RadixAttention.forward has a branch of its own for sparse layers, and under a breakable graph that branch calls
+the attention backend directly. Capture freezes the metadata, the grid sizes and the host's lengths of the dummy batch,
+and every replay attends as if one request had filled the whole bucket.
+Change: Under a breakable graph a sparse layer takes the operation that this SGLang has for compiled prefill, which
+narrows to the real tokens and zeroes the padded tail, as an eager break made by the installed release's eager_on_graph.
+Remove when: No release before 0.5.22 has to be served.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sglang_bcg_fixes import graph_break
+from sglang_bcg_fixes.fixes.ssm_mixer_captured import breakable_context, prefill_batch
+from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
+from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MODULE = "sglang.srt.layers.radix_attention"
+FORWARD = f"{MODULE}:RadixAttention.forward"
+OPERATION = "unified_sparse_attention_with_output"
+BREAKS = (f"breakable_{OPERATION}", "RadixAttention._eager_attention")
+MODEL = "sglang.srt.models.minimax_m3"
+
+
+def probe(source: Source) -> Finding:
+    if not source.has_module(MODEL):
+        return absent("this release has no MiniMax-M3")
+    forward = source.need(FORWARD)
+    for name in BREAKS:
+        if forward.mentions(name.rpartition(".")[2]) and source.is_graph_break(MODULE, name):
+            return fixed(f"sparse layers call {name}, which is a graph break", forward, source.need(f"{MODULE}:{name}"))
+    operation = source.need(f"{MODULE}:{OPERATION}")
+    decorator = source.need(*(f"{module}:eager_on_graph" for module in graph_break.DECORATOR_MODULES))
+    if forward.mentions("return get_attn_backend().forward(q, k, v, self, forward_batch, save_kv_cache, **kwargs)"):
+        return affected(
+            "under a breakable graph sparse layers call the backend directly", forward, operation, decorator
+        )
+    return unknown("sparse layers reach the backend in a way that no known release does", forward, operation)
+
+
+def break_round_sparse_attention(
+    original: Callable[..., Any],
+    self: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    forward_batch: Any,
+    save_kv_cache: bool = True,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    if kwargs.get("idx_q") is None or not is_in_a_breakable_prefill(forward_batch):
+        return original(self, q, k, v, forward_batch, save_kv_cache, *args, **kwargs)
+    index_query = kwargs["idx_q"]
+    output = q.new_empty((q.shape[0], self.tp_q_head_num * self.v_head_dim))
+    index_output = q.new_empty((q.shape[0], index_query.shape[1] * index_query.shape[2]))
+    as_break()(
+        q,
+        k.view(-1, self.tp_k_head_num, self.qk_head_dim),
+        v.view(-1, self.tp_v_head_num, self.v_head_dim),
+        output,
+        index_output,
+        index_query,
+        kwargs["idx_k"],
+        save_kv_cache,
+        self.layer_id,
+        idx_v=kwargs.get("idx_v"),
+    )
+    return index_output, output
+
+
+def is_in_a_breakable_prefill(forward_batch: Any) -> bool:
+    import torch
+
+    # compiled prefill is traced through here, and has no breaks
+    if torch.compiler.is_compiling() or not breakable_context().is_in_breakable_cuda_graph():
+        return False
+    return prefill_batch() is not None and bool(forward_batch.forward_mode.is_extend())
+
+
+@functools.cache
+def as_break() -> Callable[..., None]:
+    from sglang.srt.layers import radix_attention
+
+    broken: Callable[..., None] = graph_break.decorate(getattr(radix_attention, OPERATION), None)
+    return broken
+
+
+FIX = Fix(
+    id="sparse_attention_captured",
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    known={
+        "ce64f6ededcc": "RadixAttention.forward, 0.5.16",
+        "efb7f2456b4c": "unified_sparse_attention_with_output, 0.5.16 to 0.5.18",
+        "b438beb12fe8": "eager_on_graph, 0.5.16",
+        "e12bacf841c1": "RadixAttention.forward, 0.5.17 to 0.5.18",
+        "fc1c741485b3": "eager_on_graph, 0.5.17",
+        "b824eab8cff7": "eager_on_graph, 0.5.18 to 0.5.21",
+        "6afd0d3249df": "RadixAttention.forward, 0.5.19 to 0.5.20",
+        "30724c98b435": "unified_sparse_attention_with_output, 0.5.19",
+        "f8ab23fcb0c0": "unified_sparse_attention_with_output, 0.5.20 to 0.5.21",
+        "ab73f935d2e8": "RadixAttention.forward, 0.5.21",
+        "b2f8a04a8a71": "RadixAttention.forward, 0.5.22",
+        "292097e948c5": "breakable_unified_sparse_attention_with_output, 0.5.22",
+        "475cc03f0d85": "RadixAttention.forward, 0.5.23",
+        "1bfe641eaeaa": "RadixAttention._eager_attention, 0.5.23",
+    },
+    patches=(PatchPoint((FORWARD,), How.AROUND, f"{__name__}:break_round_sparse_attention"),),
+    mitigations=PREFILL_GRAPHS_OFF,
+    verify=("llama_prefix_cache",),
+)
