@@ -67,3 +67,11 @@ FEWER_PREFILL_GRAPHS = (
         effect="one hidden-state tensor is kept for each size, so few sizes keep little memory",
     ),
 )
+
+PAGES_OF_ONE_TOKEN = (
+    Mitigation(
+        flags="--page-size 1",
+        option="--page-size",
+        effect="slots and pages are the same thing",
+    ),
+)
