@@ -1,0 +1,62 @@
+"""A mixed batch writes the checkpoints of an earlier prefill again
+
+Symptom: With --enable-mixed-chunk, the extra-buffer strategy of the Mamba prefix cache and lightning attention
+(Ling 2.5, Ring 2.5) on breakable prefill graphs, cached states are overwritten with those of other requests: wrong
+answers wherever such a prefix is found later, nothing in the log.
+Cause: Mixing running requests into a prefill drops the batch's mamba_track_mask. The static buffers of the prefill
+graph skip what a batch does not have, and the layers are handed them all the same: the mask and the slots of the
+prefill before.
+Change: Before a batch without a mask is filled in, the mask of the static buffers is cleared, so that nothing is
+written. What mixing drops, also without graphs, is left to SGLang: from 0.5.23 it keeps the mask.
+Remove when: No release before 0.5.23 has to be served.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
+from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
+
+RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
+FILL = "sglang.srt.model_executor.cuda_graph_buffer_registry:CudaGraphBufferRegistry.fill_from"
+MIX = "sglang.srt.managers.schedule_batch:ScheduleBatch.mix_with_running"
+MASK = "mamba_track_mask"
+
+
+def probe(source: Source) -> Finding:
+    load = source.find(f"{RUNNER}.load_batch")
+    if load is None:
+        return absent("the prefill runner of this release carries no checkpoints")
+    fill, given = source.need(FILL), load.need_assignment_to(MASK)
+    kept = source.need(MIX).assignment_to(f"self.{MASK}")
+    if kept:
+        return fixed("a mixed batch keeps the mask of its prefill", fill, given, kept)
+    if given.mentions("registry.has_slot('mamba_track_mask')") and fill.mentions("if src is None"):
+        reason = "a mixed batch has no mask, and the layers are handed that of an earlier one"
+        return affected(reason, fill, given, source.need(MIX).header)
+    return unknown("the layers are handed the mask in a way that no known release does", fill, given)
+
+
+def clear_the_mask(self: Any, forward_batch: Any, **_: Any) -> None:
+    if forward_batch.mamba_track_mask is None and self.buffer_registry.has_slot(MASK):
+        self.buffer_registry.get_slot(MASK).buffer.zero_()
+
+
+FIX = Fix(
+    id="mamba_tracking_stale",
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    known={
+        "5f12d2239249": "CudaGraphBufferRegistry.fill_from, 0.5.14 to 0.5.22",
+        "f883b6f1a6e0": "PrefillCudaGraphRunner.load_batch's mamba_track_mask, 0.5.14 to 0.5.23",
+        "b44cf3733a68": "ScheduleBatch.mix_with_running's header, 0.5.14 to 0.5.22",
+        "5341e30a19ab": "CudaGraphBufferRegistry.fill_from, 0.5.23",
+        "981d78a3b4da": "ScheduleBatch.mix_with_running's self.mamba_track_mask, 0.5.23",
+    },
+    patches=(PatchPoint((f"{RUNNER}.load_batch",), How.BEFORE, f"{__name__}:clear_the_mask"),),
+    mitigations=PREFILL_GRAPHS_OFF,
+    verify=("qwen3_next_prefix_cache",),
+)
