@@ -75,3 +75,11 @@ PAGES_OF_ONE_TOKEN = (
         effect="slots and pages are the same thing",
     ),
 )
+
+NO_OVERLAPPING_HALVES = (
+    Mitigation(
+        flags="(leave out) --enable-two-batch-overlap",
+        option="--enable-two-batch-overlap",
+        effect="batches are not split",
+    ),
+)

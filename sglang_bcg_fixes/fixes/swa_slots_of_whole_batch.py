@@ -1,0 +1,63 @@
+"""Parts of a batch store their sliding window keys in the slots of the whole batch
+
+Symptom: MiMo-V2 with --enable-two-batch-overlap stops with a shape mismatch in set_kv_buffer; a kernel that does not
+compare the sizes would store one half's keys in the other half's slots. So would draft models with a sliding window,
+whose steps share one allotment of slots.
+Cause: The slots of the sliding window pool are looked up once for a batch and left on the pool, which prefers them to
+the slots it is called with. Two-batch overlap splits the slots of the batch and not these; the steps of a draft split
+them likewise.
+Change: Where there are more or fewer prepared slots than the call has, the pool looks up those of the call, as it does
+when nothing is prepared.
+Remove when: No release before 0.5.13 has to be served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_bcg_fixes.mitigations import NO_OVERLAPPING_HALVES
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
+from sglang_bcg_fixes.probe import Source, affected, fixed, unknown
+
+POOL = "sglang.srt.mem_cache.swa_memory_pool:SWAKVPool"
+STORE = f"{POOL}.set_kv_buffer"
+
+
+def probe(source: Source) -> Finding:
+    store, setter = source.need(STORE), source.find(f"{POOL}.set_swa_loc")
+    if setter is None:
+        return fixed("the pool keeps no slots of a batch", store.header)
+    if store.mentions("loc = self.swa_loc"):
+        return affected("the pool prefers the slots of the last whole batch to those it is called with", store, setter)
+    return unknown("the pool finds its slots in a way that no known release does", store, setter)
+
+
+def look_up_those_of_the_call(
+    original: Callable[..., Any], self: Any, layer: Any, loc: Any, *args: Any, **kwargs: Any
+) -> Any:
+    prepared = self.swa_loc
+    if prepared is None or len(prepared) == len(loc):
+        return original(self, layer, loc, *args, **kwargs)
+    self.swa_loc = None
+    try:
+        return original(self, layer, loc, *args, **kwargs)
+    finally:
+        self.swa_loc = prepared
+
+
+FIX = Fix(
+    id="swa_slots_of_whole_batch",
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    known={
+        "b6f9d8e463e6": "SWAKVPool.set_kv_buffer, 0.5.11 to 0.5.12.post1",
+        "090f0d501aa0": "SWAKVPool.set_swa_loc, 0.5.11 to 0.5.12.post1",
+        "8c31095e4f0c": "SWAKVPool.set_kv_buffer's header, 0.5.13 to 0.5.13.post1",
+        "d07fcca940ed": "SWAKVPool.set_kv_buffer's header, 0.5.14 to 0.5.23",
+    },
+    patches=(PatchPoint((STORE,), How.AROUND, f"{__name__}:look_up_those_of_the_call"),),
+    mitigations=NO_OVERLAPPING_HALVES,
+    verify=("gpt_oss_decode_padding",),
+)
