@@ -1,0 +1,62 @@
+"""No prefill graph size fits, and the server does not start
+
+Symptom: The server stops at start-up with "'EagerRunner' object has no attribute 'runner'", right after it has warned that
+no configured capture size fits: sizes given with --cuda-graph-bs-prefill are all above the number of requests times the
+context length.
+Cause: Every way out of capture_prefill_graph gives a record of the runner and of what it cost, but for this one, which
+gives the bare runner.
+Change: A bare runner is put into such a record, as in the other ways out: prefill runs eagerly.
+Remove when: Every release that has to be served gives the record.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from typing import Any
+
+from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
+from sglang_bcg_fixes.probe import Source, absent, affected, fixed
+
+SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
+CAPTURE = f"{SETUP}:capture_prefill_graph"
+
+
+def probe(source: Source) -> Finding:
+    record, capture = source.find(f"{SETUP}:GraphCapture"), source.find(CAPTURE)
+    if record is None or capture is None:
+        return absent("the capture of prefill graphs gives no record")
+    answers = [node.value for node in ast.walk(capture.node) if isinstance(node, ast.Return)]
+    if any(isinstance(answer, ast.Name) for answer in answers):
+        return affected("where no size fits the capture gives a bare runner", capture, record)
+    return fixed("every way out of the capture gives a record", capture, record)
+
+
+def as_record(original: Callable[..., Any], *, model_runner: Any, **rest: Any) -> Any:
+    from sglang.srt.model_executor.model_runner_components.cuda_graph_setup import GraphCapture
+
+    answer = original(model_runner=model_runner, **rest)
+    if isinstance(answer, GraphCapture):
+        return answer
+    phase = "draft_prefill" if model_runner.is_draft_worker else "prefill"
+    return GraphCapture(runner=answer, memory_phase=phase, memory_usage_gb=0, capture_time=0)
+
+
+FIX = Fix(
+    id="no_bucket_fits",
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    known={
+        "94d6ec434722": "GraphCapture, 0.5.17 to 0.5.23",
+        "b834bcc6bb0f": "capture_prefill_graph, 0.5.17",
+        "f54721d811fb": "capture_prefill_graph, 0.5.18",
+        "04654266a61d": "capture_prefill_graph, 0.5.19",
+        "ed25c5ba6af1": "capture_prefill_graph, 0.5.20 to 0.5.22",
+        "8f1516f37bb0": "capture_prefill_graph, 0.5.23",
+    },
+    patches=(PatchPoint((CAPTURE,), How.AROUND, f"{__name__}:as_record"),),
+    mitigations=PREFILL_GRAPHS_OFF,
+    verify=("llama_prefix_cache",),
+)
