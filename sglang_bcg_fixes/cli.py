@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import pathlib
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 
 from sglang_bcg_fixes import __version__, doctor, flags, plan, registry, release, report
 from sglang_bcg_fixes.bench import command as bench
+from sglang_bcg_fixes.harmless import HARMLESS
 from sglang_bcg_fixes.model import SECTIONS, Fix
 from sglang_bcg_fixes.probe import Source
 from sglang_bcg_fixes.verify import command as verify
@@ -63,7 +65,9 @@ def parser() -> argparse.ArgumentParser:
     where.add_argument("--root", type=pathlib.Path, metavar="DIR", help="a folder that contains sglang/")
     where.add_argument("--wheel", type=pathlib.Path, metavar="FILE", help="a wheel of SGLang")
     where.add_argument("--release", metavar="V", help="a release such as 0.5.12.post1, fetched with pip")
-    command.add_argument("--all", action="store_true", help="evidence for defects that this SGLang does not have, too")
+    command.add_argument(
+        "--all", action="store_true", help="defects that it does not have with evidence, and harmless spots"
+    )
     command.add_argument("--json", action="store_true", help="machine-readable")
     command.set_defaults(run=run_doctor)
 
@@ -148,10 +152,13 @@ def run_list(options: argparse.Namespace) -> int:
     rows = flags.table(known.fixes, known.kernels)
     if options.json:
         defects = [{"id": fix.id, "title": fix.title, "fix": bool(fix.patches)} for fix in known.fixes]
-        print(json.dumps({"defects": defects, "flags": [vars(row) for row in rows]}, indent=1))
+        harmless = [dataclasses.asdict(spot) for spot in HARMLESS]
+        print(json.dumps({"defects": defects, "harmless": harmless, "flags": [vars(row) for row in rows]}, indent=1))
         return GOOD
     for fix in known.fixes:
-        print(f"{fix.id:32} {'fix  ' if fix.patches else 'watch'}  {fix.title}")
+        print(f"{fix.id:32} {'fix     ' if fix.patches else 'watch   '}  {fix.title}")
+    for spot in HARMLESS:
+        print(f"{spot.id:32} harmless  {spot.title}")
     print()
     for row in rows:
         print(f"{row.name}={row.values}  (default {row.default})")

@@ -7,6 +7,7 @@ import importlib.metadata
 from typing import Any
 
 from sglang_bcg_fixes import flags, installation, plan
+from sglang_bcg_fixes.harmless import HARMLESS
 from sglang_bcg_fixes.model import Action, Decision, Fix, Mitigation, Verdict
 from sglang_bcg_fixes.probe import Source
 from sglang_bcg_fixes.registry import Registry
@@ -57,6 +58,7 @@ class Examination:
                 }
                 for decision in self.plan.decisions
             ],
+            "harmless": [dataclasses.asdict(spot) for spot in HARMLESS],
             "wanted_but_missing": [decision.id for decision in self.wanted_but_missing],
         }
 
@@ -69,6 +71,9 @@ class Examination:
         for fault, reason in self.faults:
             lines += [f"install   {fault.id}: {fault.title}", f"{'':10}reason     {reason}"]
             lines.append(f"{'':10}remedy     {fault.remedy}")
+        for spot in HARMLESS if everything else ():
+            lines += [f"harmless  {spot.id}: {spot.title}", f"{'':10}releases   {spot.releases}"]
+            lines += [f"{'':10}reason     {spot.reason}", f"{'':10}shown by   {spot.test}"]
         lines += ["", self.summary()]
         if self.loading:
             lines.append(self.loading)

@@ -9,6 +9,7 @@ import sys
 import textwrap
 
 from sglang_bcg_fixes import flags, registry
+from sglang_bcg_fixes.harmless import HARMLESS
 from sglang_bcg_fixes.model import SECTIONS, Fix
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
@@ -78,6 +79,8 @@ def defects_page(fixes: list[Fix], verdicts: dict[str, dict[str, str]]) -> str:
         cells = " | ".join(letters[row[fix.id]] for row in verdicts.values())
         mended = ("off" if fix.default == "off" else "yes") if fix.patches else "no"
         lines.append(f"| [{fix.id}](fixes/{fix.id}.md) | {mended} | {cells} |")
+    lines += ["", "## Looked into and harmless", "", "| spot | releases | why | shown by |", "|---|---|---|---|"]
+    lines += [f"| {spot.id}: {spot.title} | {spot.releases} | {spot.reason} | `{spot.test}` |" for spot in HARMLESS]
     return "\n".join(lines) + "\n"
 
 

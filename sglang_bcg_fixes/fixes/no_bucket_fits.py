@@ -1,8 +1,8 @@
 """No prefill graph size fits, and the server does not start
 
-Symptom: The server stops at start-up with "'EagerRunner' object has no attribute 'runner'", right after it has warned that
-no configured capture size fits: sizes given with --cuda-graph-bs-prefill are all above the number of requests times the
-context length.
+Symptom: The server stops at start-up with "'EagerRunner' object has no attribute 'runner'", right after it has warned
+that no configured capture size fits: sizes given with --cuda-graph-bs-prefill are all above the number of requests
+times the context length.
 Cause: Every way out of capture_prefill_graph gives a record of the runner and of what it cost, but for this one, which
 gives the bare runner.
 Change: A bare runner is put into such a record, as in the other ways out: prefill runs eagerly.

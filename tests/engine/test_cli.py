@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import json
 import pathlib
 import subprocess
@@ -8,6 +9,7 @@ import sys
 import pytest
 
 from sglang_bcg_fixes import registry
+from sglang_bcg_fixes.harmless import HARMLESS, Harmless
 from sglang_bcg_fixes.model import SECTIONS
 from tests import processes
 
@@ -57,6 +59,22 @@ def test_doctor_says_everything_about_an_affected_defect(release_root) -> None:
         "--enable-breakable-cuda-graph",
     ):
         assert words in text, text
+
+
+def test_doctor_tells_of_harmless_spots_when_asked_for_all(release_root) -> None:
+    root = str(release_root("0.5.23"))
+    everything, usual = run("doctor", "--root", root, "--all").stdout, run("doctor", "--root", root).stdout
+    for spot in HARMLESS:
+        assert f"harmless  {spot.id}: {spot.title}" in everything and spot.test in everything
+        assert spot.id not in usual
+
+
+@pytest.mark.parametrize("spot", HARMLESS, ids=lambda spot: spot.id)
+def test_a_harmless_spot_names_the_test_that_shows_it(spot: Harmless) -> None:
+    file, _, function = spot.test.partition("::")
+    tree = ast.parse((processes.REPOSITORY / file).read_text())
+    assert function in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert registry.discover().fix(spot.id) is None, "a defect and harmless at once"
 
 
 def test_doctor_json_has_the_same_and_more(release_root) -> None:

@@ -12,7 +12,7 @@ import torch
 from sglang_bcg_fixes.fixes import local_attention_pages as fix
 from tests import processes
 
-EAGER_IS_WRONG = ("0.5.11", "0.5.19")
+EAGER_IS_WRONG = ("0.5.11",)
 ONLY_REPLAY_IS_WRONG = ("0.5.21",)
 
 CODE = """

@@ -1,0 +1,58 @@
+"""Spots in SGLang's source that look like defects and are none, each with the test that shows it on real releases."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Harmless:
+    """`test` is "file::function" in the repository; no probe asks for such a spot, and no server pays for it."""
+
+    id: str
+    title: str
+    releases: str
+    reason: str
+    test: str
+
+
+TESTS = "tests/releases/test_harmless.py"
+
+HARMLESS = (
+    Harmless(
+        "idle_linear_attention",
+        "An idle batch would ask a linear layer for its mixed input, which a plain RadixAttention layer has not",
+        "all",
+        "the models that have such layers (Bailing, and MiniCPM from 0.5.19) do not call them for an idle batch",
+        f"{TESTS}::test_an_idle_batch_reaches_no_linear_layer",
+    ),
+    Harmless(
+        "draft_extend_rows_stale",
+        "Padded rows of EAGLE's draft-extend graph point at the requests of an earlier batch",
+        "0.5.11 to 0.5.15.post1 (from 0.5.13 the multi-layer one only)",
+        "such a row has length 1 and stores to slot 0, which is nobody's; what it computes is cut off",
+        f"{TESTS}::test_padded_rows_of_a_draft_extend_store_to_nobodys_slot",
+    ),
+    Harmless(
+        "decode_registry_keeps_old_values",
+        "The static buffers of decode graphs skip what a batch does not have and keep the last batch's",
+        "0.5.13 to 0.5.23",
+        "where there is a buffer for checkpoints every decode batch has the mask, but an idle one, whose rows are all "
+        "cleared as padding; what prefill keeps is mamba_tracking_stale",
+        f"{TESTS}::test_an_idle_batch_clears_the_mask_of_checkpoints",
+    ),
+    Harmless(
+        "states_after_warm_up",
+        "Warm-up and capture leave values in the state slots of hybrid models",
+        "0.5.11 to 0.5.19",
+        "a request begins without reading its slot, whatever is in it",
+        f"{TESTS}::test_a_new_request_does_not_see_what_is_in_its_state_slot",
+    ),
+    Harmless(
+        "pipeline_stages_without_a_rule",
+        "No rule turns default prefill graphs off for pipeline stages, whose input no capture has",
+        "0.5.15 to 0.5.18",
+        "a stage has fewer attention layers than the model, and the test for ordinary attention turns them off",
+        f"{TESTS}::test_a_pipeline_stage_captures_no_prefill_graph",
+    ),
+)
