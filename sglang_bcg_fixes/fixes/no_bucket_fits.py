@@ -24,9 +24,10 @@ CAPTURE = f"{SETUP}:capture_prefill_graph"
 
 
 def probe(source: Source) -> Finding:
-    record, capture = source.find(f"{SETUP}:GraphCapture"), source.find(CAPTURE)
-    if record is None or capture is None:
+    record = source.find(f"{SETUP}:GraphCapture")
+    if record is None:
         return absent("the capture of prefill graphs gives no record")
+    capture = source.need(CAPTURE)
     answers = [node.value for node in ast.walk(capture.node) if isinstance(node, ast.Return)]
     if any(isinstance(answer, ast.Name) for answer in answers):
         return affected("where no size fits the capture gives a bare runner", capture, record)

@@ -1,0 +1,69 @@
+"""The draft's table of pages is written past its width
+
+Symptom: The server stops with a device-side assert, "index out of bounds", or "illegal memory access": EAGLE with topk
+above 1 on FlashAttention, CUDA graphs, and pages so small that the drafts of one branch need more than two of them,
+such as --page-size 2 with 4 steps.
+Cause: Each step of the draft has a graph with a table as wide as the tokens so far and one page more, but the pages of
+all steps are put into it, those of tokens that are not drafted yet too.
+Change: Only the slots of the tokens so far are handed on. In eager passes the table has room for all of them, and what
+is left out there is not read.
+Remove when: No release before 0.5.13 has to be served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_bcg_fixes.mitigations import PAGES_OF_ONE_TOKEN
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
+from sglang_bcg_fixes.probe import Source, affected, fixed, unknown
+
+MODULE = "sglang.srt.layers.attention.flashattention_backend"
+BACKEND = f"{MODULE}:FlashAttentionBackend"
+FILL = f"{MODULE}:draft_decode_set_expand_metadata"
+
+
+def probe(source: Source) -> Finding:
+    fill = source.need(FILL)
+    replay = source.need(f"{BACKEND}._apply_cuda_graph_metadata", f"{BACKEND}.init_forward_metadata_replay_cuda_graph")
+    slots = replay.need_assignment_to("cache_loc")
+    if replay.mentions("cache_loc = cache_loc[:, :decode_length]"):
+        return fixed("a replay hands on the slots of the tokens so far", fill, slots)
+    if replay.mentions("cache_loc=cache_loc,"):
+        return affected("a replay hands on the slots of all steps", fill, slots)
+    return unknown("a replay fills the table in a way that no known release does", fill, slots)
+
+
+def of_the_tokens_so_far(
+    original: Callable[..., None],
+    cache_seqlens_int32: Any,
+    page_table: Any,
+    last_page_lens: Any,
+    decode_length: int,
+    cache_loc: Any,
+    **rest: Any,
+) -> None:
+    original(
+        cache_seqlens_int32=cache_seqlens_int32,
+        page_table=page_table,
+        last_page_lens=last_page_lens,
+        decode_length=decode_length,
+        cache_loc=cache_loc[:, :decode_length],
+        **rest,
+    )
+
+
+FIX = Fix(
+    id="expand_table_overflow",
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    known={
+        "bc8f5568c18b": "draft_decode_set_expand_metadata, 0.5.11 to 0.5.23",
+        "1c93840c1ff0": "the first cache_loc of the function that prepares a replay, 0.5.11 to 0.5.23",
+    },
+    patches=(PatchPoint((FILL,), How.AROUND, f"{__name__}:of_the_tokens_so_far"),),
+    mitigations=PAGES_OF_ONE_TOKEN,
+    verify=("eagle_prefix_only_worker",),
+)
