@@ -55,4 +55,11 @@ HARMLESS = (
         "a stage has fewer attention layers than the model, and the test for ordinary attention turns them off",
         f"{TESTS}::test_a_pipeline_stage_captures_no_prefill_graph",
     ),
+    Harmless(
+        "draft_extend_metadata_twice",
+        "The lists of a draft-extend step are made before its replay and once more by its graph",
+        "0.5.16 to 0.5.23",
+        "both make the same lists from the same buffers; it costs one small launch",
+        "tests/releases/test_draft_extend_extent.py::test_a_prefix_alone_gets_its_new_tokens_where_that_is_asked_for",
+    ),
 )
