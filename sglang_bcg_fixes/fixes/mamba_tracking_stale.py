@@ -19,6 +19,7 @@ from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
 
+OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner"
 RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
 FILL = "sglang.srt.model_executor.cuda_graph_buffer_registry:CudaGraphBufferRegistry.fill_from"
 MIX = "sglang.srt.managers.schedule_batch:ScheduleBatch.mix_with_running"
@@ -26,9 +27,9 @@ MASK = "mamba_track_mask"
 
 
 def probe(source: Source) -> Finding:
-    load = source.find(f"{RUNNER}.load_batch")
-    if load is None:
+    if source.has_module(OLD_RUNNER):
         return absent("the prefill runner of this release carries no checkpoints")
+    load = source.need(f"{RUNNER}.load_batch")
     fill, given = source.need(FILL), load.need_assignment_to(MASK)
     kept = source.need(MIX).assignment_to(f"self.{MASK}")
     if kept:

@@ -19,6 +19,7 @@ from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed
 
+OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner"
 LOAD = f"{RUNNER}.load_batch"
 FILL = f"{RUNNER}._fill_input_embeds_slot"
 
@@ -27,10 +28,9 @@ def probe(source: Source) -> Finding:
     replay = replayed_forward(source)
     if replay is None or takes_no_embeddings(source):
         return absent("the graphs look the embeddings up by themselves")
-    load = source.find(LOAD)
-    if load is None:
+    if source.has_module(OLD_RUNNER):
         return absent("a replay is given every embedding, or fails (vlm_embeds_dropped)")
-    given, fill = load.need_assignment_to("input_embeds"), source.find(FILL)
+    given, fill = source.need(LOAD).need_assignment_to("input_embeds"), source.find(FILL)
     if fill and "self._fill_input_embeds_slot" in replay.calls:
         return fixed("a replay embeds the token ids where it is given no embeddings", replay, fill, given)
     return affected("a replay that is given no embeddings has those of an earlier one", replay, given)
