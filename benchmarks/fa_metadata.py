@@ -13,6 +13,7 @@ the device has done it, `device` a node of a captured graph of many. Tables are 
 from __future__ import annotations
 
 import argparse
+import copy
 import dataclasses
 import functools
 import importlib
@@ -56,7 +57,8 @@ def check(form: Any, name: str, count: int, device: str) -> list[str]:
     for operation, seed in itertools.product(cases.OPERATIONS, range(count)):
         # a few large ones: building a case takes longer than the launch
         sizes = cases.LARGE if seed % 8 == 0 else cases.Sizes(rows=300, tokens=9000, draft_tokens=17)
-        wrong += cases.differences(operation, seed, form, reference, sizes, device)
+        call = cases.draw(operation, random.Random(seed), sizes, device)
+        wrong += [f"seed {seed}, {line}" for line in cases.differences(call, form, reference)]
         if seed % 4 == 1:
             wrong += differences_in_graph(operation, seed, form, sizes, device)
         if len(wrong) > 20:
@@ -69,7 +71,8 @@ def check(form: Any, name: str, count: int, device: str) -> list[str]:
 
 def differences_in_graph(operation: str, seed: int, form: Any, sizes: cases.Sizes, device: str) -> list[str]:
     """Captured with some lengths, replayed with others, in the same memory."""
-    expected, found = (cases.draw(operation, random.Random(seed), sizes, device) for _ in range(2))
+    expected = cases.draw(operation, random.Random(seed), sizes, device)
+    found, before = copy.deepcopy(expected), copy.deepcopy(expected).tensors()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -78,7 +81,6 @@ def differences_in_graph(operation: str, seed: int, form: Any, sizes: cases.Size
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         found.run(form)
-    before = cases.draw(operation, random.Random(seed), sizes, device).tensors()
     for call in (expected, found):
         # outputs that are inputs too have been written by the first run
         for name, tensor in call.tensors().items():
@@ -88,7 +90,7 @@ def differences_in_graph(operation: str, seed: int, form: Any, sizes: cases.Size
     graph.replay()
     tensors = found.tensors()
     return [
-        f"{operation}, seed {seed}, replayed: {name} differs"
+        f"seed {seed}, {operation}, replayed: {name} differs, {expected}"
         for name, value in expected.tensors().items()
         if not torch.equal(value, tensors[name])
     ]

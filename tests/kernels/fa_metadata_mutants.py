@@ -1,0 +1,93 @@
+"""Wrong kernels, each by one line, and whether the random cases notice; run with the names of some of them."""
+
+from __future__ import annotations
+
+import pathlib
+import random
+import sys
+import tempfile
+import types
+from typing import Any
+
+from sglang_bcg_fixes.kernels.fa_metadata import cases, reference
+from sglang_bcg_fixes.kernels.fa_metadata import triton as form
+
+# blocks so small that short rows have several, and several programs
+SMALL = {
+    "COLUMNS_OF_SLOTS": 32,
+    "COLUMNS_OF_PAGES": 8,
+    "LENGTHS": 4,
+    "LOCATIONS": 16,
+    "FLAGS": 32,
+    "FLAGS_OF_ONE_PROGRAM": 256,
+}
+
+# one line of the kernel each, and the operation in which it has to be noticed
+MUTANTS = {
+    "counts pages down": ("fa_metadata", "live = (kept + (PAGE - 1)) >> SHIFT", "live = kept >> SHIFT"),
+    "passes the table's width": ("fa_metadata", "tl.minimum(tl.minimum(live, within), width)", "live"),
+    "reads past the pool's row": ("fa_metadata", "tl.minimum(tl.minimum(live, within), width)", "min(live, width)"),
+    "forgets the first sum": ("fa_metadata", "tl.store(cu_seqlens_k, 0)", "pass"),
+    "forgets what came before": ("fa_metadata", "sum_k += tl.sum(length, 0)", "pass"),
+    "forgets new tokens before": ("fa_metadata", "sum_q += tl.sum(new, 0)", "pass"),
+    "sums what is kept": ("fa_metadata", "sum_k + tl.cumsum(length, 0)", "sum_k + tl.cumsum(kept, 0)"),
+    "maps missing slots": ("fa_metadata", "mask=is_live & (slot >= 0), other=-1", "mask=is_live, other=-1"),
+    "leaves the end of a row": ("fa_metadata", "end = width if ZERO_TAIL else live", "end = live"),
+    "clears the end of a row": ("fa_metadata", "end = width if ZERO_TAIL else live", "end = width"),
+    "starts at the first token": ("fa_metadata", "start = tl.load(row_start + row).to(tl.int32)", "pass"),
+    "writes before it reads": ("fa_metadata", "launches = [(1, others), (0, 1)]", "launches = [(0, 1), (1, others)]"),
+    "takes another row": ("fa_metadata", "row = program // share", "row = program % bs"),
+    "leaves locations behind": ("fa_metadata", "mask=place < room", "mask=place < new"),
+    "lists a page twice": ("draft_expand", "(step == 0) | (page != earlier)", "step >= 0"),
+    "forgets the last page": ("draft_expand", "length + before - ((before >> SHIFT) << SHIFT)", "length"),
+    "stops before the last sum": (
+        "draft_expand",
+        "tl.store(cu_seqlens_k + row, row * length, mask=row <= rows)",
+        "pass",
+    ),
+    "sees padded rows": ("verify_expand", "(row < live_rows)[:, None]", "(row < rows)[:, None]"),
+    "forgets earlier requests": ("verify_expand", "+ request.to(tl.int64) * draft_tokens", ""),
+    "hides the others in front": (
+        "verify_expand",
+        "seen_up_to - 1, count[:, None]",
+        "seen_up_to - 1, 0 * count[:, None]",
+    ),
+    "reads past the row": ("verify_expand", "mask=is_token & (position < tokens)", "mask=is_token"),
+    "counts from the chunk's end": ("local_attention", "tl.maximum(length - 1, 0) // chunk", "length // chunk"),
+    "keeps an old length": ("local_attention", "tl.store(seqused + row, used)", "pass"),
+    "stops at the requests": ("local_attention", "tl.store(cu_seqlens_q + bs, bs)", "pass"),
+}
+
+
+def mutant(name: str, folder: pathlib.Path) -> Any:
+    _, old, new = MUTANTS[name]
+    text = pathlib.Path(str(form.__file__)).read_text()
+    assert old in text, name
+    # triton reads the source of its kernels from a file
+    file = folder / "mutant.py"
+    file.write_text(text.replace(old, new))
+    module = types.ModuleType("mutant")
+    exec(compile(file.read_text(), str(file), "exec"), vars(module))
+    vars(module).update(SMALL)
+    return module
+
+
+def is_noticed(operation: str, seed: int, module: Any) -> bool:
+    try:
+        return cases.differences(cases.draw(operation, random.Random(seed)), module, reference) != []
+    except Exception:
+        # the interpreter refuses what is not Triton any more
+        return True
+
+
+def main() -> None:
+    for name in sys.argv[1:]:
+        # a file for each: python keeps the lines of one that it has read
+        with tempfile.TemporaryDirectory() as folder:
+            module = mutant(name, pathlib.Path(folder))
+            found = any(is_noticed(MUTANTS[name][0], seed, module) for seed in range(300))
+        print(name, found, sep="\t", flush=True)
+
+
+if __name__ == "__main__":
+    main()
