@@ -59,7 +59,7 @@ draft_expand(seq_lens, out_cache_loc, cache_seqlens, page_table, page_size, topk
     bs = requests * topk rows, request by request; out_cache_loc [i32|i64] holds `steps` slots of each row.
     out  cache_seqlens  [i32 bs]    length + seq_lens[row // topk] % page_size
          page_table     [i32 bs x W], W >= length: the pages of the row's first `length` slots, each run of equal pages
-                        once; columns behind are stale, or 0 with zero_tail
+                        once where page_size is above 1; columns behind are stale, or 0 with zero_tail
          cu_seqlens_q   [i32 bs+1] or None: 0, 1, 2, ...
          cu_seqlens_k   [i32 bs+1] or None: 0, length, 2 * length, ...: SGLang's, which does not count the last page
     in   seq_lens       [i32|i64 bs // topk]

@@ -266,7 +266,12 @@ def draw_local_attention(drawing: Drawing) -> Drawn:
     return inputs, outputs
 
 
-def differences(call: Call, form: Any, reference: Any) -> list[str]:
+def differences(operation: str, seed: int, form: Any, reference: Any, sizes: Sizes, device: str) -> list[str]:
+    call = draw(operation, random.Random(seed), sizes, device)
+    return [f"seed {seed}, {line}" for line in differences_in(call, form, reference)]
+
+
+def differences_in(call: Call, form: Any, reference: Any) -> list[str]:
     """Where the form leaves anything else than the reference; inputs that are outputs stay so in the copy."""
     other = copy.deepcopy(call)
     call.run(reference)

@@ -71,7 +71,8 @@ def draft_expand(
     bs = cache_seqlens.shape[0]
     pages = out_cache_loc[: bs * steps].view(bs, steps)[:, :length].long() // page_size
     begins = torch.ones_like(pages, dtype=torch.bool)
-    begins[:, 1:] = pages[:, 1:] != pages[:, :-1]
+    if page_size > 1:
+        begins[:, 1:] = pages[:, 1:] != pages[:, :-1]
     # what begins no run is sorted behind the rest, and is not live
     order = torch.sort((~begins).to(torch.int8), dim=1, stable=True).indices
     table = torch.zeros(bs, page_table.shape[1], dtype=torch.long, device=pages.device)

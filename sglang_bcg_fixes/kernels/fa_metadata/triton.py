@@ -349,7 +349,8 @@ def draft_expand_kernel(
     place = out_cache_loc + row.to(tl.int64)[:, None] * steps + step
     page = (tl.load(place, mask=is_step, other=0) >> SHIFT).to(tl.int32)
     earlier = (tl.load(place - 1, mask=is_step & (step > 0), other=0) >> SHIFT).to(tl.int32)
-    begins = is_step & ((step == 0) | (page != earlier))
+    # slots are listed as they are: padded rows have the same one many times
+    begins = is_step & ((step == 0) | (page != earlier) | (SHIFT == 0))
     column = tl.cumsum(begins.to(tl.int32), 1) - 1
     line = page_table + row.to(tl.int64)[:, None] * table_stride
     tl.store(line + column, page, mask=begins)
