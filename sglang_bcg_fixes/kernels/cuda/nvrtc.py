@@ -1,0 +1,117 @@
+"""NVRTC, the compiler that torch installs beside itself: CUDA source in, machine code for one GPU out.
+
+Called through ctypes. `cuda.bindings` and `cuda.core` come with SGLang too, but they load this same library, need one
+more package to find it, change their interface between versions, and cost more per launch than ctypes does. Here a
+dozen C functions are needed, and their signatures have not changed since CUDA 11.1.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import importlib.util
+import pathlib
+from collections.abc import Iterator, Sequence
+
+# nvcc writes the same machine code from these; line numbers cost nothing at run time and serve ncu and the sanitizer
+OPTIONS = ("--std=c++17", "--generate-line-info")
+TOOLKITS = (pathlib.Path("/usr/local/cuda/lib64"), pathlib.Path("/usr/local/cuda/targets/x86_64-linux/lib"))
+
+
+class CompilerError(Exception):
+    """NVRTC is not there, or does not accept the source, with its log."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiler:
+    """One loaded NVRTC."""
+
+    library: ctypes.CDLL
+    file: str
+    version: tuple[int, int]
+
+    def architectures(self) -> list[int]:
+        """Those it writes machine code for: 90 is compute capability 9.0."""
+        count = ctypes.c_int()
+        self._call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
+        found = (ctypes.c_int * count.value)()
+        self._call("nvrtcGetSupportedArchs", found)
+        return list(found)
+
+    def cubin(self, source: bytes, name: str, options: Sequence[str]) -> tuple[bytes, str]:
+        """Machine code, never PTX (the driver would compile that again, its own way), and the compiler's log."""
+        program = ctypes.c_void_p()
+        self._call("nvrtcCreateProgram", ctypes.byref(program), source, name.encode(), 0, None, None)
+        try:
+            encoded = [option.encode() for option in options]
+            code = self.library.nvrtcCompileProgram(program, len(encoded), (ctypes.c_char_p * len(encoded))(*encoded))
+            log = self._output("nvrtcGetProgramLog", program).rstrip(b"\0").decode(errors="replace").strip()
+            if code:
+                raise CompilerError(f"NVRTC {dotted(self.version)} cannot compile {name}: {self._reason(code)}\n{log}")
+            cubin = self._output("nvrtcGetCUBIN", program)
+        finally:
+            self._call("nvrtcDestroyProgram", ctypes.byref(program))
+        if not cubin.startswith(b"\x7fELF"):
+            raise CompilerError(f"NVRTC {dotted(self.version)} wrote no machine code for {name} with {options}\n{log}")
+        return cubin, log
+
+    def _output(self, function: str, program: ctypes.c_void_p) -> bytes:
+        size = ctypes.c_size_t()
+        self._call(f"{function}Size", program, ctypes.byref(size))
+        content = ctypes.create_string_buffer(size.value)
+        self._call(function, program, content)
+        return content.raw
+
+    def _call(self, function: str, *arguments: object) -> None:
+        code = getattr(self.library, function)(*arguments)
+        if code:
+            raise CompilerError(f"{function} of {self.file} says: {self._reason(code)}")
+
+    def _reason(self, code: int) -> str:
+        describe = self.library.nvrtcGetErrorString
+        describe.restype = ctypes.c_char_p
+        text: bytes = describe(code)
+        return text.decode()
+
+
+def dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))
+
+
+def places(major: int) -> Iterator[pathlib.Path]:
+    """Where an NVRTC of this major version of CUDA may lie: pip's wheels, old and new, then an installed toolkit."""
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        for library in (f"cu{major}", "cuda_nvrtc"):
+            yield pathlib.Path(folder) / library / "lib" / f"libnvrtc.so.{major}"
+    for toolkit in TOOLKITS:
+        yield toolkit / f"libnvrtc.so.{major}"
+
+
+def find(major: int) -> pathlib.Path | None:
+    return next((place for place in places(major) if place.is_file()), None)
+
+
+@functools.cache
+def compiler(major: int) -> Compiler:
+    """The NVRTC of this major version of CUDA: a newer one may write what the driver cannot load."""
+    file = find(major)
+    if file:
+        # pip's wheels carry no search path, so NVRTC finds its own built-ins only where they are loaded already
+        for builtins in sorted(file.parent.glob(f"libnvrtc-builtins.so.{major}.*")):
+            open_library(str(builtins))
+    library = open_library(str(file) if file else f"libnvrtc.so.{major}")
+    numbers = ctypes.c_int(), ctypes.c_int()
+    loaded = Compiler(library, library._name, (0, 0))
+    loaded._call("nvrtcVersion", ctypes.byref(numbers[0]), ctypes.byref(numbers[1]))
+    return dataclasses.replace(loaded, version=(numbers[0].value, numbers[1].value))
+
+
+def open_library(name: str) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(name)
+    except OSError as error:
+        raise CompilerError(
+            f"NVRTC cannot be loaded ({error}); pip install nvidia-cuda-nvrtc, in the version of torch's CUDA"
+        ) from error

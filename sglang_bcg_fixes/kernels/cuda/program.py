@@ -1,0 +1,153 @@
+"""A header under csrc/ and its kernels, as functions of the context that torch uses."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import pathlib
+import time
+from collections.abc import Callable
+
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.kernels.cuda import cubins, driver, nvrtc
+from sglang_bcg_fixes.model import Accepted, Rejected
+
+logger = logging.getLogger("sglang_bcg_fixes")
+PACKAGE = pathlib.Path(__file__).parents[2]
+# a wheel carries the sources inside the package; a checkout has them beside it
+SOURCES = next((place for place in (PACKAGE / "csrc", PACKAGE.parent / "csrc") if place.is_dir()), PACKAGE / "csrc")
+# the versions of CUDA that torch has been built for since SGLang 0.5.11
+CUDA_MAJORS = (13, 12)
+
+Capability = tuple[int, int]
+
+
+class Unavailable(Exception):
+    """The kernels cannot run here, and why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """`header` is a path below csrc/, `kernels` are the names of its extern "C" __global__ functions."""
+
+    header: str
+    kernels: tuple[str, ...]
+
+    @property
+    def file(self) -> pathlib.Path:
+        return SOURCES / self.header
+
+    def source(self) -> bytes:
+        try:
+            return self.file.read_bytes()
+        except OSError as error:
+            raise Unavailable(f"{self.file} is not there ({error.strerror}); reinstall sglang-bcg-fixes") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class MachineCode:
+    """`origin` says, for `bcg-fixes status`, where it came from."""
+
+    cubin: bytes
+    origin: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """The kernels of a program on one device."""
+
+    functions: dict[str, driver.Function]
+    origin: str
+
+
+def architecture(capability: Capability) -> str:
+    """What to compile for: from Hopper on with the instructions that only this very chip has."""
+    major, minor = capability
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+def precompiled_names(capability: Capability) -> list[str]:
+    """What may lie in a wheel and run here, best first: machine code also runs on later chips of the same major."""
+    major, minor = capability
+    return [architecture(capability), *(f"sm_{major}{earlier}" for earlier in range(minor, -1, -1))]
+
+
+def precompiled(program: Program, capability: Capability) -> MachineCode | None:
+    """What setup.py built ahead of time from this very source, with BCG_FIXES_CUDA_ARCHS."""
+    for name in precompiled_names(capability):
+        file = program.file.with_suffix(f".{name}.cubin")
+        if file.is_file():
+            cubin = cubins.unseal(cubins.key(program.source(), name), file.read_bytes())
+            if cubin is None:
+                logger.warning("bcg-fixes: %s is damaged or was built from another source; it is not used", file)
+            else:
+                return MachineCode(cubin, f"{name}, from {file}")
+    return None
+
+
+def machine_code(program: Program, capability: Capability, cuda_major: int) -> MachineCode:
+    """Built ahead, or kept from an earlier process, or compiled now."""
+    built = precompiled(program, capability)
+    if built:
+        return built
+    compiler, target, folder = nvrtc.compiler(cuda_major), architecture(capability), flags.cache_dir() / "cubins"
+    if capability[0] * 10 + capability[1] not in compiler.architectures():
+        known = f"NVRTC {nvrtc.dotted(compiler.version)} ({compiler.file})"
+        raise Unavailable(f"{known} does not know {target}; install the nvidia-cuda-nvrtc of a later CUDA {cuda_major}")
+    options = [f"--gpu-architecture={target}", *nvrtc.OPTIONS]
+    source, made_with = program.source(), f"{nvrtc.dotted(compiler.version)} {driver.version()}"
+    name = cubins.key(program.header, source, *options, made_with)
+    try:
+        kept = cubins.read(folder, name)
+    except cubins.CacheError as error:
+        logger.warning("bcg-fixes: %s; compiling %s again", error, program.header)
+        kept = None
+    if kept:
+        return MachineCode(kept, f"{target}, compiled earlier, from {folder / name}")
+    started = time.perf_counter()
+    cubin, _ = compiler.cubin(source, program.header, options)
+    made = f"{target}, compiled by NVRTC {nvrtc.dotted(compiler.version)} in {time.perf_counter() - started:.2f} s"
+    try:
+        cubins.keep(folder, name, cubin)
+    except cubins.CacheError as error:
+        logger.warning("bcg-fixes: %s; every process will compile %s itself", error, program.header)
+        return MachineCode(cubin, f"{made}, not kept: {error}")
+    return MachineCode(cubin, f"{made}, kept as {folder / name}")
+
+
+@functools.cache
+def load(program: Program, device: int) -> Loaded:
+    """Onto this device, once; not while a graph is captured."""
+    import torch
+
+    if not torch.version.cuda:
+        raise Unavailable("this torch is built without CUDA")
+    code = machine_code(program, torch.cuda.get_device_capability(device), int(torch.version.cuda.split(".")[0]))
+    with torch.cuda.device(device):
+        # makes torch's context of this device current, which a mere change of device may leave for later
+        torch.cuda.current_stream().query()
+        functions = driver.load(code.cubin, program.kernels)
+    return Loaded(functions, code.origin)
+
+
+def ready(work: Callable[[], object]) -> Accepted | Rejected:
+    """Whether the work succeeds, with everything that can be missing on a machine as a reason."""
+    try:
+        work()
+    except (Unavailable, nvrtc.CompilerError, driver.DriverError) as error:
+        return Rejected(" ".join(str(error).split()))
+    return Accepted()
+
+
+def installed(program: Program) -> Accepted | Rejected:
+    """What can be said before torch is imported and without a context: a server forks after it has loaded plugins."""
+
+    def look() -> None:
+        driver.library()
+        program.source()
+        if not any(map(nvrtc.find, CUDA_MAJORS)) and not list(program.file.parent.glob(f"{program.file.stem}.*.cubin")):
+            places = ", ".join(str(place) for major in CUDA_MAJORS for place in nvrtc.places(major))
+            raise Unavailable(f"no NVRTC is installed; looked for {places}; pip install nvidia-cuda-nvrtc")
+
+    return ready(look)
