@@ -1,11 +1,20 @@
-"""Packaging: the metadata, and the entry points from entry_points.toml."""
+"""Packaging: the metadata, the entry points from entry_points.toml, and the CUDA sources from csrc/.
+
+Nothing is compiled by default: the plugin compiles at first use, with the compiler that torch brings. Where that is not
+wanted, BCG_FIXES_CUDA_ARCHS="90a;100a" compiles with nvcc into the wheel; BCG_FIXES_SKIP_CUDA=1 forbids it again.
+"""
 
 from __future__ import annotations
 
+import os
 import pathlib
 import re
+import shutil
+import subprocess
+import sys
 
 import setuptools
+from setuptools.command.build_py import build_py
 
 try:
     import tomllib
@@ -14,6 +23,9 @@ except ModuleNotFoundError:
     import tomli as tomllib
 
 HERE = pathlib.Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+from sglang_bcg_fixes.kernels.cuda import cubins, nvrtc  # noqa: E402
 
 
 def version() -> str:
@@ -28,6 +40,46 @@ def entry_points() -> dict[str, list[str]]:
     return {group: [f"{name} = {target}" for name, target in names.items()] for group, names in groups.items()}
 
 
+def headers() -> list[pathlib.Path]:
+    return sorted((HERE / "csrc").glob("*/*.cuh"))
+
+
+def architectures() -> list[str]:
+    """Such as ["sm_90a"]."""
+    if os.environ.get("BCG_FIXES_SKIP_CUDA", "") not in ("", "0"):
+        return []
+    return [f"sm_{name.strip()}" for name in os.environ.get("BCG_FIXES_CUDA_ARCHS", "").split(";") if name.strip()]
+
+
+def compile_ahead(header: pathlib.Path, architecture: str, target: pathlib.Path) -> None:
+    nvcc = shutil.which("nvcc")
+    if not nvcc:
+        raise SystemExit(
+            "BCG_FIXES_CUDA_ARCHS asks for machine code, and no nvcc is on the PATH; unset it: the plugin then "
+            "compiles at first use, without nvcc"
+        )
+    real, virtual = f"code={architecture}", f"arch={architecture.replace('sm_', 'compute_')}"
+    command = [nvcc, "-cubin", "-x", "cu", *nvrtc.OPTIONS, f"-gencode={virtual},{real}", str(header), "-o", str(target)]
+    print(" ".join(command), flush=True)
+    subprocess.run(command, check=True)
+    target.write_bytes(cubins.seal(cubins.key(header.read_bytes(), architecture), target.read_bytes()))
+
+
+class BuildWithKernels(build_py):
+    """The package with csrc/ inside it; an editable install finds it beside the package instead."""
+
+    def run(self) -> None:
+        super().run()
+        if self.editable_mode:
+            return
+        for header in headers():
+            target = pathlib.Path(self.build_lib) / "sglang_bcg_fixes" / header.relative_to(HERE)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self.copy_file(str(header), str(target))
+            for architecture in architectures():
+                compile_ahead(header, architecture, target.with_suffix(f".{architecture}.cubin"))
+
+
 setuptools.setup(
     name="sglang-bcg-fixes",
     version=version(),
@@ -40,4 +92,5 @@ setuptools.setup(
     extras_require={"bench": ["matplotlib"]},
     packages=setuptools.find_packages(include=["sglang_bcg_fixes", "sglang_bcg_fixes.*"]),
     entry_points=entry_points(),
+    cmdclass={"build_py": BuildWithKernels},
 )
