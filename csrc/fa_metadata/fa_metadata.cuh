@@ -1,0 +1,522 @@
+// FlashAttention's metadata: four kernels, one launch each. The contract is sglang_bcg_fixes/kernels/fa_metadata.
+//
+// Grids follow from shapes and never from values, so a captured launch is right for other lengths. No host headers:
+// NVRTC compiles this file on the user's machine.
+#ifndef BCG_FA_METADATA_CUH
+#define BCG_FA_METADATA_CUH
+
+namespace bcg {
+
+using i64 = long long;
+
+constexpr int kThreads = 256;
+constexpr int kVerifyThreads = 1024;
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+// loads that a thread has in flight
+constexpr int kInFlight = 4;
+// lengths that a thread sums
+constexpr int kItems = 4;
+
+// the bits of `flags`: which index tensors are i64, and what is asked for
+enum Flag : int {
+    kWideSeqLens = 1,
+    kWideReqPoolIndices = 2,
+    kWideRowStart = 4,
+    kWideExtendLens = 8,
+    kWideOutCacheLoc = 16,
+    kDropLast = 32,
+    kZeroTail = 64,
+};
+
+// The parameters, as cuda.py packs them: eight bytes each, then four bytes each. A null pointer is what the contract
+// calls None; strides are counted in elements.
+struct FaMetadata {
+    const void* seq_lens;
+    const void* req_pool_indices;
+    const int* req_to_token;
+    const void* row_start;
+    const void* extend_lens;
+    const i64* mapping;
+    const void* out_cache_loc;
+    int* cache_seqlens;
+    int* cu_seqlens_k;
+    int* cu_seqlens_q;
+    int* page_table;
+    int* swa_page_table;
+    i64* swa_out_cache_loc;
+    i64 req_to_token_stride;
+    i64 page_table_stride;
+    i64 swa_page_table_stride;
+    int req_to_token_width;
+    int width;
+    int bs;
+    int page_shift;
+    int delta;
+    int q_stride;
+    int new_tokens;
+    int swa_out_length;
+    // how the grid is cut: 1 or 0 for the sums, then this many for each row, then the rest for swa_out_cache_loc
+    int sum_blocks;
+    int blocks_per_row;
+    int flags;
+};
+
+struct DraftExpand {
+    const void* seq_lens;
+    const void* out_cache_loc;
+    int* cache_seqlens;
+    int* page_table;
+    int* cu_seqlens_q;
+    int* cu_seqlens_k;
+    i64 page_table_stride;
+    int width;
+    int bs;
+    int page_shift;
+    int topk;
+    int steps;
+    int length;
+    int flags;
+};
+
+struct VerifyExpand {
+    const void* seq_lens;
+    const int* cu_seqlens;
+    const void* req_pool_indices;
+    const int* req_to_token;
+    const unsigned char* custom_mask;
+    int* cache_seqlens;
+    int* cu_seqlens_k;
+    int* cu_seqlens_q;
+    int* page_table;
+    i64 req_to_token_stride;
+    i64 page_table_stride;
+    int req_to_token_width;
+    int bs;
+    int draft_tokens;
+    int live_rows;
+    int flags;
+};
+
+struct LocalAttention {
+    const void* seq_lens;
+    const void* req_pool_indices;
+    const int* req_to_token;
+    const i64* mapping;
+    int* seqused;
+    int* block_table;
+    int* cu_seqlens_q;
+    i64 req_to_token_stride;
+    i64 block_table_stride;
+    int req_to_token_width;
+    int width;
+    int bs;
+    int page_shift;
+    int chunk;
+    int blocks_per_row;
+    int flags;
+};
+
+// an element of an i32 or i64 tensor; a plain load, since an output may be the same memory
+__device__ __forceinline__ i64 index_at(const void* values, i64 place, bool wide) {
+    return wide ? static_cast<const i64*>(values)[place] : static_cast<const int*>(values)[place];
+}
+
+__device__ __forceinline__ i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
+
+// how many pieces of 2^shift cover this many, none for a negative count
+__device__ __forceinline__ i64 pieces(i64 count, int shift) {
+    return count > 0 ? (count + (i64(1) << shift) - 1) >> shift : 0;
+}
+
+__device__ __forceinline__ bool is_aligned(const void* address) {
+    return (reinterpret_cast<unsigned long long>(address) & 15) == 0;
+}
+
+// elements before the next 16-byte boundary
+__device__ __forceinline__ int elements_to_boundary(const int* address) {
+    return static_cast<int>((4 - (reinterpret_cast<unsigned long long>(address) >> 2)) & 3);
+}
+
+// The threads that share a row: this one's number among them, and how many they are.
+struct Team {
+    int rank;
+    int size;
+};
+
+// Zeroes, 16 bytes at a time between the boundaries.
+__device__ __forceinline__ void zero(int* out, int count, Team team) {
+    const int head = static_cast<int>(smaller(count, elements_to_boundary(out)));
+    const int vectors = (count - head) / 4;
+    const int tail = head + 4 * vectors;
+    if (team.rank < head) out[team.rank] = 0;
+    for (int v = team.rank; v < vectors; v += team.size) {
+        reinterpret_cast<int4*>(out + head)[v] = make_int4(0, 0, 0, 0);
+    }
+    if (team.rank < count - tail) out[tail + team.rank] = 0;
+}
+
+// Copies count units, several in flight.
+template <typename Unit>
+__device__ __forceinline__ void copy_units(Unit* out, const Unit* in, int count, Team team) {
+    for (int first = team.rank; first < count; first += kInFlight * team.size) {
+        Unit unit[kInFlight];
+#pragma unroll
+        for (int j = 0; j < kInFlight; ++j) {
+            if (first + j * team.size < count) unit[j] = __ldg(in + first + j * team.size);
+        }
+#pragma unroll
+        for (int j = 0; j < kInFlight; ++j) {
+            if (first + j * team.size < count) out[first + j * team.size] = unit[j];
+        }
+    }
+}
+
+// Page size 1 without translation is a copy: 16 bytes at a time where both sides reach a boundary together.
+__device__ __forceinline__ void copy(int* out, const int* in, int count, Team team) {
+    const int head = static_cast<int>(smaller(count, elements_to_boundary(out)));
+    if (!is_aligned(in + head) || !is_aligned(out + head)) {
+        copy_units(out, in, count, team);
+        return;
+    }
+    const int vectors = (count - head) / 4;
+    const int tail = head + 4 * vectors;
+    if (team.rank < head) out[team.rank] = __ldg(in + team.rank);
+    copy_units(reinterpret_cast<int4*>(out + head), reinterpret_cast<const int4*>(in + head), vectors, team);
+    if (team.rank < count - tail) out[tail + team.rank] = __ldg(in + tail + team.rank);
+}
+
+// The pages of a row: `slots` is the slot of its first token. Either table may be null.
+__device__ __forceinline__ void gather(int* table, int* swa_table, const int* slots, const i64* mapping, int page_shift,
+                                       int live, Team team) {
+    for (int first = team.rank; first < live; first += kInFlight * team.size) {
+        int slot[kInFlight];
+        i64 swa[kInFlight];
+#pragma unroll
+        for (int j = 0; j < kInFlight; ++j) {
+            const int column = first + j * team.size;
+            if (column < live) slot[j] = __ldg(slots + (i64(column) << page_shift));
+        }
+        if (swa_table) {
+#pragma unroll
+            for (int j = 0; j < kInFlight; ++j) {
+                if (first + j * team.size < live) swa[j] = slot[j] < 0 ? -1 : __ldg(mapping + slot[j]);
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < kInFlight; ++j) {
+            const int column = first + j * team.size;
+            if (column < live) {
+                // the shift rounds down, so a page of -1 stays -1
+                if (table) table[column] = slot[j] >> page_shift;
+                if (swa_table) swa_table[column] = static_cast<int>(swa[j] >> page_shift);
+            }
+        }
+    }
+}
+
+// One row of one or two tables, from token `start` of `tokens`, which has `left` tokens from there on.
+__device__ __forceinline__ void fill_row(int* table, int* swa_table, const int* tokens, i64 start, i64 left, i64 length,
+                                         const i64* mapping, int page_shift, int width, bool zero_tail, Team team) {
+    const i64 pages = smaller(pieces(length, page_shift), pieces(left, page_shift));
+    const int live = static_cast<int>(smaller(pages, width));
+    if (page_shift == 0 && !swa_table) {
+        copy(table, tokens + start, live, team);
+    } else {
+        gather(table, swa_table, tokens + start, mapping, page_shift, live, team);
+    }
+    if (zero_tail) {
+        if (table) zero(table + live, width - live, team);
+        if (swa_table) zero(swa_table + live, width - live, team);
+    }
+}
+
+// The sum of what the threads of the block hold: of those below this one, and of all. Every thread has to call it.
+struct Sums {
+    unsigned below;
+    unsigned all;
+};
+
+template <int threads>
+__device__ __forceinline__ Sums sum_over_block(unsigned value, unsigned* of_warps) {
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+    unsigned sum = value;
+#pragma unroll
+    for (int distance = 1; distance < kWarp; distance *= 2) {
+        const unsigned other = __shfl_up_sync(kAllLanes, sum, distance);
+        if (lane >= distance) sum += other;
+    }
+    if (lane == kWarp - 1) of_warps[warp] = sum;
+    __syncthreads();
+    Sums sums = {sum - value, 0};
+#pragma unroll
+    for (int other = 0; other < threads / kWarp; ++other) {
+        if (other < warp) sums.below += of_warps[other];
+        sums.all += of_warps[other];
+    }
+    // the next call writes what others may still read here
+    __syncthreads();
+    return sums;
+}
+
+// One block: cache_seqlens and both running sums. Sums wrap as i32 does.
+__device__ __forceinline__ void sum_lengths(const FaMetadata& job) {
+    __shared__ unsigned of_warps[kThreads / kWarp];
+    const int keep = job.flags & kDropLast ? ~((1 << job.page_shift) - 1) : ~0;
+    unsigned carry_k = 0, carry_q = 0;
+    if (threadIdx.x == 0) {
+        if (job.cu_seqlens_k) job.cu_seqlens_k[0] = 0;
+        if (job.cu_seqlens_q) job.cu_seqlens_q[0] = 0;
+    }
+    for (int tile = 0; tile < job.bs; tile += kThreads * kItems) {
+        const int first = tile + threadIdx.x * kItems;
+        unsigned k[kItems], q[kItems];
+        unsigned sum_k = 0, sum_q = 0;
+#pragma unroll
+        for (int j = 0; j < kItems; ++j) {
+            const bool in = first + j < job.bs;
+            k[j] =
+                in ? static_cast<unsigned>(index_at(job.seq_lens, first + j, job.flags & kWideSeqLens)) + job.delta : 0;
+            q[j] = in && job.extend_lens
+                       ? static_cast<unsigned>(index_at(job.extend_lens, first + j, job.flags & kWideExtendLens))
+                       : job.q_stride;
+        }
+#pragma unroll
+        for (int j = 0; j < kItems; ++j) {
+            if (first + j < job.bs) job.cache_seqlens[first + j] = static_cast<int>(k[j]) & keep;
+            k[j] = sum_k += k[j];
+            q[j] = sum_q += q[j];
+        }
+        if (job.cu_seqlens_k) {
+            const Sums sums = sum_over_block<kThreads>(sum_k, of_warps);
+#pragma unroll
+            for (int j = 0; j < kItems; ++j) {
+                if (first + j < job.bs) job.cu_seqlens_k[first + j + 1] = static_cast<int>(carry_k + sums.below + k[j]);
+            }
+            carry_k += sums.all;
+        }
+        if (job.cu_seqlens_q) {
+            const Sums sums = sum_over_block<kThreads>(sum_q, of_warps);
+#pragma unroll
+            for (int j = 0; j < kItems; ++j) {
+                if (first + j < job.bs) job.cu_seqlens_q[first + j + 1] = static_cast<int>(carry_q + sums.below + q[j]);
+            }
+            carry_q += sums.all;
+        }
+    }
+}
+
+// The blocks behind the rows: where new tokens are written in the sliding-window pool.
+__device__ __forceinline__ void translate_new_tokens(const FaMetadata& job, int block) {
+    const int blocks = gridDim.x - (blockIdx.x - block);
+    for (int i = block * kThreads + threadIdx.x; i < job.swa_out_length; i += blocks * kThreads) {
+        i64 to = 0;
+        if (i < job.new_tokens) {
+            const i64 slot = index_at(job.out_cache_loc, i, job.flags & kWideOutCacheLoc);
+            to = slot < 0 ? -1 : __ldg(job.mapping + slot);
+        }
+        job.swa_out_cache_loc[i] = to;
+    }
+}
+
+// Flags of one row of verify_expand. Padding has one flag for all draft tokens.
+struct RowFlags {
+    const unsigned char* first;
+    int step;
+
+    __device__ __forceinline__ bool sees(int token) const { return __ldg(first + i64(token) * step) != 0; }
+};
+
+__device__ __forceinline__ RowFlags flags_of(const VerifyExpand& job, int row) {
+    if (row >= job.live_rows) return {job.custom_mask, 0};
+    const int request = row / job.draft_tokens, token = row % job.draft_tokens;
+    const i64 length = index_at(job.seq_lens, request, job.flags & kWideSeqLens);
+    const i64 earlier = job.draft_tokens * (job.cu_seqlens[request] + i64(job.draft_tokens) * request);
+    return {job.custom_mask + earlier + token * (length + job.draft_tokens) + length, 1};
+}
+
+// How many draft tokens the row first_row + lane sees; the lanes of the warp read each row together.
+__device__ __forceinline__ int count_seen(const VerifyExpand& job, int first_row) {
+    const int lane = threadIdx.x % kWarp;
+    const RowFlags own = first_row + lane < job.bs ? flags_of(job, first_row + lane) : RowFlags{job.custom_mask, 0};
+    int lanes_per_row = 1;
+    while (lanes_per_row < job.draft_tokens && lanes_per_row < kWarp) lanes_per_row *= 2;
+    const int rows_at_once = kWarp / lanes_per_row;
+    int seen = 0;
+    for (int token = lane % lanes_per_row; token - lane % lanes_per_row < job.draft_tokens; token += lanes_per_row) {
+#pragma unroll 8
+        for (int offset = 0; offset < kWarp; offset += rows_at_once) {
+            const int source = offset + lane / lanes_per_row;
+            const RowFlags flags = {reinterpret_cast<const unsigned char*>(__shfl_sync(
+                                        kAllLanes, reinterpret_cast<unsigned long long>(own.first), source)),
+                                    __shfl_sync(kAllLanes, own.step, source)};
+            const bool sees = first_row + source < job.bs && token < job.draft_tokens && flags.sees(token);
+            const unsigned votes = __ballot_sync(kAllLanes, sees);
+            const int mine = lane - offset;
+            if (mine >= 0 && mine < rows_at_once) {
+                const unsigned of_row = votes >> (mine * lanes_per_row);
+                seen += __popc(lanes_per_row == kWarp ? of_row : of_row & ((1u << lanes_per_row) - 1));
+            }
+        }
+    }
+    return seen;
+}
+
+// One block: how many draft tokens each row sees, and their running sum.
+__device__ __forceinline__ void sum_seen(const VerifyExpand& job) {
+    __shared__ unsigned of_warps[kVerifyThreads / kWarp];
+    unsigned carry = 0;
+    if (threadIdx.x == 0) {
+        job.cu_seqlens_k[0] = 0;
+        if (job.cu_seqlens_q) job.cu_seqlens_q[0] = 0;
+    }
+    for (int tile = 0; tile < job.bs; tile += kVerifyThreads) {
+        const int row = tile + threadIdx.x;
+        const int first_row = row - threadIdx.x % kWarp;
+        // whole warps go one way
+        const int seen = first_row < job.bs ? count_seen(job, first_row) : 0;
+        const Sums sums = sum_over_block<kVerifyThreads>(row < job.bs ? seen : 0, of_warps);
+        if (row < job.bs) {
+            job.cache_seqlens[row] = seen;
+            job.cu_seqlens_k[row + 1] = static_cast<int>(carry + sums.below + seen);
+            if (job.cu_seqlens_q) job.cu_seqlens_q[row + 1] = row + 1;
+        }
+        carry += sums.all;
+    }
+}
+
+// One warp: the slots of the draft tokens that the row sees, in their order, then of the others.
+__device__ __forceinline__ void order_slots(const VerifyExpand& job, int row) {
+    const int lane = threadIdx.x % kWarp;
+    const unsigned lower_lanes = (1u << lane) - 1;
+    const int request = row / job.draft_tokens;
+    const RowFlags flags = flags_of(job, row);
+    const i64 length = index_at(job.seq_lens, request, job.flags & kWideSeqLens);
+    const i64 pool_row = index_at(job.req_pool_indices, request, job.flags & kWideReqPoolIndices);
+    const int* tokens = job.req_to_token + pool_row * job.req_to_token_stride;
+    int* out = job.page_table + row * job.page_table_stride;
+    int unseen_place = 0;
+    for (int first = 0; first < job.draft_tokens; first += kWarp) {
+        const bool sees = first + lane < job.draft_tokens && flags.sees(first + lane);
+        unseen_place += __popc(__ballot_sync(kAllLanes, sees));
+    }
+    int seen_place = 0;
+    for (int first = 0; first < job.draft_tokens; first += kWarp) {
+        const int token = first + lane;
+        const bool in = token < job.draft_tokens;
+        const bool sees = in && flags.sees(token);
+        const unsigned seen = __ballot_sync(kAllLanes, sees);
+        const unsigned unseen = __ballot_sync(kAllLanes, in && !sees);
+        if (in) {
+            const int place =
+                sees ? seen_place + __popc(seen & lower_lanes) : unseen_place + __popc(unseen & lower_lanes);
+            const i64 position = length + token;
+            out[place] = position < job.req_to_token_width ? __ldg(tokens + position) : 0;
+        }
+        seen_place += __popc(seen);
+        unseen_place += __popc(unseen);
+    }
+}
+
+// One warp: the pages of the row's slots, each run of equal ones once.
+__device__ __forceinline__ void compact_pages(const DraftExpand& job, int row) {
+    const int lane = threadIdx.x % kWarp;
+    const unsigned lower_lanes = (1u << lane) - 1;
+    const bool wide = job.flags & kWideOutCacheLoc;
+    int* out = job.page_table + row * job.page_table_stride;
+    int runs = 0;
+    i64 page_before = 0;
+    for (int first = 0; first < job.length; first += kWarp) {
+        const int place = first + lane;
+        const bool in = place < job.length;
+        const i64 page = in ? index_at(job.out_cache_loc, i64(row) * job.steps + place, wide) >> job.page_shift : 0;
+        const i64 neighbour = __shfl_up_sync(kAllLanes, page, 1);
+        const i64 before = lane == 0 ? page_before : neighbour;
+        const bool begins = in && (place == 0 || page != before);
+        const unsigned begin = __ballot_sync(kAllLanes, begins);
+        if (begins) out[runs + __popc(begin & lower_lanes)] = static_cast<int>(page);
+        runs += __popc(begin);
+        page_before = __shfl_sync(kAllLanes, page, kWarp - 1);
+    }
+    if (job.flags & kZeroTail) zero(out + runs, job.width - runs, {lane, kWarp});
+}
+
+}  // namespace bcg
+
+extern "C" __global__ void __launch_bounds__(bcg::kThreads)
+    bcg_fa_metadata(const __grid_constant__ bcg::FaMetadata job) {
+    using namespace bcg;
+    int block = blockIdx.x;
+    if (block < job.sum_blocks) {
+        sum_lengths(job);
+        return;
+    }
+    block -= job.sum_blocks;
+    const int row_blocks = job.bs * job.blocks_per_row;
+    if (block >= row_blocks) {
+        translate_new_tokens(job, block - row_blocks);
+        return;
+    }
+    const int row = block / job.blocks_per_row, part = block % job.blocks_per_row;
+    const i64 length = index_at(job.seq_lens, row, job.flags & kWideSeqLens) + job.delta;
+    const i64 pool_row = index_at(job.req_pool_indices, row, job.flags & kWideReqPoolIndices);
+    const i64 start = job.row_start ? index_at(job.row_start, row, job.flags & kWideRowStart) : 0;
+    const i64 kept = job.flags & kDropLast ? length >> job.page_shift << job.page_shift : length;
+    fill_row(job.page_table + row * job.page_table_stride,
+             job.swa_page_table ? job.swa_page_table + row * job.swa_page_table_stride : nullptr,
+             job.req_to_token + pool_row * job.req_to_token_stride, start, job.req_to_token_width - start, kept,
+             job.mapping, job.page_shift, job.width, job.flags & kZeroTail,
+             {part * kThreads + static_cast<int>(threadIdx.x), job.blocks_per_row * kThreads});
+}
+
+extern "C" __global__ void __launch_bounds__(bcg::kThreads)
+    bcg_local_attention(const __grid_constant__ bcg::LocalAttention job) {
+    using namespace bcg;
+    if (blockIdx.x == 0 && threadIdx.x == 0 && job.cu_seqlens_q) job.cu_seqlens_q[0] = 0;
+    const int row = blockIdx.x / job.blocks_per_row, part = blockIdx.x % job.blocks_per_row;
+    if (row >= job.bs) return;
+    const i64 length = index_at(job.seq_lens, row, job.flags & kWideSeqLens);
+    const i64 pool_row = index_at(job.req_pool_indices, row, job.flags & kWideReqPoolIndices);
+    const i64 start = length > 0 ? (length - 1) / job.chunk * job.chunk : 0;
+    const i64 used = length > 0 ? length - start : 0;
+    int* table = job.block_table + row * job.block_table_stride;
+    fill_row(job.mapping ? nullptr : table, job.mapping ? table : nullptr,
+             job.req_to_token + pool_row * job.req_to_token_stride, start, job.req_to_token_width - start, used,
+             job.mapping, job.page_shift, job.width, job.flags & kZeroTail,
+             {part * kThreads + static_cast<int>(threadIdx.x), job.blocks_per_row * kThreads});
+    if (part == 0 && threadIdx.x == 0) {
+        job.seqused[row] = static_cast<int>(used);
+        if (job.cu_seqlens_q) job.cu_seqlens_q[row + 1] = row + 1;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(bcg::kThreads)
+    bcg_draft_expand(const __grid_constant__ bcg::DraftExpand job) {
+    using namespace bcg;
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        if (job.cu_seqlens_q) job.cu_seqlens_q[0] = 0;
+        if (job.cu_seqlens_k) job.cu_seqlens_k[0] = 0;
+    }
+    const int row = blockIdx.x * (kThreads / kWarp) + threadIdx.x / kWarp;
+    if (row >= job.bs) return;
+    compact_pages(job, row);
+    if (threadIdx.x % kWarp == 0) {
+        const i64 length = index_at(job.seq_lens, row / job.topk, job.flags & kWideSeqLens);
+        job.cache_seqlens[row] = job.length + static_cast<int>(length & ((1 << job.page_shift) - 1));
+        if (job.cu_seqlens_q) job.cu_seqlens_q[row + 1] = row + 1;
+        if (job.cu_seqlens_k) job.cu_seqlens_k[row + 1] = (row + 1) * job.length;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(bcg::kVerifyThreads)
+    bcg_verify_expand(const __grid_constant__ bcg::VerifyExpand job) {
+    using namespace bcg;
+    if (blockIdx.x == 0) {
+        sum_seen(job);
+        return;
+    }
+    const int row = (blockIdx.x - 1) * (kVerifyThreads / kWarp) + threadIdx.x / kWarp;
+    if (row < job.bs) order_slots(job, row);
+}
+
+#endif

@@ -1,0 +1,287 @@
+"""FlashAttention's metadata in CUDA C++: csrc/fa_metadata/fa_metadata.cuh, a launch each, at the least host cost."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import struct
+from collections.abc import Callable
+
+import torch
+
+from sglang_bcg_fixes.kernels.cuda import driver, program
+from sglang_bcg_fixes.model import Accepted, Rejected
+
+Tensor = torch.Tensor
+Launch = Callable[..., None]
+
+PROGRAM = program.Program(
+    "fa_metadata/fa_metadata.cuh", ("bcg_fa_metadata", "bcg_draft_expand", "bcg_verify_expand", "bcg_local_attention")
+)
+# the structs of the header: pointers, strides, numbers, and what pads C's struct to a multiple of eight bytes
+FA_METADATA = struct.Struct("13Q3q11i0q")
+DRAFT_EXPAND = struct.Struct("6Qq7i0q")
+VERIFY_EXPAND = struct.Struct("9Q2q5i0q")
+LOCAL_ATTENTION = struct.Struct("7Q2q7i0q")
+
+# these are the header's too
+THREADS = 256
+VERIFY_THREADS = 1024
+WARP = 32
+WIDE_SEQ_LENS, WIDE_REQ_POOL_INDICES, WIDE_ROW_START, WIDE_EXTEND_LENS, WIDE_OUT_CACHE_LOC = 1, 2, 4, 8, 16
+DROP_LAST, ZERO_TAIL = 32, 64
+
+# columns that a block writes with one access of each thread: copied 16 bytes at a time, or gathered
+COPIED, GATHERED = 4 * THREADS, THREADS
+# as many blocks as this for each multiprocessor keep it busy; more of them cost time where rows are short
+BLOCKS_PER_MULTIPROCESSOR = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernels:
+    """The launches of one device, and how many blocks keep it busy."""
+
+    fa_metadata: Launch
+    draft_expand: Launch
+    verify_expand: Launch
+    local_attention: Launch
+    busy_blocks: int
+
+
+def installed() -> Accepted | Rejected:
+    """For the plan, before torch has touched a device."""
+    return program.installed(PROGRAM)
+
+
+def ready(device: int) -> Accepted | Rejected:
+    """Compiles and loads what the device needs; to be asked before the first capture."""
+    return program.ready(lambda: on_device(device))
+
+
+def origin(device: int) -> str:
+    """Where the machine code came from, for `bcg-fixes status`."""
+    return program.load(PROGRAM, device).origin
+
+
+@functools.cache
+def on_device(device: int) -> Kernels:
+    functions = program.load(PROGRAM, device).functions
+    stream = functools.partial(torch._C._cuda_getCurrentRawStream, device)
+
+    def launch(name: str, threads: int, layout: struct.Struct) -> Launch:
+        return driver.launcher(functions[name], threads, layout, stream)
+
+    multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
+    return Kernels(
+        fa_metadata=launch("bcg_fa_metadata", THREADS, FA_METADATA),
+        draft_expand=launch("bcg_draft_expand", THREADS, DRAFT_EXPAND),
+        verify_expand=launch("bcg_verify_expand", VERIFY_THREADS, VERIFY_EXPAND),
+        local_attention=launch("bcg_local_attention", THREADS, LOCAL_ATTENTION),
+        busy_blocks=BLOCKS_PER_MULTIPROCESSOR * multiprocessors,
+    )
+
+
+def fa_metadata(
+    seq_lens: Tensor,
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    cache_seqlens: Tensor,
+    cu_seqlens_k: Tensor | None,
+    page_table: Tensor | None,
+    page_size: int,
+    *,
+    delta: int = 0,
+    drop_last: bool = False,
+    row_start: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    extend_lens: Tensor | None = None,
+    q_stride: int = 0,
+    swa_page_table: Tensor | None = None,
+    mapping: Tensor | None = None,
+    out_cache_loc: Tensor | None = None,
+    swa_out_cache_loc: Tensor | None = None,
+    zero_tail: bool = False,
+) -> None:
+    kernels = on_device(cache_seqlens.get_device())
+    bs = cache_seqlens.size(0)
+    lengths, written = seq_lens.data_ptr(), cache_seqlens.data_ptr()
+    width, row_blocks, stride, swa_stride = 0, 0, 0, 0
+    if page_table is not None:
+        width, stride = page_table.size(1), page_table.stride(0)
+        at_once = COPIED if page_size == 1 and swa_page_table is None else GATHERED
+        row_blocks = blocks_per_row(kernels.busy_blocks, bs, width, at_once)
+    if swa_page_table is not None:
+        swa_stride = swa_page_table.stride(0)
+    new_tokens, swa_out_length = 0, 0
+    if out_cache_loc is not None and swa_out_cache_loc is not None:
+        new_tokens, swa_out_length = out_cache_loc.size(0), swa_out_cache_loc.size(0)
+    flags = (
+        is_wide(seq_lens) * WIDE_SEQ_LENS
+        | is_wide(req_pool_indices) * WIDE_REQ_POOL_INDICES
+        | is_wide(row_start) * WIDE_ROW_START
+        | is_wide(extend_lens) * WIDE_EXTEND_LENS
+        | is_wide(out_cache_loc) * WIDE_OUT_CACHE_LOC
+        | drop_last * DROP_LAST
+        | zero_tail * ZERO_TAIL
+    )
+
+    def launch(sum_blocks: int, row_blocks: int, swa_out_length: int) -> None:
+        kernels.fa_metadata(
+            sum_blocks + bs * row_blocks + -(-swa_out_length // THREADS),
+            lengths,
+            req_pool_indices.data_ptr(),
+            req_to_token.data_ptr(),
+            address(row_start),
+            address(extend_lens),
+            address(mapping),
+            address(out_cache_loc),
+            written,
+            address(cu_seqlens_k),
+            address(cu_seqlens_q),
+            address(page_table),
+            address(swa_page_table),
+            address(swa_out_cache_loc),
+            req_to_token.stride(0),
+            stride,
+            swa_stride,
+            req_to_token.size(1),
+            width,
+            bs,
+            page_size.bit_length() - 1,
+            delta,
+            q_stride,
+            new_tokens,
+            swa_out_length,
+            sum_blocks,
+            row_blocks,
+            flags,
+        )
+
+    if lengths == written and (delta or drop_last) and bs:
+        # rows would read the lengths that the sums rewrite
+        if row_blocks or swa_out_length:
+            launch(0, row_blocks, swa_out_length)
+        launch(1, 0, 0)
+    else:
+        launch(1, row_blocks, swa_out_length)
+
+
+def draft_expand(
+    seq_lens: Tensor,
+    out_cache_loc: Tensor,
+    cache_seqlens: Tensor,
+    page_table: Tensor,
+    page_size: int,
+    topk: int,
+    steps: int,
+    length: int,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    cu_seqlens_k: Tensor | None = None,
+    zero_tail: bool = False,
+) -> None:
+    bs = cache_seqlens.size(0)
+    on_device(cache_seqlens.get_device()).draft_expand(
+        max(1, -(-bs * WARP // THREADS)),
+        seq_lens.data_ptr(),
+        out_cache_loc.data_ptr(),
+        cache_seqlens.data_ptr(),
+        page_table.data_ptr(),
+        address(cu_seqlens_q),
+        address(cu_seqlens_k),
+        page_table.stride(0),
+        page_table.size(1),
+        bs,
+        page_size.bit_length() - 1,
+        topk,
+        steps,
+        length,
+        is_wide(seq_lens) * WIDE_SEQ_LENS | is_wide(out_cache_loc) * WIDE_OUT_CACHE_LOC | zero_tail * ZERO_TAIL,
+    )
+
+
+def verify_expand(
+    seq_lens: Tensor,
+    cu_seqlens: Tensor,
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    custom_mask: Tensor,
+    cache_seqlens: Tensor,
+    cu_seqlens_k: Tensor,
+    page_table: Tensor,
+    draft_tokens: int,
+    *,
+    live_rows: int | None = None,
+    cu_seqlens_q: Tensor | None = None,
+) -> None:
+    bs = cache_seqlens.size(0)
+    on_device(cache_seqlens.get_device()).verify_expand(
+        1 + -(-bs * WARP // VERIFY_THREADS),
+        seq_lens.data_ptr(),
+        cu_seqlens.data_ptr(),
+        req_pool_indices.data_ptr(),
+        req_to_token.data_ptr(),
+        custom_mask.data_ptr(),
+        cache_seqlens.data_ptr(),
+        cu_seqlens_k.data_ptr(),
+        address(cu_seqlens_q),
+        page_table.data_ptr(),
+        req_to_token.stride(0),
+        page_table.stride(0),
+        req_to_token.size(1),
+        bs,
+        draft_tokens,
+        bs if live_rows is None else live_rows,
+        is_wide(seq_lens) * WIDE_SEQ_LENS | is_wide(req_pool_indices) * WIDE_REQ_POOL_INDICES,
+    )
+
+
+def local_attention(
+    seq_lens: Tensor,
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    seqused: Tensor,
+    block_table: Tensor,
+    chunk: int,
+    page_size: int,
+    *,
+    cu_seqlens_q: Tensor | None = None,
+    mapping: Tensor | None = None,
+    zero_tail: bool = False,
+) -> None:
+    kernels = on_device(seqused.get_device())
+    bs, width = seqused.size(0), block_table.size(1)
+    at_once = COPIED if page_size == 1 and mapping is None else GATHERED
+    row_blocks = blocks_per_row(kernels.busy_blocks, bs, width, at_once)
+    kernels.local_attention(
+        max(1, bs * row_blocks),
+        seq_lens.data_ptr(),
+        req_pool_indices.data_ptr(),
+        req_to_token.data_ptr(),
+        address(mapping),
+        seqused.data_ptr(),
+        block_table.data_ptr(),
+        address(cu_seqlens_q),
+        req_to_token.stride(0),
+        block_table.stride(0),
+        req_to_token.size(1),
+        width,
+        bs,
+        page_size.bit_length() - 1,
+        chunk,
+        row_blocks,
+        is_wide(seq_lens) * WIDE_SEQ_LENS | is_wide(req_pool_indices) * WIDE_REQ_POOL_INDICES | zero_tail * ZERO_TAIL,
+    )
+
+
+def blocks_per_row(busy_blocks: int, bs: int, width: int, at_once: int) -> int:
+    """From shapes alone, so that a captured launch is right for any lengths; at least one."""
+    return max(1, min(-(-busy_blocks // max(bs, 1)), -(-width // at_once)))
+
+
+def address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def is_wide(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.dtype is torch.int64
