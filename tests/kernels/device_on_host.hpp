@@ -1,0 +1,223 @@
+// Enough of CUDA to run a kernel's source on the host: every thread of a block is a fiber of its own, and blocks run one
+// after the other. What a GPU may do in any order is done in an order drawn from a seed. A barrier or a warp operation
+// that not every thread of the block or warp reaches ends the run with a message; on a GPU it hangs or is undefined.
+//
+// Modelled: barriers of a block, shuffles and ballots of whole warps, static shared memory. Not modelled: the order in
+// which memory accesses of different threads become visible, atomics, dynamic shared memory, anything of one chip only.
+#pragma once
+
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#define __global__
+#define __device__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __shared__ static
+
+struct Dim {
+    unsigned x = 1, y = 1, z = 1;
+};
+inline Dim threadIdx, blockIdx, blockDim, gridDim;
+
+struct alignas(16) int4 {
+    int x, y, z, w;
+};
+inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
+
+template <typename T>
+T __ldg(const T* place) {
+    return *place;
+}
+inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
+
+namespace host {
+
+constexpr int kWarp = 32;
+constexpr size_t kStack = 64 << 10;
+
+// Where a group of threads, a block or a warp, meets. Two rounds of values: a fast thread may be one round ahead.
+struct Meeting {
+    int size = 0;
+    int arrived = 0;
+    long round = 0;
+    const char* purpose = nullptr;
+    uint64_t values[2][kWarp];
+};
+
+struct Fiber {
+    ucontext_t context;
+    std::unique_ptr<char[]> stack{new char[kStack]};
+    unsigned thread;
+    bool done;
+    // what it waits for: this meeting to be past this round
+    const Meeting* waits;
+    long round;
+};
+
+struct Block {
+    std::vector<Fiber> fibers;
+    std::vector<Meeting> warps;
+    Meeting all;
+    ucontext_t scheduler;
+    Fiber* running = nullptr;
+    std::function<void()> kernel;
+    std::string problem;
+};
+inline Block block;
+
+inline void stop(const std::string& problem) {
+    if (block.problem.empty()) {
+        block.problem = problem + ", block " + std::to_string(blockIdx.x) + " thread " + std::to_string(threadIdx.x);
+    }
+    // never resumed
+    swapcontext(&block.running->context, &block.scheduler);
+}
+
+// Waits for the others of the group; returns the round that has just ended.
+inline long meet(Meeting& meeting, const char* purpose, int lane = -1, uint64_t value = 0) {
+    if (meeting.arrived > 0 && std::strcmp(meeting.purpose, purpose) != 0) {
+        stop(std::string(purpose) + " meets " + meeting.purpose);
+    }
+    meeting.purpose = purpose;
+    if (lane >= 0) meeting.values[meeting.round % 2][lane] = value;
+    const long round = meeting.round;
+    if (++meeting.arrived == meeting.size) {
+        meeting.arrived = 0;
+        ++meeting.round;
+    } else {
+        block.running->waits = &meeting;
+        block.running->round = round;
+        swapcontext(&block.running->context, &block.scheduler);
+    }
+    return round;
+}
+
+inline Meeting& own_warp() { return block.warps[threadIdx.x / kWarp]; }
+
+inline void check_mask(unsigned mask) {
+    if (mask != 0xffffffffu) stop("a warp operation without all lanes is not modelled");
+}
+
+template <typename T>
+T shuffle(T value, int source, const char* purpose) {
+    static_assert(sizeof(T) <= 8, "");
+    uint64_t bits = 0;
+    std::memcpy(&bits, &value, sizeof(T));
+    Meeting& warp = own_warp();
+    const long round = meet(warp, purpose, threadIdx.x % kWarp, bits);
+    std::memcpy(&value, &warp.values[round % 2][source], sizeof(T));
+    return value;
+}
+
+inline void enter() {
+    block.kernel();
+    block.running->done = true;
+    swapcontext(&block.running->context, &block.scheduler);
+}
+
+inline void start(Fiber& fiber, unsigned thread) {
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = kStack;
+    fiber.context.uc_link = nullptr;
+    fiber.thread = thread;
+    fiber.done = false;
+    fiber.waits = nullptr;
+    makecontext(&fiber.context, enter, 0);
+}
+
+inline void run_block(unsigned threads, std::mt19937& chance) {
+    block.all = Meeting();
+    block.all.size = static_cast<int>(threads);
+    block.warps.assign((threads + kWarp - 1) / kWarp, Meeting());
+    for (Meeting& warp : block.warps) warp.size = kWarp;
+    if (block.fibers.size() != threads) block.fibers = std::vector<Fiber>(threads);
+    std::vector<Fiber*> left;
+    for (unsigned thread = 0; thread < threads; ++thread) {
+        start(block.fibers[thread], thread);
+        left.push_back(&block.fibers[thread]);
+    }
+    while (!left.empty()) {
+        std::shuffle(left.begin(), left.end(), chance);
+        bool moved = false;
+        for (Fiber* fiber : left) {
+            if (fiber->waits && fiber->waits->round <= fiber->round) continue;
+            moved = true;
+            fiber->waits = nullptr;
+            block.running = fiber;
+            threadIdx.x = fiber->thread;
+            swapcontext(&block.scheduler, &fiber->context);
+            if (!block.problem.empty()) return;
+        }
+        if (!moved) {
+            block.problem = std::string("some threads never reach ") + left[0]->waits->purpose + ", block " +
+                            std::to_string(blockIdx.x) + " thread " + std::to_string(left[0]->thread);
+            return;
+        }
+        left.erase(std::remove_if(left.begin(), left.end(), [](const Fiber* fiber) { return fiber->done; }), left.end());
+    }
+}
+
+// What went wrong, or null.
+inline const char* run(std::function<void()> kernel, unsigned blocks, unsigned threads, unsigned seed) {
+    std::mt19937 chance(seed);
+    std::vector<unsigned> order(blocks);
+    for (unsigned place = 0; place < blocks; ++place) order[place] = place;
+    std::shuffle(order.begin(), order.end(), chance);
+    block.kernel = std::move(kernel);
+    block.problem.clear();
+    gridDim.x = blocks;
+    blockDim.x = threads;
+    for (unsigned place : order) {
+        blockIdx.x = place;
+        run_block(threads, chance);
+        if (!block.problem.empty()) return block.problem.c_str();
+    }
+    return nullptr;
+}
+
+}  // namespace host
+
+inline void __syncthreads() { host::meet(host::block.all, "__syncthreads"); }
+
+template <typename T>
+T __shfl_up_sync(unsigned mask, T value, int distance) {
+    host::check_mask(mask);
+    const int lane = threadIdx.x % host::kWarp;
+    return host::shuffle(value, lane >= distance ? lane - distance : lane, "__shfl_up_sync");
+}
+
+template <typename T>
+T __shfl_sync(unsigned mask, T value, int source) {
+    host::check_mask(mask);
+    return host::shuffle(value, source % host::kWarp, "__shfl_sync");
+}
+
+inline unsigned __ballot_sync(unsigned mask, bool vote) {
+    host::check_mask(mask);
+    host::Meeting& warp = host::own_warp();
+    const long round = host::meet(warp, "__ballot_sync", threadIdx.x % host::kWarp, vote);
+    unsigned votes = 0;
+    for (int lane = 0; lane < host::kWarp; ++lane) votes |= unsigned(warp.values[round % 2][lane]) << lane;
+    return votes;
+}
+
+// exports a kernel whose only parameter is a struct
+#define ON_HOST(kernel, Parameters)                                                                               \
+    extern "C" const char* kernel##_on_host(const void* parameters, unsigned size, unsigned blocks,               \
+                                            unsigned threads, unsigned seed) {                                    \
+        if (size != sizeof(Parameters)) return "the packed parameters do not have the size of " #Parameters;      \
+        return host::run([&] { kernel(*static_cast<const Parameters*>(parameters)); }, blocks, threads, seed);    \
+    }

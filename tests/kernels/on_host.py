@@ -1,0 +1,52 @@
+"""A header under csrc/ compiled with g++ and run on the CPU, so that the kernels' source is tested without a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import pathlib
+import shutil
+import struct
+import subprocess
+from collections.abc import Callable, Mapping
+
+HERE = pathlib.Path(__file__).parent
+# misaligned vectors and undefined arithmetic end the process: on a GPU they are an error or a wrong number
+OPTIONS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-w")
+CHECKS = ("-fsanitize=undefined", "-fno-sanitize-recover=all", "-fno-sanitize=vptr")
+
+Launch = Callable[..., None]
+
+
+class KernelFault(AssertionError):
+    """A thread did what hangs or is undefined on a GPU."""
+
+
+def compiler() -> str | None:
+    return shutil.which("g++")
+
+
+def build(header: pathlib.Path, kernels: Mapping[str, str], folder: pathlib.Path) -> ctypes.CDLL:
+    """The kernels, each with the name of its parameter struct, as `<kernel>_on_host` of a library."""
+    source, library = folder / "on_host.cpp", folder / "on_host.so"
+    exports = "\n".join(f"ON_HOST({kernel}, {parameters})" for kernel, parameters in kernels.items())
+    source.write_text(f'#include "device_on_host.hpp"\n#include "{header}"\n{exports}\n')
+    command = [str(compiler()), *OPTIONS, *CHECKS, f"-I{HERE}", str(source), "-o", str(library)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not done.returncode, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+    return ctypes.CDLL(str(library))
+
+
+def launcher(library: ctypes.CDLL, kernel: str, threads: int, layout: struct.Struct) -> Launch:
+    """What driver.launcher gives, with another order of threads and blocks at every call."""
+    run = getattr(library, f"{kernel}_on_host")
+    run.restype = ctypes.c_char_p
+    seeds = itertools.count()
+
+    def launch(blocks: int, *fields: int) -> None:
+        assert blocks > 0, "a grid of no blocks is an error on a GPU"
+        problem = run(layout.pack(*fields), layout.size, blocks, threads, next(seeds))
+        if problem:
+            raise KernelFault(f"{kernel}: {problem.decode()}")
+
+    return launch
