@@ -10,14 +10,12 @@ from collections.abc import Callable
 import torch
 
 from sglang_bcg_fixes.kernels.cuda import driver, program
+from sglang_bcg_fixes.kernels.fa_metadata.program import PROGRAM
 from sglang_bcg_fixes.model import Accepted, Rejected
 
 Tensor = torch.Tensor
 Launch = Callable[..., None]
 
-PROGRAM = program.Program(
-    "fa_metadata/fa_metadata.cuh", ("bcg_fa_metadata", "bcg_draft_expand", "bcg_verify_expand", "bcg_local_attention")
-)
 # the structs of the header: pointers, strides, numbers, and what pads C's struct to a multiple of eight bytes
 FA_METADATA = struct.Struct("13Q3q11i0q")
 DRAFT_EXPAND = struct.Struct("6Qq7i0q")
@@ -46,11 +44,6 @@ class Kernels:
     verify_expand: Launch
     local_attention: Launch
     busy_blocks: int
-
-
-def installed() -> Accepted | Rejected:
-    """For the plan, before torch has touched a device."""
-    return program.installed(PROGRAM)
 
 
 def ready(device: int) -> Accepted | Rejected:
