@@ -39,22 +39,28 @@ def unseal(name: str, content: bytes) -> bytes | None:
 
 def read(folder: pathlib.Path, name: str) -> bytes | None:
     """What is kept under this name, or None where nothing is; CacheError where something is that must not be loaded."""
+    path = folder / name
     try:
-        opened = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(path, "rb", opener=open_untricked) as file:
+            # asked of the open file, so that it cannot be exchanged in between
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode):
+                raise CacheError(f"{path} is not a file")
+            refuse_what_others_can_write(path, found)
+            content = file.read()
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise CacheError(f"{folder / name} cannot be opened ({error.strerror})") from error
-    with os.fdopen(opened, "rb") as file:
-        # asked of the open file, so that it cannot be exchanged in between
-        found = os.fstat(opened)
-        if not stat.S_ISREG(found.st_mode):
-            raise CacheError(f"{folder / name} is not a file")
-        refuse_what_others_can_write(folder / name, found)
-        cubin = unseal(name, file.read())
+        raise CacheError(f"{path} cannot be read ({error.strerror})") from error
+    cubin = unseal(name, content)
     if cubin is None:
-        raise CacheError(f"{folder / name} is damaged")
+        raise CacheError(f"{path} is damaged")
     return cubin
+
+
+def open_untricked(path: str, how: int) -> int:
+    """Follows no link, and does not wait for somebody to write to a pipe."""
+    return os.open(path, how | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def keep(folder: pathlib.Path, name: str, cubin: bytes) -> None:

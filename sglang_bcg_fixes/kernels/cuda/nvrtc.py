@@ -12,11 +12,13 @@ import dataclasses
 import functools
 import importlib.util
 import pathlib
+import sys
 from collections.abc import Iterator, Sequence
 
 # nvcc writes the same machine code from these; line numbers cost nothing at run time and serve ncu and the sanitizer
 OPTIONS = ("--std=c++17", "--generate-line-info")
-TOOLKITS = (pathlib.Path("/usr/local/cuda/lib64"), pathlib.Path("/usr/local/cuda/targets/x86_64-linux/lib"))
+# conda's environment, an installed toolkit
+OTHER_FOLDERS = (pathlib.Path(sys.prefix) / "lib", pathlib.Path("/usr/local/cuda/lib64"))
 
 
 class CompilerError(Exception):
@@ -80,17 +82,28 @@ def dotted(version: tuple[int, int]) -> str:
 
 
 def places(major: int) -> Iterator[pathlib.Path]:
-    """Where an NVRTC of this major version of CUDA may lie: pip's wheels, old and new, then an installed toolkit."""
+    """Where an NVRTC of this major version of CUDA may lie: pip's wheels, old and new, come first."""
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         for library in (f"cu{major}", "cuda_nvrtc"):
             yield pathlib.Path(folder) / library / "lib" / f"libnvrtc.so.{major}"
-    for toolkit in TOOLKITS:
-        yield toolkit / f"libnvrtc.so.{major}"
+    for other in OTHER_FOLDERS:
+        yield other / f"libnvrtc.so.{major}"
 
 
 def find(major: int) -> pathlib.Path | None:
     return next((place for place in places(major) if place.is_file()), None)
+
+
+def is_installed(major: int) -> bool:
+    """Whether `compiler` will find one; the loader may know places of its own."""
+    if find(major):
+        return True
+    try:
+        open_library(f"libnvrtc.so.{major}")
+    except CompilerError:
+        return False
+    return True
 
 
 @functools.cache

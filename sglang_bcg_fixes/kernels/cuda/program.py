@@ -146,7 +146,8 @@ def installed(program: Program) -> Accepted | Rejected:
     def look() -> None:
         driver.library()
         program.source()
-        if not any(map(nvrtc.find, CUDA_MAJORS)) and not list(program.file.parent.glob(f"{program.file.stem}.*.cubin")):
+        built_ahead = any(program.file.parent.glob(f"{program.file.stem}.*.cubin"))
+        if not built_ahead and not any(map(nvrtc.is_installed, CUDA_MAJORS)):
             places = ", ".join(str(place) for major in CUDA_MAJORS for place in nvrtc.places(major))
             raise Unavailable(f"no NVRTC is installed; looked for {places}; pip install nvidia-cuda-nvrtc")
 

@@ -1,0 +1,287 @@
+"""The CUDA form of fa_metadata: its source run on the host, compiled for three architectures, and its packing."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import pathlib
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_bcg_fixes.kernels.cuda import nvrtc
+from sglang_bcg_fixes.kernels.fa_metadata import cases, cuda, reference
+from sglang_bcg_fixes.kernels.fa_metadata.program import PROGRAM
+from tests.kernels import on_host
+
+SEEDS = 60
+MANY = cases.Sizes(rows=2500, tokens=3000, locations=3000, draft_tokens=80)
+# several tiles of sums, several blocks for a row, several rounds of a warp
+MANY_SEEDS = {"fa_metadata": 10, "draft_expand": 3, "verify_expand": 2, "local_attention": 5}
+ARCHITECTURES = ("80", "90a", "100a")
+PARAMETERS = {
+    "bcg_fa_metadata": ("FaMetadata", cuda.FA_METADATA),
+    "bcg_draft_expand": ("DraftExpand", cuda.DRAFT_EXPAND),
+    "bcg_verify_expand": ("VerifyExpand", cuda.VERIFY_EXPAND),
+    "bcg_local_attention": ("LocalAttention", cuda.LOCAL_ATTENTION),
+}
+
+
+def build(header: pathlib.Path, folder: pathlib.Path) -> cuda.Kernels:
+    if not on_host.compiler():
+        pytest.skip("no g++ here, which runs the CUDA source on the host")
+    library = on_host.build(header, {kernel: f"bcg::{name}" for kernel, (name, _) in PARAMETERS.items()}, folder)
+
+    def launcher(kernel: str) -> on_host.Launch:
+        threads = cuda.VERIFY_THREADS if kernel == "bcg_verify_expand" else cuda.THREADS
+        return on_host.launcher(library, kernel, threads, PARAMETERS[kernel][1])
+
+    return cuda.Kernels(
+        **{kernel.removeprefix("bcg_"): launcher(kernel) for kernel in PARAMETERS},
+        # few, so that the blocks of a row take turns
+        busy_blocks=8,
+    )
+
+
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> cuda.Kernels:
+    return build(PROGRAM.file, tmp_path_factory.mktemp("on_host"))
+
+
+@pytest.fixture
+def host(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> cuda.Kernels:
+    monkeypatch.setattr(cuda, "on_device", lambda device: kernels)
+    return kernels
+
+
+@pytest.mark.parametrize("operation", cases.OPERATIONS)
+def test_random_cases_equal_the_reference(operation: str, host) -> None:
+    for seed in range(SEEDS):
+        assert not cases.differences(operation, seed, cuda, reference, cases.Sizes(), "cpu")
+
+
+@pytest.mark.parametrize("operation", cases.OPERATIONS)
+def test_many_rows_and_wide_tables_equal_the_reference(operation: str, host) -> None:
+    for seed in range(MANY_SEEDS[operation]):
+        assert not cases.differences(operation, seed, cuda, reference, MANY, "cpu")
+
+
+def call(operation: str, inputs: dict[str, Any], **shapes: tuple[int, ...]) -> cases.Call:
+    outputs = {name: torch.full(shape, cases.SENTINEL, dtype=torch.int32) for name, shape in shapes.items()}
+    return cases.Call(operation, inputs, outputs, outputs)
+
+
+def long_branches() -> cases.Call:
+    """More slots than a warp has lanes, and a run of equal pages across its end."""
+    slots = {"seq_lens": torch.tensor([5, 64]), "out_cache_loc": torch.arange(200, 200 + 6 * 70), "page_size": 64}
+    numbers = {"topk": 3, "steps": 70, "length": 67}
+    return call("draft_expand", slots | numbers, cache_seqlens=(6,), page_table=(6, 70))
+
+
+def many_sums() -> cases.Call:
+    """More requests than are summed at once."""
+    lengths = torch.arange(2500) % 7
+    inputs = {"seq_lens": lengths, "req_pool_indices": lengths * 0, "req_to_token": torch.ones(1, 8).int()}
+    inputs |= {"page_size": 1, "extend_lens": lengths % 3}
+    sums = {"cu_seqlens_k": (2501,), "cu_seqlens_q": (2501,)}
+    return call("fa_metadata", inputs, cache_seqlens=(2500,), page_table=(2500, 8), **sums)
+
+
+def wide_rows(page_size: int, window: bool) -> cases.Call:
+    """Several blocks for a row, each of which comes round again; every third slot is missing."""
+    slots = torch.arange(4 * 9001, dtype=torch.int32).view(4, 9001)
+    slots[:, ::3] = -1
+    inputs = {"seq_lens": torch.tensor([8999, 4000]), "req_pool_indices": torch.tensor([2, 1]), "req_to_token": slots}
+    shapes = {"cache_seqlens": (2,), "cu_seqlens_k": (3,), "page_table": (2, 9001 // page_size)}
+    if window:
+        inputs["mapping"] = torch.arange(4 * 9001).flip(0)
+        shapes["swa_page_table"] = shapes["page_table"]
+    return call("fa_metadata", inputs | {"page_size": page_size, "zero_tail": True}, **shapes)
+
+
+CHOSEN = {
+    "long branches": long_branches,
+    "many sums": many_sums,
+    "wide rows": lambda: wide_rows(1, False),
+    "wide rows, window": lambda: wide_rows(1, True),
+    "wide rows, pages": lambda: wide_rows(2, True),
+}
+
+
+def chosen_differences(name: str) -> list[str]:
+    found, expected = CHOSEN[name](), CHOSEN[name]()
+    found.run(cuda)
+    expected.run(reference)
+    return [key for key, value in expected.outputs.items() if not torch.equal(found.outputs[key], value)]
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_chosen_cases_equal_the_reference(name: str, host) -> None:
+    assert not chosen_differences(name)
+
+
+@pytest.mark.parametrize("operation", cases.OPERATIONS)
+def test_the_grid_and_the_parameters_follow_from_shapes_alone(operation: str, host, monkeypatch) -> None:
+    """What a graph keeps of a launch must not depend on what the tensors hold."""
+    for seed in range(SEEDS):
+        call = cases.draw(operation, random.Random(seed))
+        launches = []
+        for _ in range(2):
+            kept = []
+            recorded = {
+                field.name: lambda *numbers, name=field.name, kept=kept: kept.append((name, *numbers))
+                for field in dataclasses.fields(cuda.Kernels)
+                if field.name != "busy_blocks"
+            }
+            monkeypatch.setattr(cuda, "on_device", lambda device, r=recorded: dataclasses.replace(host, **r))
+            call.run(cuda)
+            launches.append(kept)
+            for tensor in call.tensors().values():
+                tensor.zero_()
+        assert launches[0] == launches[1] and launches[0]
+
+
+def test_only_lengths_that_are_rewritten_in_place_cost_a_second_launch(host, monkeypatch) -> None:
+    launches: list[int] = []
+    counted = dataclasses.replace(host, fa_metadata=lambda *numbers: launches.append(numbers[0]))
+    monkeypatch.setattr(cuda, "on_device", lambda device: counted)
+    lengths, other = torch.ones(3, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
+    table = torch.zeros(3, 8, dtype=torch.int32)
+
+    def count(cache: torch.Tensor, **more: object) -> int:
+        launches.clear()
+        cuda.fa_metadata(lengths, lengths, table, cache, None, table, 1, **more)
+        return len(launches)
+
+    assert [count(lengths), count(other), count(other, delta=1), count(other, drop_last=True)] == [1, 1, 1, 1]
+    assert [count(lengths, delta=1), count(lengths, drop_last=True)] == [2, 2]
+
+
+# one mistake each that a reviewer could overlook; those that read or write elsewhere would end this process
+MUTANTS = {
+    "a sum without the earlier tiles": ("carry_k += sums.all;", ""),
+    "no barrier between the warps' sums": ("of_warps[warp] = sum;\n    __syncthreads();", "of_warps[warp] = sum;"),
+    "a sum that counts itself": ("Sums sums = {sum - value, 0};", "Sums sums = {sum, 0};"),
+    "a copy without its head": ("if (team.rank < head) out[team.rank] = __ldg(in + team.rank);", ""),
+    "a copy without its tail": (
+        "if (team.rank < count - tail) out[tail + team.rank] = __ldg",
+        "if (false) out[0] = __ldg",
+    ),
+    "a tail that is not zeroed": ("if (table) zero(table + live, width - live, team);", ""),
+    "a missing slot that is looked up": (
+        "slot[j] < 0 ? -1 : __ldg(mapping + slot[j])",
+        "__ldg(mapping + (slot[j] < 0 ? 0 : slot[j]))",
+    ),
+    "a page too few": ("(count + (i64(1) << shift) - 1) >> shift", "count >> shift"),
+    "the draft's others first": ("sees ? seen_place", "!sees ? seen_place"),
+    "runs that meet at a warp's end": ("lane == 0 ? page_before : neighbour", "neighbour"),
+    "a page that is listed twice": ("(place == 0 || page != before)", "true"),
+    "i64 read as i32": ("return wide ?", "return false ?"),
+    "blocks of a row that overlap": ("{part * kThreads +", "{"),
+    "zeroes instead of locations": ("to = slot < 0 ? -1 : __ldg(job.mapping + slot);", ""),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_cases_see_a_mistake(mutant: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = PROGRAM.file.read_text()
+    right, wrong = MUTANTS[mutant]
+    squeezed = re.sub(r"\s+", " ", text)
+    assert re.sub(r"\s+", " ", right) in squeezed, f"the header has changed: {right}"
+    pattern = r"\s+".join(map(re.escape, right.split()))
+    header = tmp_path / "mutant.cuh"
+    header.write_text(re.sub(pattern, lambda _: wrong, text))
+    mutated = build(header, tmp_path)
+    monkeypatch.setattr(cuda, "on_device", lambda device: mutated)
+
+    assert next(faults(), None), f"nothing sees {mutant}"
+
+
+def faults() -> Iterator[str]:
+    """What the cases say of the CUDA form, until one of them sees something."""
+    for name in CHOSEN:
+        yield from seen(functools.partial(chosen_differences, name))
+    for seed in range(SEEDS):
+        for operation in cases.OPERATIONS:
+            call = (operation, seed, cuda, reference, cases.Sizes(), "cpu")
+            yield from seen(functools.partial(cases.differences, *call))
+
+
+def seen(compare: Callable[[], list[str]]) -> list[str]:
+    try:
+        return compare()
+    except on_host.KernelFault as fault:
+        return [str(fault)]
+
+
+def c_struct(name: str) -> str:
+    """The fields of a struct of the header as the codes of Python's struct module."""
+    body = re.search(rf"struct {name} \{{(.*?)\n\}};", PROGRAM.file.read_text(), re.DOTALL)
+    assert body, name
+    codes = {"*": "Q", "i64": "q", "int": "i"}
+    lines = [line.strip() for line in body.group(1).splitlines() if line.strip() and not line.strip().startswith("//")]
+    return "".join(codes["*" if "*" in line else line.split()[0]] for line in lines)
+
+
+@pytest.mark.parametrize("kernel", PARAMETERS)
+def test_the_packing_is_the_headers_struct(kernel: str) -> None:
+    name, layout = PARAMETERS[kernel]
+    packed = re.sub(r"(\d+)([A-Za-z])", lambda found: int(found[1]) * found[2], layout.format)
+    assert packed == c_struct(name)
+    # native alignment leaves no gap before a field, and pads the end as C does
+    assert layout.size == -(-sum({"Q": 8, "q": 8, "i": 4}[code] for code in packed) // 8) * 8
+
+
+def test_the_constants_are_the_headers() -> None:
+    text = PROGRAM.file.read_text()
+    found = {name: int(value) for name, value in re.findall(r"\bk(\w+) = (\d+)[;,]", text)}
+    expected = {
+        "Threads": cuda.THREADS,
+        "VerifyThreads": cuda.VERIFY_THREADS,
+        "Warp": cuda.WARP,
+        "WideSeqLens": cuda.WIDE_SEQ_LENS,
+        "WideReqPoolIndices": cuda.WIDE_REQ_POOL_INDICES,
+        "WideRowStart": cuda.WIDE_ROW_START,
+        "WideExtendLens": cuda.WIDE_EXTEND_LENS,
+        "WideOutCacheLoc": cuda.WIDE_OUT_CACHE_LOC,
+        "DropLast": cuda.DROP_LAST,
+        "ZeroTail": cuda.ZERO_TAIL,
+    }
+    assert found == expected | {"InFlight": found["InFlight"], "Items": found["Items"]}
+    assert sorted(PROGRAM.kernels) == sorted(re.findall(r"__global__ void __launch_bounds__\(.*?\)\s*(\w+)\(", text))
+
+
+def resources(log: str) -> dict[str, tuple[str, ...]]:
+    """From ptxas: stack, stores and loads of spilled registers, for each kernel."""
+    pattern = r"Function properties for (\w+)\n.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill"
+    return {kernel: numbers for kernel, *numbers in re.findall(pattern, log)}
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_nvcc_compiles_it_without_a_warning_or_a_spill(architecture: str, tmp_path: pathlib.Path) -> None:
+    nvcc = shutil.which("nvcc")
+    if not nvcc:
+        pytest.skip("no nvcc here; CI has one")
+    target = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
+    strict = ["-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Werror", "-Xptxas", "-v,-warn-spills"]
+    for file in sorted(PROGRAM.file.parent.iterdir()):
+        what = ["-x", "cu", "-cubin"] if file.suffix == ".cuh" else ["-c"]
+        command = [nvcc, *nvrtc.OPTIONS, target, *strict, *what, str(file), "-o", str(tmp_path / "out")]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert not done.returncode, done.stderr
+        assert resources(done.stderr) == {kernel: ["0", "0", "0"] for kernel in PARAMETERS}, done.stderr
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_nvrtc_compiles_it_without_a_warning_or_a_spill(architecture: str, nvrtc_13: nvrtc.Compiler) -> None:
+    options = [f"--gpu-architecture=sm_{architecture}", *nvrtc.OPTIONS, "--ptxas-options=-v"]
+    cubin, log = nvrtc_13.cubin(PROGRAM.source(), PROGRAM.header, options)
+    assert "warning" not in log, log
+    assert resources(log) == {kernel: ["0", "0", "0"] for kernel in PARAMETERS}, log
+    assert all(kernel.encode() in cubin for kernel in PARAMETERS)

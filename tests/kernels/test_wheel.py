@@ -1,0 +1,109 @@
+"""The CUDA sources travel: into a wheel, into a source distribution, and with machine code where it was asked for."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from tests import processes
+
+HEADER = "sglang_bcg_fixes/csrc/fa_metadata/fa_metadata.cuh"
+WHAT_IS_THERE = """
+import json
+from sglang_bcg_fixes.kernels.cuda import program
+from sglang_bcg_fixes.kernels.fa_metadata.program import PROGRAM
+built = program.precompiled(PROGRAM, (9, 0))
+print(json.dumps([str(PROGRAM.file), PROGRAM.file.is_file(), built.origin if built else None]))
+"""
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A copy, since setuptools leaves a build folder behind."""
+    copy = tmp_path_factory.mktemp("checkout")
+    for name in ("csrc", "sglang_bcg_fixes"):
+        shutil.copytree(processes.REPOSITORY / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.py", "pyproject.toml", "entry_points.toml", "MANIFEST.in", "README.md"):
+        shutil.copy(processes.REPOSITORY / name, copy)
+    return copy
+
+
+def built(checkout: pathlib.Path, folder: pathlib.Path, *, fails: bool = False, **environment: str) -> str:
+    """A wheel into the folder, unpacked there too; what pip said."""
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-v", "-w", str(folder)]
+    shutil.rmtree(checkout / "build", ignore_errors=True)
+    ours = {"BCG_FIXES_CUDA_ARCHS", "BCG_FIXES_SKIP_CUDA"}
+    inherited = {name: value for name, value in os.environ.items() if name not in ours}
+    done = subprocess.run(
+        [*command, str(checkout)], env={**inherited, **environment}, capture_output=True, text=True, check=False
+    )
+    assert bool(done.returncode) is fails, done.stdout + done.stderr
+    for wheel in folder.glob("*.whl"):
+        zipfile.ZipFile(wheel).extractall(folder / "installed")
+    return done.stdout + done.stderr
+
+
+def asked(installed: pathlib.Path) -> str:
+    # python looks into the folder that it is started in first
+    command = [sys.executable, "-c", WHAT_IS_THERE]
+    return subprocess.run(command, cwd=installed, check=True, capture_output=True, text=True).stdout
+
+
+def cubins(folder: pathlib.Path) -> list[str]:
+    return sorted(file.name for file in folder.glob("installed/**/*.cubin"))
+
+
+def test_a_wheel_carries_the_header_and_nothing_compiled(checkout: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    built(checkout, tmp_path)
+    assert (tmp_path / "installed" / HEADER).read_bytes() == (
+        checkout / "csrc/fa_metadata/fa_metadata.cuh"
+    ).read_bytes()
+    assert not cubins(tmp_path)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert f'["{tmp_path / "installed" / HEADER}", true, null]' in asked(tmp_path / "installed")
+
+
+def test_machine_code_is_built_ahead_and_found(checkout: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    if not shutil.which("nvcc"):
+        pytest.skip("no nvcc here; CI has one")
+    built(checkout, tmp_path, BCG_FIXES_CUDA_ARCHS="90a; 80")
+    assert cubins(tmp_path) == ["fa_metadata.sm_80.cubin", "fa_metadata.sm_90a.cubin"]
+    assert "sm_90a, from " in asked(tmp_path / "installed")
+    # the same checkout, and the header is another one now
+    header = tmp_path / "installed" / HEADER
+    header.write_text(header.read_text() + "// changed\n")
+    assert "null]" in asked(tmp_path / "installed")
+
+
+def test_the_switch_forbids_it(checkout: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    built(checkout, tmp_path, BCG_FIXES_CUDA_ARCHS="90a", BCG_FIXES_SKIP_CUDA="1")
+    assert not cubins(tmp_path)
+
+
+def test_machine_code_without_a_compiler_is_an_error_that_says_how(
+    checkout: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    log = built(checkout, tmp_path, fails=True, BCG_FIXES_CUDA_ARCHS="90a", PATH="/nowhere")
+    assert "no nvcc is on the PATH; unset it" in log
+
+
+def test_a_source_distribution_has_what_a_wheel_is_built_from(checkout: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    command = [sys.executable, "setup.py", "-q", "sdist", "--dist-dir", str(tmp_path)]
+    subprocess.run(command, cwd=checkout, check=True, capture_output=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    shutil.unpack_archive(archive, tmp_path)
+    (source,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    built(source, tmp_path / "wheels")
+    assert (tmp_path / "wheels" / "installed" / HEADER).is_file()
+
+
+def test_a_checkout_has_the_header_beside_the_package(checkout: pathlib.Path) -> None:
+    assert f'["{checkout / "csrc/fa_metadata/fa_metadata.cuh"}", true, null]' in asked(checkout)
+    assert not (checkout / "sglang_bcg_fixes" / "csrc").exists()
