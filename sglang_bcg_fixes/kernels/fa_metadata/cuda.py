@@ -15,6 +15,7 @@ from sglang_bcg_fixes.model import Accepted, Rejected
 
 Tensor = torch.Tensor
 Launch = Callable[..., None]
+I64 = torch.int64
 
 # the structs of the header: pointers, strides, numbers, and what pads C's struct to a multiple of eight bytes
 FA_METADATA = struct.Struct("13Q3q11i0q")
@@ -96,67 +97,62 @@ def fa_metadata(
     zero_tail: bool = False,
 ) -> None:
     kernels = on_device(cache_seqlens.get_device())
-    bs = cache_seqlens.size(0)
-    lengths, written = seq_lens.data_ptr(), cache_seqlens.data_ptr()
-    width, row_blocks, stride, swa_stride = 0, 0, 0, 0
+    bs = cache_seqlens.shape[0]
+    flags = drop_last * DROP_LAST + zero_tail * ZERO_TAIL
+    if seq_lens.dtype is I64:
+        flags += WIDE_SEQ_LENS
+    if req_pool_indices.dtype is I64:
+        flags += WIDE_REQ_POOL_INDICES
+    if row_start is not None and row_start.dtype is I64:
+        flags += WIDE_ROW_START
+    if extend_lens is not None and extend_lens.dtype is I64:
+        flags += WIDE_EXTEND_LENS
+    width = row_blocks = stride = swa_stride = new_tokens = swa_out_length = swa_blocks = 0
     if page_table is not None:
-        width, stride = page_table.size(1), page_table.stride(0)
+        width, stride = page_table.shape[1], page_table.stride()[0]
         at_once = COPIED if page_size == 1 and swa_page_table is None else GATHERED
         row_blocks = blocks_per_row(kernels.busy_blocks, bs, width, at_once)
     if swa_page_table is not None:
-        swa_stride = swa_page_table.stride(0)
-    new_tokens, swa_out_length = 0, 0
+        swa_stride = swa_page_table.stride()[0]
     if out_cache_loc is not None and swa_out_cache_loc is not None:
-        new_tokens, swa_out_length = out_cache_loc.size(0), swa_out_cache_loc.size(0)
-    flags = (
-        is_wide(seq_lens) * WIDE_SEQ_LENS
-        | is_wide(req_pool_indices) * WIDE_REQ_POOL_INDICES
-        | is_wide(row_start) * WIDE_ROW_START
-        | is_wide(extend_lens) * WIDE_EXTEND_LENS
-        | is_wide(out_cache_loc) * WIDE_OUT_CACHE_LOC
-        | drop_last * DROP_LAST
-        | zero_tail * ZERO_TAIL
+        new_tokens, swa_out_length = out_cache_loc.shape[0], swa_out_cache_loc.shape[0]
+        swa_blocks = -(-swa_out_length // THREADS)
+        if out_cache_loc.dtype is I64:
+            flags += WIDE_OUT_CACHE_LOC
+    lengths, written = seq_lens.data_ptr(), cache_seqlens.data_ptr()
+    fields = (
+        lengths,
+        req_pool_indices.data_ptr(),
+        req_to_token.data_ptr(),
+        address(row_start),
+        address(extend_lens),
+        address(mapping),
+        address(out_cache_loc),
+        written,
+        address(cu_seqlens_k),
+        address(cu_seqlens_q),
+        address(page_table),
+        address(swa_page_table),
+        address(swa_out_cache_loc),
+        req_to_token.stride()[0],
+        stride,
+        swa_stride,
+        req_to_token.shape[1],
+        width,
+        bs,
+        page_size.bit_length() - 1,
+        delta,
+        q_stride,
+        new_tokens,
+        swa_out_length,
     )
-
-    def launch(sum_blocks: int, row_blocks: int, swa_out_length: int) -> None:
-        kernels.fa_metadata(
-            sum_blocks + bs * row_blocks + -(-swa_out_length // THREADS),
-            lengths,
-            req_pool_indices.data_ptr(),
-            req_to_token.data_ptr(),
-            address(row_start),
-            address(extend_lens),
-            address(mapping),
-            address(out_cache_loc),
-            written,
-            address(cu_seqlens_k),
-            address(cu_seqlens_q),
-            address(page_table),
-            address(swa_page_table),
-            address(swa_out_cache_loc),
-            req_to_token.stride(0),
-            stride,
-            swa_stride,
-            req_to_token.size(1),
-            width,
-            bs,
-            page_size.bit_length() - 1,
-            delta,
-            q_stride,
-            new_tokens,
-            swa_out_length,
-            sum_blocks,
-            row_blocks,
-            flags,
-        )
-
-    if lengths == written and (delta or drop_last) and bs:
+    other_blocks = bs * row_blocks + swa_blocks
+    if lengths == written and (delta or drop_last) and other_blocks:
         # rows would read the lengths that the sums rewrite
-        if row_blocks or swa_out_length:
-            launch(0, row_blocks, swa_out_length)
-        launch(1, 0, 0)
+        kernels.fa_metadata(other_blocks, *fields, 0, row_blocks, flags)
+        kernels.fa_metadata(1, *fields, 1, 0, flags)
     else:
-        launch(1, row_blocks, swa_out_length)
+        kernels.fa_metadata(1 + other_blocks, *fields, 1, row_blocks, flags)
 
 
 def draft_expand(
@@ -173,7 +169,7 @@ def draft_expand(
     cu_seqlens_k: Tensor | None = None,
     zero_tail: bool = False,
 ) -> None:
-    bs = cache_seqlens.size(0)
+    bs = cache_seqlens.shape[0]
     on_device(cache_seqlens.get_device()).draft_expand(
         max(1, -(-bs * WARP // THREADS)),
         seq_lens.data_ptr(),
@@ -182,8 +178,8 @@ def draft_expand(
         page_table.data_ptr(),
         address(cu_seqlens_q),
         address(cu_seqlens_k),
-        page_table.stride(0),
-        page_table.size(1),
+        page_table.stride()[0],
+        page_table.shape[1],
         bs,
         page_size.bit_length() - 1,
         topk,
@@ -207,7 +203,7 @@ def verify_expand(
     live_rows: int | None = None,
     cu_seqlens_q: Tensor | None = None,
 ) -> None:
-    bs = cache_seqlens.size(0)
+    bs = cache_seqlens.shape[0]
     on_device(cache_seqlens.get_device()).verify_expand(
         1 + -(-bs * WARP // VERIFY_THREADS),
         seq_lens.data_ptr(),
@@ -219,9 +215,9 @@ def verify_expand(
         cu_seqlens_k.data_ptr(),
         address(cu_seqlens_q),
         page_table.data_ptr(),
-        req_to_token.stride(0),
-        page_table.stride(0),
-        req_to_token.size(1),
+        req_to_token.stride()[0],
+        page_table.stride()[0],
+        req_to_token.shape[1],
         bs,
         draft_tokens,
         bs if live_rows is None else live_rows,
@@ -243,7 +239,7 @@ def local_attention(
     zero_tail: bool = False,
 ) -> None:
     kernels = on_device(seqused.get_device())
-    bs, width = seqused.size(0), block_table.size(1)
+    bs, width = seqused.shape[0], block_table.shape[1]
     at_once = COPIED if page_size == 1 and mapping is None else GATHERED
     row_blocks = blocks_per_row(kernels.busy_blocks, bs, width, at_once)
     kernels.local_attention(
@@ -255,9 +251,9 @@ def local_attention(
         seqused.data_ptr(),
         block_table.data_ptr(),
         address(cu_seqlens_q),
-        req_to_token.stride(0),
-        block_table.stride(0),
-        req_to_token.size(1),
+        req_to_token.stride()[0],
+        block_table.stride()[0],
+        req_to_token.shape[1],
         width,
         bs,
         page_size.bit_length() - 1,
@@ -276,5 +272,5 @@ def address(tensor: Tensor | None) -> int:
     return 0 if tensor is None else tensor.data_ptr()
 
 
-def is_wide(tensor: Tensor | None) -> bool:
-    return tensor is not None and tensor.dtype is torch.int64
+def is_wide(tensor: Tensor) -> bool:
+    return tensor.dtype is I64
