@@ -1,6 +1,7 @@
-// Enough of CUDA to run a kernel's source on the host: every thread of a block is a fiber of its own, and blocks run one
-// after the other. What a GPU may do in any order is done in an order drawn from a seed. A barrier or a warp operation
-// that not every thread of the block or warp reaches ends the run with a message; on a GPU it hangs or is undefined.
+// Enough of CUDA to run a kernel's source on the host: every thread of a block is a fiber of its own, and blocks run
+// one after the other. What a GPU may do in any order is done in an order drawn from a seed. A barrier or a warp
+// operation that not every thread of the block or warp reaches ends the run with a message; on a GPU it hangs or is
+// undefined.
 //
 // Modelled: barriers of a block, shuffles and ballots of whole warps, static shared memory. Not modelled: the order in
 // which memory accesses of different threads become visible, atomics, dynamic shared memory, anything of one chip only.
@@ -166,7 +167,8 @@ inline void run_block(unsigned threads, std::mt19937& chance) {
                             std::to_string(blockIdx.x) + " thread " + std::to_string(left[0]->thread);
             return;
         }
-        left.erase(std::remove_if(left.begin(), left.end(), [](const Fiber* fiber) { return fiber->done; }), left.end());
+        left.erase(std::remove_if(left.begin(), left.end(), [](const Fiber* fiber) { return fiber->done; }),
+                   left.end());
     }
 }
 
@@ -215,9 +217,9 @@ inline unsigned __ballot_sync(unsigned mask, bool vote) {
 }
 
 // exports a kernel whose only parameter is a struct
-#define ON_HOST(kernel, Parameters)                                                                               \
-    extern "C" const char* kernel##_on_host(const void* parameters, unsigned size, unsigned blocks,               \
-                                            unsigned threads, unsigned seed) {                                    \
-        if (size != sizeof(Parameters)) return "the packed parameters do not have the size of " #Parameters;      \
-        return host::run([&] { kernel(*static_cast<const Parameters*>(parameters)); }, blocks, threads, seed);    \
+#define ON_HOST(kernel, Parameters)                                                                                   \
+    extern "C" const char* kernel##_on_host(const void* parameters, unsigned size, unsigned blocks, unsigned threads, \
+                                            unsigned seed) {                                                          \
+        if (size != sizeof(Parameters)) return "the packed parameters do not have the size of " #Parameters;          \
+        return host::run([&] { kernel(*static_cast<const Parameters*>(parameters)); }, blocks, threads, seed);        \
     }

@@ -38,8 +38,8 @@ int cuFuncGetAttribute(int* value, int attribute, void* function) {
     return fail_with;
 }
 
-int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x, unsigned block_y,
-                   unsigned block_z, unsigned shared, void* stream, void** parameters, void** extra) {
+int cuLaunchKernel(void* function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
+                   unsigned block_y, unsigned block_z, unsigned shared, void* stream, void** parameters, void** extra) {
     struct launch now = {function, {grid_x, grid_y, grid_z, block_x, block_y, block_z, shared}, stream, {0}};
     if (extra) return 1;
     memcpy(now.parameters, parameters[0], parameter_bytes);

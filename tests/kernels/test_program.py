@@ -169,12 +169,19 @@ def test_a_mistake_of_ours_is_not_taken_for_a_machine_without_cuda(small) -> Non
         program.ready(lambda: 1 // 0)
 
 
-def test_torch_without_cuda_is_a_reason() -> None:
+def test_torch_without_cuda_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
-    if torch.version.cuda:
-        pytest.skip("this torch is built with CUDA")
+    monkeypatch.setattr(torch.version, "cuda", None)
     answer = program.ready(lambda: program.load(PROGRAM, 0))
     assert answer == Rejected("this torch is built without CUDA")
+
+
+def test_nothing_is_loaded_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    answer = program.ready(lambda: program.load(PROGRAM, 0))
+    assert isinstance(answer, Rejected) and "a graph is being captured" in answer.reason
 
 
 def test_the_plan_can_ask_without_torch(fake_driver_file: pathlib.Path) -> None:

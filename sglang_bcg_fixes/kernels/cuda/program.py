@@ -118,11 +118,14 @@ def machine_code(program: Program, capability: Capability, cuda_major: int) -> M
 
 @functools.cache
 def load(program: Program, device: int) -> Loaded:
-    """Onto this device, once; not while a graph is captured."""
+    """Onto this device, once."""
     import torch
 
     if not torch.version.cuda:
         raise Unavailable("this torch is built without CUDA")
+    if torch.cuda.is_current_stream_capturing():
+        # loading would spoil the capture
+        raise Unavailable("a graph is being captured; the kernels have to be loaded before")
     code = machine_code(program, torch.cuda.get_device_capability(device), int(torch.version.cuda.split(".")[0]))
     with torch.cuda.device(device):
         # makes torch's context of this device current, which a mere change of device may leave for later
