@@ -117,9 +117,10 @@ struct LocalAttention {
     int flags;
 };
 
-// an element of an i32 or i64 tensor; a plain load, since an output may be the same memory
-__device__ __forceinline__ i64 index_at(const void* values, i64 place, bool wide) {
-    return wide ? static_cast<const i64*>(values)[place] : static_cast<const int*>(values)[place];
+// An element of an i32 or i64 tensor. Lengths, rows and slots fit 32 bits, so the low word says all, and loads need no
+// branch between them. A plain load: an output may be the same memory.
+__device__ __forceinline__ int index_at(const void* values, i64 place, bool wide) {
+    return static_cast<const int*>(values)[place << (wide ? 1 : 0)];
 }
 
 __device__ __forceinline__ i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
@@ -312,7 +313,7 @@ __device__ __forceinline__ void translate_new_tokens(const FaMetadata& job, int 
     for (int i = block * kThreads + threadIdx.x; i < job.swa_out_length; i += blocks * kThreads) {
         i64 to = 0;
         if (i < job.new_tokens) {
-            const i64 slot = index_at(job.out_cache_loc, i, job.flags & kWideOutCacheLoc);
+            const int slot = index_at(job.out_cache_loc, i, job.flags & kWideOutCacheLoc);
             to = slot < 0 ? -1 : __ldg(job.mapping + slot);
         }
         job.swa_out_cache_loc[i] = to;
@@ -425,16 +426,16 @@ __device__ __forceinline__ void compact_pages(const DraftExpand& job, int row) {
     const bool wide = job.flags & kWideOutCacheLoc;
     int* out = job.page_table + row * job.page_table_stride;
     int runs = 0;
-    i64 page_before = 0;
+    int page_before = 0;
     for (int first = 0; first < job.length; first += kWarp) {
         const int place = first + lane;
         const bool in = place < job.length;
-        const i64 page = in ? index_at(job.out_cache_loc, i64(row) * job.steps + place, wide) >> job.page_shift : 0;
-        const i64 neighbour = __shfl_up_sync(kAllLanes, page, 1);
-        const i64 before = lane == 0 ? page_before : neighbour;
+        const int page = in ? index_at(job.out_cache_loc, i64(row) * job.steps + place, wide) >> job.page_shift : 0;
+        const int neighbour = __shfl_up_sync(kAllLanes, page, 1);
+        const int before = lane == 0 ? page_before : neighbour;
         const bool begins = in && (place == 0 || page != before);
         const unsigned begin = __ballot_sync(kAllLanes, begins);
-        if (begins) out[runs + __popc(begin & lower_lanes)] = static_cast<int>(page);
+        if (begins) out[runs + __popc(begin & lower_lanes)] = page;
         runs += __popc(begin);
         page_before = __shfl_sync(kAllLanes, page, kWarp - 1);
     }
@@ -458,7 +459,7 @@ extern "C" __global__ void __launch_bounds__(bcg::kThreads)
         return;
     }
     const int row = block / job.blocks_per_row, part = block % job.blocks_per_row;
-    const i64 length = index_at(job.seq_lens, row, job.flags & kWideSeqLens) + job.delta;
+    const i64 length = i64(index_at(job.seq_lens, row, job.flags & kWideSeqLens)) + job.delta;
     const i64 pool_row = index_at(job.req_pool_indices, row, job.flags & kWideReqPoolIndices);
     const i64 start = job.row_start ? index_at(job.row_start, row, job.flags & kWideRowStart) : 0;
     const i64 kept = job.flags & kDropLast ? length >> job.page_shift << job.page_shift : length;
@@ -475,17 +476,17 @@ extern "C" __global__ void __launch_bounds__(bcg::kThreads)
     if (blockIdx.x == 0 && threadIdx.x == 0 && job.cu_seqlens_q) job.cu_seqlens_q[0] = 0;
     const int row = blockIdx.x / job.blocks_per_row, part = blockIdx.x % job.blocks_per_row;
     if (row >= job.bs) return;
-    const i64 length = index_at(job.seq_lens, row, job.flags & kWideSeqLens);
+    const int length = index_at(job.seq_lens, row, job.flags & kWideSeqLens);
     const i64 pool_row = index_at(job.req_pool_indices, row, job.flags & kWideReqPoolIndices);
-    const i64 start = length > 0 ? (length - 1) / job.chunk * job.chunk : 0;
-    const i64 used = length > 0 ? length - start : 0;
+    const int start = length > 0 ? (length - 1) / job.chunk * job.chunk : 0;
+    const int used = length > 0 ? length - start : 0;
     int* table = job.block_table + row * job.block_table_stride;
     fill_row(job.mapping ? nullptr : table, job.mapping ? table : nullptr,
              job.req_to_token + pool_row * job.req_to_token_stride, start, job.req_to_token_width - start, used,
              job.mapping, job.page_shift, job.width, job.flags & kZeroTail,
              {part * kThreads + static_cast<int>(threadIdx.x), job.blocks_per_row * kThreads});
     if (part == 0 && threadIdx.x == 0) {
-        job.seqused[row] = static_cast<int>(used);
+        job.seqused[row] = used;
         if (job.cu_seqlens_q) job.cu_seqlens_q[row + 1] = row + 1;
     }
 }
@@ -501,8 +502,8 @@ extern "C" __global__ void __launch_bounds__(bcg::kThreads)
     if (row >= job.bs) return;
     compact_pages(job, row);
     if (threadIdx.x % kWarp == 0) {
-        const i64 length = index_at(job.seq_lens, row / job.topk, job.flags & kWideSeqLens);
-        job.cache_seqlens[row] = job.length + static_cast<int>(length & ((1 << job.page_shift) - 1));
+        const int length = index_at(job.seq_lens, row / job.topk, job.flags & kWideSeqLens);
+        job.cache_seqlens[row] = job.length + (length & ((1 << job.page_shift) - 1));
         if (job.cu_seqlens_q) job.cu_seqlens_q[row + 1] = row + 1;
         if (job.cu_seqlens_k) job.cu_seqlens_k[row + 1] = (row + 1) * job.length;
     }

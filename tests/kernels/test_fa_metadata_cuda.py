@@ -182,7 +182,7 @@ MUTANTS = {
     "the draft's others first": ("sees ? seen_place", "!sees ? seen_place"),
     "runs that meet at a warp's end": ("lane == 0 ? page_before : neighbour", "neighbour"),
     "a page that is listed twice": ("(place == 0 || page != before)", "true"),
-    "i64 read as i32": ("return wide ?", "return false ?"),
+    "i64 read as i32": ("place << (wide ? 1 : 0)", "place"),
     "blocks of a row that overlap": ("{part * kThreads +", "{"),
     "zeroes instead of locations": ("to = slot < 0 ? -1 : __ldg(job.mapping + slot);", ""),
 }
