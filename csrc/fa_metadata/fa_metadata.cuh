@@ -9,14 +9,17 @@ namespace bcg {
 
 using i64 = long long;
 
-constexpr int kThreads = 256;
-constexpr int kVerifyThreads = 1024;
+// small blocks: on an H200 each costs 1.5 ns, and wide tables with short rows have many that find nothing to do
+constexpr int kThreads = 128;
+constexpr int kVerifyThreads = 256;
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 // loads that a thread has in flight
 constexpr int kInFlight = 4;
+// the same of flags, which are bytes
+constexpr int kFlagsInFlight = 8;
 // lengths that a thread sums
-constexpr int kItems = 4;
+constexpr int kItems = 8;
 
 // the bits of `flags`: which index tensors are i64, and what is asked for
 enum Flag : int {
@@ -56,9 +59,12 @@ struct FaMetadata {
     int q_stride;
     int new_tokens;
     int swa_out_length;
-    // how the grid is cut: 1 or 0 for the sums, then this many for each row, then the rest for swa_out_cache_loc
+    // how the grid is cut: 1 or 0 blocks for the sums, these for the rows, and the rest for swa_out_cache_loc
     int sum_blocks;
-    int blocks_per_row;
+    int row_blocks;
+    // 2^team_shift threads of a block are a team, and so many teams share a row
+    int team_shift;
+    int teams_per_row;
     int flags;
 };
 
@@ -95,6 +101,8 @@ struct VerifyExpand {
     int bs;
     int draft_tokens;
     int live_rows;
+    // 1, or 0 where another launch sums
+    int sum_blocks;
     int flags;
 };
 
@@ -113,7 +121,8 @@ struct LocalAttention {
     int bs;
     int page_shift;
     int chunk;
-    int blocks_per_row;
+    int team_shift;
+    int teams_per_row;
     int flags;
 };
 
@@ -144,6 +153,19 @@ struct Team {
     int rank;
     int size;
 };
+
+struct RowTeam {
+    int row;
+    Team team;
+};
+
+template <typename Job>
+__device__ __forceinline__ RowTeam row_team(const Job& job, int block) {
+    const int thread = block * kThreads + threadIdx.x;
+    const int number = thread >> job.team_shift, part = number % job.teams_per_row;
+    const int own = thread & ((1 << job.team_shift) - 1);
+    return {number / job.teams_per_row, {(part << job.team_shift) + own, job.teams_per_row << job.team_shift}};
+}
 
 // Zeroes, 16 bytes at a time between the boundaries.
 __device__ __forceinline__ void zero(int* out, int count, Team team) {
@@ -336,86 +358,92 @@ __device__ __forceinline__ RowFlags flags_of(const VerifyExpand& job, int row) {
     return {job.custom_mask + earlier + token * (length + job.draft_tokens) + length, 1};
 }
 
-// How many draft tokens the row first_row + lane sees; the lanes of the warp read each row together.
+// How many draft tokens the row first_row + lane sees. The lanes of the warp read each row together, and several rows
+// before they count.
 __device__ __forceinline__ int count_seen(const VerifyExpand& job, int first_row) {
     const int lane = threadIdx.x % kWarp;
     const RowFlags own = first_row + lane < job.bs ? flags_of(job, first_row + lane) : RowFlags{job.custom_mask, 0};
     int lanes_per_row = 1;
     while (lanes_per_row < job.draft_tokens && lanes_per_row < kWarp) lanes_per_row *= 2;
     const int rows_at_once = kWarp / lanes_per_row;
+    const unsigned row_lanes = lanes_per_row == kWarp ? kAllLanes : (1u << lanes_per_row) - 1;
     int seen = 0;
-    for (int token = lane % lanes_per_row; token - lane % lanes_per_row < job.draft_tokens; token += lanes_per_row) {
-#pragma unroll 8
-        for (int offset = 0; offset < kWarp; offset += rows_at_once) {
-            const int source = offset + lane / lanes_per_row;
-            const RowFlags flags = {reinterpret_cast<const unsigned char*>(__shfl_sync(
-                                        kAllLanes, reinterpret_cast<unsigned long long>(own.first), source)),
-                                    __shfl_sync(kAllLanes, own.step, source)};
-            const bool sees = first_row + source < job.bs && token < job.draft_tokens && flags.sees(token);
-            const unsigned votes = __ballot_sync(kAllLanes, sees);
-            const int mine = lane - offset;
-            if (mine >= 0 && mine < rows_at_once) {
-                const unsigned of_row = votes >> (mine * lanes_per_row);
-                seen += __popc(lanes_per_row == kWarp ? of_row : of_row & ((1u << lanes_per_row) - 1));
+    for (int first_token = 0; first_token < job.draft_tokens; first_token += lanes_per_row) {
+        const int token = first_token + lane % lanes_per_row;
+        for (int batch = 0; batch < kWarp; batch += kFlagsInFlight * rows_at_once) {
+            bool sees[kFlagsInFlight];
+#pragma unroll
+            for (int j = 0; j < kFlagsInFlight; ++j) {
+                const int source = batch + j * rows_at_once + lane / lanes_per_row;
+                const RowFlags flags = {
+                    reinterpret_cast<const unsigned char*>(
+                        __shfl_sync(kAllLanes, reinterpret_cast<unsigned long long>(own.first), source % kWarp)),
+                    __shfl_sync(kAllLanes, own.step, source % kWarp)};
+                const bool is_row = source < kWarp && first_row + source < job.bs;
+                sees[j] = is_row && token < job.draft_tokens && flags.sees(token);
+            }
+#pragma unroll
+            for (int j = 0; j < kFlagsInFlight; ++j) {
+                const unsigned votes = __ballot_sync(kAllLanes, sees[j]);
+                const int mine = lane - (batch + j * rows_at_once);
+                if (mine >= 0 && mine < rows_at_once) seen += __popc(votes >> (mine * lanes_per_row) & row_lanes);
             }
         }
     }
     return seen;
 }
 
-// One block: how many draft tokens each row sees, and their running sum.
+// One block: the running sum of what each row sees, counted here once more, so that it need not wait for the rows.
 __device__ __forceinline__ void sum_seen(const VerifyExpand& job) {
     __shared__ unsigned of_warps[kVerifyThreads / kWarp];
     unsigned carry = 0;
-    if (threadIdx.x == 0) {
-        job.cu_seqlens_k[0] = 0;
-        if (job.cu_seqlens_q) job.cu_seqlens_q[0] = 0;
-    }
+    if (threadIdx.x == 0) job.cu_seqlens_k[0] = 0;
     for (int tile = 0; tile < job.bs; tile += kVerifyThreads) {
         const int row = tile + threadIdx.x;
         const int first_row = row - threadIdx.x % kWarp;
         // whole warps go one way
         const int seen = first_row < job.bs ? count_seen(job, first_row) : 0;
         const Sums sums = sum_over_block<kVerifyThreads>(row < job.bs ? seen : 0, of_warps);
-        if (row < job.bs) {
-            job.cache_seqlens[row] = seen;
-            job.cu_seqlens_k[row + 1] = static_cast<int>(carry + sums.below + seen);
-            if (job.cu_seqlens_q) job.cu_seqlens_q[row + 1] = row + 1;
-        }
+        if (row < job.bs) job.cu_seqlens_k[row + 1] = static_cast<int>(carry + sums.below + seen);
         carry += sums.all;
     }
 }
 
-// One warp: the slots of the draft tokens that the row sees, in their order, then of the others.
+// One warp: how many draft tokens the row sees, and the slots of those in their order, then of the others.
 __device__ __forceinline__ void order_slots(const VerifyExpand& job, int row) {
     const int lane = threadIdx.x % kWarp;
     const unsigned lower_lanes = (1u << lane) - 1;
     const int request = row / job.draft_tokens;
-    const RowFlags flags = flags_of(job, row);
     const i64 length = index_at(job.seq_lens, request, job.flags & kWideSeqLens);
     const i64 pool_row = index_at(job.req_pool_indices, request, job.flags & kWideReqPoolIndices);
-    const int* tokens = job.req_to_token + pool_row * job.req_to_token_stride;
+    const RowFlags flags = flags_of(job, row);
+    const int* tokens = job.req_to_token + pool_row * job.req_to_token_stride + length;
+    const i64 left = job.req_to_token_width - length;
     int* out = job.page_table + row * job.page_table_stride;
-    int unseen_place = 0;
-    for (int first = 0; first < job.draft_tokens; first += kWarp) {
+    // most drafts have no more tokens than a warp has lanes: theirs are read once, flag and slot at the same time
+    const bool first_sees = lane < job.draft_tokens && flags.sees(lane);
+    const int first_slot = lane < job.draft_tokens && lane < left ? __ldg(tokens + lane) : 0;
+    int count = __popc(__ballot_sync(kAllLanes, first_sees));
+    for (int first = kWarp; first < job.draft_tokens; first += kWarp) {
         const bool sees = first + lane < job.draft_tokens && flags.sees(first + lane);
-        unseen_place += __popc(__ballot_sync(kAllLanes, sees));
+        count += __popc(__ballot_sync(kAllLanes, sees));
     }
-    int seen_place = 0;
+    int seen_place = 0, unseen_place = count;
     for (int first = 0; first < job.draft_tokens; first += kWarp) {
         const int token = first + lane;
         const bool in = token < job.draft_tokens;
-        const bool sees = in && flags.sees(token);
+        const bool sees = first == 0 ? first_sees : in && flags.sees(token);
+        const int slot = first == 0 ? first_slot : in && token < left ? __ldg(tokens + token) : 0;
         const unsigned seen = __ballot_sync(kAllLanes, sees);
         const unsigned unseen = __ballot_sync(kAllLanes, in && !sees);
-        if (in) {
-            const int place =
-                sees ? seen_place + __popc(seen & lower_lanes) : unseen_place + __popc(unseen & lower_lanes);
-            const i64 position = length + token;
-            out[place] = position < job.req_to_token_width ? __ldg(tokens + position) : 0;
-        }
+        const int place = sees ? seen_place + __popc(seen & lower_lanes) : unseen_place + __popc(unseen & lower_lanes);
+        if (in) out[place] = slot;
         seen_place += __popc(seen);
         unseen_place += __popc(unseen);
+    }
+    if (lane == 0) {
+        job.cache_seqlens[row] = count;
+        if (job.cu_seqlens_q) job.cu_seqlens_q[row + 1] = row + 1;
     }
 }
 
@@ -453,12 +481,13 @@ extern "C" __global__ void __launch_bounds__(bcg::kThreads)
         return;
     }
     block -= job.sum_blocks;
-    const int row_blocks = job.bs * job.blocks_per_row;
-    if (block >= row_blocks) {
-        translate_new_tokens(job, block - row_blocks);
+    if (block >= job.row_blocks) {
+        translate_new_tokens(job, block - job.row_blocks);
         return;
     }
-    const int row = block / job.blocks_per_row, part = block % job.blocks_per_row;
+    const RowTeam place = row_team(job, block);
+    const int row = place.row;
+    if (row >= job.bs) return;
     const i64 length = i64(index_at(job.seq_lens, row, job.flags & kWideSeqLens)) + job.delta;
     const i64 pool_row = index_at(job.req_pool_indices, row, job.flags & kWideReqPoolIndices);
     const i64 start = job.row_start ? index_at(job.row_start, row, job.flags & kWideRowStart) : 0;
@@ -466,15 +495,15 @@ extern "C" __global__ void __launch_bounds__(bcg::kThreads)
     fill_row(job.page_table + row * job.page_table_stride,
              job.swa_page_table ? job.swa_page_table + row * job.swa_page_table_stride : nullptr,
              job.req_to_token + pool_row * job.req_to_token_stride, start, job.req_to_token_width - start, kept,
-             job.mapping, job.page_shift, job.width, job.flags & kZeroTail,
-             {part * kThreads + static_cast<int>(threadIdx.x), job.blocks_per_row * kThreads});
+             job.mapping, job.page_shift, job.width, job.flags & kZeroTail, place.team);
 }
 
 extern "C" __global__ void __launch_bounds__(bcg::kThreads)
     bcg_local_attention(const __grid_constant__ bcg::LocalAttention job) {
     using namespace bcg;
     if (blockIdx.x == 0 && threadIdx.x == 0 && job.cu_seqlens_q) job.cu_seqlens_q[0] = 0;
-    const int row = blockIdx.x / job.blocks_per_row, part = blockIdx.x % job.blocks_per_row;
+    const RowTeam place = row_team(job, blockIdx.x);
+    const int row = place.row;
     if (row >= job.bs) return;
     const int length = index_at(job.seq_lens, row, job.flags & kWideSeqLens);
     const i64 pool_row = index_at(job.req_pool_indices, row, job.flags & kWideReqPoolIndices);
@@ -483,9 +512,8 @@ extern "C" __global__ void __launch_bounds__(bcg::kThreads)
     int* table = job.block_table + row * job.block_table_stride;
     fill_row(job.mapping ? nullptr : table, job.mapping ? table : nullptr,
              job.req_to_token + pool_row * job.req_to_token_stride, start, job.req_to_token_width - start, used,
-             job.mapping, job.page_shift, job.width, job.flags & kZeroTail,
-             {part * kThreads + static_cast<int>(threadIdx.x), job.blocks_per_row * kThreads});
-    if (part == 0 && threadIdx.x == 0) {
+             job.mapping, job.page_shift, job.width, job.flags & kZeroTail, place.team);
+    if (place.team.rank == 0) {
         job.seqused[row] = used;
         if (job.cu_seqlens_q) job.cu_seqlens_q[row + 1] = row + 1;
     }
@@ -512,11 +540,13 @@ extern "C" __global__ void __launch_bounds__(bcg::kThreads)
 extern "C" __global__ void __launch_bounds__(bcg::kVerifyThreads)
     bcg_verify_expand(const __grid_constant__ bcg::VerifyExpand job) {
     using namespace bcg;
-    if (blockIdx.x == 0) {
+    if (blockIdx.x == 0 && threadIdx.x == 0 && job.cu_seqlens_q) job.cu_seqlens_q[0] = 0;
+    const int block = static_cast<int>(blockIdx.x) - job.sum_blocks;
+    if (block < 0) {
         sum_seen(job);
         return;
     }
-    const int row = (blockIdx.x - 1) * (kVerifyThreads / kWarp) + threadIdx.x / kWarp;
+    const int row = block * (kVerifyThreads / kWarp) + threadIdx.x / kWarp;
     if (row < job.bs) order_slots(job, row);
 }
 

@@ -44,8 +44,8 @@ def build(header: pathlib.Path, folder: pathlib.Path) -> cuda.Kernels:
 
     return cuda.Kernels(
         **{kernel.removeprefix("bcg_"): launcher(kernel) for kernel in PARAMETERS},
-        # few, so that the blocks of a row take turns
-        busy_blocks=8,
+        # few, so that several teams share a row, and take turns
+        busy_threads=1024,
     )
 
 
@@ -105,12 +105,25 @@ def wide_rows(page_size: int, window: bool) -> cases.Call:
     return call("fa_metadata", inputs | {"page_size": page_size, "zero_tail": True}, **shapes)
 
 
+def many_drafts(requests: int, draft_tokens: int) -> cases.Call:
+    """More rows than are summed at once."""
+    lengths, rows = torch.arange(requests) % 5, requests * draft_tokens
+    flags = torch.rand(int((lengths + draft_tokens).sum()) * draft_tokens, generator=torch.Generator().manual_seed(0))
+    inputs = {"seq_lens": lengths, "req_pool_indices": lengths, "custom_mask": flags < 0.5}
+    inputs |= {"req_to_token": torch.arange(5 * 99).view(5, 99).int(), "draft_tokens": draft_tokens}
+    inputs["cu_seqlens"] = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
+    shapes = {"cache_seqlens": (rows,), "cu_seqlens_k": (rows + 1,), "cu_seqlens_q": (rows + 1,)}
+    return call("verify_expand", inputs, **shapes, page_table=(rows, draft_tokens))
+
+
 CHOSEN = {
     "long branches": long_branches,
     "many sums": many_sums,
     "wide rows": lambda: wide_rows(1, False),
     "wide rows, window": lambda: wide_rows(1, True),
     "wide rows, pages": lambda: wide_rows(2, True),
+    "flags counted twice": lambda: many_drafts(100, 8),
+    "flags counted once": lambda: many_drafts(10, 40),
 }
 
 
@@ -137,7 +150,7 @@ def test_the_grid_and_the_parameters_follow_from_shapes_alone(operation: str, ho
             recorded = {
                 field.name: lambda *numbers, name=field.name, kept=kept: kept.append((name, *numbers))
                 for field in dataclasses.fields(cuda.Kernels)
-                if field.name != "busy_blocks"
+                if field.name != "busy_threads"
             }
             monkeypatch.setattr(cuda, "on_device", lambda device, r=recorded: dataclasses.replace(host, **r))
             call.run(cuda)
@@ -163,6 +176,17 @@ def test_only_lengths_that_are_rewritten_in_place_cost_a_second_launch(host, mon
     assert [count(lengths, delta=1), count(lengths, drop_last=True)] == [2, 2]
 
 
+def test_few_flags_are_counted_twice_and_many_wait_for_the_rows(host, monkeypatch: pytest.MonkeyPatch) -> None:
+    launches: list[str] = []
+    names = ("fa_metadata", "verify_expand")
+    counted = dataclasses.replace(host, **{name: lambda *_, n=name: launches.append(n) for name in names})
+    monkeypatch.setattr(cuda, "on_device", lambda device: counted)
+    many_drafts(100, 8).run(cuda)
+    assert launches == ["verify_expand"]
+    many_drafts(10, 40).run(cuda)
+    assert launches == ["verify_expand", "verify_expand", "fa_metadata"]
+
+
 # one mistake each that a reviewer could overlook; those that read or write elsewhere would end this process
 MUTANTS = {
     "a sum without the earlier tiles": ("carry_k += sums.all;", ""),
@@ -183,7 +207,7 @@ MUTANTS = {
     "runs that meet at a warp's end": ("lane == 0 ? page_before : neighbour", "neighbour"),
     "a page that is listed twice": ("(place == 0 || page != before)", "true"),
     "i64 read as i32": ("place << (wide ? 1 : 0)", "place"),
-    "blocks of a row that overlap": ("{part * kThreads +", "{"),
+    "teams of a row that overlap": ("(part << job.team_shift) + own", "own"),
     "zeroes instead of locations": ("to = slot < 0 ? -1 : __ldg(job.mapping + slot);", ""),
 }
 
@@ -253,7 +277,8 @@ def test_the_constants_are_the_headers() -> None:
         "DropLast": cuda.DROP_LAST,
         "ZeroTail": cuda.ZERO_TAIL,
     }
-    assert found == expected | {"InFlight": found["InFlight"], "Items": found["Items"]}
+    headers_own = ("InFlight", "FlagsInFlight", "Items")
+    assert found == expected | {name: found[name] for name in headers_own}
     assert sorted(PROGRAM.kernels) == sorted(re.findall(r"__global__ void __launch_bounds__\(.*?\)\s*(\w+)\(", text))
 
 

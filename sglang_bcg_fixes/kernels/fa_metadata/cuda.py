@@ -18,33 +18,36 @@ Launch = Callable[..., None]
 I64 = torch.int64
 
 # the structs of the header: pointers, strides, numbers, and what pads C's struct to a multiple of eight bytes
-FA_METADATA = struct.Struct("13Q3q11i0q")
+FA_METADATA = struct.Struct("13Q3q13i0q")
 DRAFT_EXPAND = struct.Struct("6Qq7i0q")
-VERIFY_EXPAND = struct.Struct("9Q2q5i0q")
-LOCAL_ATTENTION = struct.Struct("7Q2q7i0q")
+VERIFY_EXPAND = struct.Struct("9Q2q6i0q")
+LOCAL_ATTENTION = struct.Struct("7Q2q8i0q")
 
 # these are the header's too
-THREADS = 256
-VERIFY_THREADS = 1024
+THREADS = 128
+VERIFY_THREADS = 256
 WARP = 32
+WHOLE_WARP, WHOLE_BLOCK = WARP.bit_length() - 1, THREADS.bit_length() - 1
 WIDE_SEQ_LENS, WIDE_REQ_POOL_INDICES, WIDE_ROW_START, WIDE_EXTEND_LENS, WIDE_OUT_CACHE_LOC = 1, 2, 4, 8, 16
 DROP_LAST, ZERO_TAIL = 32, 64
 
-# columns that a block writes with one access of each thread: copied 16 bytes at a time, or gathered
-COPIED, GATHERED = 4 * THREADS, THREADS
-# as many blocks as this for each multiprocessor keep it busy; more of them cost time where rows are short
-BLOCKS_PER_MULTIPROCESSOR = 4
+# columns of a row that a thread reads before it writes: copied 16 bytes at a time, or gathered
+COPIED, GATHERED = 16, 4
+# of a multiprocessor: enough to keep memory busy, and no more, since each costs time where rows are short
+BUSY_THREADS = 512
+# flags of draft tokens; the sums count them once more beside the rows, or wait for the rows in a launch of their own
+MOST_FLAGS_COUNTED_TWICE = 8192
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """The launches of one device, and how many blocks keep it busy."""
+    """The launches of one device, and how many threads keep it busy."""
 
     fa_metadata: Launch
     draft_expand: Launch
     verify_expand: Launch
     local_attention: Launch
-    busy_blocks: int
+    busy_threads: int
 
 
 def ready(device: int) -> Accepted | Rejected:
@@ -71,7 +74,7 @@ def on_device(device: int) -> Kernels:
         draft_expand=launch("bcg_draft_expand", THREADS, DRAFT_EXPAND),
         verify_expand=launch("bcg_verify_expand", VERIFY_THREADS, VERIFY_EXPAND),
         local_attention=launch("bcg_local_attention", THREADS, LOCAL_ATTENTION),
-        busy_blocks=BLOCKS_PER_MULTIPROCESSOR * multiprocessors,
+        busy_threads=BUSY_THREADS * multiprocessors,
     )
 
 
@@ -108,10 +111,11 @@ def fa_metadata(
     if extend_lens is not None and extend_lens.dtype is I64:
         flags += WIDE_EXTEND_LENS
     width = row_blocks = stride = swa_stride = new_tokens = swa_out_length = swa_blocks = 0
+    team_shift, teams = 0, 1
     if page_table is not None:
         width, stride = page_table.shape[1], page_table.stride()[0]
         at_once = COPIED if page_size == 1 and swa_page_table is None else GATHERED
-        row_blocks = blocks_per_row(kernels.busy_blocks, bs, width, at_once)
+        team_shift, teams, row_blocks = shared_rows(kernels.busy_threads, bs, width, at_once)
     if swa_page_table is not None:
         swa_stride = swa_page_table.stride()[0]
     if out_cache_loc is not None and swa_out_cache_loc is not None:
@@ -146,13 +150,13 @@ def fa_metadata(
         new_tokens,
         swa_out_length,
     )
-    other_blocks = bs * row_blocks + swa_blocks
+    other_blocks = row_blocks + swa_blocks
     if lengths == written and (delta or drop_last) and other_blocks:
         # rows would read the lengths that the sums rewrite
-        kernels.fa_metadata(other_blocks, *fields, 0, row_blocks, flags)
-        kernels.fa_metadata(1, *fields, 1, 0, flags)
+        kernels.fa_metadata(other_blocks, *fields, 0, row_blocks, team_shift, teams, flags)
+        kernels.fa_metadata(1, *fields, 1, 0, team_shift, teams, flags)
     else:
-        kernels.fa_metadata(1 + other_blocks, *fields, 1, row_blocks, flags)
+        kernels.fa_metadata(1 + other_blocks, *fields, 1, row_blocks, team_shift, teams, flags)
 
 
 def draft_expand(
@@ -203,16 +207,19 @@ def verify_expand(
     live_rows: int | None = None,
     cu_seqlens_q: Tensor | None = None,
 ) -> None:
-    bs = cache_seqlens.shape[0]
-    on_device(cache_seqlens.get_device()).verify_expand(
-        1 + -(-bs * WARP // VERIFY_THREADS),
+    kernels = on_device(cache_seqlens.get_device())
+    bs, counts, sums = cache_seqlens.shape[0], cache_seqlens.data_ptr(), cu_seqlens_k.data_ptr()
+    waits = bs * draft_tokens > MOST_FLAGS_COUNTED_TWICE
+    sum_blocks = 0 if waits else 1
+    kernels.verify_expand(
+        sum_blocks - (-bs * WARP // VERIFY_THREADS),
         seq_lens.data_ptr(),
         cu_seqlens.data_ptr(),
         req_pool_indices.data_ptr(),
         req_to_token.data_ptr(),
         custom_mask.data_ptr(),
-        cache_seqlens.data_ptr(),
-        cu_seqlens_k.data_ptr(),
+        counts,
+        sums,
         address(cu_seqlens_q),
         page_table.data_ptr(),
         req_to_token.stride()[0],
@@ -221,8 +228,14 @@ def verify_expand(
         bs,
         draft_tokens,
         bs if live_rows is None else live_rows,
+        sum_blocks,
         is_wide(seq_lens) * WIDE_SEQ_LENS | is_wide(req_pool_indices) * WIDE_REQ_POOL_INDICES,
     )
+    if waits:
+        # of the counts, which are lengths that stay as they are
+        tensors, strides = (counts, 0, 0, 0, 0, 0, 0, counts, sums, 0, 0, 0, 0), (0, 0, 0)
+        numbers, one_block_of_sums = (0, 0, bs, 0, 0, 0, 0, 0), (1, 0, 0, 1, 0)
+        kernels.fa_metadata(1, *tensors, *strides, *numbers, *one_block_of_sums)
 
 
 def local_attention(
@@ -241,9 +254,9 @@ def local_attention(
     kernels = on_device(seqused.get_device())
     bs, width = seqused.shape[0], block_table.shape[1]
     at_once = COPIED if page_size == 1 and mapping is None else GATHERED
-    row_blocks = blocks_per_row(kernels.busy_blocks, bs, width, at_once)
+    team_shift, teams, row_blocks = shared_rows(kernels.busy_threads, bs, width, at_once)
     kernels.local_attention(
-        max(1, bs * row_blocks),
+        max(1, row_blocks),
         seq_lens.data_ptr(),
         req_pool_indices.data_ptr(),
         req_to_token.data_ptr(),
@@ -258,14 +271,25 @@ def local_attention(
         bs,
         page_size.bit_length() - 1,
         chunk,
-        row_blocks,
+        team_shift,
+        teams,
         is_wide(seq_lens) * WIDE_SEQ_LENS | is_wide(req_pool_indices) * WIDE_REQ_POOL_INDICES | zero_tail * ZERO_TAIL,
     )
 
 
-def blocks_per_row(busy_blocks: int, bs: int, width: int, at_once: int) -> int:
-    """From shapes alone, so that a captured launch is right for any lengths; at least one."""
-    return max(1, min(-(-busy_blocks // max(bs, 1)), -(-width // at_once)))
+def shared_rows(busy_threads: int, bs: int, width: int, at_once: int) -> tuple[int, int, int]:
+    """How many threads are a team (as a power of two), how many teams share a row, and how many blocks that makes.
+
+    From shapes alone, so that a captured launch is right for any lengths.
+    """
+    if not bs:
+        return 0, 1, 0
+    threads = busy_threads // bs
+    if threads >= THREADS:
+        teams = max(1, min(threads // THREADS, -(-width // (at_once * THREADS))))
+        return WHOLE_BLOCK, teams, bs * teams
+    shift = max(WHOLE_WARP, threads.bit_length() - 1)
+    return shift, 1, -(-(bs << shift) // THREADS)
 
 
 def address(tensor: Tensor | None) -> int:
