@@ -447,7 +447,7 @@ __device__ __forceinline__ void order_slots(const VerifyExpand& job, int row) {
     }
 }
 
-// One warp: the pages of the row's slots, each run of equal ones once.
+// One warp: the pages of the row's slots, each run of equal ones once; where a page is a slot, the slots as they are.
 __device__ __forceinline__ void compact_pages(const DraftExpand& job, int row) {
     const int lane = threadIdx.x % kWarp;
     const unsigned lower_lanes = (1u << lane) - 1;
@@ -461,7 +461,7 @@ __device__ __forceinline__ void compact_pages(const DraftExpand& job, int row) {
         const int page = in ? index_at(job.out_cache_loc, i64(row) * job.steps + place, wide) >> job.page_shift : 0;
         const int neighbour = __shfl_up_sync(kAllLanes, page, 1);
         const int before = lane == 0 ? page_before : neighbour;
-        const bool begins = in && (place == 0 || page != before);
+        const bool begins = in && (job.page_shift == 0 || place == 0 || page != before);
         const unsigned begin = __ballot_sync(kAllLanes, begins);
         if (begins) out[runs + __popc(begin & lower_lanes)] = page;
         runs += __popc(begin);
