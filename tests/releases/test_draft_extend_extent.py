@@ -198,15 +198,16 @@ def observe_mutants(model: str, release: str) -> Found:
 
 
 def changed() -> list[str]:
-    """What carries our mark in the classes that the two fixes could change."""
+    """What carries the mark of one of the two fixes in the classes that they could change."""
     from sglang_bcg_fixes.patching import MARK
 
     modules = [importlib.import_module(name) for name in CHANGEABLE]
     kinds = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type)]
     own = [kind for kind in kinds if kind.__module__ in CHANGEABLE]
-    return sorted(
-        {f"{kind.__name__}.{name}" for kind in own for name, value in vars(kind).items() if hasattr(value, MARK)}
-    )
+    marks = {
+        f"{kind.__name__}.{name}": getattr(value, MARK, None) for kind in own for name, value in vars(kind).items()
+    }
+    return sorted(where for where, mark in marks.items() if mark in (EXTENT, PREFIX_ONLY))
 
 
 def main(observer: str, release: str, *models: str) -> None:
