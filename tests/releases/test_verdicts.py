@@ -19,7 +19,7 @@ import pytest
 from sglang_bcg_fixes.model import SECTIONS, Fix, Verdict
 from sglang_bcg_fixes.probe import Folder, Source, ask
 from sglang_bcg_fixes.registry import declared_in, fix_modules
-from tests import wheels
+from tests import processes, wheels
 from tests.mutated import Mutated
 from tests.wheels import RELEASES
 
@@ -147,6 +147,13 @@ def test_a_source_that_drifted_is_unknown(fix: Fix, release: str, mutation: Muta
         assert found, f"{fix.id} reads no function as a whole"
     for where, source in found:
         assert ask(fix, source).verdict is Verdict.UNKNOWN, f"{mutation.__name__}: {where}"
+
+
+def test_what_the_newest_release_still_has_is_ready_to_be_reported() -> None:
+    live = {name for name, verdict in json.loads(TABLE.read_text())[RELEASES[-1]].items() if verdict == "affected"}
+    reports = processes.REPOSITORY / "docs" / "upstream"
+    missing = [name for name in sorted(live) if FIXES[name].default == "auto" and not (reports / f"{name}.md").exists()]
+    assert live and not missing
 
 
 def main() -> None:
