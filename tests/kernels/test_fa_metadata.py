@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
 import random
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -161,6 +164,26 @@ def test_wrong_arguments_are_named(message: str) -> None:
     arguments.check_fa_metadata(**right)
     with pytest.raises(ValueError, match=message.replace("[", r"\[")):
         reference.fa_metadata(**{**right, **WRONG[message]})
+
+
+def test_the_short_way_to_the_driver_leads_to_the_same_launch(tmp_path: pathlib.Path) -> None:
+    """Triton's own launchers, and a driver that only keeps what it is given."""
+    driver = tmp_path / "libcuda.so.1"
+    source = pathlib.Path(__file__).parent / "triton_driver.c"
+    named = "-Wl,-soname,libcuda.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-O1", named, str(source), "-o", str(driver)], check=True)
+    paths = {"TRITON_LIBCUDA_PATH": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)}
+    done = processes.python(
+        "-m",
+        "tests.kernels.triton_host_path",
+        str(driver),
+        environment={"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path / "cache"), "CASES": "8", **paths},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.partition("RESULT ")[2])
+    assert found["alike"] >= 32
+    assert found["direct_us"] < found["triton_us"]
 
 
 def test_it_compiles_for_gpus() -> None:

@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_bcg_fixes.kernels.triton_launch import Launcher
+
 Tensor = torch.Tensor
 
 WARPS = 4
@@ -139,24 +141,24 @@ ANY_ALIGNMENT = [
 
 @triton.jit(do_not_specialize=UNSPECIALISED, do_not_specialize_on_alignment=ANY_ALIGNMENT)
 def fa_metadata_kernel(
+    req_to_token,
+    page_table,
+    swa_page_table,
     seq_lens,
     req_pool_indices,
-    req_to_token,
     cache_seqlens,
     cu_seqlens_k,
-    page_table,
     row_start,
     cu_seqlens_q,
     extend_lens,
-    swa_page_table,
     mapping,
     out_cache_loc,
     swa_out_cache_loc,
-    bs,
     req_stride,
-    tokens,
     table_stride,
     swa_stride,
+    bs,
+    tokens,
     width,
     delta,
     q_stride,
@@ -264,44 +266,36 @@ def fa_metadata(
     if others and (delta or drop_last) and seq_lens.data_ptr() == cache_seqlens.data_ptr():
         # rows read the lengths that the first program overwrites
         launches = [(1, others), (0, 1)]
+    tensors = (
+        req_to_token,
+        page_table,
+        swa_page_table,
+        seq_lens,
+        req_pool_indices,
+        cache_seqlens,
+        cu_seqlens_k,
+        row_start,
+        cu_seqlens_q,
+        extend_lens,
+        mapping,
+        out_cache_loc,
+        swa_out_cache_loc,
+    )
+    strides = (req_stride, table_stride, swa_stride)
+    constants = (
+        page_size.bit_length() - 1,
+        drop_last,
+        zero_tail,
+        columns,
+        LENGTHS,
+        LOCATIONS,
+        math.gcd(WIDEST, req_stride),
+        math.gcd(WIDEST, table_stride),
+        math.gcd(WIDEST, swa_stride),
+    )
     for first_program, programs in launches:
-        fa_metadata_kernel[(programs,)](
-            seq_lens,
-            req_pool_indices,
-            req_to_token,
-            cache_seqlens,
-            cu_seqlens_k,
-            page_table,
-            row_start,
-            cu_seqlens_q,
-            extend_lens,
-            swa_page_table,
-            mapping,
-            out_cache_loc,
-            swa_out_cache_loc,
-            bs,
-            req_stride,
-            tokens,
-            table_stride,
-            swa_stride,
-            width,
-            delta,
-            q_stride,
-            share,
-            first_program,
-            new,
-            room,
-            page_size.bit_length() - 1,
-            drop_last,
-            zero_tail,
-            columns,
-            LENGTHS,
-            LOCATIONS,
-            math.gcd(WIDEST, req_stride),
-            math.gcd(WIDEST, table_stride),
-            math.gcd(WIDEST, swa_stride),
-            num_warps=WARPS,
-        )
+        numbers = (bs, tokens, width, delta, q_stride, share, first_program, new, room)
+        launch_fa_metadata(programs, tensors, strides, numbers, constants)
 
 
 @triton.jit(
@@ -323,12 +317,12 @@ def draft_expand_kernel(
     page_table,
     cu_seqlens_q,
     cu_seqlens_k,
+    table_stride,
     rows,
     width,
     length,
     topk,
     steps,
-    table_stride,
     SHIFT: tl.constexpr,
     ZERO_TAIL: tl.constexpr,
     ROWS: tl.constexpr,
@@ -377,24 +371,12 @@ def draft_expand(
 ) -> None:
     rows, tile = cache_seqlens.shape[0], power_of_two(steps)
     at_a_time = max(1, FLAGS // tile)
-    draft_expand_kernel[(rows // at_a_time + 1,)](
-        seq_lens,
-        out_cache_loc,
-        cache_seqlens,
-        page_table,
-        cu_seqlens_q,
-        cu_seqlens_k,
-        rows,
-        page_table.shape[1],
-        length,
-        topk,
-        steps,
-        page_table.stride(0),
-        page_size.bit_length() - 1,
-        zero_tail,
-        at_a_time,
-        tile,
-        num_warps=WARPS,
+    launch_draft_expand(
+        rows // at_a_time + 1,
+        (seq_lens, out_cache_loc, cache_seqlens, page_table, cu_seqlens_q, cu_seqlens_k),
+        (page_table.stride(0),),
+        (rows, page_table.shape[1], length, topk, steps),
+        (page_size.bit_length() - 1, zero_tail, at_a_time, tile),
     )
 
 
@@ -448,12 +430,12 @@ def verify_expand_kernel(
     cu_seqlens_k,
     cu_seqlens_q,
     page_table,
+    req_stride,
+    table_stride,
     rows,
     live_rows,
     draft_tokens,
     tokens,
-    req_stride,
-    table_stride,
     first_program,
     ROWS: tl.constexpr,
     TOKENS: tl.constexpr,
@@ -517,29 +499,25 @@ def verify_expand(
     at_a_time = max(1, FLAGS // tile)
     # one program counts everything again for the sums; where that is long, the sums wait for the counts
     waits = rows * tile > FLAGS_OF_ONE_PROGRAM
-    verify_expand_kernel[(rows // at_a_time + (1 if waits else 2),)](
-        seq_lens,
-        cu_seqlens,
-        req_pool_indices,
-        req_to_token,
-        custom_mask.view(torch.uint8),
-        cache_seqlens,
-        cu_seqlens_k,
-        cu_seqlens_q,
-        page_table,
-        rows,
-        rows if live_rows is None else live_rows,
-        draft_tokens,
-        req_to_token.shape[1],
-        req_to_token.stride(0),
-        page_table.stride(0),
-        1 if waits else 0,
-        at_a_time,
-        tile,
-        num_warps=WARPS,
+    launch_verify_expand(
+        rows // at_a_time + (1 if waits else 2),
+        (
+            seq_lens,
+            cu_seqlens,
+            req_pool_indices,
+            req_to_token,
+            custom_mask.view(torch.uint8),
+            cache_seqlens,
+            cu_seqlens_k,
+            cu_seqlens_q,
+            page_table,
+        ),
+        (req_to_token.stride(0), page_table.stride(0)),
+        (rows, rows if live_rows is None else live_rows, draft_tokens, req_to_token.shape[1], 1 if waits else 0),
+        (at_a_time, tile),
     )
     if waits:
-        sums_kernel[(1,)](cache_seqlens, cu_seqlens_k, rows, 4 * LENGTHS, num_warps=2 * WARPS)
+        launch_sums(1, (cache_seqlens, cu_seqlens_k), (), (rows,), (4 * LENGTHS,))
 
 
 @triton.jit(
@@ -555,17 +533,17 @@ def verify_expand(
     ],
 )
 def local_attention_kernel(
+    req_to_token,
+    block_table,
     seq_lens,
     req_pool_indices,
-    req_to_token,
     seqused,
-    block_table,
     cu_seqlens_q,
     mapping,
-    bs,
     req_stride,
-    tokens,
     table_stride,
+    bs,
+    tokens,
     width,
     chunk,
     share,
@@ -623,27 +601,21 @@ def local_attention(
     bs, width = seqused.shape[0], block_table.shape[1]
     columns = columns_at_a_time(page_size)
     share = programs_of_a_row(bs, width, columns, multiprocessors(seq_lens.device.index))
-    local_attention_kernel[(1 + bs * share,)](
-        seq_lens,
-        req_pool_indices,
-        req_to_token,
-        seqused,
-        block_table,
-        cu_seqlens_q,
-        mapping,
-        bs,
-        req_to_token.stride(0),
-        req_to_token.shape[1],
-        block_table.stride(0),
-        width,
-        chunk,
-        share,
-        page_size.bit_length() - 1,
-        zero_tail,
-        columns,
-        math.gcd(WIDEST, block_table.stride(0)),
-        num_warps=WARPS,
+    strides = (req_to_token.stride(0), block_table.stride(0))
+    launch_local_attention(
+        1 + bs * share,
+        (req_to_token, block_table, seq_lens, req_pool_indices, seqused, cu_seqlens_q, mapping),
+        strides,
+        (bs, req_to_token.shape[1], width, chunk, share),
+        (page_size.bit_length() - 1, zero_tail, columns, math.gcd(WIDEST, strides[1])),
     )
+
+
+launch_fa_metadata = Launcher(fa_metadata_kernel, tables=3, warps=WARPS)
+launch_draft_expand = Launcher(draft_expand_kernel, tables=0, warps=WARPS)
+launch_verify_expand = Launcher(verify_expand_kernel, tables=0, warps=WARPS)
+launch_sums = Launcher(sums_kernel, tables=0, warps=2 * WARPS)
+launch_local_attention = Launcher(local_attention_kernel, tables=2, warps=WARPS)
 
 
 def columns_at_a_time(page_size: int) -> int:
