@@ -178,4 +178,8 @@ def run_status(options: argparse.Namespace) -> int:
         print(f"{content['process']}  sglang {content['sglang']}  plan {content['plan']}")
         for outcome in content["fixes"]:
             print(f"    {outcome['state']:11} {outcome['id']}: {outcome['detail']}")
+        for op, outcome in content["kernels"].items():
+            print(f"    {outcome['state']:11} {op}, {outcome['impl']}: {outcome['detail']}")
+            for name, reason in outcome["rejected"].items():
+                print(f"    {'':11} not {name}: {reason}")
     return GOOD

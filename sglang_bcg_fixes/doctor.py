@@ -59,6 +59,14 @@ class Examination:
                 for decision in self.plan.decisions
             ],
             "harmless": [dataclasses.asdict(spot) for spot in HARMLESS],
+            "kernels": {
+                choice.op: {
+                    "impl": choice.impl.name if choice.impl else "sglang",
+                    "rejected": dict(choice.rejected),
+                    "evidence": [dataclasses.asdict(item) for item in choice.finding.evidence],
+                }
+                for choice in self.plan.kernels
+            },
             "wanted_but_missing": [decision.id for decision in self.wanted_but_missing],
         }
 
@@ -74,6 +82,10 @@ class Examination:
         for spot in HARMLESS if everything else ():
             lines += [f"harmless  {spot.id}: {spot.title}", f"{'':10}releases   {spot.releases}"]
             lines += [f"{'':10}reason     {spot.reason}", f"{'':10}shown by   {spot.test}"]
+        for choice in self.plan.kernels:
+            lines.append(f"kernel    {choice.op}: {choice.kernel.title}")
+            lines.append(f"{'':10}would run  {choice.impl.name if choice.impl else 'SGLang, its own code'}")
+            lines += [f"{'':10}not {name:6} {reason}" for name, reason in choice.rejected.items()]
         lines += ["", self.summary()]
         if self.loading:
             lines.append(self.loading)

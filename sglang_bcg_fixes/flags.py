@@ -60,7 +60,7 @@ def table(fixes: Iterable[Fix], kernels: Iterable[Kernel]) -> list[Flag]:
             FIXES,
             "|".join(MODES),
             "auto",
-            "auto: mend what the installed source needs. off: change nothing, except fixes that are set to on. "
+            "auto: mend what the installed source needs. off: change nothing, except what its own flag asks for. "
             "strict: like auto, and refuse to start when a wanted fix is unknown here or cannot be applied.",
         )
     ]
@@ -71,7 +71,8 @@ def table(fixes: Iterable[Fix], kernels: Iterable[Kernel]) -> list[Flag]:
     for kernel in kernels:
         names = [impl.name for impl in kernel.impls]
         values = [state for state in KERNEL_STATES if state in ("auto", "off") or state in names]
-        rows.append(Flag(kernel.flag, "|".join(values), "auto", f"Which implementation of {kernel.op} runs."))
+        doc = f"{kernel.title}. off: SGLang's own code. A name: that implementation, or refuse to start."
+        rows.append(Flag(kernel.flag, "|".join(values), "auto", doc))
     rows += [
         Flag(REPORT_DIR, "a folder", "a private one per user", "Where each process writes what it really has."),
         Flag(CACHE_DIR, "a folder", "~/.cache/sglang-bcg-fixes", "Where `doctor --release` keeps fetched wheels."),
@@ -103,12 +104,14 @@ def read(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mapping[str, 
     mode = chosen[FIXES]
     # off is the default of every fix then; one that is named `on` was asked for all the same
     states = {fix.id: chosen[fix.flag] for fix in fixes}
+    operations = {kernel.op: chosen[kernel.flag] for kernel in kernels}
     if mode == "off":
         states = {name: state if state == "on" else "off" for name, state in states.items()}
+        operations = {name: "off" if state == "auto" else state for name, state in operations.items()}
     return Settings(
         mode=mode,
         fixes=states,
-        kernels={kernel.op: chosen[kernel.flag] for kernel in kernels},
+        kernels=operations,
         report_dir=report_dir(environ),
         cache_dir=cache_dir(environ),
         parent_digest=given.get(PLAN_DIGEST),

@@ -149,21 +149,43 @@ class Rejected:
 
 @dataclasses.dataclass(frozen=True)
 class Impl:
-    """One implementation of an operation: reference, triton, cuda or flashinfer."""
+    """One implementation of an operation: reference, triton, cuda or flashinfer.
+
+    `accepts` is asked at start-up, before torch is imported. `module` holds the operation's functions; where it has a
+    function `ready(device)`, that is asked before the first use and may still refuse. An implementation that `auto`
+    passes over says why in `only_by_name`.
+    """
 
     name: str
     accepts: Callable[[], Accepted | Rejected]
-    function: str
+    module: str
     graph_safe: bool
+    only_by_name: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernel:
-    """One operation with its implementations in order of preference."""
+    """One operation with its implementations in order of preference, and where SGLang is made to call it.
+
+    `probe` answers affected where the places to change are known; `known` is like that of a fix: in any other form
+    of source SGLang keeps its own code.
+    """
 
     op: str
+    doc: str
     impls: tuple[Impl, ...]
+    probe: Callable[[Source], Finding]
+    known: Mapping[str, str]
+    patches: tuple[PatchPoint, ...]
     tolerance: Mapping[str, float]
+
+    @property
+    def id(self) -> str:
+        return self.op
+
+    @property
+    def title(self) -> str:
+        return self.doc.strip().partition("\n")[0].rstrip(".")
 
     @property
     def flag(self) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from sglang_bcg_fixes import graph_break
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.model import Fix, How, Kernel, PatchPoint
 
 MARK = "__bcg_fix__"
 # what a wrapper of ours goes on to call
@@ -76,7 +76,7 @@ class Ledger:
     def applied(self) -> list[str]:
         return list(self._changes)
 
-    def apply(self, fix: Fix) -> None:
+    def apply(self, fix: Fix | Kernel) -> None:
         """Change every patch point of the fix, or raise and leave everything as it was."""
         if fix.id in self._changes:
             raise PatchError(f"{fix.id} is applied already")
@@ -230,7 +230,7 @@ def sglang_modules() -> list[types.ModuleType]:
     ]
 
 
-def modules_of(fix: Fix) -> list[str]:
+def modules_of(fix: Fix | Kernel) -> list[str]:
     """Every module that the fix may change, in the order of its patch points."""
     places = [where for point in fix.patches for where in point.where]
     return list(dict.fromkeys(where.partition(":")[0] for where in places))

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 
 from sglang_bcg_fixes.flags import Settings
-from sglang_bcg_fixes.model import Accepted, Action, Decision, Finding, Fix, Impl, Kernel, Rejected, Verdict
+from sglang_bcg_fixes.model import Accepted, Action, Decision, Finding, Fix, Impl, Kernel, PatchPoint, Rejected, Verdict
 from sglang_bcg_fixes.probe import Source, ask
 from sglang_bcg_fixes.registry import Registry
 
@@ -19,11 +19,31 @@ class PlanError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The implementation of one operation that will run, and why the others will not."""
+    """The implementation of one operation that will run, why the others will not, and who follows where it fails."""
 
-    op: str
+    kernel: Kernel
     impl: Impl | None
     rejected: Mapping[str, str]
+    finding: Finding
+    state: str
+    others: tuple[Impl, ...] = ()
+
+    @property
+    def op(self) -> str:
+        return self.kernel.op
+
+    @property
+    def required(self) -> bool:
+        return self.state not in ("auto", "off")
+
+    @property
+    def why(self) -> str:
+        """Why nothing of ours runs, where that is so."""
+        if self.state == "off":
+            return f"{self.kernel.flag} or SGLANG_BCG_FIXES is off"
+        if self.finding.verdict is not Verdict.AFFECTED:
+            return self.finding.reason
+        return "; ".join(f"{name}: {reason}" for name, reason in self.rejected.items())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +80,10 @@ def make(registry: Registry, settings: Settings, source: Source, watched_too: bo
         if decision.action is Action.APPLY:
             decision = hold_back(with_needed_points(decision, source), decisions)
         decisions[fix.id] = decision
-    kernels = tuple(choose(kernel, settings.kernels[kernel.op]) for kernel in registry.kernels)
+    kernels = tuple(
+        choose(with_points_of(kernel, source), settings.kernels.get(kernel.op, "off"), ask(kernel, source))
+        for kernel in registry.kernels
+    )
     return Plan(source.version, tuple(decisions.values()), kernels)
 
 
@@ -82,10 +105,18 @@ def decide(fix: Fix, state: str, finding: Finding) -> Decision:
 
 
 def with_needed_points(decision: Decision, source: Source) -> Decision:
-    points = tuple(point for point in decision.fix.patches if point.needed(source))
+    points = needed_points(decision.fix, source)
     if not points:
         raise PlanError(f"{decision.id} is affected, but every patch point says that it is not needed")
     return dataclasses.replace(decision, fix=dataclasses.replace(decision.fix, patches=points))
+
+
+def with_points_of(kernel: Kernel, source: Source) -> Kernel:
+    return dataclasses.replace(kernel, patches=needed_points(kernel, source))
+
+
+def needed_points(fix: Fix | Kernel, source: Source) -> tuple[PatchPoint, ...]:
+    return tuple(point for point in fix.patches if point.needed(source))
 
 
 def hold_back(decision: Decision, earlier: Mapping[str, Decision]) -> Decision:
@@ -113,19 +144,27 @@ def in_order(fixes: list[Fix]) -> list[Fix]:
     return done
 
 
-def choose(kernel: Kernel, state: str) -> Choice:
+def choose(kernel: Kernel, state: str, finding: Finding) -> Choice:
     """The first implementation that is wanted and accepts; every other one with its reason."""
-    chosen: Impl | None = None
+    chosen: list[Impl] = []
     rejected: dict[str, str] = {}
     for impl in kernel.impls:
-        if state == "off" or state not in ("auto", impl.name):
-            rejected[impl.name] = f"{kernel.flag}={state}"
-            continue
-        answer: Accepted | Rejected = impl.accepts()
-        if isinstance(answer, Rejected):
-            rejected[impl.name] = answer.reason
+        reason = rejection(kernel, impl, state, finding)
+        if reason:
+            rejected[impl.name] = reason
         elif chosen:
-            rejected[impl.name] = f"{chosen.name} is preferred"
-        else:
-            chosen = impl
-    return Choice(kernel.op, chosen, rejected)
+            rejected[impl.name] = f"{chosen[0].name} is preferred"
+        if not reason:
+            chosen.append(impl)
+    return Choice(kernel, chosen[0] if chosen else None, rejected, finding, state, tuple(chosen[1:]))
+
+
+def rejection(kernel: Kernel, impl: Impl, state: str, finding: Finding) -> str:
+    if state == "off" or state not in ("auto", impl.name):
+        return f"{kernel.flag}={state}"
+    if state == "auto" and impl.only_by_name:
+        return f"only with {kernel.flag}={impl.name}: {impl.only_by_name}"
+    if finding.verdict is not Verdict.AFFECTED:
+        return finding.reason
+    answer: Accepted | Rejected = impl.accepts()
+    return answer.reason if isinstance(answer, Rejected) else ""

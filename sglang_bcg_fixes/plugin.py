@@ -10,15 +10,18 @@ import gc
 import logging
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from sglang_bcg_fixes import flags, plan, registry, release, report
-from sglang_bcg_fixes.model import Action, Decision
+from sglang_bcg_fixes.kernels import select
+from sglang_bcg_fixes.model import Action, Decision, Fix, Kernel, Verdict
 from sglang_bcg_fixes.on_import import ImportWatcher
 from sglang_bcg_fixes.patching import Ledger, modules_of
 from sglang_bcg_fixes.probe import Source
 
 logger = logging.getLogger("sglang_bcg_fixes")
+# notes what became of a fix or a kernel: the state, and a sentence
+Settle = Callable[[str, str], None]
 _loaded: list[Process] = []
 
 
@@ -68,6 +71,9 @@ class Process:
 
     def start(self, started: float) -> None:
         self.compare_with_parent()
+        # fixes go round kernels: some change what is handed to the function that a kernel takes the place of
+        for choice in self.plan.kernels:
+            self.install(choice)
         for decision in self.plan.decisions:
             self.carry_out(decision)
         self.report.seconds = time.perf_counter() - started
@@ -86,37 +92,59 @@ class Process:
         flags.export_digest(self.plan.digest)
 
     def carry_out(self, decision: Decision) -> None:
-        """Apply now what SGLang has imported, and the rest when it does: some processes never do."""
         if decision.action is not Action.APPLY:
             self.settle(decision, decision.action.value, decision.reason)
             return
-        modules = [name for name in modules_of(decision.fix) if self.source.has_module(name)]
-        if not modules or any(name in sys.modules for name in modules):
-            self.apply(decision)
-            return
-        self.settle(decision, report.WAITING, f"SGLang has not imported {' or '.join(modules)} in this process")
-        for name in modules:
-            self.watcher.call_after(name, lambda: self.apply_late(decision, modules))
 
-    def apply_late(self, decision: Decision, modules: list[str]) -> None:
+        def settle(state: str, detail: str) -> None:
+            self.settle(decision, state, detail)
+
+        self.place(decision.fix, decision.reason, settle)
+
+    def install(self, choice: plan.Choice) -> None:
+        """Let SGLang call the implementation that was chosen."""
+
+        def settle(state: str, detail: str) -> None:
+            self.settle_kernel(choice, state, detail)
+
+        if choice.impl:
+            select.use(choice)
+            self.place(choice.kernel, choice.finding.reason, settle)
+        elif choice.state == "off":
+            settle(Action.OFF.value, choice.why)
+        else:
+            is_absent = choice.finding.verdict is Verdict.ABSENT
+            settle(Action.NOT_NEEDED.value if is_absent else Action.UNKNOWN.value, choice.why)
+
+    def place(self, patched: Fix | Kernel, reason: str, settle: Settle) -> None:
+        """Apply now what SGLang has imported, and the rest when it does: some processes never do."""
+        modules = [name for name in modules_of(patched) if self.source.has_module(name)]
+        if not modules or any(name in sys.modules for name in modules):
+            self.apply(patched, reason, settle)
+            return
+        settle(report.WAITING, f"SGLang has not imported {' or '.join(modules)} in this process")
+        for name in modules:
+            self.watcher.call_after(name, lambda: self.apply_late(patched, reason, settle, modules))
+
+    def apply_late(self, patched: Fix | Kernel, reason: str, settle: Settle, modules: list[str]) -> None:
         # where one of the modules imports another, this is called again when the outer one is complete
-        is_ready = self.report.state(decision.id) == report.WAITING and not self.watcher.is_executing(modules)
+        is_ready = self.report.state(patched.id) == report.WAITING and not self.watcher.is_executing(modules)
         # to apply it imports the rest of its modules, and each of them calls this
-        if is_ready and decision.id not in self.applying:
-            self.apply(decision)
+        if is_ready and patched.id not in self.applying:
+            self.apply(patched, reason, settle)
             self.tell()
 
-    def apply(self, decision: Decision) -> None:
-        self.applying.add(decision.id)
+    def apply(self, patched: Fix | Kernel, reason: str, settle: Settle) -> None:
+        self.applying.add(patched.id)
         try:
-            self.ledger.apply(decision.fix)
+            self.ledger.apply(patched)
         except Exception as error:
-            logger.exception("bcg-fixes: %s could not be applied and was rolled back", decision.id)
-            self.settle(decision, report.FAILED, f"{type(error).__name__}: {error}")
+            logger.exception("bcg-fixes: %s could not be applied and was rolled back", patched.id)
+            settle(report.FAILED, f"{type(error).__name__}: {error}")
         else:
-            self.settle(decision, report.APPLIED, decision.reason)
+            settle(report.APPLIED, reason)
         finally:
-            self.applying.remove(decision.id)
+            self.applying.remove(patched.id)
 
     def settle(self, decision: Decision, state: str, detail: str) -> None:
         """Note what became of a decision; a wanted fix that is missing is said, or ends the process."""
@@ -134,6 +162,15 @@ class Process:
             f"bcg-fixes: {decision.id} is not applied ({state}): {detail}. `bcg-fixes doctor` shows a way round; "
             f"{flag}=off silences this; please report it with the output of `bcg-fixes doctor --json`",
         )
+
+    def settle_kernel(self, choice: plan.Choice, state: str, detail: str) -> None:
+        """SGLang's own code is right, so what `auto` cannot have is only noted; what was named is needed."""
+        self.report.kernels[choice.op] = report.KernelOutcome(choice, state, detail)
+        if choice.required and state in report.MISSING:
+            raise SystemExit(
+                f"bcg-fixes refuses to start without {choice.kernel.flag}={choice.state} ({state}): {detail}. Set it "
+                f"to auto or off to serve with SGLang's own code; `bcg-fixes doctor` shows what can run"
+            )
 
     def tell(self) -> None:
         say(logging.INFO, self.report.line())

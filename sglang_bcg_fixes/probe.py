@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Iterator
 from typing import Protocol
 
-from sglang_bcg_fixes.model import Evidence, Finding, Fix, Verdict
+from sglang_bcg_fixes.model import Evidence, Finding, Fix, Kernel, Verdict
 
 Named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
 
@@ -270,7 +270,7 @@ def unknown(reason: str, *read: Definition) -> Finding:
     return Finding(Verdict.UNKNOWN, reason, tuple(item.evidence for item in read))
 
 
-def ask(fix: Fix, source: Source) -> Finding:
+def ask(fix: Fix | Kernel, source: Source) -> Finding:
     """The verdict on one defect; a source in a form that nobody has read is unknown, whatever it looks like."""
     try:
         finding = fix.probe(source)

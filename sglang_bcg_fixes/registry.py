@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.metadata
+import importlib.util
 import pkgutil
 from collections.abc import Iterable, Sequence
 from types import ModuleType
@@ -12,7 +13,7 @@ from typing import TypeVar
 
 import pluggy
 
-from sglang_bcg_fixes import fixes, hookspecs
+from sglang_bcg_fixes import fixes, hookspecs, kernels
 from sglang_bcg_fixes.model import Fix, Kernel
 from sglang_bcg_fixes.verify import instruments
 
@@ -33,16 +34,26 @@ class Registry:
 
 
 class BuiltIn:
-    """The fixes of this package: every file in `fixes/` whose name does not start with an underscore."""
+    """What this package has: the files in `fixes/` without an underscore in front, and `kernel.py` in `kernels/`."""
 
     @hookspecs.hookimpl
     def bcg_fixes(self) -> Sequence[Fix]:
         return [declared_in(importlib.import_module(name)) for name in fix_modules()]
 
+    @hookspecs.hookimpl
+    def bcg_kernels(self) -> Sequence[Kernel]:
+        return [importlib.import_module(name).KERNEL for name in kernel_modules()]
+
 
 def fix_modules() -> list[str]:
     names = sorted(info.name for info in pkgutil.iter_modules(fixes.__path__))
     return [f"{fixes.__name__}.{name}" for name in names if not name.startswith("_")]
+
+
+def kernel_modules() -> list[str]:
+    """Of the operations that declare themselves; a folder without `kernel.py` is help for others."""
+    folders = [f"{kernels.__name__}.{info.name}" for info in pkgutil.iter_modules(kernels.__path__) if info.ispkg]
+    return [f"{name}.kernel" for name in sorted(folders) if importlib.util.find_spec(f"{name}.kernel")]
 
 
 def declared_in(module: ModuleType) -> Fix:

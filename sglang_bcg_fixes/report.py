@@ -16,7 +16,7 @@ from typing import Any
 
 from sglang_bcg_fixes import __version__
 from sglang_bcg_fixes.model import Action, Decision
-from sglang_bcg_fixes.plan import Plan
+from sglang_bcg_fixes.plan import Choice, Plan
 
 APPLIED = "applied"
 FAILED = "failed"
@@ -44,16 +44,45 @@ class Outcome:
         return {**self.decision.as_dict(), "state": self.state, "detail": self.detail}
 
 
+@dataclasses.dataclass(frozen=True)
+class KernelOutcome:
+    """What became of one operation in this process."""
+
+    choice: Choice
+    state: str
+    detail: str
+
+    @property
+    def name(self) -> str:
+        return self.choice.impl.name if self.choice.impl else "sglang"
+
+    def as_dict(self) -> dict[str, Any]:
+        evidence = [dataclasses.asdict(item) for item in self.choice.finding.evidence]
+        rejected = dict(self.choice.rejected)
+        return {
+            "impl": self.name,
+            "state": self.state,
+            "detail": self.detail,
+            "rejected": rejected,
+            "evidence": evidence,
+        }
+
+
 @dataclasses.dataclass
 class Report:
     """Everything about the plugin in one process; outcomes change when a waiting fix is applied."""
 
     plan: Plan
     outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)
+    kernels: dict[str, KernelOutcome] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
 
+    @property
+    def every(self) -> dict[str, Outcome | KernelOutcome]:
+        return {**self.outcomes, **self.kernels}
+
     def state(self, name: str) -> str:
-        return self.outcomes[name].state
+        return self.every[name].state
 
     def ids(self, state: str) -> list[str]:
         return [name for name, outcome in self.outcomes.items() if outcome.state == state]
@@ -62,10 +91,13 @@ class Report:
         """The line that every process logs, and logs again when a waiting fix has been applied."""
         states = [*ALWAYS, *(state for state in SOMETIMES if self.ids(state))]
         parts = [f"{state} {', '.join(self.ids(state)) or 'none'}" for state in states]
+        ours = [f"{op} {each.name} ({each.state})" for op, each in self.kernels.items() if each.choice.impl]
+        parts += [f"kernels {', '.join(ours)}"] if ours else []
         return f"bcg-fixes {__version__} on sglang {self.plan.version}, {process_name()}: {'; '.join(parts)}"
 
     def table(self) -> str:
-        return "\n".join(f"{name:32} {outcome.state:11} {outcome.detail}" for name, outcome in self.outcomes.items())
+        lines = [f"{name:32} {outcome.state:11} {outcome.detail}" for name, outcome in self.every.items()]
+        return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -79,10 +111,7 @@ class Report:
             "seconds": round(self.seconds, 3),
             "plan": self.plan.digest,
             "fixes": [outcome.as_dict() for outcome in self.outcomes.values()],
-            "kernels": {
-                choice.op: {"impl": choice.impl.name if choice.impl else None, "rejected": dict(choice.rejected)}
-                for choice in self.plan.kernels
-            },
+            "kernels": {op: outcome.as_dict() for op, outcome in self.kernels.items()},
         }
 
 

@@ -44,6 +44,8 @@ def beside(root: pathlib.Path, *arguments: str, timeout: int = 300, **environmen
                 "OMP_NUM_THREADS": "1",
                 "SGLANG_PLUGINS": "bcg_fixes",
                 "SGLANG_BCG_REPORT_DIR": reports,
+                # fixes are looked at without kernels, which have tests of their own and are slow where none compiles
+                "SGLANG_BCG_KERNEL_FA_METADATA": "off",
                 **environment,
             },
             timeout=timeout,

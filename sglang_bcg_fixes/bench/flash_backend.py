@@ -130,7 +130,10 @@ class Backend:
             "_decode_uses_static_max_seqlen_k": False,
             "_verify_mask": None,
             "is_draft_runner": True,
-            "kv_index_translator": Translator(self.pool),
+            "kv_index_translator": Translator(self.pool, self.table),
+            "kv_read_tables": None,
+            "_unified_dense": False,
+            "_unified_hooks": types.SimpleNamespace(v2p_page_table=None, kernel_page_multiplier=1),
             "full_cg_prefill_metadata": None,
             "local_attn_builder": None,
         }
@@ -204,14 +207,21 @@ class Translator:
     is_translating = False
     reads_are_translated = False
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: Any, req_to_token: Tensor) -> None:
         self.pool = pool
+        self.req_to_token = req_to_token
+
+    def build_index_table(self, *, req_pool_indices: Tensor, **_: Any) -> Any:
+        return types.SimpleNamespace(ids=self.req_to_token, row_ids=req_pool_indices, is_translated=False)
+
+    def sliding_window_write_loc_for(self, out_cache_loc: Tensor | None) -> Tensor | None:
+        if self.pool is None or out_cache_loc is None:
+            return None
+        found: Tensor = self.pool.translate_loc_from_full_to_swa(out_cache_loc)
+        return found
 
     def write_ids(self, forward_batch: Any, kind: Any) -> Tensor | None:
-        if self.pool is None or forward_batch.out_cache_loc is None:
-            return None
-        found: Tensor = self.pool.translate_loc_from_full_to_swa(forward_batch.out_cache_loc)
-        return found
+        return self.sliding_window_write_loc_for(forward_batch.out_cache_loc)
 
 
 def pool_of(mapping: Tensor | None) -> Any:

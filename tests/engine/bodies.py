@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.model import Finding, Fix, How, Impl, Kernel, PatchPoint, Verdict
 
 TARGET = "sglang.srt.target"
 
@@ -60,3 +60,16 @@ def point(path, how=How.AROUND, body="around", aliases=(), module=TARGET):
 
 def fix(name, *points):
     return Fix(id=name, doc="Test", upstream=(), probe=lambda source: None, known={}, patches=points)
+
+
+KNOWN = Finding(Verdict.AFFECTED, "its places are known")
+
+
+def kernel(op, *impls: Impl, finding=KNOWN, points=()):
+    return Kernel(op, "Test", impls, lambda source: finding, {}, tuple(points), {})
+
+
+def through_kernel(original, *args, **kwargs):
+    from sglang_bcg_fixes.kernels import select
+
+    return [select.selected("extra_op").impl.name, *original(*args, **kwargs)]

@@ -6,13 +6,13 @@ import pathlib
 import pytest
 
 from sglang_bcg_fixes import flags
-from sglang_bcg_fixes.model import Accepted, Impl, Kernel
-from tests.engine.bodies import fix, point
+from sglang_bcg_fixes.model import Accepted, Impl
+from tests.engine.bodies import fix, kernel, point
 
 FIX = dataclasses.replace(fix("stale_table", point("function")), doc="A table is stale.")
 SHY = dataclasses.replace(fix("shy_fix", point("function")), doc="Off unless asked for.", default="off")
 WATCHED = dataclasses.replace(fix("only_watched"), doc="Known, not mended.")
-KERNEL = Kernel("metadata", tuple(Impl(n, Accepted, "m:f", True) for n in ("triton", "reference")), {})
+KERNEL = kernel("metadata", *(Impl(n, Accepted, "m", True) for n in ("triton", "reference")))
 
 
 def read(**environ: str) -> flags.Settings:
@@ -37,6 +37,9 @@ def test_every_value_is_taken() -> None:
 def test_off_switches_everything_off_but_what_is_on() -> None:
     assert read(SGLANG_BCG_FIXES="off").fixes == {"stale_table": "off", "shy_fix": "off"}
     assert read(SGLANG_BCG_FIXES="off", SGLANG_BCG_FIX_SHY_FIX="on").fixes == {"stale_table": "off", "shy_fix": "on"}
+    assert read(SGLANG_BCG_FIXES="off").kernels == {"metadata": "off"}
+    named = read(SGLANG_BCG_FIXES="off", SGLANG_BCG_KERNEL_METADATA="triton")
+    assert named.kernels == {"metadata": "triton"}
 
 
 def test_an_empty_value_is_no_value() -> None:

@@ -9,7 +9,7 @@ from sglang_bcg_fixes import flags, plan, probe
 from sglang_bcg_fixes.model import Accepted, Action, Finding, Fix, Impl, Kernel, Rejected, Verdict
 from sglang_bcg_fixes.probe import Source
 from sglang_bcg_fixes.registry import Registry
-from tests.engine.bodies import fix, point
+from tests.engine.bodies import KNOWN, fix, kernel, point
 
 
 class NoFiles:
@@ -122,19 +122,43 @@ def test_the_digest_tells_plans_apart_and_nothing_else() -> None:
     assert digest(one) != digest(one, SGLANG_BCG_FIX_ONE="off")
 
 
-def kernel(*accepts: Accepted | Rejected) -> Kernel:
-    names = ("cuda", "triton", "reference")
-    impls = [Impl(name, lambda answer=answer: answer, "m:f", True) for name, answer in zip(names, accepts, strict=True)]
-    return Kernel("metadata", tuple(impls), {})
+NAMES = ("cuda", "triton", "reference")
+
+
+def kernel_of(*accepts: Accepted | Rejected, only_by_name: str = "") -> Kernel:
+    impls = [Impl(name, lambda answer=answer: answer, "m", True) for name, answer in zip(NAMES, accepts, strict=True)]
+    impls[-1] = dataclasses.replace(impls[-1], only_by_name=only_by_name)
+    return kernel("metadata", *impls)
 
 
 def test_the_first_implementation_that_accepts_runs_and_the_others_say_why_not() -> None:
-    op = kernel(Rejected("no driver"), Accepted(), Accepted())
-    auto = plan.choose(op, "auto")
+    op = kernel_of(Rejected("no driver"), Accepted(), Accepted())
+    auto = plan.choose(op, "auto", KNOWN)
     assert auto.impl and auto.impl.name == "triton"
     assert auto.rejected == {"cuda": "no driver", "reference": "triton is preferred"}
-    told = plan.choose(op, "reference")
-    assert told.impl and told.impl.name == "reference"
+    assert [impl.name for impl in auto.others] == ["reference"]
+    told = plan.choose(op, "reference", KNOWN)
+    assert told.impl and told.impl.name == "reference" and told.required
     assert told.rejected["triton"] == "SGLANG_BCG_KERNEL_METADATA=reference"
-    assert plan.choose(op, "off").impl is None
-    assert plan.choose(op, "cuda").impl is None
+    assert plan.choose(op, "off", KNOWN).impl is None
+    lacking = plan.choose(op, "cuda", KNOWN)
+    assert lacking.impl is None and "cuda: no driver" in lacking.why
+
+
+def test_auto_passes_over_what_is_only_for_those_who_name_it() -> None:
+    op = kernel_of(Rejected("no driver"), Rejected("no triton"), Accepted(), only_by_name="slow")
+    auto = plan.choose(op, "auto", KNOWN)
+    assert auto.impl is None and not auto.required
+    assert auto.rejected["reference"] == "only with SGLANG_BCG_KERNEL_METADATA=reference: slow"
+    named = plan.choose(op, "reference", KNOWN)
+    assert named.impl and named.impl.name == "reference"
+
+
+def test_an_unknown_source_gets_no_kernel_and_is_not_asked_for_one() -> None:
+    def never() -> Accepted:
+        raise AssertionError("must not be asked")
+
+    op = kernel("metadata", Impl("triton", never, "m", True))
+    choice = plan.choose(op, "auto", Finding(Verdict.UNKNOWN, "nobody has read it"))
+    assert choice.impl is None and choice.why == "nobody has read it"
+    assert choice.rejected == {"triton": "nobody has read it"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 
 import pytest
@@ -306,6 +307,70 @@ def test_a_child_with_another_plan_says_so_and_is_refused_under_strict(extra, tm
     assert done.returncode == 0 and "its parent planned" in done.stderr, done.stderr
     refused = load(site, tmp_path / "reports", changed, SGLANG_BCG_FIXES="strict")
     assert refused.returncode == 1 and "its parent planned" in refused.stderr, refused.stderr
+
+
+KERNEL = (
+    EXTRA
+    + """
+from sglang_bcg_fixes.model import Accepted, Impl, Kernel, Rejected
+
+@hookimpl
+def bcg_kernels():
+    impls = (
+        Impl("cuda", lambda: Rejected("no driver"), "tests.engine.bodies", True),
+        Impl("triton", Accepted, "tests.engine.bodies", True),
+    )
+    points = (PatchPoint(("sglang.srt.target:KERNEL_POINT",), How.AROUND, "tests.engine.bodies:through_kernel"),)
+    return [Kernel("extra_op", "Something is quicker.", impls, lambda source: KERNEL_PROBE, {}, points, {})]
+"""
+)
+
+
+def with_kernel(probe: str = AFFECTED, point: str = "function") -> str:
+    return KERNEL.replace("KERNEL_PROBE", probe).replace("KERNEL_POINT", point)
+
+
+def test_a_kernel_is_called_inside_the_fixes_and_told_of_with_what_was_rejected(extra, tmp_path: pathlib.Path) -> None:
+    site = extra(text=with_kernel())
+    inside = "assert target.function(1) == ['around', 'triton', 'function', 1, 1]\n"
+    done = load(site, tmp_path / "reports", inside + processes.code(STATUS.replace('"--json"', "")))
+    assert done.returncode == 0, done.stderr
+    assert "; kernels extra_op triton (applied)" in done.stderr.splitlines()[0]
+    assert "extra_op, triton: it is extra" in done.stdout and "not cuda: no driver" in done.stdout, done.stdout
+    late = f"from sglang.srt import target\n{inside}assert result.report.state('extra_op') == 'applied'"
+    done = later(site, tmp_path / "reports", late)
+    assert done.returncode == 0 and "kernels extra_op triton (waiting)" in done.stderr, done.stderr
+
+
+def test_what_auto_cannot_have_leaves_sglangs_own_code_even_under_strict(extra, tmp_path: pathlib.Path) -> None:
+    for text in (with_kernel(UNKNOWN), with_kernel(point="gone")):
+        (tmp_path / "site").exists() and shutil.rmtree(tmp_path / "site")
+        done = load(extra(text=text), tmp_path / "reports", PATCHED, SGLANG_BCG_FIXES="strict")
+        assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "state", "words"),
+    [
+        (with_kernel(UNKNOWN), "triton", "(unknown): nobody has read it"),
+        (with_kernel(), "cuda", "(unknown): cuda: no driver"),
+        (with_kernel(point="gone"), "triton", "(failed): PatchError: no sglang.srt.target:gone"),
+    ],
+)
+def test_a_kernel_that_was_named_is_needed(extra, tmp_path: pathlib.Path, text: str, state: str, words: str) -> None:
+    done = load(extra(text=text), tmp_path / "reports", SGLANG_BCG_KERNEL_EXTRA_OP=state)
+    assert done.returncode == 1
+    assert f"bcg-fixes refuses to start without SGLANG_BCG_KERNEL_EXTRA_OP={state} {words}" in done.stderr, done.stderr
+
+
+def test_a_kernel_that_is_off_is_not_there(extra, tmp_path: pathlib.Path) -> None:
+    site = extra(text=with_kernel())
+    for environ in (
+        {"SGLANG_BCG_KERNEL_EXTRA_OP": "off"},
+        {"SGLANG_BCG_FIXES": "off", "SGLANG_BCG_FIX_EXTRA_FIX": "on"},
+    ):
+        done = load(site, tmp_path / "reports", PATCHED, **environ)
+        assert done.returncode == 0 and "kernels" not in done.stderr, done.stderr
 
 
 STATUS = """

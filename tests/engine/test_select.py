@@ -1,0 +1,62 @@
+"""Which implementation runs, where that is known only at the first use."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import types
+from collections.abc import Iterator
+
+import pytest
+
+from sglang_bcg_fixes import plan
+from sglang_bcg_fixes.kernels import select
+from sglang_bcg_fixes.model import Accepted, Impl, Rejected
+from tests.engine.bodies import KNOWN, kernel
+
+
+@pytest.fixture
+def forms() -> Iterator[dict[str, types.ModuleType]]:
+    """Modules that stand for implementations, as if they could be imported."""
+    made = {name: types.ModuleType(f"forms_of_tests.{name}") for name in ("cuda", "triton")}
+    sys.modules.update({module.__name__: module for module in made.values()})
+    yield made
+    for module in made.values():
+        del sys.modules[module.__name__]
+
+
+def selected(state: str = "auto") -> select.Selected:
+    impls = [Impl(name, Accepted, f"forms_of_tests.{name}", True) for name in ("cuda", "triton")]
+    return select.Selected(plan.choose(kernel("metadata", *impls), state, KNOWN))
+
+
+def test_the_first_that_is_ready_runs_and_is_asked_once_for_each_device(forms) -> None:
+    asked = []
+    forms["cuda"].ready = lambda device: asked.append(device) or Accepted()
+    used = selected()
+    assert [used.module(0), used.module(0), used.module(1)] == [forms["cuda"]] * 3
+    assert asked == [0, 1]
+
+
+def test_another_takes_the_place_of_one_that_is_not_ready_and_that_is_said(forms, caplog) -> None:
+    forms["cuda"].ready = lambda device: Rejected("the driver is too old")
+    used = selected()
+    with caplog.at_level(logging.WARNING):
+        assert used.module(0) is forms["triton"]
+    assert used.impl.name == "triton"
+    assert "the driver is too old; triton takes its place" in caplog.text
+
+
+def test_one_that_was_named_has_no_other(forms) -> None:
+    forms["cuda"].ready = lambda device: Rejected("the driver is too old")
+    with pytest.raises(RuntimeError, match=r"the driver is too old.*SGLANG_BCG_KERNEL_METADATA=off"):
+        selected("cuda").module(0)
+
+
+def test_what_is_left_to_sglang_is_counted_and_said_once(forms, caplog) -> None:
+    used = selected()
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            used.leave("an encoder")
+    assert used.left == {"an encoder": 3}
+    assert len(caplog.records) == 1 and "left to SGLang's own code here: an encoder" in caplog.text

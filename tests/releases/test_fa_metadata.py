@@ -1,0 +1,237 @@
+"""FlashAttention's metadata in one launch, against what each release's own backend fills: every integer, on the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from sglang_bcg_fixes import flags, plan, probe, registry
+from sglang_bcg_fixes.kernels.fa_metadata.kernel import KERNEL, MODULE
+from tests import processes
+
+Root = Callable[[str], pathlib.Path]
+Found = dict[str, Any]
+
+# one of each form that the backend's methods have had
+RELEASES = (
+    *("0.5.11", "0.5.12.post1", "0.5.13", "0.5.14", "0.5.15.post1", "0.5.16"),
+    *("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.23"),
+)
+MUTATED = "0.5.12.post1"
+INSTALLED = "sglang_bcg_fixes.kernels.fa_metadata.installed"
+# the first release whose eager step can do without lengths on the host
+BLIND = "0.5.16"
+
+MUTANTS = {
+    "counts a step less": ('"draft decode", delta=backend.speculative_step_id + 1', '"draft decode", delta=0'),
+    "forgets drafts before a replay": (
+        'self.tables("verify", metadata, delta=delta)',
+        'self.tables("verify", metadata)',
+    ),
+    "keeps the last page": (
+        "drop_last=self.page_size > 1)\n        metadata.max",
+        "drop_last=False)\n        metadata.max",
+    ),
+    "takes one query for each": ("        metadata.max_seq_len_q = new\n        expand", "        expand"),
+    "forgets what was accepted": ("return self.for_every_row(new), max(on_host) if on_host else 1", "return 1, 1"),
+    "forgets the window's pages": (
+        '        found = {"swa_page_table": metadata',
+        '        return {}\n        found = {"x": metadata',
+    ),
+    "sees padded rows": ("live_rows=self.spec_info.positions.numel(),", ""),
+    "sums what is new twice": ("        metadata.cu_seqlens_q = metadata.cu_seqlens_k\n", "        pass\n"),
+    "forgets the window's tree": (
+        "        if backend.has_swa:\n            backend._init",
+        "        if False:\n            backend._init",
+    ),
+    "tells no bound": ("metadata.max_seq_len_k = self.longest + delta", "metadata.max_seq_len_k = width = 0"),
+    "lists a step more": (
+        '"eager",\n            self.seq_lens,\n            batch.out_cache_loc',
+        '"eager",\n            self.seq_lens + 1,\n            batch.out_cache_loc',
+    ),
+}
+
+
+# what runs beside a release
+
+
+def main(observer: str) -> None:
+    from sglang_on_cpu import one_batch
+
+    one_batch.import_sglang(with_graphs=True)
+    importlib.import_module(MODULE)
+    print("RESULT", json.dumps(globals()[observer]()))
+
+
+def observe() -> Found:
+    from sglang_bcg_fixes import plugin
+    from tests.releases import flash_steps
+
+    world, steps = flash_steps.World(), every_step()
+    stock = {step.name: world.run(step) for step in steps}
+    odd = {name: run() for name, run in odd_steps(world)}
+    outcome = plugin.load().report.kernels[KERNEL.op]
+    return {
+        "outcome": [outcome.name, outcome.state],
+        "steps": len(steps),
+        **compared(world, steps, stock),
+        "odd": {name: [run() == odd[name], reasons()] for name, run in odd_steps(world)},
+    }
+
+
+def observe_mutants() -> Found:
+    from sglang_bcg_fixes import plugin
+    from tests.releases import flash_steps
+
+    world, steps = flash_steps.World(), every_step()
+    stock = {step.name: world.run(step) for step in steps}
+    plugin.load()
+    module = importlib.import_module(INSTALLED)
+    text = pathlib.Path(str(module.__file__)).read_text()
+    found: Found = {}
+    for name, (old, new) in MUTANTS.items():
+        assert text.count(old) >= 1, name
+        run = compile(text.replace(old, new), str(module.__file__), "exec")
+        exec(run, vars(module))
+        found[name] = any(compared(world, [step], stock)["differences"] for step in steps)
+        exec(compile(text, str(module.__file__), "exec"), vars(module))
+    return found
+
+
+def every_step() -> list[Any]:
+    from tests.releases import flash_steps
+
+    modes = importlib.import_module("sglang.srt.model_executor.forward_batch_info").ForwardMode
+    return list(flash_steps.steps(version_1=hasattr(modes, "DRAFT_EXTEND")))
+
+
+def compared(world: Any, steps: list[Any], stock: Found) -> Found:
+    """Where ours differ from SGLang's, and what was left to SGLang though it should not have been."""
+    differences, left = [], {}
+    for step in steps:
+        try:
+            ours = world.run(step)
+        except Exception as error:
+            differences.append(f"{step.name}: {type(error).__name__}: {error}")
+            continue
+        for name, value in stock[step.name].items():
+            if ours.get(name) != value:
+                differences.append(f"{step.name}: {name} is {ours.get(name)}, not {value}")
+        if said := reasons():
+            left[step.name] = said
+    return {"differences": differences, "left": left}
+
+
+def reasons() -> list[str]:
+    """Why batches were left to SGLang since this was asked."""
+    from sglang_bcg_fixes.kernels import select
+
+    if KERNEL.op not in select._selected:
+        return []
+    counted = select.selected(KERNEL.op).left
+    found = list(counted)
+    counted.clear()
+    return found
+
+
+def odd_steps(world: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """What SGLang has to prepare by itself, each with the reason that is to be given."""
+    from sglang_bcg_fixes.bench.flash_backend import Backend
+    from tests.releases import flash_steps
+
+    decode = flash_steps.Step("decode", "DECODE", graph=False, page_size=1)
+
+    def run(batch: Any = None, page_size: int = 1, **setting: Any) -> Any:
+        backend = Backend(dataclasses.replace(decode.setting, page_size=page_size, **setting), world.table)
+        backend.eager(batch or world.batch(decode))
+        return flash_steps.told(backend.found, page_size)
+
+    def of_two() -> Any:
+        backend = Backend(decode.setting, world.table)
+        backend.real.attn_cp_size = 2
+        backend.eager(world.batch(decode))
+        return flash_steps.told(backend.found, 1)
+
+    yield "pages of 48 tokens", lambda: run(page_size=48)
+    yield "local attention", lambda: run(chunk=64)
+    yield "context parallelism", of_two
+    if MODULE in sys.modules and hasattr(sys.modules[MODULE], "build_ragged_target_verify_geometry"):
+        blind = dataclasses.replace(world.batch(decode), on_host=False)
+        yield "lengths that the host does not know", lambda: run(blind)
+
+
+# what has to come out
+
+
+@functools.cache
+def run(observer: str, root: pathlib.Path) -> Found:
+    program = f"from tests.releases.test_fa_metadata import main; main({observer!r})"
+    return processes.beside(root, "-c", program, timeout=600, **{KERNEL.flag: "triton"})[0]
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_integer_is_sglangs_own(release: str, release_root: Root) -> None:
+    found = run("observe", release_root(release))
+    assert found["outcome"] == ["triton", "applied"]
+    assert found["steps"] >= 70
+    assert found["differences"] == []
+    assert found["left"] == {}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_what_is_not_known_to_be_equal_is_left_and_said(release: str, release_root: Root) -> None:
+    odd = run("observe", release_root(release))["odd"]
+    for reason, (equal, said) in odd.items():
+        assert equal, reason
+        assert said == [reason]
+    assert ("lengths that the host does not know" in odd) == (RELEASES.index(release) >= RELEASES.index(BLIND))
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_mutant_differs(mutant: str, release_root: Root) -> None:
+    assert run("observe_mutants", release_root(MUTATED))[mutant]
+
+
+class Changed(probe.Folder):
+    """A release with one more statement in a method that would be changed."""
+
+    def read(self, path: str) -> str | None:
+        text = super().read(path)
+        if text and path == f"{MODULE.replace('.', '/')}.py":
+            line = "        metadata = FlashAttentionMetadata()\n"
+            assert line in text
+            return text.replace(line, f"{line}        drifted = True\n", 1)
+        return text
+
+
+def choice(files: probe.Files, **environ: str) -> plan.Choice:
+    known = registry.discover()
+    made = plan.make(known, flags.read(known.fixes, known.kernels, environ), probe.Source(files))
+    return next(each for each in made.kernels if each.op == KERNEL.op)
+
+
+def test_a_source_that_nobody_has_read_keeps_its_own(release_root: Root) -> None:
+    root = release_root(RELEASES[-1])
+    assert choice(probe.Folder(root)).impl
+    drifted = choice(Changed(root))
+    assert drifted.impl is None
+    assert "init_forward_metadata" in drifted.why and "has not been read yet" in drifted.why
+    assert set(drifted.rejected) == {impl.name for impl in KERNEL.impls}
+
+
+def test_auto_takes_nothing_that_is_only_for_tests(release_root: Root) -> None:
+    files = probe.Folder(release_root(RELEASES[-1]))
+    auto = choice(files)
+    assert auto.impl and auto.impl.name == "triton"
+    assert "for tests" in auto.rejected["reference"]
+    assert choice(files, **{KERNEL.flag: "reference"}).impl
+    assert choice(files, **{KERNEL.flag: "off"}).impl is None
+    assert choice(files, SGLANG_BCG_FIXES="off").impl is None
