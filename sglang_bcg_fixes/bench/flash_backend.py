@@ -212,7 +212,8 @@ class Translator:
         self.req_to_token = req_to_token
 
     def build_index_table(self, *, req_pool_indices: Tensor, **_: Any) -> Any:
-        return types.SimpleNamespace(ids=self.req_to_token, row_ids=req_pool_indices, is_translated=False)
+        nothing = {"is_translated": False, "sliding_window_ids": None}
+        return types.SimpleNamespace(ids=self.req_to_token, row_ids=req_pool_indices, **nothing)
 
     def sliding_window_write_loc_for(self, out_cache_loc: Tensor | None) -> Tensor | None:
         if self.pool is None or out_cache_loc is None:

@@ -52,7 +52,10 @@ MUTANTS = {
         "        if backend.has_swa:\n            backend._init",
         "        if False:\n            backend._init",
     ),
-    "tells no bound": ("metadata.max_seq_len_k = self.longest + delta", "metadata.max_seq_len_k = width = 0"),
+    "tells too long a bound": (
+        "metadata.max_seq_len_k = self.longest + delta",
+        "metadata.max_seq_len_k = self.longest + delta + 1",
+    ),
     "lists a step more": (
         '"eager",\n            self.seq_lens,\n            batch.out_cache_loc',
         '"eager",\n            self.seq_lens + 1,\n            batch.out_cache_loc',
