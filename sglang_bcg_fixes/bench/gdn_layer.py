@@ -15,8 +15,9 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from sglang_bcg_fixes.bench import reference, timing
+from sglang_bcg_fixes.bench import timing
 from sglang_bcg_fixes.bench.rows import COLD, GREEN, HOT, RED, Row
+from sglang_bcg_fixes.kernels.gdn_extend import reference
 from sglang_bcg_fixes.probe import Source
 
 GDN = "sglang.srt.layers.attention.linear.gdn_backend:GDNAttnBackend"
@@ -243,8 +244,48 @@ def of_sglang(problem: Problem) -> Layer:
     return layer
 
 
+# what a server would be captured for, however many sequences a step has
+CAPTURED_SEQUENCES = 128
+
+
+def of_ours(problem: Problem) -> Layer:
+    """Our kernels in the captured graph's place, on static tables made for many more sequences than there are."""
+    import torch
+
+    from sglang_bcg_fixes.kernels.gdn_extend import Shape, metadata, triton
+
+    inputs, shape = problem.inputs, problem.shape
+    heads = Shape(shape.key_heads, shape.value_heads, shape.head, shape.head, shape.width)
+    tokens, tuning = sum(problem.lengths), triton.Tuning()
+    tables = metadata.Tables(tokens, max(CAPTURED_SEQUENCES, len(problem.lengths)), problem.device)
+    scratch = triton.Scratch.for_tokens(tokens, heads, problem.output.dtype, problem.device, tables.chunk, tuning)
+    lengths = torch.tensor(problem.lengths, dtype=torch.int32, device=problem.device)
+    # once for all layers of a step, as SGLang's own metadata
+    tables.fill(lengths, problem.slots, torch.full_like(lengths, PREFIX))
+
+    def layer(number: int) -> None:
+        triton.extend(
+            inputs.mixed_qkv,
+            inputs.a,
+            inputs.b,
+            shape=heads,
+            conv_weights=inputs.conv_weights,
+            bias=None,
+            A_log=inputs.A_log,
+            dt_bias=inputs.dt_bias,
+            conv=problem.conv[number],
+            state=problem.state[number],
+            tables=tables,
+            scratch=scratch,
+            output=problem.output[0],
+            tuning=tuning,
+        )
+
+    return layer
+
+
 # each makes, for a problem, the function that runs one of its layers; the first is what the others are held against
-KERNELS: dict[str, Callable[[Problem], Layer]] = {"sglang": of_sglang}
+KERNELS: dict[str, Callable[[Problem], Layer]] = {"sglang": of_sglang, "bcg_fixes triton": of_ours}
 
 
 @dataclasses.dataclass

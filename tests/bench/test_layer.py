@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from sglang_bcg_fixes import cli, release
-from sglang_bcg_fixes.bench import command, gdn_layer, plots, reference, rows
+from sglang_bcg_fixes.bench import command, gdn_layer, plots, rows
 from sglang_bcg_fixes.bench.rows import COLD, HOT
+from sglang_bcg_fixes.kernels.gdn_extend import reference
 from sglang_bcg_fixes.verify import environment
 from tests import processes
 from tests.bench.cpu_device import Cpu

@@ -17,6 +17,7 @@ LIBDEVICE_IN_NUMPY = {
     "exp": np.exp,
     "exp2": np.exp2,
     "expm1": np.expm1,
+    "fast_dividef": np.divide,
     "fast_expf": np.exp,
     "fast_log2f": np.log2,
     "fast_logf": np.log,
@@ -112,8 +113,9 @@ def _a_tensor_of_one_value_is_an_index() -> None:
 
 def _libdevice_in_numpy() -> None:
     def elementwise(function):
-        def call(x, **_):
-            values = function(x.handle.data.astype(np.float32)).astype(x.handle.data.dtype)
+        def call(x, *others, **_):
+            operands = [each.handle.data.astype(np.float32) for each in (x, *others)]
+            values = function(*operands).astype(x.handle.data.dtype)
             return tl.tensor(TensorHandle(values, x.handle.dtype), x.type)
 
         return call

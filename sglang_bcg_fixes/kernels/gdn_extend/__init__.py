@@ -1,0 +1,57 @@
+"""Gated delta net's extend, from the projections to the output, for a captured graph: the contract of its forms.
+
+    Tables(max_tokens, max_sequences, device)     what a step's kernels have to do, in static device buffers
+    Tables.fill(lengths, slots, prefixes, tracking)    one launch for each step, of all its layers
+    Scratch.for_tokens(tokens, shape, ...)             what one layer's kernels tell one another
+    extend(mixed_qkv, a, b, ...)                       one layer: convolution, gates, delta rule, state, output
+
+`reference.py` says it in plain torch and fp32, token after token; `triton.py` does it in two launches.
+
+What holds for `extend`:
+
+- It launches on the current stream, allocates nothing, synchronises nothing and returns None. Its grids follow from the
+  tuning alone. What there is to do is read from the tables on the device, so a captured launch is right for every batch
+  of up to `max_sequences` sequences and `max_tokens` tokens, and a smaller batch costs what it costs alone.
+- Sequences stand one behind the other from row 0.
+    in    mixed_qkv     [rows, channels] bf16|f16, rows any stride apart: queries of every key head, keys of every key
+                        head, values of every value head, as they are before the convolution
+          a, b          [rows, value heads] bf16|f16, rows any stride apart
+          conv_weights  [channels, width]; bias [channels] or None; A_log and dt_bias [value heads]
+    pools conv          [slots, channels, width - 1], any strides
+          state         [slots, value heads, values, keys] f32, each slot contiguous, slots any stride apart
+    out   output        [rows, value heads, values], contiguous
+- Every row of `output` is written: behind the last token, and in sequences whose slot is below 0, with zeros. Rows of
+  the inputs behind the last token are not read, nor are rows of a sequence whose slot is below 0.
+- Of both pools the slots in the tables are read and written in place, and no others. The state is always read: SGLang
+  zeroes it when it hands a slot out. The window of the convolution is read only where the prefix is not empty. Slots
+  below 0, and sequences without tokens, touch nothing. A slot that two sequences of a step share (slot 0, in a dummy
+  run) holds either's result afterwards.
+- A sequence's results have the same bits whatever its neighbours are, wherever it stands, and however far the rows and
+  tables reach behind it. What is not a number in one sequence stays there.
+- Nothing in the scratch outlives the call: all layers may share it, and inside a capture it may come from the graph's
+  own pool. Scratch and tables may hold anything before the first step, but `counts`.
+- With `tracking` (the prefix cache's extra buffer): a masked sequence's state after its last whole chunk of 64 counted
+  from the prefix, up to its tracked length, and the inputs that a convolution there would need, go to its tracked slot.
+
+Not covered, and refused by `refusal` with the reason: states that are not f32, head sizes that are not powers of two
+from 16 to 256, another activation than SiLU. Target verify and draft extend are other operations.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """Of a layer's heads on one GPU; `width` is the convolution's."""
+
+    key_heads: int
+    value_heads: int
+    keys: int
+    values: int
+    width: int
+
+    @property
+    def channels(self) -> int:
+        return 2 * self.key_heads * self.keys + self.value_heads * self.values

@@ -1,0 +1,142 @@
+"""What a step's kernels have to do, in device buffers that never move: filled by one launch, unseen by the host."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+# of a chunk: first row, its sequence's start and end, slot, whether the convolution goes on from the slot's window
+CHUNK_FIELDS = 8
+# of a sequence: start, end, slot, and of its checkpoint: after how many tokens, into which slot (or -1)
+SEQUENCE_FIELDS = 8
+# chunks, tokens, sequences to advance
+COUNTS = 4
+CHUNK = 64
+# chunks whose rows one program writes
+ROWS = 64
+
+
+@triton.jit(do_not_specialize=["sequences"])
+def _fill(
+    lengths,
+    slots,
+    prefixes,
+    track_mask,
+    track_slots,
+    track_lengths,
+    of_chunks,
+    of_sequences,
+    counts,
+    sequences,
+    max_chunks,
+    max_tokens,
+    TRACK: tl.constexpr,
+    MAX_SEQUENCES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNK_FIELDS: tl.constexpr,
+    SEQUENCE_FIELDS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Every program finds all sequences again; the first one writes them, each writes its own rows of chunks."""
+    number = tl.arange(0, MAX_SEQUENCES)
+    here = number < sequences
+    length = tl.maximum(tl.load(lengths + number, mask=here, other=0).to(tl.int32), 0)
+    slot = tl.load(slots + number, mask=here, other=-1).to(tl.int32)
+    prefix = tl.load(prefixes + number, mask=here, other=0).to(tl.int32)
+    # the host has checked; nothing is written past the buffers all the same
+    end = tl.minimum(tl.cumsum(length, 0), max_tokens)
+    start = tl.minimum(tl.cumsum(length, 0) - length, max_tokens)
+    length = end - start
+    chunk_end = tl.cumsum(tl.cdiv(length, CHUNK), 0)
+    chunk_start = chunk_end - tl.cdiv(length, CHUNK)
+    total_chunks = tl.sum(tl.cdiv(length, CHUNK), 0)
+
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    of_row = (row[:, None] >= chunk_start[None, :]) & (row[:, None] < chunk_end[None, :])
+    row_start = tl.sum(tl.where(of_row, start[None, :], 0), 1)
+    row_chunk = row - tl.sum(tl.where(of_row, chunk_start[None, :], 0), 1)
+    of_row_chunk = of_chunks + row * CHUNK_FIELDS
+    is_chunk = (row < total_chunks) & (row < max_chunks)
+    tl.store(of_row_chunk, row_start + row_chunk * CHUNK, mask=is_chunk)
+    tl.store(of_row_chunk + 1, row_start, mask=is_chunk)
+    tl.store(of_row_chunk + 2, tl.sum(tl.where(of_row, end[None, :], 0), 1), mask=is_chunk)
+    tl.store(of_row_chunk + 3, tl.sum(tl.where(of_row, slot[None, :], 0), 1), mask=is_chunk)
+    tl.store(of_row_chunk + 4, tl.sum(tl.where(of_row & (prefix > 0)[None, :], 1, 0), 1), mask=is_chunk)
+
+    if tl.program_id(0) == 0:
+        tl.store(counts, tl.minimum(total_chunks, max_chunks))
+        tl.store(counts + 1, tl.sum(length, 0))
+        work = tl.where(slot >= 0, length, 0)
+        tl.store(counts + 2, tl.sum((work > 0).to(tl.int32), 0))
+        # the longest first: their programs are the last to end
+        before = (work[None, :] > work[:, None]) | (
+            (work[None, :] == work[:, None]) & (number[None, :] < number[:, None])
+        )
+        of_rank = of_sequences + tl.sum(before.to(tl.int32), 1) * SEQUENCE_FIELDS
+        # those without work come last, and nobody reads them
+        works = work > 0
+        tl.store(of_rank, start, mask=works)
+        tl.store(of_rank + 1, end, mask=works)
+        tl.store(of_rank + 2, slot, mask=works)
+        track_after = tl.full([MAX_SEQUENCES], -1, tl.int32)
+        track_slot = track_after
+        if TRACK:
+            tracked = here & (tl.load(track_mask + number, mask=here, other=0) != 0)
+            past = tl.load(track_lengths + number, mask=tracked, other=0).to(tl.int32) - prefix
+            track_after = tl.where(tracked, past // CHUNK * CHUNK, -1)
+            track_slot = tl.where(tracked, tl.load(track_slots + number, mask=tracked, other=-1).to(tl.int32), -1)
+        tl.store(of_rank + 3, track_after, mask=works)
+        tl.store(of_rank + 4, track_slot, mask=works)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tracking:
+    """Which sequences leave a checkpoint for the prefix cache: SGLang's mamba_track_mask, _indices and _seqlens."""
+
+    mask: Any
+    slots: Any
+    lengths: Any
+
+
+class Tables:
+    """The static buffers, for batches of up to `max_sequences` sequences and `max_tokens` tokens."""
+
+    def __init__(self, max_tokens: int, max_sequences: int, device: Any, chunk: int = CHUNK) -> None:
+        self.max_tokens, self.max_sequences, self.chunk = max_tokens, max_sequences, chunk
+        # every sequence may end in a chunk that is not full, and no chunk is without a token
+        self.max_chunks = min(max_tokens // chunk + max_sequences, max_tokens)
+        # as captured before the first step: nothing to do
+        self.chunks = torch.zeros(self.max_chunks, CHUNK_FIELDS, dtype=torch.int32, device=device)
+        self.sequences = torch.zeros(max_sequences, SEQUENCE_FIELDS, dtype=torch.int32, device=device)
+        self.counts = torch.zeros(COUNTS, dtype=torch.int32, device=device)
+
+    def fill(self, lengths: Any, slots: Any, prefixes: Any, tracking: Tracking | None = None) -> None:
+        """For one step: [sequences] each, of any integer type, on the device; not read by the host."""
+        sequences = lengths.shape[0]
+        if sequences > self.max_sequences:
+            raise ValueError(f"{sequences} sequences, but the tables were made for {self.max_sequences}")
+        grid = (triton.cdiv(self.max_chunks, ROWS),)
+        _fill[grid](
+            lengths,
+            slots,
+            prefixes,
+            tracking and tracking.mask,
+            tracking and tracking.slots,
+            tracking and tracking.lengths,
+            self.chunks,
+            self.sequences,
+            self.counts,
+            sequences,
+            self.max_chunks,
+            self.max_tokens,
+            TRACK=tracking is not None,
+            MAX_SEQUENCES=triton.next_power_of_2(self.max_sequences),
+            CHUNK=self.chunk,
+            CHUNK_FIELDS=CHUNK_FIELDS,
+            SEQUENCE_FIELDS=SEQUENCE_FIELDS,
+            ROWS=ROWS,
+        )

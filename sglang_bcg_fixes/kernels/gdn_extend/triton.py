@@ -1,0 +1,571 @@
+"""The gated delta rule's extend in two Triton kernels, launched alike for every batch that a captured graph will see.
+
+`prepare` is parallel over tokens: convolution, gates, norms, and of each chunk the 64x64 matrices. `advance` goes along
+each sequence: state and output. Both are persistent: what there is to do stands in the tables, on the device.
+
+In one chunk, with G the running sum of the gates from the chunk's first token on, S [values, keys] the state before it:
+
+    A[i, j] = beta_i exp(G_i - G_j) k_i.k_j, j < i      T = (I + A)^-1 diag(beta)
+    P[i, j] = exp(G_i - G_j) q_i.k_j, j <= i            r_i = v_i - exp(G_i) S k_i
+    n = T r                                             output_i = exp(G_i) S q_i + sum_j P[i, j] n_j
+    S after it = exp(G_last) S + sum_j exp(G_last - G_j) n_j k_j^T
+
+Every exponent is a difference that is never positive. `advance` keeps S, r and n with values along the rows: what one
+product leaves in registers is then the next one's left operand in registers, and the chain crosses no shared memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra import cuda, libdevice
+
+from sglang_bcg_fixes.kernels.gdn_extend import Shape
+from sglang_bcg_fixes.kernels.gdn_extend.metadata import CHUNK_FIELDS, SEQUENCE_FIELDS, Tables
+
+# two to the -160th is zero in fp32, and 64 such gates are a sum that fp32 still resolves
+LEAST_GATE = tl.constexpr(-160.0)
+LOG2_E = tl.constexpr(1.4426950408889634)
+# above, softplus is the identity, as in SGLang
+SOFTPLUS_LINEAR = tl.constexpr(20.0)
+NORM_EPSILON = tl.constexpr(1e-6)
+# a diagonal block of the triangular inverse
+BLOCK = tl.constexpr(16)
+
+
+@triton.jit
+def _turn_window(
+    x,
+    x_row,
+    conv,
+    conv_channel,
+    conv_past,
+    before,
+    channels,
+    start,
+    end,
+    has_window,
+    WIDTH: tl.constexpr,
+    PAST: tl.constexpr,
+):
+    """A sequence's window as it was goes to `before` [past, channels]; into the pool goes what the next step needs.
+
+    Only the first chunk's program reads or writes these channels of the pool.
+    """
+    past = tl.arange(0, PAST)
+    channel = tl.arange(0, channels.shape[0])
+    in_pool = conv + channels[None, :] * conv_channel + past[:, None] * conv_past
+    exists = (past < WIDTH - 1)[:, None]
+    window = tl.load(in_pool, mask=exists & has_window, other=0.0)
+    tl.store(before + past[:, None] * channels.shape[0] + channel[None, :], window, mask=exists)
+    # what one thread has written others read, and what others have read one thread overwrites
+    tl.debug_barrier()
+    position = end - (WIDTH - 1) + past
+    is_new = (position >= start)[:, None]
+    taken = tl.load(x + position[:, None].to(tl.int64) * x_row + channels[None, :], mask=exists & is_new, other=0.0)
+    moved = WIDTH - 1 + position - start
+    kept = tl.load(
+        before + moved[:, None] * channels.shape[0] + channel[None, :],
+        mask=exists & (moved < WIDTH - 1)[:, None],
+        other=0.0,
+    )
+    tl.store(in_pool, tl.where(is_new, taken.to(window.dtype), kept), mask=exists)
+
+
+@triton.jit
+def _convolved(
+    x,
+    x_row,
+    weights,
+    bias,
+    before,
+    channels,
+    start,
+    first_row,
+    real,
+    WIDTH: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """SiLU of the causal convolution, [chunk, channels] in fp32, zero in rows that are not real."""
+    rows = tl.arange(0, CHUNK)
+    channel = tl.arange(0, channels.shape[0])
+    mixed = tl.zeros([CHUNK, channels.shape[0]], tl.float32)
+    if HAS_BIAS:
+        mixed += tl.load(bias + channels).to(tl.float32)[None, :]
+    for tap in tl.static_range(WIDTH):
+        position = first_row + rows - (WIDTH - 1 - tap)
+        taken = tl.load(
+            x + position[:, None].to(tl.int64) * x_row + channels[None, :],
+            mask=(real & (position >= start))[:, None],
+            other=0.0,
+        )
+        mixed += taken.to(tl.float32) * tl.load(weights + channels * WIDTH + tap).to(tl.float32)[None, :]
+    if first_row == start:
+        for tap in tl.static_range(WIDTH - 1):
+            moved = rows + tap
+            taken = tl.load(
+                before + moved[:, None] * channels.shape[0] + channel[None, :],
+                mask=(real & (moved < WIDTH - 1))[:, None],
+                other=0.0,
+            )
+            mixed += taken.to(tl.float32) * tl.load(weights + channels * WIDTH + tap).to(tl.float32)[None, :]
+    mixed = libdevice.fast_dividef(mixed, 1.0 + tl.exp2(-LOG2_E * mixed))
+    if HAS_BIAS:
+        mixed = tl.where(real[:, None], mixed, 0.0)
+    return mixed
+
+
+@triton.jit
+def _invert_blocks(below, inverse, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):
+    """(I + below)^-1 of every diagonal block of 16 of several chunks, by substitution in fp32: a column a thread."""
+    column = tl.arange(0, COLUMNS)
+    # of the block that this column is in: its first row, in its chunk
+    first = column // CHUNK * CHUNK * CHUNK + column % CHUNK // BLOCK * BLOCK * CHUNK
+    of_block = below + first + column % CHUNK // BLOCK * BLOCK
+    solved = ()
+    for row in tl.static_range(BLOCK):
+        x = tl.where(column % BLOCK == row, 1.0, 0.0)
+        for earlier in tl.static_range(row):
+            x -= tl.load(of_block + row * CHUNK + earlier) * solved[earlier]
+        tl.store(inverse + first + row * CHUNK + column % CHUNK, x)
+        solved += (x,)  # type: ignore[assignment]
+
+
+@triton.jit
+def _merge(inverse, below, HALF: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
+    """From the inverses of diagonal blocks of size HALF to those of twice the size."""
+    row = tl.arange(0, CHUNK)[:, None]
+    column = tl.arange(0, CHUNK)[None, :]
+    between = (row // (2 * HALF) == column // (2 * HALF)) & (row // HALF > column // HALF)
+    left = tl.dot(inverse, tl.load(below + row * CHUNK + column, mask=between, other=0.0), input_precision=PRECISION)
+    return inverse - tl.dot(left, inverse, input_precision=PRECISION)
+
+
+@triton.jit
+def _gates(a, a_row, A_log, dt_bias, head, rows, real):
+    """The running sum of a chunk's gates, in powers of two."""
+    x = tl.load(a + rows.to(tl.int64) * a_row + head, mask=real, other=0.0).to(tl.float32)
+    x += tl.load(dt_bias + head).to(tl.float32)
+    soft = tl.where(x <= SOFTPLUS_LINEAR, tl.log(1.0 + tl.exp(x)), x)
+    gate = -tl.exp(tl.load(A_log + head).to(tl.float32)) * soft * LOG2_E
+    gate = tl.maximum(gate, LEAST_GATE, propagate_nan=tl.PropagateNan.ALL)
+    return tl.cumsum(tl.where(real, gate, 0.0), 0)
+
+
+@triton.jit(do_not_specialize=["rows_of_output", "capacity"])
+def prepare(
+    x,
+    a,
+    b,
+    weights,
+    bias,
+    A_log,
+    dt_bias,
+    conv,
+    queries,
+    keys,
+    inverses,
+    scores,
+    gates,
+    workspace,
+    windows,
+    output,
+    chunks,
+    counts,
+    x_row,
+    a_row,
+    b_row,
+    conv_slot,
+    conv_channel,
+    conv_past,
+    rows_of_output,
+    capacity,
+    scale,
+    KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PAST: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    FIELDS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Items of work: every chunk's matrices by key head, then its values by value head, then the tail to zero."""
+    GROUP: tl.constexpr = VALUE_HEADS // KEY_HEADS
+    if OVERLAP:
+        cuda.gdc_launch_dependents()
+    real_chunks = tl.load(counts)
+    tokens = tl.load(counts + 1)
+    matrix_items = real_chunks * KEY_HEADS
+    tail_chunks = tl.cdiv(tl.maximum(rows_of_output - tokens, 0), CHUNK)
+    items = matrix_items + (real_chunks + tail_chunks) * VALUE_HEADS
+    in_chunk = tl.arange(0, CHUNK)
+    tile = in_chunk[:, None] * CHUNK + in_chunk[None, :]
+    own_below = workspace + tl.program_id(0) * (GROUP * 2 * CHUNK * (CHUNK + 1))
+    own_window = windows + tl.program_id(0) * (PAST * max(KEYS, VALUES))
+    own_inverse = own_below + GROUP * CHUNK * CHUNK
+    own_gates = own_inverse + GROUP * CHUNK * CHUNK
+    for item in range(tl.program_id(0), items, tl.num_programs(0)):
+        if item < matrix_items:
+            of_chunk = chunks + (item // KEY_HEADS) * FIELDS
+            key_head = item % KEY_HEADS
+            first_row = tl.load(of_chunk)
+            start = tl.load(of_chunk + 1)
+            end = tl.minimum(tl.load(of_chunk + 2), rows_of_output)
+            slot = tl.load(of_chunk + 3).to(tl.int64)
+            has_window = tl.load(of_chunk + 4) != 0
+            if slot >= 0:
+                rows = first_row + in_chunk
+                real = rows < end
+                key = tl.arange(0, KEYS)
+                of_slot = conv + slot * conv_slot
+                channels = key_head * KEYS + key
+                if first_row == start:
+                    _turn_window(
+                        x,
+                        x_row,
+                        of_slot,
+                        conv_channel,
+                        conv_past,
+                        own_window,
+                        channels,
+                        start,
+                        end,
+                        has_window,
+                        WIDTH,
+                        PAST,
+                    )
+                    tl.debug_barrier()
+                q = _convolved(
+                    x, x_row, weights, bias, own_window, channels, start, first_row, real, WIDTH, HAS_BIAS, CHUNK
+                )
+                tl.debug_barrier()
+                channels = (KEY_HEADS + key_head) * KEYS + key
+                if first_row == start:
+                    _turn_window(
+                        x,
+                        x_row,
+                        of_slot,
+                        conv_channel,
+                        conv_past,
+                        own_window,
+                        channels,
+                        start,
+                        end,
+                        has_window,
+                        WIDTH,
+                        PAST,
+                    )
+                    tl.debug_barrier()
+                k = _convolved(
+                    x, x_row, weights, bias, own_window, channels, start, first_row, real, WIDTH, HAS_BIAS, CHUNK
+                )
+                tl.debug_barrier()
+                q = (q * (scale / tl.sqrt(tl.sum(q * q, 1) + NORM_EPSILON))[:, None]).to(queries.dtype.element_ty)
+                k = (k / tl.sqrt(tl.sum(k * k, 1) + NORM_EPSILON)[:, None]).to(keys.dtype.element_ty)
+                kept = (key_head * capacity + rows)[:, None] * KEYS + key[None, :]
+                tl.store(queries + kept, q, mask=real[:, None])
+                tl.store(keys + kept, k, mask=real[:, None])
+                for member in tl.static_range(GROUP):
+                    head = key_head * GROUP + member
+                    gate = _gates(a, a_row, A_log, dt_bias, head, rows, real)
+                    gain = tl.load(b + rows.to(tl.int64) * b_row + head, mask=real, other=0.0).to(tl.float32)
+                    tl.store(own_gates + member * 2 * CHUNK + in_chunk, gate)
+                    tl.store(own_gates + (member * 2 + 1) * CHUNK + in_chunk, tl.where(real, tl.sigmoid(gain), 0.0))
+                    tl.store(gates + head * capacity + rows, gate, mask=real)
+                kk = tl.dot(k, tl.trans(k))
+                qk = tl.dot(q, tl.trans(k))
+                # gates are read again instead of computed again for every layout
+                tl.debug_barrier()
+                for member in tl.static_range(GROUP):
+                    head = key_head * GROUP + member
+                    gate = tl.load(own_gates + member * 2 * CHUNK + in_chunk)
+                    gain = tl.load(own_gates + (member * 2 + 1) * CHUNK + in_chunk)
+                    not_earlier = in_chunk[:, None] >= in_chunk[None, :]
+                    decay = tl.exp2(tl.where(not_earlier, gate[:, None] - gate[None, :], -float("inf")))
+                    # its upper half is never read
+                    tl.store(own_below + member * CHUNK * CHUNK + tile, kk * decay * gain[:, None])
+                    kept = (head * capacity + rows)[:, None] * CHUNK + in_chunk[None, :]
+                    tl.store(scores + kept, (qk * decay).to(scores.dtype.element_ty), mask=real[:, None])
+                tl.debug_barrier()
+                _invert_blocks(own_below, own_inverse, GROUP * CHUNK, CHUNK)
+                tl.debug_barrier()
+                for member in tl.static_range(GROUP):
+                    head = key_head * GROUP + member
+                    below = own_below + member * CHUNK * CHUNK
+                    on_diagonal = in_chunk[:, None] // BLOCK == in_chunk[None, :] // BLOCK
+                    inverse = tl.load(own_inverse + member * CHUNK * CHUNK + tile, mask=on_diagonal, other=0.0)
+                    if CHUNK >= 32:
+                        inverse = _merge(inverse, below, 16, CHUNK, PRECISION)
+                    if CHUNK >= 64:
+                        inverse = _merge(inverse, below, 32, CHUNK, PRECISION)
+                    inverse *= tl.load(own_gates + (member * 2 + 1) * CHUNK + in_chunk)[None, :]
+                    kept = (head * capacity + rows)[:, None] * CHUNK + in_chunk[None, :]
+                    tl.store(inverses + kept, inverse.to(inverses.dtype.element_ty), mask=real[:, None])
+                # the next item of this program writes there
+                tl.debug_barrier()
+        else:
+            chunk = (item - matrix_items) // VALUE_HEADS
+            head = (item - matrix_items) % VALUE_HEADS
+            value = tl.arange(0, VALUES)
+            if chunk < real_chunks:
+                of_chunk = chunks + chunk * FIELDS
+                first_row = tl.load(of_chunk)
+                start = tl.load(of_chunk + 1)
+                end = tl.minimum(tl.load(of_chunk + 2), rows_of_output)
+                slot = tl.load(of_chunk + 3).to(tl.int64)
+                has_window = tl.load(of_chunk + 4) != 0
+            else:
+                first_row = tokens + (chunk - real_chunks) * CHUNK
+                start = first_row
+                end = rows_of_output
+                slot = tl.full([], -1, tl.int64)
+                has_window = False
+            rows = first_row + in_chunk
+            real = rows < end
+            into = output + (rows.to(tl.int64)[:, None] * VALUE_HEADS + head) * VALUES + value[None, :]
+            if slot >= 0:
+                of_slot = conv + slot * conv_slot
+                channels = 2 * KEY_HEADS * KEYS + head * VALUES + value
+                if first_row == start:
+                    _turn_window(
+                        x,
+                        x_row,
+                        of_slot,
+                        conv_channel,
+                        conv_past,
+                        own_window,
+                        channels,
+                        start,
+                        end,
+                        has_window,
+                        WIDTH,
+                        PAST,
+                    )
+                    tl.debug_barrier()
+                v = _convolved(
+                    x, x_row, weights, bias, own_window, channels, start, first_row, real, WIDTH, HAS_BIAS, CHUNK
+                )
+                tl.debug_barrier()
+                # where the output will stand: who reads the values overwrites them
+                tl.store(into, v.to(output.dtype.element_ty), mask=real[:, None])
+            else:
+                nothing = tl.zeros([CHUNK, VALUES], output.dtype.element_ty)
+                tl.store(into, nothing, mask=real[:, None])
+
+
+@triton.jit(do_not_specialize=["rows_of_output", "capacity"])
+def advance(
+    queries,
+    keys,
+    inverses,
+    scores,
+    gates,
+    output,
+    state,
+    sequences,
+    counts,
+    state_slot,
+    rows_of_output,
+    capacity,
+    KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    PART: tl.constexpr,
+    CHUNK: tl.constexpr,
+    FIELDS: tl.constexpr,
+    STAGES: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    """Items of work: PART values of a head of a sequence, the longest sequences first."""
+    GROUP: tl.constexpr = VALUE_HEADS // KEY_HEADS
+    PARTS: tl.constexpr = VALUES // PART
+    items = tl.load(counts + 2) * (VALUE_HEADS * PARTS)
+    in_chunk = tl.arange(0, CHUNK)
+    key = tl.arange(0, KEYS)
+    if OVERLAP:
+        cuda.gdc_wait()
+    for item in range(tl.program_id(0), items, tl.num_programs(0)):
+        of_sequence = sequences + (item // (VALUE_HEADS * PARTS)) * FIELDS
+        start = tl.load(of_sequence)
+        end = tl.minimum(tl.load(of_sequence + 1), rows_of_output)
+        slot = tl.load(of_sequence + 2).to(tl.int64)
+        head = (item // PARTS) % VALUE_HEADS
+        value = (item % PARTS) * PART + tl.arange(0, PART)
+        of_state = state + slot * state_slot + (head * VALUES + value)[:, None] * KEYS + key[None, :]
+        S = tl.load(of_state)
+        for first_row in tl.range(start, end, CHUNK, num_stages=STAGES):
+            rows = first_row + in_chunk
+            real = rows < end
+            # past the end the last row again: no neighbour is read, and what comes of it is multiplied by zero
+            taken = tl.minimum(rows, end - 1)
+            at = ((head // GROUP) * capacity + taken)[:, None] * KEYS + key[None, :]
+            k = tl.load(keys + at)
+            q = tl.load(queries + at)
+            at = (head * capacity + taken)[:, None] * CHUNK + in_chunk[None, :]
+            T = tl.load(inverses + at)
+            P = tl.load(scores + at)
+            v = tl.load(output + (taken.to(tl.int64)[:, None] * VALUE_HEADS + head) * VALUES + value[None, :])
+            gate = tl.load(gates + head * capacity + taken)
+            last = tl.load(gates + head * capacity + tl.minimum(first_row + CHUNK, end) - 1)
+            from_start = tl.exp2(gate)
+            to_end = tl.where(real, tl.exp2(last - gate), 0.0)
+            # the values as an operand, not as a summand: they then never pass through registers
+            n = tl.dot(tl.trans(v), tl.trans(T))
+            rounded = S.to(keys.dtype.element_ty)
+            known = tl.dot(rounded, tl.trans(k)) * -from_start[None, :]
+            n = tl.dot(known.to(keys.dtype.element_ty), tl.trans(T), acc=n)
+            o = tl.dot(rounded, tl.trans(q)) * from_start[None, :]
+            S = tl.dot((n * to_end[None, :]).to(keys.dtype.element_ty), k, acc=S * tl.exp2(last))
+            o = tl.dot(n.to(keys.dtype.element_ty), tl.trans(P), acc=o)
+            of_output = output + (rows.to(tl.int64)[:, None] * VALUE_HEADS + head) * VALUES + value[None, :]
+            tl.store(of_output, tl.trans(o.to(output.dtype.element_ty)), mask=real[:, None])
+        tl.store(of_state, S)
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """How the two kernels are launched; alike for every batch, so that a batch's bits do not depend on its bucket."""
+
+    prepare_programs: int = 264
+    prepare_warps: int = 8
+    prepare_registers: int | None = None
+    advance_programs: int = 132
+    advance_warps: int = 4
+    advance_stages: int = 3
+    part: int = 64
+    precision: str = "tf32"
+    overlap: bool = False
+
+
+@dataclasses.dataclass
+class Scratch:
+    """What `prepare` leaves for `advance`; nothing in it outlives the call."""
+
+    queries: Any
+    keys: Any
+    inverses: Any
+    scores: Any
+    gates: Any
+    # of each program of `prepare` what its threads tell one another
+    workspace: Any
+    windows: Any
+
+    @classmethod
+    def for_tokens(cls, tokens: int, shape: Shape, dtype: Any, device: Any, chunk: int, tuning: Tuning) -> Scratch:
+        def empty(*sizes: int, kind: Any = dtype) -> Any:
+            return torch.empty(*sizes, dtype=kind, device=device)
+
+        programs = tuning.prepare_programs
+        of_keys, of_values = (shape.key_heads, tokens), (shape.value_heads, tokens)
+        return cls(
+            queries=empty(*of_keys, shape.keys),
+            keys=empty(*of_keys, shape.keys),
+            inverses=empty(*of_values, chunk),
+            scores=empty(*of_values, chunk),
+            gates=empty(*of_values, kind=torch.float32),
+            workspace=empty(
+                programs, shape.value_heads // shape.key_heads * 2 * chunk * (chunk + 1), kind=torch.float32
+            ),
+            windows=empty(programs, triton.next_power_of_2(shape.width - 1) * max(shape.keys, shape.values)),
+        )
+
+
+def extend(
+    mixed_qkv: Any,
+    a: Any,
+    b: Any,
+    *,
+    shape: Shape,
+    conv_weights: Any,
+    bias: Any,
+    A_log: Any,
+    dt_bias: Any,
+    conv: Any,
+    state: Any,
+    tables: Tables,
+    scratch: Scratch,
+    output: Any,
+    tuning: Tuning = Tuning(),
+) -> None:
+    """Two launches; the package's docstring says what they do."""
+    rows = output.shape[0]
+    capacity = scratch.gates.shape[1]
+    prepare[(tuning.prepare_programs,)](
+        mixed_qkv,
+        a,
+        b,
+        conv_weights,
+        bias,
+        A_log,
+        dt_bias,
+        conv,
+        scratch.queries,
+        scratch.keys,
+        scratch.inverses,
+        scratch.scores,
+        scratch.gates,
+        scratch.workspace,
+        scratch.windows,
+        output,
+        tables.chunks,
+        tables.counts,
+        mixed_qkv.stride(0),
+        a.stride(0),
+        b.stride(0),
+        conv.stride(0),
+        conv.stride(1),
+        conv.stride(2),
+        rows,
+        capacity,
+        shape.keys**-0.5,
+        KEY_HEADS=shape.key_heads,
+        VALUE_HEADS=shape.value_heads,
+        KEYS=shape.keys,
+        VALUES=shape.values,
+        WIDTH=shape.width,
+        PAST=triton.next_power_of_2(shape.width - 1),
+        HAS_BIAS=bias is not None,
+        CHUNK=tables.chunk,
+        FIELDS=CHUNK_FIELDS,
+        PRECISION=tuning.precision,
+        OVERLAP=tuning.overlap,
+        num_warps=tuning.prepare_warps,
+        num_stages=1,
+        **({"maxnreg": tuning.prepare_registers} if tuning.prepare_registers else {}),
+    )
+    advance[(tuning.advance_programs,)](
+        scratch.queries,
+        scratch.keys,
+        scratch.inverses,
+        scratch.scores,
+        scratch.gates,
+        output,
+        state,
+        tables.sequences,
+        tables.counts,
+        state.stride(0),
+        rows,
+        capacity,
+        KEY_HEADS=shape.key_heads,
+        VALUE_HEADS=shape.value_heads,
+        KEYS=shape.keys,
+        VALUES=shape.values,
+        PART=min(tuning.part, shape.values),
+        CHUNK=tables.chunk,
+        FIELDS=SEQUENCE_FIELDS,
+        STAGES=tuning.advance_stages,
+        OVERLAP=tuning.overlap,
+        num_warps=tuning.advance_warps,
+        num_stages=tuning.advance_stages,
+        **({"launch_pdl": True} if tuning.overlap else {}),
+    )
