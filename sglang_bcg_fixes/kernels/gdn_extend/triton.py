@@ -33,6 +33,8 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 # above, softplus is the identity, as in SGLang
 SOFTPLUS_LINEAR = tl.constexpr(20.0)
 NORM_EPSILON = tl.constexpr(1e-6)
+# rows that one thread convolves together
+STRIP = tl.constexpr(8)
 # a diagonal block of the triangular inverse
 BLOCK = tl.constexpr(16)
 
@@ -85,39 +87,75 @@ def _convolved(
     before,
     channels,
     start,
+    end,
     first_row,
-    real,
     WIDTH: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """SiLU of the causal convolution, [chunk, channels] in fp32, zero in rows that are not real."""
-    rows = tl.arange(0, CHUNK)
+    """SiLU of the causal convolution in fp32: a tuple of STRIP tensors [CHUNK / STRIP, channels].
+
+    The n-th has rows n, n + STRIP, ...: each input is then read and widened once, for all taps that want it.
+    """
     channel = tl.arange(0, channels.shape[0])
-    mixed = tl.zeros([CHUNK, channels.shape[0]], tl.float32)
-    if HAS_BIAS:
-        mixed += tl.load(bias + channels).to(tl.float32)[None, :]
-    for tap in tl.static_range(WIDTH):
-        position = first_row + rows - (WIDTH - 1 - tap)
+    strip = first_row + tl.arange(0, CHUNK // STRIP) * STRIP
+    inputs = ()
+    for number in tl.static_range(STRIP + WIDTH - 1):
+        position = strip + (number - (WIDTH - 1))
         taken = tl.load(
             x + position[:, None].to(tl.int64) * x_row + channels[None, :],
-            mask=(real & (position >= start))[:, None],
+            mask=((position >= start) & (position < end))[:, None],
             other=0.0,
-        )
-        mixed += taken.to(tl.float32) * tl.load(weights + channels * WIDTH + tap).to(tl.float32)[None, :]
-    if first_row == start:
-        for tap in tl.static_range(WIDTH - 1):
-            moved = rows + tap
-            taken = tl.load(
-                before + moved[:, None] * channels.shape[0] + channel[None, :],
-                mask=(real & (moved < WIDTH - 1))[:, None],
-                other=0.0,
-            )
-            mixed += taken.to(tl.float32) * tl.load(weights + channels * WIDTH + tap).to(tl.float32)[None, :]
-    mixed = libdevice.fast_dividef(mixed, 1.0 + tl.exp2(-LOG2_E * mixed))
-    if HAS_BIAS:
-        mixed = tl.where(real[:, None], mixed, 0.0)
-    return mixed
+        ).to(tl.float32)
+        if number < WIDTH - 1 and first_row == start:
+            at = (WIDTH - 1 + position - start)[:, None] * channels.shape[0] + channel[None, :]
+            taken += tl.load(before + at, mask=(position < start)[:, None], other=0.0).to(tl.float32)
+        inputs += (taken,)  # type: ignore[assignment]
+    taps = ()
+    for tap in tl.static_range(WIDTH):
+        taps += (tl.load(weights + channels * WIDTH + tap).to(tl.float32)[None, :],)  # type: ignore[assignment]
+    outputs = ()
+    for number in tl.static_range(STRIP):
+        mixed = inputs[number] * taps[0]
+        for tap in tl.static_range(1, WIDTH):
+            mixed += inputs[number + tap] * taps[tap]
+        if HAS_BIAS:
+            mixed += tl.load(bias + channels).to(tl.float32)[None, :]
+        outputs += (libdevice.fast_dividef(mixed, 1.0 + tl.exp2(-LOG2_E * mixed)),)  # type: ignore[assignment]
+    return outputs
+
+
+@triton.jit
+def _store_row(output, row, end, head, value, values, VALUE_HEADS: tl.constexpr):
+    at = (row.to(tl.int64)[:, None] * VALUE_HEADS + head) * value.shape[0] + value[None, :]
+    tl.store(output + at, values.to(output.dtype.element_ty), mask=(row < end)[:, None])
+
+
+@triton.jit
+def _normed(
+    x,
+    x_row,
+    weights,
+    bias,
+    before,
+    channels,
+    start,
+    end,
+    first_row,
+    scale,
+    into,
+    WIDTH: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """Queries or keys of a chunk, of length `scale`."""
+    mixed = _convolved(x, x_row, weights, bias, before, channels, start, end, first_row, WIDTH, HAS_BIAS, CHUNK)
+    channel = tl.arange(0, channels.shape[0])
+    for number in tl.static_range(STRIP):
+        row = first_row + tl.arange(0, CHUNK // STRIP) * STRIP + number
+        normed = mixed[number] * (scale / tl.sqrt(tl.sum(mixed[number] * mixed[number], 1) + NORM_EPSILON))[:, None]
+        kept = into + row[:, None] * channels.shape[0] + channel[None, :]
+        tl.store(kept, normed.to(into.dtype.element_ty), mask=(row < end)[:, None])
 
 
 @triton.jit
@@ -137,13 +175,18 @@ def _invert_blocks(below, inverse, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def _merge(inverse, below, HALF: tl.constexpr, CHUNK: tl.constexpr, PRECISION: tl.constexpr):
-    """From the inverses of diagonal blocks of size HALF to those of twice the size."""
+def _merge(inverse, below, HALF: tl.constexpr, CHUNK: tl.constexpr):
+    """From the inverses of diagonal blocks of size HALF to those of twice the size.
+
+    An inverse's entries are k_i.(contractions) k_j and so at most 1: fp16 rounds them as finely as tf32 would.
+    """
     row = tl.arange(0, CHUNK)[:, None]
     column = tl.arange(0, CHUNK)[None, :]
     between = (row // (2 * HALF) == column // (2 * HALF)) & (row // HALF > column // HALF)
-    left = tl.dot(inverse, tl.load(below + row * CHUNK + column, mask=between, other=0.0), input_precision=PRECISION)
-    return inverse - tl.dot(left, inverse, input_precision=PRECISION)
+    between_blocks = tl.load(below + row * CHUNK + column, mask=between, other=0.0).to(tl.float16)
+    rounded = inverse.to(tl.float16)
+    left = tl.dot(rounded, between_blocks)
+    return inverse - tl.dot(left.to(tl.float16), rounded)
 
 
 @triton.jit
@@ -195,7 +238,6 @@ def prepare(
     HAS_BIAS: tl.constexpr,
     CHUNK: tl.constexpr,
     FIELDS: tl.constexpr,
-    PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Items of work: every chunk's matrices by key head, then its values by value head, then the tail to zero."""
@@ -227,6 +269,7 @@ def prepare(
                 real = rows < end
                 key = tl.arange(0, KEYS)
                 of_slot = conv + slot * conv_slot
+                of_key_head = key_head * capacity * KEYS
                 channels = key_head * KEYS + key
                 if first_row == start:
                     _turn_window(
@@ -244,8 +287,21 @@ def prepare(
                         PAST,
                     )
                     tl.debug_barrier()
-                q = _convolved(
-                    x, x_row, weights, bias, own_window, channels, start, first_row, real, WIDTH, HAS_BIAS, CHUNK
+                _normed(
+                    x,
+                    x_row,
+                    weights,
+                    bias,
+                    own_window,
+                    channels,
+                    start,
+                    end,
+                    first_row,
+                    scale,
+                    queries + of_key_head,
+                    WIDTH,
+                    HAS_BIAS,
+                    CHUNK,
                 )
                 tl.debug_barrier()
                 channels = (KEY_HEADS + key_head) * KEYS + key
@@ -265,15 +321,22 @@ def prepare(
                         PAST,
                     )
                     tl.debug_barrier()
-                k = _convolved(
-                    x, x_row, weights, bias, own_window, channels, start, first_row, real, WIDTH, HAS_BIAS, CHUNK
+                _normed(
+                    x,
+                    x_row,
+                    weights,
+                    bias,
+                    own_window,
+                    channels,
+                    start,
+                    end,
+                    first_row,
+                    1.0,
+                    keys + of_key_head,
+                    WIDTH,
+                    HAS_BIAS,
+                    CHUNK,
                 )
-                tl.debug_barrier()
-                q = (q * (scale / tl.sqrt(tl.sum(q * q, 1) + NORM_EPSILON))[:, None]).to(queries.dtype.element_ty)
-                k = (k / tl.sqrt(tl.sum(k * k, 1) + NORM_EPSILON)[:, None]).to(keys.dtype.element_ty)
-                kept = (key_head * capacity + rows)[:, None] * KEYS + key[None, :]
-                tl.store(queries + kept, q, mask=real[:, None])
-                tl.store(keys + kept, k, mask=real[:, None])
                 for member in tl.static_range(GROUP):
                     head = key_head * GROUP + member
                     gate = _gates(a, a_row, A_log, dt_bias, head, rows, real)
@@ -281,10 +344,13 @@ def prepare(
                     tl.store(own_gates + member * 2 * CHUNK + in_chunk, gate)
                     tl.store(own_gates + (member * 2 + 1) * CHUNK + in_chunk, tl.where(real, tl.sigmoid(gain), 0.0))
                     tl.store(gates + head * capacity + rows, gate, mask=real)
+                # read again by other threads, and gates instead of computed again for every layout
+                tl.debug_barrier()
+                kept = of_key_head + rows[:, None] * KEYS + key[None, :]
+                q = tl.load(queries + kept, mask=real[:, None], other=0.0)
+                k = tl.load(keys + kept, mask=real[:, None], other=0.0)
                 kk = tl.dot(k, tl.trans(k))
                 qk = tl.dot(q, tl.trans(k))
-                # gates are read again instead of computed again for every layout
-                tl.debug_barrier()
                 for member in tl.static_range(GROUP):
                     head = key_head * GROUP + member
                     gate = tl.load(own_gates + member * 2 * CHUNK + in_chunk)
@@ -304,9 +370,9 @@ def prepare(
                     on_diagonal = in_chunk[:, None] // BLOCK == in_chunk[None, :] // BLOCK
                     inverse = tl.load(own_inverse + member * CHUNK * CHUNK + tile, mask=on_diagonal, other=0.0)
                     if CHUNK >= 32:
-                        inverse = _merge(inverse, below, 16, CHUNK, PRECISION)
+                        inverse = _merge(inverse, below, 16, CHUNK)
                     if CHUNK >= 64:
-                        inverse = _merge(inverse, below, 32, CHUNK, PRECISION)
+                        inverse = _merge(inverse, below, 32, CHUNK)
                     inverse *= tl.load(own_gates + (member * 2 + 1) * CHUNK + in_chunk)[None, :]
                     kept = (head * capacity + rows)[:, None] * CHUNK + in_chunk[None, :]
                     tl.store(inverses + kept, inverse.to(inverses.dtype.element_ty), mask=real[:, None])
@@ -315,7 +381,6 @@ def prepare(
         else:
             chunk = (item - matrix_items) // VALUE_HEADS
             head = (item - matrix_items) % VALUE_HEADS
-            value = tl.arange(0, VALUES)
             if chunk < real_chunks:
                 of_chunk = chunks + chunk * FIELDS
                 first_row = tl.load(of_chunk)
@@ -329,17 +394,15 @@ def prepare(
                 end = rows_of_output
                 slot = tl.full([], -1, tl.int64)
                 has_window = False
-            rows = first_row + in_chunk
-            real = rows < end
-            into = output + (rows.to(tl.int64)[:, None] * VALUE_HEADS + head) * VALUES + value[None, :]
+            value = tl.arange(0, VALUES)
+            strips = first_row + tl.arange(0, CHUNK // STRIP) * STRIP
             if slot >= 0:
-                of_slot = conv + slot * conv_slot
                 channels = 2 * KEY_HEADS * KEYS + head * VALUES + value
                 if first_row == start:
                     _turn_window(
                         x,
                         x_row,
-                        of_slot,
+                        conv + slot * conv_slot,
                         conv_channel,
                         conv_past,
                         own_window,
@@ -351,15 +414,17 @@ def prepare(
                         PAST,
                     )
                     tl.debug_barrier()
-                v = _convolved(
-                    x, x_row, weights, bias, own_window, channels, start, first_row, real, WIDTH, HAS_BIAS, CHUNK
+                mixed = _convolved(
+                    x, x_row, weights, bias, own_window, channels, start, end, first_row, WIDTH, HAS_BIAS, CHUNK
                 )
-                tl.debug_barrier()
                 # where the output will stand: who reads the values overwrites them
-                tl.store(into, v.to(output.dtype.element_ty), mask=real[:, None])
+                for number in tl.static_range(STRIP):
+                    _store_row(output, strips + number, end, head, value, mixed[number], VALUE_HEADS)
+                tl.debug_barrier()
             else:
-                nothing = tl.zeros([CHUNK, VALUES], output.dtype.element_ty)
-                tl.store(into, nothing, mask=real[:, None])
+                for number in tl.static_range(STRIP):
+                    nothing = tl.zeros([CHUNK // STRIP, VALUES], tl.float32)
+                    _store_row(output, strips + number, end, head, value, nothing, VALUE_HEADS)
 
 
 @triton.jit(do_not_specialize=["rows_of_output", "capacity"])
@@ -436,14 +501,13 @@ def advance(
 class Tuning:
     """How the two kernels are launched; alike for every batch, so that a batch's bits do not depend on its bucket."""
 
-    prepare_programs: int = 264
-    prepare_warps: int = 8
-    prepare_registers: int | None = None
+    prepare_programs: int = 396
+    prepare_warps: int = 4
+    prepare_registers: int | None = 168
     advance_programs: int = 132
     advance_warps: int = 4
     advance_stages: int = 3
     part: int = 64
-    precision: str = "tf32"
     overlap: bool = False
 
 
@@ -537,7 +601,6 @@ def extend(
         HAS_BIAS=bias is not None,
         CHUNK=tables.chunk,
         FIELDS=CHUNK_FIELDS,
-        PRECISION=tuning.precision,
         OVERLAP=tuning.overlap,
         num_warps=tuning.prepare_warps,
         num_stages=1,
