@@ -6,10 +6,13 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
+from sglang_on_cpu import interpreter
 
 from sglang_bcg_fixes.kernels.cuda import driver, nvrtc
 
 HERE = pathlib.Path(__file__).parent
+# bfloat16 and libdevice, which Triton's interpreter has not
+interpreter.install()
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,8 @@ import torch
 import triton
 import triton.language as tl
 
-# of a chunk: first row, its sequence's start and end, slot, whether the convolution goes on from the slot's window
+# of a chunk: first row, its sequence's start, end, slot, whether the convolution goes on from the slot's window, and
+# its checkpoint as below
 CHUNK_FIELDS = 8
 # of a sequence: start, end, slot, and of its checkpoint: after how many tokens, into which slot (or -1)
 SEQUENCE_FIELDS = 8
@@ -20,7 +21,7 @@ CHUNK = 64
 ROWS = 64
 
 
-@triton.jit(do_not_specialize=["sequences"])
+@triton.jit(do_not_specialize=["given"])
 def _fill(
     lengths,
     slots,
@@ -31,9 +32,10 @@ def _fill(
     of_chunks,
     of_sequences,
     counts,
-    sequences,
+    given,
     max_chunks,
     max_tokens,
+    track_unit,
     TRACK: tl.constexpr,
     MAX_SEQUENCES: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -43,7 +45,7 @@ def _fill(
 ):
     """Every program finds all sequences again; the first one writes them, each writes its own rows of chunks."""
     number = tl.arange(0, MAX_SEQUENCES)
-    here = number < sequences
+    here = number < given
     length = tl.maximum(tl.load(lengths + number, mask=here, other=0).to(tl.int32), 0)
     slot = tl.load(slots + number, mask=here, other=-1).to(tl.int32)
     prefix = tl.load(prefixes + number, mask=here, other=0).to(tl.int32)
@@ -54,6 +56,16 @@ def _fill(
     chunk_end = tl.cumsum(tl.cdiv(length, CHUNK), 0)
     chunk_start = chunk_end - tl.cdiv(length, CHUNK)
     total_chunks = tl.sum(tl.cdiv(length, CHUNK), 0)
+
+    track_after = tl.full([MAX_SEQUENCES], -1, tl.int32)
+    track_slot = tl.full([MAX_SEQUENCES], -1, tl.int32)
+    if TRACK:
+        tracked = tl.load(track_mask + number, mask=here & (slot >= 0), other=0) != 0
+        past = tl.load(track_lengths + number, mask=tracked, other=0).to(tl.int32) - prefix
+        track_slot = tl.load(track_slots + number, mask=tracked, other=-1).to(tl.int32)
+        # never past the sequence, and nothing without a slot
+        after = tl.minimum(tl.maximum(past, 0), length) // track_unit * track_unit
+        track_after = tl.where(track_slot >= 0, after, -1)
 
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     of_row = (row[:, None] >= chunk_start[None, :]) & (row[:, None] < chunk_end[None, :])
@@ -66,6 +78,8 @@ def _fill(
     tl.store(of_row_chunk + 2, tl.sum(tl.where(of_row, end[None, :], 0), 1), mask=is_chunk)
     tl.store(of_row_chunk + 3, tl.sum(tl.where(of_row, slot[None, :], 0), 1), mask=is_chunk)
     tl.store(of_row_chunk + 4, tl.sum(tl.where(of_row & (prefix > 0)[None, :], 1, 0), 1), mask=is_chunk)
+    tl.store(of_row_chunk + 5, tl.sum(tl.where(of_row, track_after[None, :], 0), 1), mask=is_chunk)
+    tl.store(of_row_chunk + 6, tl.sum(tl.where(of_row, track_slot[None, :], 0), 1), mask=is_chunk)
 
     if tl.program_id(0) == 0:
         tl.store(counts, tl.minimum(total_chunks, max_chunks))
@@ -82,13 +96,6 @@ def _fill(
         tl.store(of_rank, start, mask=works)
         tl.store(of_rank + 1, end, mask=works)
         tl.store(of_rank + 2, slot, mask=works)
-        track_after = tl.full([MAX_SEQUENCES], -1, tl.int32)
-        track_slot = track_after
-        if TRACK:
-            tracked = here & (tl.load(track_mask + number, mask=here, other=0) != 0)
-            past = tl.load(track_lengths + number, mask=tracked, other=0).to(tl.int32) - prefix
-            track_after = tl.where(tracked, past // CHUNK * CHUNK, -1)
-            track_slot = tl.where(tracked, tl.load(track_slots + number, mask=tracked, other=-1).to(tl.int32), -1)
         tl.store(of_rank + 3, track_after, mask=works)
         tl.store(of_rank + 4, track_slot, mask=works)
 
@@ -100,6 +107,8 @@ class Tracking:
     mask: Any
     slots: Any
     lengths: Any
+    # SGLang's mamba_cache_chunk_size: a multiple of the kernels' chunk
+    unit: int = CHUNK
 
 
 class Tables:
@@ -133,6 +142,7 @@ class Tables:
             sequences,
             self.max_chunks,
             self.max_tokens,
+            tracking.unit if tracking else self.chunk,
             TRACK=tracking is not None,
             MAX_SEQUENCES=triton.next_power_of_2(self.max_sequences),
             CHUNK=self.chunk,

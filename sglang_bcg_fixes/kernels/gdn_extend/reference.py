@@ -27,7 +27,8 @@ class Inputs:
     """One extend step of a layer, sequences one behind the other, as SGLang gives them to its kernels.
 
     mixed_qkv [tokens, channels], a and b [tokens, value heads], conv_weights [channels, width], A_log and dt_bias
-    [value heads]; each sequence's conv window [channels, width - 1] and state [value heads, values, keys] from before.
+    [value heads], bias [channels] or None; each sequence's conv window [channels, width - 1] and state [value heads,
+    values, keys] from before.
     """
 
     lengths: Sequence[int]
@@ -40,6 +41,7 @@ class Inputs:
     dt_bias: Any
     conv: Any
     state: Any
+    bias: Any = None
 
 
 def recurrent(inputs: Inputs) -> Results:
@@ -57,8 +59,12 @@ def recurrent(inputs: Inputs) -> Results:
     for before, after in zip(inputs.conv.float(), inputs.mixed_qkv.float().split(list(inputs.lengths)), strict=True):
         window = torch.cat([before, after.T], 1)
         # not torch's convolution, which may compute in TF32
-        taps = window.unfold(1, inputs.conv_weights.shape[1], 1)
-        mixed.append(functional.silu((taps * inputs.conv_weights.float()[:, None]).sum(-1)).T)
+        width = inputs.conv_weights.shape[1]
+        taps = torch.stack([window[:, tap : tap + len(after)] for tap in range(width)], -1)
+        convolved = (taps * inputs.conv_weights.float()[:, None]).sum(-1)
+        if inputs.bias is not None:
+            convolved = convolved + inputs.bias.float()[:, None]
+        mixed.append(functional.silu(convolved).T)
         windows.append(window[:, -before.shape[1] :])
     query, key, value = side_by_side(torch.cat(mixed)).split(
         [inputs.key_heads * size, inputs.key_heads * size, heads * inputs.state.shape[2]], -1

@@ -40,42 +40,60 @@ BLOCK = tl.constexpr(16)
 
 
 @triton.jit
+def _window_before(x, x_row, before, channels, start, end, WIDTH: tl.constexpr, PAST: tl.constexpr):
+    """What a convolution at `end` looks back at: of a short sequence also what came before it."""
+    past = tl.arange(0, PAST)
+    channel = tl.arange(0, channels.shape[0])
+    position = end - (WIDTH - 1) + past
+    moved = WIDTH - 1 + position - start
+    is_new = (past < WIDTH - 1) & (position >= start)
+    new = tl.load(x + position[:, None].to(tl.int64) * x_row + channels[None, :], mask=is_new[:, None], other=0.0)
+    old = tl.load(
+        before + moved[:, None] * channels.shape[0] + channel[None, :], mask=(moved < WIDTH - 1)[:, None], other=0.0
+    )
+    return tl.where(is_new[:, None], new.to(old.dtype), old)
+
+
+@triton.jit
 def _turn_window(
     x,
     x_row,
     conv,
+    conv_slot,
     conv_channel,
     conv_past,
     before,
     channels,
+    of_chunk,
     start,
     end,
-    has_window,
+    slot,
     WIDTH: tl.constexpr,
     PAST: tl.constexpr,
+    TRACK: tl.constexpr,
 ):
     """A sequence's window as it was goes to `before` [past, channels]; into the pool goes what the next step needs.
 
-    Only the first chunk's program reads or writes these channels of the pool.
+    Only the program of the first chunk reads or writes these channels of the pool.
     """
     past = tl.arange(0, PAST)
     channel = tl.arange(0, channels.shape[0])
-    in_pool = conv + channels[None, :] * conv_channel + past[:, None] * conv_past
+    in_slot = channels[None, :] * conv_channel + past[:, None] * conv_past
     exists = (past < WIDTH - 1)[:, None]
-    window = tl.load(in_pool, mask=exists & has_window, other=0.0)
+    has_window = tl.load(of_chunk + 4) != 0
+    window = tl.load(conv + slot * conv_slot + in_slot, mask=exists & has_window, other=0.0)
     tl.store(before + past[:, None] * channels.shape[0] + channel[None, :], window, mask=exists)
     # what one thread has written others read, and what others have read one thread overwrites
     tl.debug_barrier()
-    position = end - (WIDTH - 1) + past
-    is_new = (position >= start)[:, None]
-    taken = tl.load(x + position[:, None].to(tl.int64) * x_row + channels[None, :], mask=exists & is_new, other=0.0)
-    moved = WIDTH - 1 + position - start
-    kept = tl.load(
-        before + moved[:, None] * channels.shape[0] + channel[None, :],
-        mask=exists & (moved < WIDTH - 1)[:, None],
-        other=0.0,
-    )
-    tl.store(in_pool, tl.where(is_new, taken.to(window.dtype), kept), mask=exists)
+    window = _window_before(x, x_row, before, channels, start, end, WIDTH, PAST)
+    tl.store(conv + slot * conv_slot + in_slot, window, mask=exists)
+    if TRACK:
+        track_after = tl.load(of_chunk + 5)
+        track_slot = tl.load(of_chunk + 6).to(tl.int64)
+        if track_slot >= 0:
+            window = _window_before(x, x_row, before, channels, start, start + track_after, WIDTH, PAST)
+            tl.store(conv + track_slot * conv_slot + in_slot, window, mask=exists)
+    tl.debug_barrier()
 
 
 @triton.jit
@@ -116,7 +134,7 @@ def _convolved(
         taps += (tl.load(weights + channels * WIDTH + tap).to(tl.float32)[None, :],)  # type: ignore[assignment]
     outputs = ()
     for number in tl.static_range(STRIP):
-        mixed = inputs[number] * taps[0]
+        mixed = inputs[number] * taps[0]  # type: ignore[misc]
         for tap in tl.static_range(1, WIDTH):
             mixed += inputs[number + tap] * taps[tap]
         if HAS_BIAS:
@@ -238,6 +256,7 @@ def prepare(
     HAS_BIAS: tl.constexpr,
     CHUNK: tl.constexpr,
     FIELDS: tl.constexpr,
+    TRACK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Items of work: every chunk's matrices by key head, then its values by value head, then the tail to zero."""
@@ -263,30 +282,17 @@ def prepare(
             start = tl.load(of_chunk + 1)
             end = tl.minimum(tl.load(of_chunk + 2), rows_of_output)
             slot = tl.load(of_chunk + 3).to(tl.int64)
-            has_window = tl.load(of_chunk + 4) != 0
             if slot >= 0:
                 rows = first_row + in_chunk
                 real = rows < end
                 key = tl.arange(0, KEYS)
-                of_slot = conv + slot * conv_slot
                 of_key_head = key_head * capacity * KEYS
                 channels = key_head * KEYS + key
                 if first_row == start:
                     _turn_window(
-                        x,
-                        x_row,
-                        of_slot,
-                        conv_channel,
-                        conv_past,
-                        own_window,
-                        channels,
-                        start,
-                        end,
-                        has_window,
-                        WIDTH,
-                        PAST,
-                    )
-                    tl.debug_barrier()
+                        x, x_row, conv, conv_slot, conv_channel, conv_past, own_window, channels, of_chunk, start, end,
+                        slot, WIDTH, PAST, TRACK,
+                    )  # fmt: skip
                 _normed(
                     x,
                     x_row,
@@ -307,20 +313,9 @@ def prepare(
                 channels = (KEY_HEADS + key_head) * KEYS + key
                 if first_row == start:
                     _turn_window(
-                        x,
-                        x_row,
-                        of_slot,
-                        conv_channel,
-                        conv_past,
-                        own_window,
-                        channels,
-                        start,
-                        end,
-                        has_window,
-                        WIDTH,
-                        PAST,
-                    )
-                    tl.debug_barrier()
+                        x, x_row, conv, conv_slot, conv_channel, conv_past, own_window, channels, of_chunk, start, end,
+                        slot, WIDTH, PAST, TRACK,
+                    )  # fmt: skip
                 _normed(
                     x,
                     x_row,
@@ -381,39 +376,26 @@ def prepare(
         else:
             chunk = (item - matrix_items) // VALUE_HEADS
             head = (item - matrix_items) % VALUE_HEADS
+            of_chunk = chunks + chunk * FIELDS
             if chunk < real_chunks:
-                of_chunk = chunks + chunk * FIELDS
                 first_row = tl.load(of_chunk)
                 start = tl.load(of_chunk + 1)
                 end = tl.minimum(tl.load(of_chunk + 2), rows_of_output)
                 slot = tl.load(of_chunk + 3).to(tl.int64)
-                has_window = tl.load(of_chunk + 4) != 0
             else:
                 first_row = tokens + (chunk - real_chunks) * CHUNK
                 start = first_row
                 end = rows_of_output
                 slot = tl.full([], -1, tl.int64)
-                has_window = False
             value = tl.arange(0, VALUES)
             strips = first_row + tl.arange(0, CHUNK // STRIP) * STRIP
             if slot >= 0:
                 channels = 2 * KEY_HEADS * KEYS + head * VALUES + value
                 if first_row == start:
                     _turn_window(
-                        x,
-                        x_row,
-                        conv + slot * conv_slot,
-                        conv_channel,
-                        conv_past,
-                        own_window,
-                        channels,
-                        start,
-                        end,
-                        has_window,
-                        WIDTH,
-                        PAST,
-                    )
-                    tl.debug_barrier()
+                        x, x_row, conv, conv_slot, conv_channel, conv_past, own_window, channels, of_chunk, start, end,
+                        slot, WIDTH, PAST, TRACK,
+                    )  # fmt: skip
                 mixed = _convolved(
                     x, x_row, weights, bias, own_window, channels, start, end, first_row, WIDTH, HAS_BIAS, CHUNK
                 )
@@ -449,6 +431,7 @@ def advance(
     CHUNK: tl.constexpr,
     FIELDS: tl.constexpr,
     STAGES: tl.constexpr,
+    TRACK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Items of work: PART values of a head of a sequence, the longest sequences first."""
@@ -467,33 +450,47 @@ def advance(
         head = (item // PARTS) % VALUE_HEADS
         value = (item % PARTS) * PART + tl.arange(0, PART)
         of_state = state + slot * state_slot + (head * VALUES + value)[:, None] * KEYS + key[None, :]
+        # with a checkpoint the sequence is gone along in two parts
+        middle = start
+        track_slot = slot
+        if TRACK:
+            middle += tl.maximum(tl.load(of_sequence + 3), 0)
+            track_slot = tl.load(of_sequence + 4).to(tl.int64)
         S = tl.load(of_state)
-        for first_row in tl.range(start, end, CHUNK, num_stages=STAGES):
-            rows = first_row + in_chunk
-            real = rows < end
-            # past the end the last row again: no neighbour is read, and what comes of it is multiplied by zero
-            taken = tl.minimum(rows, end - 1)
-            at = ((head // GROUP) * capacity + taken)[:, None] * KEYS + key[None, :]
-            k = tl.load(keys + at)
-            q = tl.load(queries + at)
-            at = (head * capacity + taken)[:, None] * CHUNK + in_chunk[None, :]
-            T = tl.load(inverses + at)
-            P = tl.load(scores + at)
-            v = tl.load(output + (taken.to(tl.int64)[:, None] * VALUE_HEADS + head) * VALUES + value[None, :])
-            gate = tl.load(gates + head * capacity + taken)
-            last = tl.load(gates + head * capacity + tl.minimum(first_row + CHUNK, end) - 1)
-            from_start = tl.exp2(gate)
-            to_end = tl.where(real, tl.exp2(last - gate), 0.0)
-            # the values as an operand, not as a summand: they then never pass through registers
-            n = tl.dot(tl.trans(v), tl.trans(T))
-            rounded = S.to(keys.dtype.element_ty)
-            known = tl.dot(rounded, tl.trans(k)) * -from_start[None, :]
-            n = tl.dot(known.to(keys.dtype.element_ty), tl.trans(T), acc=n)
-            o = tl.dot(rounded, tl.trans(q)) * from_start[None, :]
-            S = tl.dot((n * to_end[None, :]).to(keys.dtype.element_ty), k, acc=S * tl.exp2(last))
-            o = tl.dot(n.to(keys.dtype.element_ty), tl.trans(P), acc=o)
-            of_output = output + (rows.to(tl.int64)[:, None] * VALUE_HEADS + head) * VALUES + value[None, :]
-            tl.store(of_output, tl.trans(o.to(output.dtype.element_ty)), mask=real[:, None])
+        for piece in range(2 if TRACK else 1):
+            first = start
+            last_row = end
+            if TRACK:
+                first = tl.where(piece == 0, start, middle)
+                last_row = tl.where(piece == 0, middle, end)
+            for first_row in tl.range(first, last_row, CHUNK, num_stages=STAGES):
+                rows = first_row + in_chunk
+                real = rows < end
+                # past the end the last row again: no neighbour is read, and what comes of it is multiplied by zero
+                taken = tl.minimum(rows, end - 1)
+                at = ((head // GROUP) * capacity + taken)[:, None] * KEYS + key[None, :]
+                k = tl.load(keys + at)
+                q = tl.load(queries + at)
+                at = (head * capacity + taken)[:, None] * CHUNK + in_chunk[None, :]
+                T = tl.load(inverses + at)
+                P = tl.load(scores + at)
+                v = tl.load(output + (taken.to(tl.int64)[:, None] * VALUE_HEADS + head) * VALUES + value[None, :])
+                gate = tl.load(gates + head * capacity + taken)
+                last = tl.load(gates + head * capacity + tl.minimum(first_row + CHUNK, end) - 1)
+                from_start = tl.exp2(gate)
+                to_end = tl.where(real, tl.exp2(last - gate), 0.0)
+                # the values as an operand, not as a summand: they then never pass through registers
+                n = tl.dot(tl.trans(v), tl.trans(T))
+                rounded = S.to(keys.dtype.element_ty)
+                known = tl.dot(rounded, tl.trans(k)) * -from_start[None, :]
+                n = tl.dot(known.to(keys.dtype.element_ty), tl.trans(T), acc=n)
+                o = tl.dot(rounded, tl.trans(q)) * from_start[None, :]
+                S = tl.dot((n * to_end[None, :]).to(keys.dtype.element_ty), k, acc=S * tl.exp2(last))
+                o = tl.dot(n.to(keys.dtype.element_ty), tl.trans(P), acc=o)
+                of_output = output + (rows.to(tl.int64)[:, None] * VALUE_HEADS + head) * VALUES + value[None, :]
+                tl.store(of_output, tl.trans(o.to(output.dtype.element_ty)), mask=real[:, None])
+            if TRACK and (piece == 0) & (track_slot >= 0):
+                tl.store(of_state + (track_slot - slot) * state_slot, S)
         tl.store(of_state, S)
 
 
@@ -544,6 +541,11 @@ class Scratch:
         )
 
 
+def registers(limit: int | None) -> dict[str, int]:
+    """The compiler's option; it takes no None."""
+    return {} if limit is None else {"maxnreg": limit}
+
+
 def extend(
     mixed_qkv: Any,
     a: Any,
@@ -559,6 +561,7 @@ def extend(
     tables: Tables,
     scratch: Scratch,
     output: Any,
+    tracking: bool = False,
     tuning: Tuning = Tuning(),
 ) -> None:
     """Two launches; the package's docstring says what they do."""
@@ -601,10 +604,11 @@ def extend(
         HAS_BIAS=bias is not None,
         CHUNK=tables.chunk,
         FIELDS=CHUNK_FIELDS,
+        TRACK=tracking,
         OVERLAP=tuning.overlap,
         num_warps=tuning.prepare_warps,
         num_stages=1,
-        **({"maxnreg": tuning.prepare_registers} if tuning.prepare_registers else {}),
+        **registers(tuning.prepare_registers),
     )
     advance[(tuning.advance_programs,)](
         scratch.queries,
@@ -627,6 +631,7 @@ def extend(
         CHUNK=tables.chunk,
         FIELDS=SEQUENCE_FIELDS,
         STAGES=tuning.advance_stages,
+        TRACK=tracking,
         OVERLAP=tuning.overlap,
         num_warps=tuning.advance_warps,
         num_stages=tuning.advance_stages,

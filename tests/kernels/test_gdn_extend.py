@@ -1,0 +1,216 @@
+"""Gated delta net's extend: the Triton form against the fp32 reference, small, on Triton's interpreter."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_bcg_fixes.kernels.gdn_extend import Shape, cases, metadata, reference
+from tests import processes
+from tests.kernels.gdn_extend_mutants import AROUND, CHUNK, EXACT, MUTANTS, TUNING, step
+
+
+def run(of: cases.Step, around: cases.Surroundings = AROUND, chunk: int = CHUNK) -> cases.After:
+    return cases.Launched(of, TUNING, around, chunk).run()
+
+
+STEPS: dict[str, tuple[list[int], dict[str, Any]]] = {
+    "one token": ([1], {}),
+    "around a chunk": ([15, 16, 17], {}),
+    "several chunks": ([70, 31, 48], {}),
+    "nobody": ([0, 0], {}),
+    "some have nothing": ([0, 3, 0, 18, 0], {}),
+    "without prefix": ([20, 2, 16, 1], {"fresh": [0, 1]}),
+    "without a slot": ([20, 2, 16, 1], {"gone": [0, 2]}),
+    "all without a slot": ([20, 2], {"gone": [0, 1]}),
+    "shorter than the window": ([1, 2, 3, 1], {"fresh": [3]}),
+    "with bias": ([19, 4], {"bias": True}),
+    "gates near 0": ([40], {"gates": "near 0"}),
+    "gates far below": ([40, 3], {"gates": "far below"}),
+    "keys alike": ([40], {"equal_keys": True, "gates": "near 0"}),
+    "checkpoints": ([40, 33, 16, 3, 5], {"tracked": {0: 39, 1: 33, 2: 16, 3: 3}, "fresh": [1]}),
+    "checkpoints of some, and not at the end": ([49, 20, 20], {"tracked": {0: 17, 2: 20}, "gone": [1]}),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_against_the_reference(name: str) -> None:
+    lengths, options = STEPS[name]
+    drawn = step(lengths, **options)
+    assert cases.faults(drawn, run(drawn), CHUNK, EXACT) == []
+
+
+@pytest.mark.parametrize("lengths", [[63], [64, 65], [3, 130]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
+def test_chunks_of_64(lengths: list[int], dtype: torch.dtype) -> None:
+    drawn = step(lengths, dtype=dtype)
+    # a few numbers in bfloat16: one of them may be rounded badly and be half of a result
+    tolerance = EXACT if dtype is torch.float16 else 2 * reference.TOLERANCE
+    assert cases.faults(drawn, run(drawn, chunk=64), 64, tolerance) == []
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        Shape(key_heads=2, value_heads=4, keys=32, values=32, width=4),
+        Shape(key_heads=3, value_heads=3, keys=16, values=32, width=3),
+        Shape(key_heads=1, value_heads=4, keys=32, values=16, width=2),
+    ],
+    ids=str,
+)
+def test_other_shapes(shape: Shape) -> None:
+    drawn = cases.draw(shape, [18, 5], device="cpu", dtype=torch.float16, fresh=[1])
+    assert cases.faults(drawn, run(drawn), CHUNK, EXACT) == []
+
+
+@pytest.mark.parametrize("part", [16, 32])
+def test_values_in_parts_have_the_same_bits(part: int) -> None:
+    drawn = cases.draw(Shape(1, 1, 16, 32, 4), [20], device="cpu", dtype=torch.float16)
+    whole, parts = (cases.Launched(drawn, dataclasses.replace(TUNING, part=each), AROUND, CHUNK) for each in (32, part))
+    assert cases.differences(whole.run(), parts.run(), drawn.tokens) == []
+
+
+def test_nothing_around_a_sequence_changes_its_bits() -> None:
+    drawn = step([20, 7, 33, 1], fresh=[1], dtype=torch.bfloat16)
+    together = run(drawn)
+    bare = run(drawn, cases.Surroundings())
+    assert cases.differences(together, bare, drawn.tokens) == []
+    for number, slot in enumerate(drawn.slots):
+        alone = drawn.alone(number)
+        after = run(alone, cases.Surroundings(padding=40, max_sequences=3))
+        assert cases.same_bits(after.output[: alone.tokens], together.output[drawn.rows(number)])
+        assert cases.same_bits(after.state[slot], together.state[slot])
+        assert cases.same_bits(after.conv[slot], together.conv[slot])
+
+
+def test_what_is_not_a_number_stays_in_its_sequence() -> None:
+    drawn = step([20, 18, 9])
+    right = run(drawn)
+    drawn.mixed_qkv[drawn.rows(1)] = float("nan")
+    drawn.a[drawn.rows(1)] = float("inf")
+    after = run(drawn)
+    assert bool(after.output[drawn.rows(1)].isnan().all())
+    for number in (0, 2):
+        slot = drawn.slots[number]
+        assert cases.same_bits(after.output[drawn.rows(number)], right.output[drawn.rows(number)])
+        assert cases.same_bits(after.state[slot], right.state[slot])
+
+
+def test_one_launch_serves_batch_after_batch() -> None:
+    """Buffers and launches as a graph keeps them, batches as a server has them, scratch as the last one left it."""
+    capacity, most = 48, 5
+    source = random.Random(0)
+    for _ in range(6):
+        lengths = [source.choice((0, 1, 7, 16, 17)) for _ in range(source.randint(1, most))]
+        while sum(lengths) > capacity:
+            lengths.pop()
+        gone = [number for number in range(len(lengths)) if source.random() < 0.2]
+        drawn = step(lengths or [1], gone=gone, seed=source.randrange(100))
+        around = cases.Surroundings(padding=capacity - drawn.tokens, max_sequences=most)
+        assert cases.faults(drawn, run(drawn, around), CHUNK, EXACT) == [], lengths
+
+
+def test_two_steps_are_one_long_step() -> None:
+    drawn = step([40])
+    whole = run(drawn)
+    # the second half begins where the first one ends, in its slot
+    first, second = (dataclasses.replace(drawn, lengths=[length]) for length in (16, 24))
+    first = dataclasses.replace(first, mixed_qkv=drawn.mixed_qkv[:16], a=drawn.a[:16], b=drawn.b[:16])
+    between = run(first, cases.Surroundings())
+    second = dataclasses.replace(
+        second,
+        mixed_qkv=drawn.mixed_qkv[16:],
+        a=drawn.a[16:],
+        b=drawn.b[16:],
+        conv=between.conv,
+        state=between.state,
+    )
+    after = run(second, cases.Surroundings())
+    assert cases.same_bits(torch.cat([between.output, after.output]), whole.output[:40])
+    assert cases.same_bits(after.conv, whole.conv) and cases.same_bits(after.state, whole.state)
+
+
+def test_more_sequences_than_the_tables_hold_are_refused() -> None:
+    tables = metadata.Tables(64, 2, "cpu")
+    three = torch.ones(3, dtype=torch.int32)
+    with pytest.raises(ValueError, match="3 sequences, but the tables were made for 2"):
+        tables.fill(three, three, three)
+
+
+def test_tokens_past_the_capacity_are_not_written() -> None:
+    """Nobody should; what is behind the buffers stays all the same."""
+    tables = metadata.Tables(20, 3, "cpu", CHUNK)
+    behind = [
+        torch.full((4 * len(each), *each.shape[1:]), -7, dtype=torch.int32)
+        for each in (tables.chunks, tables.sequences)
+    ]
+    tables.chunks, tables.sequences = (each[: len(each) // 4] for each in behind)
+    tables.fill(*(torch.tensor(each, dtype=torch.int32) for each in ([30, 30, 30], [1, 2, 3], [0, 0, 0])))
+    assert int(tables.sequences[:1, 1].max()) == 20 and tables.counts.tolist()[1:3] == [20, 1]
+    assert all(bool((each[len(each) // 4 :] == -7).all()) for each in behind)
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_tables_by_hand(kind: torch.dtype) -> None:
+    tables = metadata.Tables(200, 6, "cpu")
+    given = ([65, 0, 3, 128], [4, 7, -1, 9], [0, 0, 8, 1])
+    tables.fill(*(torch.tensor(each, dtype=kind) for each in given))
+    assert tables.counts.tolist()[:3] == [5, 196, 2]
+    none = [-1, -1]
+    assert tables.chunks[:5, :7].tolist() == [
+        [0, 0, 65, 4, 0, *none],
+        [64, 0, 65, 4, 0, *none],
+        [65, 65, 68, -1, 1, *none],
+        [68, 68, 196, 9, 1, *none],
+        [132, 68, 196, 9, 1, *none],
+    ]
+    assert tables.sequences[:2, :5].tolist() == [[68, 196, 9, *none], [0, 65, 4, *none]]
+
+
+@pytest.fixture(scope="module")
+def noticed() -> dict[str, bool]:
+    """What became of each mutant, in a process that may die of what it does to memory."""
+    found: dict[str, bool] = {}
+    while len(found) < len(MUTANTS):
+        left = [name for name in MUTANTS if name not in found]
+        done = processes.python(
+            "-m",
+            "tests.kernels.gdn_extend_mutants",
+            *left,
+            paths=[processes.REPOSITORY / "tools"],
+            environment={"TRITON_INTERPRET": "1"},
+            timeout=300,
+        )
+        told = dict(line.split("\t") for line in done.stdout.splitlines())
+        found |= {name: result == "True" for name, result in told.items()}
+        if done.returncode < 0:
+            found[left[len(told)]] = True
+        else:
+            assert done.returncode == 0, done.stderr[-3000:]
+    return found
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_mutant_is_noticed(mutant: str, noticed: dict[str, bool]) -> None:
+    assert noticed[mutant]
+
+
+def test_the_compiler_takes_every_kernel() -> None:
+    """The interpreter takes what the compiler refuses; and products of a chunk run on Hopper's own instructions."""
+    done = processes.python(
+        "-m", "tests.kernels.compile_gdn_extend", environment={"TRITON_INTERPRET": "0"}, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert {kernel["name"] for kernel in found} == {"_fill", "prepare", "advance"}
+    for kernel in found:
+        assert kernel["shared"] <= 232448 - 1024, kernel
+        if kernel["name"] == "advance":
+            # the chain of products goes from registers to registers
+            assert kernel["wgmma from registers"] >= 24, kernel
+            assert kernel["stack"] == 0 or kernel["tracks"], kernel
