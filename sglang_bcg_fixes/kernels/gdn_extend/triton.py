@@ -33,25 +33,29 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 # above, softplus is the identity, as in SGLang
 SOFTPLUS_LINEAR = tl.constexpr(20.0)
 NORM_EPSILON = tl.constexpr(1e-6)
-# rows that one thread convolves together
-STRIP = tl.constexpr(8)
 # a diagonal block of the triangular inverse
 BLOCK = tl.constexpr(16)
 
 
+@triton.constexpr_function
+def _past(width: int) -> int:
+    """Rows of a window, as a power of two."""
+    return triton.next_power_of_2(width - 1)
+
+
 @triton.jit
-def _window_before(x, x_row, before, channels, start, end, WIDTH: tl.constexpr, PAST: tl.constexpr):
-    """What a convolution at `end` looks back at: of a short sequence also what came before it."""
-    past = tl.arange(0, PAST)
-    channel = tl.arange(0, channels.shape[0])
+def _window_before(x, x_row, conv, conv_channel, conv_past, channels, start, end, has_window, WIDTH: tl.constexpr):
+    """What a convolution at `end` looks back at, [PAST, channels]: of a short sequence also what the slot has."""
+    past = tl.arange(0, _past(WIDTH))[:, None]
     position = end - (WIDTH - 1) + past
     moved = WIDTH - 1 + position - start
-    is_new = (past < WIDTH - 1) & (position >= start)
-    new = tl.load(x + position[:, None].to(tl.int64) * x_row + channels[None, :], mask=is_new[:, None], other=0.0)
+    exists = past < WIDTH - 1
+    is_new = exists & (position >= start)
+    new = tl.load(x + position.to(tl.int64) * x_row + channels[None, :], mask=is_new, other=0.0)
     old = tl.load(
-        before + moved[:, None] * channels.shape[0] + channel[None, :], mask=(moved < WIDTH - 1)[:, None], other=0.0
+        conv + channels[None, :] * conv_channel + moved * conv_past, mask=exists & ~is_new & has_window, other=0.0
     )
-    return tl.where(is_new[:, None], new.to(old.dtype), old)
+    return tl.where(is_new, new.to(old.dtype), old)
 
 
 @triton.jit
@@ -69,74 +73,83 @@ def _turn_window(
     end,
     slot,
     WIDTH: tl.constexpr,
-    PAST: tl.constexpr,
     TRACK: tl.constexpr,
 ):
-    """A sequence's window as it was goes to `before` [past, channels]; into the pool goes what the next step needs.
+    """A sequence's window as it was goes to `before` [PAST, channels]; into the pool goes what the next step needs.
 
     Only the program of the first chunk reads or writes these channels of the pool.
     """
-    past = tl.arange(0, PAST)
-    channel = tl.arange(0, channels.shape[0])
-    in_slot = channels[None, :] * conv_channel + past[:, None] * conv_past
-    exists = (past < WIDTH - 1)[:, None]
+    past = tl.arange(0, _past(WIDTH))[:, None]
+    in_slot = channels[None, :] * conv_channel + past * conv_past
+    own = conv + slot * conv_slot
+    exists = past < WIDTH - 1
     has_window = tl.load(of_chunk + 4) != 0
-    window = tl.load(conv + slot * conv_slot + in_slot, mask=exists & has_window, other=0.0)
-    tl.store(before + past[:, None] * channels.shape[0] + channel[None, :], window, mask=exists)
-    # what one thread has written others read, and what others have read one thread overwrites
-    tl.debug_barrier()
-    window = _window_before(x, x_row, before, channels, start, end, WIDTH, PAST)
-    tl.store(conv + slot * conv_slot + in_slot, window, mask=exists)
+    window = tl.load(own + in_slot, mask=exists & has_window, other=0.0)
+    after = _window_before(x, x_row, own, conv_channel, conv_past, channels, start, end, has_window, WIDTH)
+    track_slot = slot
+    at_checkpoint = after
     if TRACK:
-        track_after = tl.load(of_chunk + 5)
+        boundary = start + tl.load(of_chunk + 5)
         track_slot = tl.load(of_chunk + 6).to(tl.int64)
         if track_slot >= 0:
-            window = _window_before(x, x_row, before, channels, start, start + track_after, WIDTH, PAST)
-            tl.store(conv + track_slot * conv_slot + in_slot, window, mask=exists)
+            at_checkpoint = _window_before(
+                x, x_row, own, conv_channel, conv_past, channels, start, boundary, has_window, WIDTH
+            )
+    # what other threads still read must not be overwritten
     tl.debug_barrier()
+    tl.store(before + past * channels.shape[0] + tl.arange(0, channels.shape[0])[None, :], window, mask=exists)
+    tl.store(own + in_slot, after, mask=exists)
+    if TRACK and track_slot >= 0:
+        tl.store(conv + track_slot * conv_slot + in_slot, at_checkpoint, mask=exists)
 
 
 @triton.jit
-def _convolved(
+def _inputs(
     x,
-    x_row,
-    weights,
-    bias,
     before,
     channels,
     start,
     end,
     first_row,
+    X_ROW: tl.constexpr,
     WIDTH: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
+    STRIP: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """SiLU of the causal convolution in fp32: a tuple of STRIP tensors [CHUNK / STRIP, channels].
+    """A chunk's inputs and those just before it: a tuple of tensors [CHUNK / STRIP, channels].
 
-    The n-th has rows n, n + STRIP, ...: each input is then read and widened once, for all taps that want it.
+    The n-th has rows n - (WIDTH - 1), n - (WIDTH - 1) + STRIP and so on: each is read once, for all taps that want it.
     """
-    channel = tl.arange(0, channels.shape[0])
-    strip = first_row + tl.arange(0, CHUNK // STRIP) * STRIP
+    row = (first_row + tl.arange(0, CHUNK // STRIP) * STRIP)[:, None]
+    of_row = x + row.to(tl.int64) * X_ROW + channels[None, :]
+    of_window = before + (row - start) * channels.shape[0] + tl.arange(0, channels.shape[0])[None, :]
     inputs = ()
-    for number in tl.static_range(STRIP + WIDTH - 1):
-        position = strip + (number - (WIDTH - 1))
-        taken = tl.load(
-            x + position[:, None].to(tl.int64) * x_row + channels[None, :],
-            mask=((position >= start) & (position < end))[:, None],
-            other=0.0,
-        ).to(tl.float32)
-        if number < WIDTH - 1 and first_row == start:
-            at = (WIDTH - 1 + position - start)[:, None] * channels.shape[0] + channel[None, :]
-            taken += tl.load(before + at, mask=(position < start)[:, None], other=0.0).to(tl.float32)
+    for number in tl.static_range(WIDTH - 1):
+        inside = (row >= start + (WIDTH - 1 - number)) & (row < end + (WIDTH - 1 - number))
+        taken = tl.load(of_row + (number - (WIDTH - 1)) * X_ROW, mask=inside, other=0.0)
+        # in a sequence's first chunk; of the two one is always zero
+        earlier = row < start + (WIDTH - 1 - number)
+        taken += tl.load(of_window + number * channels.shape[0], mask=earlier, other=0.0)
         inputs += (taken,)  # type: ignore[assignment]
+    for number in tl.static_range(STRIP):
+        inputs += (tl.load(of_row + number * X_ROW, mask=row < end - number, other=0.0),)  # type: ignore[assignment]
+    return inputs
+
+
+@triton.jit
+def _convolved(inputs, weights, bias, channels, WIDTH: tl.constexpr, STRIP: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """SiLU of the causal convolution in fp32: the n-th of the tuple has rows n, n + STRIP and so on."""
     taps = ()
     for tap in tl.static_range(WIDTH):
         taps += (tl.load(weights + channels * WIDTH + tap).to(tl.float32)[None, :],)  # type: ignore[assignment]
+    wide = ()
+    for number in tl.static_range(STRIP + WIDTH - 1):
+        wide += (inputs[number].to(tl.float32),)  # type: ignore[assignment]
     outputs = ()
     for number in tl.static_range(STRIP):
-        mixed = inputs[number] * taps[0]  # type: ignore[misc]
+        mixed = wide[number] * taps[0]  # type: ignore[misc]
         for tap in tl.static_range(1, WIDTH):
-            mixed += inputs[number + tap] * taps[tap]
+            mixed += wide[number + tap] * taps[tap]
         if HAS_BIAS:
             mixed += tl.load(bias + channels).to(tl.float32)[None, :]
         outputs += (libdevice.fast_dividef(mixed, 1.0 + tl.exp2(-LOG2_E * mixed)),)  # type: ignore[assignment]
@@ -144,52 +157,50 @@ def _convolved(
 
 
 @triton.jit
-def _store_row(output, row, end, head, value, values, VALUE_HEADS: tl.constexpr):
-    at = (row.to(tl.int64)[:, None] * VALUE_HEADS + head) * value.shape[0] + value[None, :]
-    tl.store(output + at, values.to(output.dtype.element_ty), mask=(row < end)[:, None])
-
-
-@triton.jit
-def _normed(
-    x,
-    x_row,
-    weights,
-    bias,
-    before,
-    channels,
-    start,
-    end,
-    first_row,
-    scale,
-    into,
-    WIDTH: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """Queries or keys of a chunk, of length `scale`."""
-    mixed = _convolved(x, x_row, weights, bias, before, channels, start, end, first_row, WIDTH, HAS_BIAS, CHUNK)
-    channel = tl.arange(0, channels.shape[0])
+def _normed(mixed, scale, first_row, end, into, STRIP: tl.constexpr, CHUNK: tl.constexpr):
+    """Queries or keys of length `scale`, kept at `into` [row, channels], and as one tile."""
+    channels: tl.constexpr = mixed[0].shape[1]
+    row = (first_row + tl.arange(0, CHUNK // STRIP) * STRIP)[:, None]
+    of_row = into + row * channels + tl.arange(0, channels)[None, :]
+    rounded = ()
     for number in tl.static_range(STRIP):
-        row = first_row + tl.arange(0, CHUNK // STRIP) * STRIP + number
-        normed = mixed[number] * (scale / tl.sqrt(tl.sum(mixed[number] * mixed[number], 1) + NORM_EPSILON))[:, None]
-        kept = into + row[:, None] * channels.shape[0] + channel[None, :]
-        tl.store(kept, normed.to(into.dtype.element_ty), mask=(row < end)[:, None])
+        length = tl.sqrt(tl.sum(mixed[number] * mixed[number], 1) + NORM_EPSILON)
+        normed = (mixed[number] * (scale / length)[:, None]).to(into.dtype.element_ty)
+        tl.store(of_row + number * channels, normed, mask=row < end - number)
+        rounded += (normed,)  # type: ignore[assignment]
+    return _interleaved(rounded, STRIP)
 
 
 @triton.jit
-def _invert_blocks(below, inverse, COLUMNS: tl.constexpr, CHUNK: tl.constexpr):
-    """(I + below)^-1 of every diagonal block of 16 of several chunks, by substitution in fp32: a column a thread."""
-    column = tl.arange(0, COLUMNS)
-    # of the block that this column is in: its first row, in its chunk
-    first = column // CHUNK * CHUNK * CHUNK + column % CHUNK // BLOCK * BLOCK * CHUNK
-    of_block = below + first + column % CHUNK // BLOCK * BLOCK
+def _interleaved(strips, STRIP: tl.constexpr):
+    """The tile whose rows n, n + STRIP and so on are the n-th of the tuple."""
+    count: tl.constexpr = strips[0].shape[0]
+    channels: tl.constexpr = strips[0].shape[1]
+    if STRIP == 4:
+        # [strip, channel, 2, 2], the last axis has the higher bit of the row
+        joined = tl.join(tl.join(strips[0], strips[1]), tl.join(strips[2], strips[3]))
+        ordered = tl.permute(joined, (0, 3, 2, 1))
+    else:
+        low = tl.join(tl.join(strips[0], strips[1]), tl.join(strips[2], strips[3]))
+        high = tl.join(tl.join(strips[4], strips[5]), tl.join(strips[6], strips[7]))
+        ordered = tl.permute(tl.join(low, high), (0, 4, 3, 2, 1))
+    return ordered.reshape(count * STRIP, channels)
+
+
+@triton.jit
+def _invert_blocks(below, inverse, BLOCKS: tl.constexpr):
+    """(I + below)^-1 of BLOCKS strictly lower triangular blocks of 16, by substitution in fp32: a column a thread."""
+    column = tl.arange(0, BLOCKS * BLOCK)
+    first = column // BLOCK * (BLOCK * BLOCK)
     solved = ()
     for row in tl.static_range(BLOCK):
         x = tl.where(column % BLOCK == row, 1.0, 0.0)
         for earlier in tl.static_range(row):
-            x -= tl.load(of_block + row * CHUNK + earlier) * solved[earlier]
-        tl.store(inverse + first + row * CHUNK + column % CHUNK, x)
+            x -= tl.load(below + first + row * BLOCK + earlier) * solved[earlier]
         solved += (x,)  # type: ignore[assignment]
+    # not before the last load: the compiler would wait with loads for stores
+    for row in tl.static_range(BLOCK):
+        tl.store(inverse + first + row * BLOCK + column % BLOCK, solved[row])  # type: ignore[misc]
 
 
 @triton.jit
@@ -201,9 +212,8 @@ def _merge(inverse, below, HALF: tl.constexpr, CHUNK: tl.constexpr):
     row = tl.arange(0, CHUNK)[:, None]
     column = tl.arange(0, CHUNK)[None, :]
     between = (row // (2 * HALF) == column // (2 * HALF)) & (row // HALF > column // HALF)
-    between_blocks = tl.load(below + row * CHUNK + column, mask=between, other=0.0).to(tl.float16)
     rounded = inverse.to(tl.float16)
-    left = tl.dot(rounded, between_blocks)
+    left = tl.dot(rounded, tl.where(between, below, 0.0))
     return inverse - tl.dot(left.to(tl.float16), rounded)
 
 
@@ -238,7 +248,6 @@ def prepare(
     output,
     chunks,
     counts,
-    x_row,
     a_row,
     b_row,
     conv_slot,
@@ -247,20 +256,25 @@ def prepare(
     rows_of_output,
     capacity,
     scale,
+    X_ROW: tl.constexpr,
     KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
     KEYS: tl.constexpr,
     VALUES: tl.constexpr,
     WIDTH: tl.constexpr,
-    PAST: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     CHUNK: tl.constexpr,
+    STRIP: tl.constexpr,
     FIELDS: tl.constexpr,
+    WORKSPACE: tl.constexpr,
+    WINDOW: tl.constexpr,
     TRACK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     """Items of work: every chunk's matrices by key head, then its values by value head, then the tail to zero."""
     GROUP: tl.constexpr = VALUE_HEADS // KEY_HEADS
+    BLOCKS: tl.constexpr = CHUNK // BLOCK
+    OUTPUT_ROW: tl.constexpr = VALUE_HEADS * VALUES
     if OVERLAP:
         cuda.gdc_launch_dependents()
     real_chunks = tl.load(counts)
@@ -269,11 +283,14 @@ def prepare(
     tail_chunks = tl.cdiv(tl.maximum(rows_of_output - tokens, 0), CHUNK)
     items = matrix_items + (real_chunks + tail_chunks) * VALUE_HEADS
     in_chunk = tl.arange(0, CHUNK)
-    tile = in_chunk[:, None] * CHUNK + in_chunk[None, :]
-    own_below = workspace + tl.program_id(0) * (GROUP * 2 * CHUNK * (CHUNK + 1))
-    own_window = windows + tl.program_id(0) * (PAST * max(KEYS, VALUES))
-    own_inverse = own_below + GROUP * CHUNK * CHUNK
-    own_gates = own_inverse + GROUP * CHUNK * CHUNK
+    # of the block on the diagonal, in the order of blocks; elsewhere not used
+    on_diagonal = in_chunk[:, None] // BLOCK == in_chunk[None, :] // BLOCK
+    in_blocks = in_chunk[:, None] * BLOCK + in_chunk[None, :] % BLOCK
+    own_below = workspace + tl.program_id(0) * WORKSPACE
+    own_inverse = own_below + GROUP * CHUNK * BLOCK
+    own_gates = own_inverse + GROUP * CHUNK * BLOCK
+    own_gains = own_gates + GROUP * CHUNK
+    own_window = windows + tl.program_id(0) * WINDOW
     for item in range(tl.program_id(0), items, tl.num_programs(0)):
         if item < matrix_items:
             of_chunk = chunks + (item // KEY_HEADS) * FIELDS
@@ -286,90 +303,61 @@ def prepare(
                 rows = first_row + in_chunk
                 real = rows < end
                 key = tl.arange(0, KEYS)
-                of_key_head = key_head * capacity * KEYS
-                channels = key_head * KEYS + key
+                of_queries = key_head * KEYS + key
+                of_keys = (KEY_HEADS + key_head) * KEYS + key
                 if first_row == start:
                     _turn_window(
-                        x, x_row, conv, conv_slot, conv_channel, conv_past, own_window, channels, of_chunk, start, end,
-                        slot, WIDTH, PAST, TRACK,
+                        x, X_ROW, conv, conv_slot, conv_channel, conv_past, own_window, of_queries, of_chunk, start,
+                        end, slot, WIDTH, TRACK,
                     )  # fmt: skip
-                _normed(
-                    x,
-                    x_row,
-                    weights,
-                    bias,
-                    own_window,
-                    channels,
-                    start,
-                    end,
-                    first_row,
-                    scale,
-                    queries + of_key_head,
-                    WIDTH,
-                    HAS_BIAS,
-                    CHUNK,
-                )
-                tl.debug_barrier()
-                channels = (KEY_HEADS + key_head) * KEYS + key
-                if first_row == start:
                     _turn_window(
-                        x, x_row, conv, conv_slot, conv_channel, conv_past, own_window, channels, of_chunk, start, end,
-                        slot, WIDTH, PAST, TRACK,
+                        x, X_ROW, conv, conv_slot, conv_channel, conv_past, own_window + WINDOW // 2, of_keys,
+                        of_chunk, start, end, slot, WIDTH, TRACK,
                     )  # fmt: skip
-                _normed(
-                    x,
-                    x_row,
-                    weights,
-                    bias,
-                    own_window,
-                    channels,
-                    start,
-                    end,
-                    first_row,
-                    1.0,
-                    keys + of_key_head,
-                    WIDTH,
-                    HAS_BIAS,
-                    CHUNK,
-                )
+                    tl.debug_barrier()
+                # all that comes from far is asked for before anything is stored
+                q = _inputs(x, own_window, of_queries, start, end, first_row, X_ROW, WIDTH, STRIP, CHUNK)
+                k = _inputs(x, own_window + WINDOW // 2, of_keys, start, end, first_row, X_ROW, WIDTH, STRIP, CHUNK)
                 for member in tl.static_range(GROUP):
                     head = key_head * GROUP + member
                     gate = _gates(a, a_row, A_log, dt_bias, head, rows, real)
                     gain = tl.load(b + rows.to(tl.int64) * b_row + head, mask=real, other=0.0).to(tl.float32)
-                    tl.store(own_gates + member * 2 * CHUNK + in_chunk, gate)
-                    tl.store(own_gates + (member * 2 + 1) * CHUNK + in_chunk, tl.where(real, tl.sigmoid(gain), 0.0))
+                    tl.store(own_gates + member * CHUNK + in_chunk, gate)
+                    tl.store(own_gains + member * CHUNK + in_chunk, tl.where(real, tl.sigmoid(gain), 0.0))
                     tl.store(gates + head * capacity + rows, gate, mask=real)
-                # read again by other threads, and gates instead of computed again for every layout
+                of_head = key_head * capacity * KEYS
+                q = _convolved(q, weights, bias, of_queries, WIDTH, STRIP, HAS_BIAS)
+                q = _normed(q, scale, first_row, end, queries + of_head, STRIP, CHUNK)
+                k = _convolved(k, weights, bias, of_keys, WIDTH, STRIP, HAS_BIAS)
+                k = _normed(k, 1.0, first_row, end, keys + of_head, STRIP, CHUNK)
+                # gates are read again instead of computed again for every layout
                 tl.debug_barrier()
-                kept = of_key_head + rows[:, None] * KEYS + key[None, :]
-                q = tl.load(queries + kept, mask=real[:, None], other=0.0)
-                k = tl.load(keys + kept, mask=real[:, None], other=0.0)
                 kk = tl.dot(k, tl.trans(k))
                 qk = tl.dot(q, tl.trans(k))
+                not_earlier = in_chunk[:, None] >= in_chunk[None, :]
+                below = ()
                 for member in tl.static_range(GROUP):
-                    head = key_head * GROUP + member
-                    gate = tl.load(own_gates + member * 2 * CHUNK + in_chunk)
-                    gain = tl.load(own_gates + (member * 2 + 1) * CHUNK + in_chunk)
-                    not_earlier = in_chunk[:, None] >= in_chunk[None, :]
+                    gate = tl.load(own_gates + member * CHUNK + in_chunk)
+                    gain = tl.load(own_gains + member * CHUNK + in_chunk)
                     decay = tl.exp2(tl.where(not_earlier, gate[:, None] - gate[None, :], -float("inf")))
-                    # its upper half is never read
-                    tl.store(own_below + member * CHUNK * CHUNK + tile, kk * decay * gain[:, None])
-                    kept = (head * capacity + rows)[:, None] * CHUNK + in_chunk[None, :]
-                    tl.store(scores + kept, (qk * decay).to(scores.dtype.element_ty), mask=real[:, None])
+                    score = (qk * decay).to(scores.dtype.element_ty)
+                    decay *= kk * gain[:, None]
+                    # of a block only what is below its diagonal is ever read
+                    tl.store(own_below + member * CHUNK * BLOCK + in_blocks, decay, mask=on_diagonal)
+                    below += (decay.to(tl.float16),)  # type: ignore[assignment]
+                    kept = ((key_head * GROUP + member) * capacity + rows)[:, None] * CHUNK + in_chunk[None, :]
+                    tl.store(scores + kept, score, mask=real[:, None])
                 tl.debug_barrier()
-                _invert_blocks(own_below, own_inverse, GROUP * CHUNK, CHUNK)
+                _invert_blocks(own_below, own_inverse, GROUP * BLOCKS)
                 tl.debug_barrier()
                 for member in tl.static_range(GROUP):
-                    head = key_head * GROUP + member
-                    below = own_below + member * CHUNK * CHUNK
-                    on_diagonal = in_chunk[:, None] // BLOCK == in_chunk[None, :] // BLOCK
-                    inverse = tl.load(own_inverse + member * CHUNK * CHUNK + tile, mask=on_diagonal, other=0.0)
-                    if CHUNK >= 32:
-                        inverse = _merge(inverse, below, 16, CHUNK)
-                    if CHUNK >= 64:
-                        inverse = _merge(inverse, below, 32, CHUNK)
-                    inverse *= tl.load(own_gates + (member * 2 + 1) * CHUNK + in_chunk)[None, :]
-                    kept = (head * capacity + rows)[:, None] * CHUNK + in_chunk[None, :]
+                    inverse = tl.load(own_inverse + member * CHUNK * BLOCK + in_blocks, mask=on_diagonal, other=0.0)
+                    if BLOCKS >= 2:
+                        inverse = _merge(inverse, below[member], 16, CHUNK)  # type: ignore[misc]
+                    if BLOCKS >= 4:
+                        inverse = _merge(inverse, below[member], 32, CHUNK)  # type: ignore[misc]
+                    inverse *= tl.load(own_gains + member * CHUNK + in_chunk)[None, :]
+                    kept = ((key_head * GROUP + member) * capacity + rows)[:, None] * CHUNK + in_chunk[None, :]
                     tl.store(inverses + kept, inverse.to(inverses.dtype.element_ty), mask=real[:, None])
                 # the next item of this program writes there
                 tl.debug_barrier()
@@ -388,25 +376,29 @@ def prepare(
                 end = rows_of_output
                 slot = tl.full([], -1, tl.int64)
             value = tl.arange(0, VALUES)
-            strips = first_row + tl.arange(0, CHUNK // STRIP) * STRIP
+            row = (first_row + tl.arange(0, CHUNK // STRIP) * STRIP)[:, None]
+            of_row = output + row.to(tl.int64) * OUTPUT_ROW + (head * VALUES + value)[None, :]
             if slot >= 0:
-                channels = 2 * KEY_HEADS * KEYS + head * VALUES + value
+                of_values = 2 * KEY_HEADS * KEYS + head * VALUES + value
                 if first_row == start:
                     _turn_window(
-                        x, x_row, conv, conv_slot, conv_channel, conv_past, own_window, channels, of_chunk, start, end,
-                        slot, WIDTH, PAST, TRACK,
+                        x, X_ROW, conv, conv_slot, conv_channel, conv_past, own_window, of_values, of_chunk, start, end,
+                        slot, WIDTH, TRACK,
                     )  # fmt: skip
-                mixed = _convolved(
-                    x, x_row, weights, bias, own_window, channels, start, end, first_row, WIDTH, HAS_BIAS, CHUNK
-                )
+                    tl.debug_barrier()
+                v = _inputs(x, own_window, of_values, start, end, first_row, X_ROW, WIDTH, STRIP, CHUNK)
+                v = _convolved(v, weights, bias, of_values, WIDTH, STRIP, HAS_BIAS)
                 # where the output will stand: who reads the values overwrites them
                 for number in tl.static_range(STRIP):
-                    _store_row(output, strips + number, end, head, value, mixed[number], VALUE_HEADS)
+                    tl.store(
+                        of_row + number * OUTPUT_ROW, v[number].to(output.dtype.element_ty), mask=row < end - number
+                    )
+                # the window's place is the next item's
                 tl.debug_barrier()
             else:
+                nothing = tl.zeros([CHUNK // STRIP, VALUES], output.dtype.element_ty)
                 for number in tl.static_range(STRIP):
-                    nothing = tl.zeros([CHUNK // STRIP, VALUES], tl.float32)
-                    _store_row(output, strips + number, end, head, value, nothing, VALUE_HEADS)
+                    tl.store(of_row + number * OUTPUT_ROW, nothing, mask=row < end - number)
 
 
 @triton.jit(do_not_specialize=["rows_of_output", "capacity"])
@@ -501,6 +493,7 @@ class Tuning:
     prepare_programs: int = 396
     prepare_warps: int = 4
     prepare_registers: int | None = 168
+    strip: int = 8
     advance_programs: int = 132
     advance_warps: int = 4
     advance_stages: int = 3
@@ -526,7 +519,7 @@ class Scratch:
         def empty(*sizes: int, kind: Any = dtype) -> Any:
             return torch.empty(*sizes, dtype=kind, device=device)
 
-        programs = tuning.prepare_programs
+        programs, group = tuning.prepare_programs, shape.value_heads // shape.key_heads
         of_keys, of_values = (shape.key_heads, tokens), (shape.value_heads, tokens)
         return cls(
             queries=empty(*of_keys, shape.keys),
@@ -534,10 +527,10 @@ class Scratch:
             inverses=empty(*of_values, chunk),
             scores=empty(*of_values, chunk),
             gates=empty(*of_values, kind=torch.float32),
-            workspace=empty(
-                programs, shape.value_heads // shape.key_heads * 2 * chunk * (chunk + 1), kind=torch.float32
-            ),
-            windows=empty(programs, triton.next_power_of_2(shape.width - 1) * max(shape.keys, shape.values)),
+            # blocks, their inverses, gates and gains
+            workspace=empty(programs, group * chunk * 2 * (BLOCK.value + 1), kind=torch.float32),
+            # of queries and keys, or of values
+            windows=empty(programs, 2 * _past(shape.width) * max(shape.keys, shape.values)),
         )
 
 
@@ -586,7 +579,6 @@ def extend(
         output,
         tables.chunks,
         tables.counts,
-        mixed_qkv.stride(0),
         a.stride(0),
         b.stride(0),
         conv.stride(0),
@@ -595,15 +587,18 @@ def extend(
         rows,
         capacity,
         shape.keys**-0.5,
+        X_ROW=mixed_qkv.stride(0),
         KEY_HEADS=shape.key_heads,
         VALUE_HEADS=shape.value_heads,
         KEYS=shape.keys,
         VALUES=shape.values,
         WIDTH=shape.width,
-        PAST=triton.next_power_of_2(shape.width - 1),
         HAS_BIAS=bias is not None,
         CHUNK=tables.chunk,
+        STRIP=tuning.strip,
         FIELDS=CHUNK_FIELDS,
+        WORKSPACE=scratch.workspace.shape[1],
+        WINDOW=scratch.windows.shape[1],
         TRACK=tracking,
         OVERLAP=tuning.overlap,
         num_warps=tuning.prepare_warps,
