@@ -258,7 +258,7 @@ def of_ours(problem: Problem) -> Layer:
     heads = Shape(shape.key_heads, shape.value_heads, shape.head, shape.head, shape.width)
     tokens, tuning = sum(problem.lengths), triton.Tuning()
     tables = metadata.Tables(tokens, max(CAPTURED_SEQUENCES, len(problem.lengths)), problem.device)
-    scratch = triton.Scratch.for_tokens(tokens, heads, problem.output.dtype, problem.device, tables.chunk, tuning)
+    scratch = triton.Scratch.for_rows(tokens, tables, heads, problem.output.dtype, tuning)
     lengths = torch.tensor(problem.lengths, dtype=torch.int32, device=problem.device)
     # once for all layers of a step, as SGLang's own metadata
     tables.fill(lengths, problem.slots, torch.full_like(lengths, PREFIX))

@@ -2,7 +2,7 @@
 
     Tables(max_tokens, max_sequences, device)     what a step's kernels have to do, in static device buffers
     Tables.fill(lengths, slots, prefixes, tracking)    one launch for each step, of all its layers
-    Scratch.for_tokens(tokens, shape, ...)             what one layer's kernels tell one another
+    Scratch.for_rows(rows, tables, shape, ...)         what one layer's kernels tell one another
     extend(mixed_qkv, a, b, ...)                       one layer: convolution, gates, delta rule, state, output
 
 `reference.py` says it in plain torch and fp32, token after token; `triton.py` does it in two launches.

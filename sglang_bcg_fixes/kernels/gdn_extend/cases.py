@@ -164,9 +164,7 @@ class Launched:
         for table in (self.tables.chunks, self.tables.sequences):
             table.fill_(-(2**30))
         kind = step.mixed_qkv.dtype
-        self.scratch = self.form.Scratch.for_tokens(
-            rows + around.more_tokens, step.shape, kind, step.device, chunk, tuning
-        )
+        self.scratch = self.form.Scratch.for_rows(rows + around.more_tokens, self.tables, step.shape, kind, tuning)
 
         def poisoned(tensor: Any) -> Any:
             wide = torch.full((rows, tensor.shape[1] + around.columns_between), NAN, dtype=kind, device=step.device)

@@ -12,7 +12,7 @@ import triton.language as tl
 # of a chunk: first row, its sequence's start, end, slot, whether the convolution goes on from the slot's window, and
 # its checkpoint as below
 CHUNK_FIELDS = 8
-# of a sequence: start, end, slot, and of its checkpoint: after how many tokens, into which slot (or -1)
+# of a sequence: start, end, slot; of its checkpoint: after how many tokens, into which slot (or -1); its first chunk
 SEQUENCE_FIELDS = 8
 # chunks, tokens, sequences to advance
 COUNTS = 4
@@ -98,6 +98,7 @@ def _fill(
         tl.store(of_rank + 2, slot, mask=works)
         tl.store(of_rank + 3, track_after, mask=works)
         tl.store(of_rank + 4, track_slot, mask=works)
+        tl.store(of_rank + 5, chunk_start, mask=works)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,12 +117,15 @@ class Tables:
 
     def __init__(self, max_tokens: int, max_sequences: int, device: Any, chunk: int = CHUNK) -> None:
         self.max_tokens, self.max_sequences, self.chunk = max_tokens, max_sequences, chunk
-        # every sequence may end in a chunk that is not full, and no chunk is without a token
-        self.max_chunks = min(max_tokens // chunk + max_sequences, max_tokens)
+        self.max_chunks = self.chunks_of(max_tokens)
         # as captured before the first step: nothing to do
         self.chunks = torch.zeros(self.max_chunks, CHUNK_FIELDS, dtype=torch.int32, device=device)
         self.sequences = torch.zeros(max_sequences, SEQUENCE_FIELDS, dtype=torch.int32, device=device)
         self.counts = torch.zeros(COUNTS, dtype=torch.int32, device=device)
+
+    def chunks_of(self, tokens: int) -> int:
+        """Every sequence may end in a chunk that is not full, and no chunk is without a token."""
+        return min(tokens // self.chunk + self.max_sequences, tokens)
 
     def fill(self, lengths: Any, slots: Any, prefixes: Any, tracking: Tracking | None = None) -> None:
         """For one step: [sequences] each, of any integer type, on the device; not read by the host."""

@@ -219,16 +219,16 @@ def _merge(inverse, below, HALF: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def _gates(a, a_row, A_log, dt_bias, head, rows, real):
-    """The running sum of a chunk's gates, in powers of two."""
+    """A chunk's gates, in powers of two; 0 behind its end."""
     x = tl.load(a + rows.to(tl.int64) * a_row + head, mask=real, other=0.0).to(tl.float32)
     x += tl.load(dt_bias + head).to(tl.float32)
     soft = tl.where(x <= SOFTPLUS_LINEAR, tl.log(1.0 + tl.exp(x)), x)
     gate = -tl.exp(tl.load(A_log + head).to(tl.float32)) * soft * LOG2_E
     gate = tl.maximum(gate, LEAST_GATE, propagate_nan=tl.PropagateNan.ALL)
-    return tl.cumsum(tl.where(real, gate, 0.0), 0)
+    return tl.where(real, gate, 0.0)
 
 
-@triton.jit(do_not_specialize=["rows_of_output", "capacity"])
+@triton.jit(do_not_specialize=["rows_of_output", "capacity", "max_chunks"])
 def prepare(
     x,
     a,
@@ -242,7 +242,7 @@ def prepare(
     keys,
     inverses,
     scores,
-    gates,
+    decays,
     workspace,
     windows,
     output,
@@ -255,6 +255,7 @@ def prepare(
     conv_past,
     rows_of_output,
     capacity,
+    max_chunks,
     scale,
     X_ROW: tl.constexpr,
     KEY_HEADS: tl.constexpr,
@@ -277,7 +278,7 @@ def prepare(
     OUTPUT_ROW: tl.constexpr = VALUE_HEADS * VALUES
     if OVERLAP:
         cuda.gdc_launch_dependents()
-    real_chunks = tl.load(counts)
+    real_chunks = tl.minimum(tl.load(counts), max_chunks)
     tokens = tl.load(counts + 1)
     matrix_items = real_chunks * KEY_HEADS
     tail_chunks = tl.cdiv(tl.maximum(rows_of_output - tokens, 0), CHUNK)
@@ -320,11 +321,18 @@ def prepare(
                 k = _inputs(x, own_window + WINDOW // 2, of_keys, start, end, first_row, X_ROW, WIDTH, STRIP, CHUNK)
                 for member in tl.static_range(GROUP):
                     head = key_head * GROUP + member
-                    gate = _gates(a, a_row, A_log, dt_bias, head, rows, real)
+                    each = _gates(a, a_row, A_log, dt_bias, head, rows, real)
                     gain = tl.load(b + rows.to(tl.int64) * b_row + head, mask=real, other=0.0).to(tl.float32)
+                    gate = tl.cumsum(each, 0)
+                    last = tl.sum(each, 0)
                     tl.store(own_gates + member * CHUNK + in_chunk, gate)
                     tl.store(own_gains + member * CHUNK + in_chunk, tl.where(real, tl.sigmoid(gain), 0.0))
-                    tl.store(gates + head * capacity + rows, gate, mask=real)
+                    of_decays = decays + ((item // KEY_HEADS) * VALUE_HEADS + head) * (3 * CHUNK)
+                    tl.store(of_decays + in_chunk, -tl.exp2(gate))
+                    # rounding may leave the sum of all a little above that of some
+                    to_end = tl.exp2(tl.minimum(last - gate, 0.0, propagate_nan=tl.PropagateNan.ALL))
+                    tl.store(of_decays + CHUNK + in_chunk, tl.where(real, to_end, 0.0))
+                    tl.store(of_decays + 2 * CHUNK, tl.exp2(last))
                 of_head = key_head * capacity * KEYS
                 q = _convolved(q, weights, bias, of_queries, WIDTH, STRIP, HAS_BIAS)
                 q = _normed(q, scale, first_row, end, queries + of_head, STRIP, CHUNK)
@@ -352,10 +360,11 @@ def prepare(
                 tl.debug_barrier()
                 for member in tl.static_range(GROUP):
                     inverse = tl.load(own_inverse + member * CHUNK * BLOCK + in_blocks, mask=on_diagonal, other=0.0)
-                    if BLOCKS >= 2:
+                    # of a short sequence the first block is all
+                    if BLOCKS >= 2 and end - first_row > BLOCK:
                         inverse = _merge(inverse, below[member], 16, CHUNK)  # type: ignore[misc]
-                    if BLOCKS >= 4:
-                        inverse = _merge(inverse, below[member], 32, CHUNK)  # type: ignore[misc]
+                        if BLOCKS >= 4:
+                            inverse = _merge(inverse, below[member], 32, CHUNK)  # type: ignore[misc]
                     inverse *= tl.load(own_gains + member * CHUNK + in_chunk)[None, :]
                     kept = ((key_head * GROUP + member) * capacity + rows)[:, None] * CHUNK + in_chunk[None, :]
                     tl.store(inverses + kept, inverse.to(inverses.dtype.element_ty), mask=real[:, None])
@@ -407,7 +416,7 @@ def advance(
     keys,
     inverses,
     scores,
-    gates,
+    decays,
     output,
     state,
     sequences,
@@ -432,8 +441,6 @@ def advance(
     items = tl.load(counts + 2) * (VALUE_HEADS * PARTS)
     in_chunk = tl.arange(0, CHUNK)
     key = tl.arange(0, KEYS)
-    if OVERLAP:
-        cuda.gdc_wait()
     for item in range(tl.program_id(0), items, tl.num_programs(0)):
         of_sequence = sequences + (item // (VALUE_HEADS * PARTS)) * FIELDS
         start = tl.load(of_sequence)
@@ -449,15 +456,21 @@ def advance(
             middle += tl.maximum(tl.load(of_sequence + 3), 0)
             track_slot = tl.load(of_sequence + 4).to(tl.int64)
         S = tl.load(of_state)
+        first_chunk = tl.load(of_sequence + 5)
+        if OVERLAP:
+            # tables and states are from before `prepare`
+            cuda.gdc_wait()
         for piece in range(2 if TRACK else 1):
             first = start
             last_row = end
             if TRACK:
                 first = tl.where(piece == 0, start, middle)
                 last_row = tl.where(piece == 0, middle, end)
+            # of the chunk before, whose output is stored while the next chunk is under way
+            known_before = tl.zeros([PART, CHUNK], tl.float32)
+            new_before = tl.zeros([PART, CHUNK], tl.float32)
             for first_row in tl.range(first, last_row, CHUNK, num_stages=STAGES):
                 rows = first_row + in_chunk
-                real = rows < end
                 # past the end the last row again: no neighbour is read, and what comes of it is multiplied by zero
                 taken = tl.minimum(rows, end - 1)
                 at = ((head // GROUP) * capacity + taken)[:, None] * KEYS + key[None, :]
@@ -467,23 +480,39 @@ def advance(
                 T = tl.load(inverses + at)
                 P = tl.load(scores + at)
                 v = tl.load(output + (taken.to(tl.int64)[:, None] * VALUE_HEADS + head) * VALUES + value[None, :])
-                gate = tl.load(gates + head * capacity + taken)
-                last = tl.load(gates + head * capacity + tl.minimum(first_row + CHUNK, end) - 1)
-                from_start = tl.exp2(gate)
-                to_end = tl.where(real, tl.exp2(last - gate), 0.0)
+                chunk = first_chunk + (first_row - start) // CHUNK
+                of_decays = decays + (chunk * VALUE_HEADS + head) * (3 * CHUNK)
+                minus_from_start = tl.load(of_decays + in_chunk)
+                to_end = tl.load(of_decays + CHUNK + in_chunk)
+                whole = tl.load(of_decays + 2 * CHUNK)
+                # in a sequence's first chunk whatever was there: it multiplies zeros and is not stored
+                of_decays -= tl.where(first_row > first, VALUE_HEADS * (3 * CHUNK), 0)
+                minus_before = tl.load(of_decays + in_chunk)
                 # the values as an operand, not as a summand: they then never pass through registers
                 n = tl.dot(tl.trans(v), tl.trans(T))
+                o = (new_before - known_before * minus_before[None, :]).to(output.dtype.element_ty)
                 rounded = S.to(keys.dtype.element_ty)
-                known = tl.dot(rounded, tl.trans(k)) * -from_start[None, :]
+                known = tl.dot(rounded, tl.trans(k)) * minus_from_start[None, :]
+                known_before = tl.dot(rounded, tl.trans(q))
+                before = rows - CHUNK
+                of_output = output + (before.to(tl.int64)[:, None] * VALUE_HEADS + head) * VALUES + value[None, :]
+                tl.store(of_output, tl.trans(o), mask=(before >= first)[:, None])
                 n = tl.dot(known.to(keys.dtype.element_ty), tl.trans(T), acc=n)
-                o = tl.dot(rounded, tl.trans(q)) * from_start[None, :]
-                S = tl.dot((n * to_end[None, :]).to(keys.dtype.element_ty), k, acc=S * tl.exp2(last))
-                o = tl.dot(n.to(keys.dtype.element_ty), tl.trans(P), acc=o)
-                of_output = output + (rows.to(tl.int64)[:, None] * VALUE_HEADS + head) * VALUES + value[None, :]
-                tl.store(of_output, tl.trans(o.to(output.dtype.element_ty)), mask=real[:, None])
+                S = tl.dot((n * to_end[None, :]).to(keys.dtype.element_ty), k, acc=S * whole)
+                new_before = tl.dot(n.to(keys.dtype.element_ty), tl.trans(P))
+            if last_row > first:
+                chunk = first_chunk + (last_row - start - 1) // CHUNK
+                minus_before = tl.load(decays + (chunk * VALUE_HEADS + head) * (3 * CHUNK) + in_chunk)
+                o = (new_before - known_before * minus_before[None, :]).to(output.dtype.element_ty)
+                before = first + (last_row - first - 1) // CHUNK * CHUNK + in_chunk
+                of_output = output + (before.to(tl.int64)[:, None] * VALUE_HEADS + head) * VALUES + value[None, :]
+                tl.store(of_output, tl.trans(o), mask=(before < end)[:, None])
             if TRACK and (piece == 0) & (track_slot >= 0):
                 tl.store(of_state + (track_slot - slot) * state_slot, S)
         tl.store(of_state, S)
+    if OVERLAP:
+        # also who has nothing to do must not end before `prepare` does: what comes next waits for this kernel only
+        cuda.gdc_wait()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -509,24 +538,27 @@ class Scratch:
     keys: Any
     inverses: Any
     scores: Any
-    gates: Any
+    # of a chunk's tokens: from its start, negative; to its end; and of all
+    decays: Any
     # of each program of `prepare` what its threads tell one another
     workspace: Any
     windows: Any
 
     @classmethod
-    def for_tokens(cls, tokens: int, shape: Shape, dtype: Any, device: Any, chunk: int, tuning: Tuning) -> Scratch:
-        def empty(*sizes: int, kind: Any = dtype) -> Any:
-            return torch.empty(*sizes, dtype=kind, device=device)
+    def for_rows(cls, rows: int, tables: Tables, shape: Shape, dtype: Any, tuning: Tuning) -> Scratch:
+        """For outputs of up to so many rows."""
 
-        programs, group = tuning.prepare_programs, shape.value_heads // shape.key_heads
-        of_keys, of_values = (shape.key_heads, tokens), (shape.value_heads, tokens)
+        def empty(*sizes: int, kind: Any = dtype) -> Any:
+            return torch.empty(*sizes, dtype=kind, device=tables.counts.device)
+
+        programs, group, chunk = tuning.prepare_programs, shape.value_heads // shape.key_heads, tables.chunk
+        of_keys, of_values = (shape.key_heads, rows), (shape.value_heads, rows)
         return cls(
             queries=empty(*of_keys, shape.keys),
             keys=empty(*of_keys, shape.keys),
             inverses=empty(*of_values, chunk),
             scores=empty(*of_values, chunk),
-            gates=empty(*of_values, kind=torch.float32),
+            decays=empty(tables.chunks_of(rows), shape.value_heads, 3 * chunk, kind=torch.float32),
             # blocks, their inverses, gates and gains
             workspace=empty(programs, group * chunk * 2 * (BLOCK.value + 1), kind=torch.float32),
             # of queries and keys, or of values
@@ -559,7 +591,7 @@ def extend(
 ) -> None:
     """Two launches; the package's docstring says what they do."""
     rows = output.shape[0]
-    capacity = scratch.gates.shape[1]
+    capacity = scratch.scores.shape[1]
     prepare[(tuning.prepare_programs,)](
         mixed_qkv,
         a,
@@ -573,7 +605,7 @@ def extend(
         scratch.keys,
         scratch.inverses,
         scratch.scores,
-        scratch.gates,
+        scratch.decays,
         scratch.workspace,
         scratch.windows,
         output,
@@ -586,6 +618,7 @@ def extend(
         conv.stride(2),
         rows,
         capacity,
+        scratch.decays.shape[0],
         shape.keys**-0.5,
         X_ROW=mixed_qkv.stride(0),
         KEY_HEADS=shape.key_heads,
@@ -610,7 +643,7 @@ def extend(
         scratch.keys,
         scratch.inverses,
         scratch.scores,
-        scratch.gates,
+        scratch.decays,
         output,
         state,
         tables.sequences,
