@@ -21,12 +21,12 @@ HALF, FLOAT, INTEGER = "*bf16", "*fp32", "*i32"
 POINTERS = {
     **dict.fromkeys(("x", "a", "b", "weights", "dt_bias", "conv", "queries", "keys"), HALF),
     **dict.fromkeys(("inverses", "scores", "windows", "output"), HALF),
-    **dict.fromkeys(("A_log", "gates", "workspace", "state"), FLOAT),
-    **dict.fromkeys(("chunks", "counts", "sequences", "of_chunks", "of_sequences"), INTEGER),
+    **dict.fromkeys(("A_log", "decays", "workspace", "state"), FLOAT),
+    **dict.fromkeys(("chunks", "counts", "sequences", "of_chunks", "of_sequences", "bounds"), INTEGER),
     **dict.fromkeys(("lengths", "slots", "prefixes"), INTEGER),
     **{"track_mask": "*i1", "track_slots": "*i64", "track_lengths": "*i64", "scale": "fp32"},
 }
-ALIGNED = ("x_row", "a_row", "b_row", "conv_slot", "state_slot")
+ALIGNED = ("a_row", "b_row", "conv_slot", "state_slot")
 QWEN3_NEXT = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEYS": 128, "VALUES": 128, "CHUNK": metadata.CHUNK}
 
 
@@ -58,7 +58,7 @@ def compiled(kernel: Any, constants: dict[str, Any], **options: Any) -> dict[str
 def main() -> None:
     tuning, found = form.Tuning(), []
     for track in (False, True):
-        of_tables = {"TRACK": track, "MAX_SEQUENCES": 128, "CHUNK": metadata.CHUNK, "ROWS": metadata.ROWS}
+        of_tables = {"TRACK": track, "MAX_SEQUENCES": 128, "CHUNK": metadata.CHUNK, "ROWS": metadata.ROWS, "BOUNDS": 2}
         of_tables |= {"CHUNK_FIELDS": metadata.CHUNK_FIELDS, "SEQUENCE_FIELDS": metadata.SEQUENCE_FIELDS}
         if not track:
             of_tables |= dict.fromkeys(("track_mask", "track_slots", "track_lengths"))
@@ -72,7 +72,8 @@ def main() -> None:
                 num_stages=tuning.advance_stages,
             )
         )
-    of_chunks = {"WIDTH": 4, "PAST": 4, "HAS_BIAS": False, "bias": None, "FIELDS": metadata.CHUNK_FIELDS}
+    of_chunks = {"WIDTH": 4, "HAS_BIAS": False, "bias": None, "FIELDS": metadata.CHUNK_FIELDS, "STRIP": tuning.strip}
+    of_chunks |= {"X_ROW": 8192, "WORKSPACE": 4352, "WINDOW": 1024}
     found.append(
         compiled(
             form.prepare,

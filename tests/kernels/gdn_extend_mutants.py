@@ -16,9 +16,10 @@ from sglang_bcg_fixes.kernels.gdn_extend import triton as form
 
 SHAPE = Shape(key_heads=1, value_heads=2, keys=16, values=16, width=4)
 # few programs, so that each has several items of work
-TUNING = form.Tuning(prepare_programs=3, advance_programs=2)
+TUNING = form.Tuning(prepare_programs=3, advance_programs=2, strip=4)
 CHUNK = 16
 AROUND = cases.Surroundings(padding=5, more_tokens=9, max_sequences=8, columns_between=3)
+IN_SPANS = cases.Surroundings(padding=21, max_sequences=8, span=16)
 EXACT = 0.001
 
 
@@ -26,119 +27,92 @@ def step(lengths: list[int], **options: Any) -> cases.Step:
     return cases.draw(SHAPE, lengths, device="cpu", **{"dtype": torch.float16, **options})
 
 
-MIXED = functools.partial(step, [5, 0, 18, 2], fresh=[2], gone=[0])
-LONG = functools.partial(step, [40])
-TRACKED = functools.partial(step, [20, 16, 16], tracked={0: 19, 1: 16})
-BIASED = functools.partial(step, [17], bias=True)
-FAR = functools.partial(step, [20], gates="far below")
-
-# one line each, the case that has to notice, and its chunk
+STEPS = {
+    "mixed": functools.partial(step, [5, 0, 18, 2], fresh=[2], gone=[0]),
+    "long": functools.partial(step, [40]),
+    "tracked": functools.partial(step, [20, 16, 16], tracked={0: 19, 1: 16}),
+    "biased": functools.partial(step, [17], bias=True),
+    "far below": functools.partial(step, [20], gates="far below"),
+}
+# which of them has to notice, or in which chunks or spans; and what is written instead of what
 MUTANTS = {
-    "reads a window without a prefix": (MIXED, 16, "mask=exists & has_window", "mask=exists"),
-    "forgets the window": (
-        MIXED,
-        16,
-        "if number < WIDTH - 1 and first_row == start:",
-        "if number < 0 and first_row == start:",
-    ),
-    "looks at a neighbour": (
-        MIXED,
-        16,
-        "mask=((position >= start) & (position < end))",
-        "mask=((position >= 0) & (position < end))",
-    ),
-    "leaves the window as it was": (
-        MIXED,
-        16,
-        "tl.store(conv + slot * conv_slot + in_slot, window, mask=exists)",
-        "pass",
-    ),
-    "takes the window's old end": (MIXED, 16, "moved = WIDTH - 1 + position - start", "moved = past"),
-    "keeps lengths of the keys": (
-        LONG,
-        16,
-        "(scale / tl.sqrt(tl.sum(mixed[number] * mixed[number], 1) + NORM_EPSILON))",
-        "(scale + 0 * tl.sum(mixed[number], 1))",
-    ),
-    "forgets the bias": (BIASED, 16, "mixed += tl.load(bias + channels).to(tl.float32)[None, :]", "pass"),
+    "reads a window without a prefix": ("mixed", "mask=exists & has_window", "mask=exists"),
+    "forgets the window": ("mixed", "mask=earlier, other=0.0)", "mask=earlier & (row < 0), other=0.0)"),
+    "looks at a neighbour": ("mixed", "(row >= start + (WIDTH - 1 - number))", "(row >= WIDTH - 1 - number)"),
+    "leaves the window as it was": ("mixed", "tl.store(own + in_slot, after, mask=exists)", "pass"),
+    "takes the window's old end": ("mixed", "moved = WIDTH - 1 + position - start", "moved = past"),
+    "takes one input for another": ("long", "wide[number + tap]", "wide[number + tap - 1]"),
+    "keeps lengths of the keys": ("long", "length = tl.sqrt(", "length = 1 + 0 * tl.sqrt("),
+    "mixes rows up": ("long", "tl.permute(joined, (0, 3, 2, 1))", "tl.permute(joined, (0, 2, 3, 1))"),
+    "forgets the bias": ("biased", "mixed += tl.load(bias + channels).to(tl.float32)[None, :]", "pass"),
     "divides by what is later": (
-        FAR,
-        16,
+        "far below",
         'tl.where(not_earlier, gate[:, None] - gate[None, :], -float("inf"))',
         "gate[:, None] - gate[None, :]",
     ),
     "lets gates run away": (
-        FAR,
-        16,
+        "far below",
         "gate = tl.maximum(gate, LEAST_GATE, propagate_nan=tl.PropagateNan.ALL)",
         "gate = gate * 1e37",
     ),
-    "stops the substitution early": (LONG, 16, "tl.static_range(row):", "tl.static_range(min(row, 3)):"),
-    "merges half of the blocks": (LONG, 64, "if CHUNK >= 64:", "if CHUNK >= 128:"),
-    "merges with the wrong sign": (LONG, 64, "return inverse - tl.dot", "return inverse + tl.dot"),
+    "stops the substitution early": ("long", "tl.static_range(row):", "tl.static_range(min(row, 3)):"),
+    "merges half of the blocks": ("long, 64", "if BLOCKS >= 4:", "if BLOCKS >= 8:"),
+    "merges with the wrong sign": ("long, 64", "return inverse - tl.dot", "return inverse + tl.dot"),
+    "takes a long chunk for a short one": ("long, 64", "end - first_row > BLOCK", "end - first_row > 40"),
     "forgets the gain of columns": (
-        LONG,
-        16,
-        "inverse *= tl.load(own_gates + (member * 2 + 1) * CHUNK + in_chunk)[None, :]",
+        "long",
+        "inverse *= tl.load(own_gains + member * CHUNK + in_chunk)[None, :]",
         "pass",
     ),
-    "leaves the tail": (MIXED, 16, "(real_chunks + tail_chunks) * VALUE_HEADS", "real_chunks * VALUE_HEADS"),
-    "writes where there is no slot": (MIXED, 16, "slot = tl.full([], -1, tl.int64)", "slot = tl.full([], 0, tl.int64)"),
-    "counts chunks past the end": (
-        MIXED,
-        16,
-        "to_end = tl.where(real, tl.exp2(last - gate), 0.0)",
-        "to_end = tl.exp2(last - gate)",
-    ),
-    "forgets to forget": (LONG, 16, "acc=S * tl.exp2(last)", "acc=S"),
-    "leaves the state as it was": (LONG, 16, "        tl.store(of_state, S)\n", "        pass\n"),
-    "adds instead of correcting": (LONG, 16, "* -from_start[None, :]", "* from_start[None, :]"),
-    "forgets decays in the output": (
-        LONG,
-        16,
-        "o = tl.dot(rounded, tl.trans(q)) * from_start[None, :]",
-        "o = tl.dot(rounded, tl.trans(q))",
-    ),
-    "leaves no checkpoint": (
-        TRACKED,
-        16,
-        "if TRACK and (piece == 0) & (track_slot >= 0):",
-        "if TRACK and (piece == 2):",
-    ),
-    "leaves the checkpoint at the end": (
-        TRACKED,
-        16,
-        "if TRACK and (piece == 0) & (track_slot >= 0):",
-        "if TRACK and (piece == 1) & (track_slot >= 0):",
-    ),
+    "leaves the tail": ("mixed", "(real_chunks + tail_chunks) * VALUE_HEADS", "real_chunks * VALUE_HEADS"),
+    "writes where there is no slot": ("mixed", "slot = tl.full([], -1, tl.int64)", "slot = tl.full([], 0, tl.int64)"),
+    "counts chunks past the end": ("mixed", "tl.where(real, to_end, 0.0)", "to_end"),
+    "forgets to forget": ("long", "acc=S * whole", "acc=S"),
+    "leaves the state as it was": ("long", "tl.store(of_state, S, mask=is_here)", "pass"),
+    "adds instead of correcting": ("long", "-tl.exp2(gate)", "tl.exp2(gate)"),
+    "forgets decays in the output": ("long", "known_before * minus_before[None, :]", "-known_before"),
+    "takes the next chunk's decays": ("long", "tl.where(first_row > first, VALUE_HEADS * (3 * CHUNK), 0)", "0"),
+    "forgets the last chunk's output": ("long", "if last_row > first:", "if last_row > first + 99:"),
+    "leaves no checkpoint": ("tracked", "if TRACK and (piece == 0)", "if TRACK and (piece == 2)"),
+    "leaves the checkpoint at the end": ("tracked", "if TRACK and (piece == 0)", "if TRACK and (piece == 1)"),
     "leaves no window with the checkpoint": (
-        TRACKED,
-        16,
-        "tl.store(conv + track_slot * conv_slot + in_slot, window, mask=exists)",
+        "tracked",
+        "tl.store(conv + track_slot * conv_slot + in_slot, at_checkpoint, mask=exists)",
         "pass",
     ),
-    "tables: forgets the rest of a chunk": (MIXED, 16, "tl.cdiv(length, CHUNK)", "(length // CHUNK)"),
+    "begins each span anew": ("long, in spans", "begin = start + tl.cdiv(", "begin = start + 0 * tl.cdiv("),
+    "ends with a span": ("long, in spans", "stop = tl.minimum(", "stop = tl.minimum(first_token + 9, "),
+    "loses chunks between spans": ("long, in spans", "chunks += first_chunk * FIELDS", "chunks += span * FIELDS * 0"),
+    "leaves every span's tail": (
+        "mixed, in spans",
+        "tail = tl.maximum(tl.load(counts + 1), first_token)",
+        "tail = tl.maximum(last_token, first_token)",
+    ),
+    "tables: forgets the rest of a chunk": ("mixed", "tl.cdiv(length, CHUNK)", "(length // CHUNK)"),
     "tables: takes slots for sequences": (
-        MIXED,
-        16,
+        "mixed",
         "tl.where(of_row, slot[None, :], 0)",
         "tl.where(of_row, number[None, :], 0)",
     ),
-    "tables: has a window always": (MIXED, 16, "of_row & (prefix > 0)[None, :]", "of_row"),
-    "tables: advances what has no slot": (MIXED, 16, "work = tl.where(slot >= 0, length, 0)", "work = length"),
-    "tables: counts a tie twice": (TRACKED, 16, "(number[None, :] < number[:, None])", "(number[None, :] > 99)"),
+    "tables: has a window always": ("mixed", "of_row & (prefix > 0)[None, :]", "of_row"),
+    "tables: advances what has no slot": ("mixed", "work = tl.where(slot >= 0, length, 0)", "work = length"),
+    "tables: counts a tie twice": ("tracked", "(number[None, :] < number[:, None])", "(number[None, :] > 99)"),
     "tables: counts tokens of some": (
-        MIXED,
-        16,
+        "mixed",
         "tl.store(counts + 1, tl.sum(length, 0))",
         "tl.store(counts + 1, tl.max(length, 0))",
     ),
-    "tables: forgets the checkpoint's unit": (TRACKED, 16, "// track_unit * track_unit", ""),
+    "tables: forgets the checkpoint's unit": ("tracked", "// track_unit * track_unit", ""),
+    "tables: counts chunks that end before a span": (
+        "long, in spans",
+        "bound[:, None] * span - start[None, :]",
+        "bound[:, None] * span - end[None, :]",
+    ),
 }
 
 
 def mutant(name: str, folder: pathlib.Path) -> tuple[Any, Any]:
-    _, _, old, new = MUTANTS[name]
+    _, old, new = MUTANTS[name]
     changes_tables = name.startswith("tables: ")
     original = metadata if changes_tables else form
     text = pathlib.Path(str(original.__file__)).read_text()
@@ -152,12 +126,16 @@ def mutant(name: str, folder: pathlib.Path) -> tuple[Any, Any]:
     return (form, module) if changes_tables else (module, metadata)
 
 
+def faults(case: str, modules: tuple[Any, Any]) -> list[str]:
+    name, _, how = case.partition(", ")
+    drawn = STEPS[name]()
+    chunk, around = 64 if how == "64" else CHUNK, IN_SPANS if how == "in spans" else AROUND
+    return cases.faults(drawn, cases.Launched(drawn, TUNING, around, chunk, modules).run(), chunk, EXACT)
+
+
 def is_noticed(name: str, modules: tuple[Any, Any]) -> bool:
-    case, chunk, _, _ = MUTANTS[name]
-    drawn = case()
     try:
-        launched = cases.Launched(drawn, TUNING, AROUND, chunk, modules)
-        return cases.faults(drawn, launched.run(), chunk, EXACT) != []
+        return faults(MUTANTS[name][0], modules) != []
     except Exception:
         # the interpreter refuses what is not Triton any more
         return True
@@ -167,6 +145,8 @@ def main() -> None:
     from sglang_on_cpu import interpreter
 
     interpreter.install()
+    for case in {case for case, _, _ in MUTANTS.values()}:
+        assert faults(case, (form, metadata)) == [], case
     for name in sys.argv[1:]:
         # a file for each: python keeps the lines of one that it has read
         with tempfile.TemporaryDirectory() as folder:

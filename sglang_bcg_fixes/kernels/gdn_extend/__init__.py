@@ -4,14 +4,17 @@
     Tables.fill(lengths, slots, prefixes, tracking)    one launch for each step, of all its layers
     Scratch.for_rows(rows, tables, shape, ...)         what one layer's kernels tell one another
     extend(mixed_qkv, a, b, ...)                       one layer: convolution, gates, delta rule, state, output
+    refusal(shape, ...)                                why a layer cannot be run by them, asked once
 
-`reference.py` says it in plain torch and fp32, token after token; `triton.py` does it in two launches.
+`reference.py` says it in plain torch and fp32, token after token; `triton.py` does it in two launches for each span of
+tokens (`Tables(..., span=...)`: one span is the default, less scratch and more launches the choice).
 
 What holds for `extend`:
 
 - It launches on the current stream, allocates nothing, synchronises nothing and returns None. Its grids follow from the
-  tuning alone. What there is to do is read from the tables on the device, so a captured launch is right for every batch
-  of up to `max_sequences` sequences and `max_tokens` tokens, and a smaller batch costs what it costs alone.
+  tuning alone, their number from the rows of `output`. What there is to do is read from the tables on the device, so a
+  captured launch is right for every batch of up to `max_sequences` sequences and `max_tokens` tokens, and a smaller
+  batch costs what it costs alone.
 - Sequences stand one behind the other from row 0.
     in    mixed_qkv     [rows, channels] bf16|f16, rows any stride apart: queries of every key head, keys of every key
                         head, values of every value head, as they are before the convolution
@@ -33,13 +36,16 @@ What holds for `extend`:
 - With `tracking` (the prefix cache's extra buffer): a masked sequence's state after its last whole chunk of 64 counted
   from the prefix, up to its tracked length, and the inputs that a convolution there would need, go to its tracked slot.
 
-Not covered, and refused by `refusal` with the reason: states that are not f32, head sizes that are not powers of two
-from 16 to 256, another activation than SiLU. Target verify and draft extend are other operations.
+What is not covered `refusal` tells. Target verify and draft extend are other operations.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
+
+SIZES = (16, 32, 64, 128, 256)
+HALVES = ("torch.bfloat16", "torch.float16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,3 +61,22 @@ class Shape:
     @property
     def channels(self) -> int:
         return 2 * self.key_heads * self.keys + self.value_heads * self.values
+
+
+def refusal(shape: Shape, *, kind: Any, activation: str | None, conv: Any, state: Any) -> str | None:
+    """Why a layer whose projections are of this dtype, on these pools, cannot be run; None if it can."""
+    of_state = (shape.values * shape.keys, shape.keys, 1)
+    wrong = {
+        f"heads of {shape.keys} keys and {shape.values} values": {shape.keys, shape.values} <= set(SIZES),
+        f"{shape.value_heads} value heads on {shape.key_heads} key heads": shape.value_heads % shape.key_heads == 0,
+        f"a convolution of width {shape.width}": 2 <= shape.width <= 5,
+        f"the activation {activation!r}": activation in ("silu", "swish"),
+        f"projections in {kind}": str(kind) in HALVES,
+        f"windows in {conv.dtype} for projections in {kind}": conv.dtype == kind,
+        f"windows of {tuple(conv.shape[1:])}": conv.shape[1:] == (shape.channels, shape.width - 1),
+        f"states in {state.dtype}": str(state.dtype) == "torch.float32",
+        f"states of {tuple(state.shape[1:])}": state.shape[1:] == (shape.value_heads, shape.values, shape.keys),
+        f"states with strides {state.stride()[1:]}": state.stride()[1:] == of_state,
+    }
+    found = [what for what, is_right in wrong.items() if not is_right]
+    return f"no kernel for {found[0]}" if found else None

@@ -143,6 +143,7 @@ class Surroundings:
     more_tokens: int = 0
     max_sequences: int | None = None
     columns_between: int = 0
+    span: int | None = None
 
 
 class Launched:
@@ -160,8 +161,8 @@ class Launched:
         self.form, self.metadata = modules
         rows = step.tokens + around.padding
         sequences = around.max_sequences or len(step.lengths)
-        self.tables = self.metadata.Tables(rows + around.more_tokens, sequences, step.device, chunk)
-        for table in (self.tables.chunks, self.tables.sequences):
+        self.tables = self.metadata.Tables(rows + around.more_tokens, sequences, step.device, chunk, around.span)
+        for table in (self.tables.chunks, self.tables.sequences, self.tables.bounds, self.tables.counts):
             table.fill_(-(2**30))
         kind = step.mixed_qkv.dtype
         self.scratch = self.form.Scratch.for_rows(rows + around.more_tokens, self.tables, step.shape, kind, tuning)

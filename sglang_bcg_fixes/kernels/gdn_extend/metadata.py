@@ -36,12 +36,15 @@ def _fill(
     max_chunks,
     max_tokens,
     track_unit,
+    bounds,
+    span,
     TRACK: tl.constexpr,
     MAX_SEQUENCES: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNK_FIELDS: tl.constexpr,
     SEQUENCE_FIELDS: tl.constexpr,
     ROWS: tl.constexpr,
+    BOUNDS: tl.constexpr,
 ):
     """Every program finds all sequences again; the first one writes them, each writes its own rows of chunks."""
     number = tl.arange(0, MAX_SEQUENCES)
@@ -84,6 +87,11 @@ def _fill(
     if tl.program_id(0) == 0:
         tl.store(counts, tl.minimum(total_chunks, max_chunks))
         tl.store(counts + 1, tl.sum(length, 0))
+        # how many chunks begin before each span
+        bound = tl.arange(0, BOUNDS)
+        before_bound = tl.cdiv(tl.maximum(bound[:, None] * span - start[None, :], 0), CHUNK)
+        begun = tl.sum(tl.minimum(before_bound, tl.cdiv(length, CHUNK)[None, :]), 1)
+        tl.store(bounds + bound, tl.minimum(begun, max_chunks))
         work = tl.where(slot >= 0, length, 0)
         tl.store(counts + 2, tl.sum((work > 0).to(tl.int32), 0))
         # the longest first: their programs are the last to end
@@ -113,9 +121,19 @@ class Tracking:
 
 
 class Tables:
-    """The static buffers, for batches of up to `max_sequences` sequences and `max_tokens` tokens."""
+    """The static buffers, for batches of up to `max_sequences` sequences and `max_tokens` tokens.
 
-    def __init__(self, max_tokens: int, max_sequences: int, device: Any, chunk: int = CHUNK) -> None:
+    The tokens are worked on in spans, one after the other, so that what the kernels tell one another need not be kept
+    for more than one span.
+    """
+
+    def __init__(
+        self, max_tokens: int, max_sequences: int, device: Any, chunk: int = CHUNK, span: int | None = None
+    ) -> None:
+        self.span = span or max_tokens
+        # the last one is open: where the tokens end, or are cut off, all chunks have begun
+        bounds = triton.next_power_of_2(triton.cdiv(max_tokens, self.span) + 1)
+        self.bounds = torch.zeros(bounds, dtype=torch.int32, device=device)
         self.max_tokens, self.max_sequences, self.chunk = max_tokens, max_sequences, chunk
         self.max_chunks = self.chunks_of(max_tokens)
         # as captured before the first step: nothing to do
@@ -147,10 +165,13 @@ class Tables:
             self.max_chunks,
             self.max_tokens,
             tracking.unit if tracking else self.chunk,
+            self.bounds,
+            self.span,
             TRACK=tracking is not None,
             MAX_SEQUENCES=triton.next_power_of_2(self.max_sequences),
             CHUNK=self.chunk,
             CHUNK_FIELDS=CHUNK_FIELDS,
             SEQUENCE_FIELDS=SEQUENCE_FIELDS,
             ROWS=ROWS,
+            BOUNDS=len(self.bounds),
         )

@@ -38,15 +38,15 @@ BLOCK = tl.constexpr(16)
 
 
 @triton.constexpr_function
-def _past(width: int) -> int:
-    """Rows of a window, as a power of two."""
-    return triton.next_power_of_2(width - 1)
+def _power_of_two(number: int) -> int:
+    """The least that is not less; of `width - 1` the rows that a window has in a tile."""
+    return 1 << (number - 1).bit_length()
 
 
 @triton.jit
 def _window_before(x, x_row, conv, conv_channel, conv_past, channels, start, end, has_window, WIDTH: tl.constexpr):
     """What a convolution at `end` looks back at, [PAST, channels]: of a short sequence also what the slot has."""
-    past = tl.arange(0, _past(WIDTH))[:, None]
+    past = tl.arange(0, _power_of_two(WIDTH - 1))[:, None]
     position = end - (WIDTH - 1) + past
     moved = WIDTH - 1 + position - start
     exists = past < WIDTH - 1
@@ -79,7 +79,7 @@ def _turn_window(
 
     Only the program of the first chunk reads or writes these channels of the pool.
     """
-    past = tl.arange(0, _past(WIDTH))[:, None]
+    past = tl.arange(0, _power_of_two(WIDTH - 1))[:, None]
     in_slot = channels[None, :] * conv_channel + past * conv_past
     own = conv + slot * conv_slot
     exists = past < WIDTH - 1
@@ -190,7 +190,8 @@ def _interleaved(strips, STRIP: tl.constexpr):
 @triton.jit
 def _invert_blocks(below, inverse, BLOCKS: tl.constexpr):
     """(I + below)^-1 of BLOCKS strictly lower triangular blocks of 16, by substitution in fp32: a column a thread."""
-    column = tl.arange(0, BLOCKS * BLOCK)
+    # as many threads as a power of two; the last column is then solved by several, alike
+    column = tl.minimum(tl.arange(0, _power_of_two(BLOCKS * BLOCK)), BLOCKS * BLOCK - 1)
     first = column // BLOCK * (BLOCK * BLOCK)
     solved = ()
     for row in tl.static_range(BLOCK):
@@ -200,7 +201,7 @@ def _invert_blocks(below, inverse, BLOCKS: tl.constexpr):
         solved += (x,)  # type: ignore[assignment]
     # not before the last load: the compiler would wait with loads for stores
     for row in tl.static_range(BLOCK):
-        tl.store(inverse + first + row * BLOCK + column % BLOCK, solved[row])  # type: ignore[misc]
+        tl.store(inverse + first + row * BLOCK + column % BLOCK, solved[row])
 
 
 @triton.jit
@@ -228,7 +229,7 @@ def _gates(a, a_row, A_log, dt_bias, head, rows, real):
     return tl.where(real, gate, 0.0)
 
 
-@triton.jit(do_not_specialize=["rows_of_output", "capacity", "max_chunks"])
+@triton.jit(do_not_specialize=["span", "first_token", "rows_of_output", "last_token", "capacity", "max_chunks"])
 def prepare(
     x,
     a,
@@ -248,12 +249,16 @@ def prepare(
     output,
     chunks,
     counts,
+    bounds,
+    span,
+    first_token,
     a_row,
     b_row,
     conv_slot,
     conv_channel,
     conv_past,
     rows_of_output,
+    last_token,
     capacity,
     max_chunks,
     scale,
@@ -278,10 +283,13 @@ def prepare(
     OUTPUT_ROW: tl.constexpr = VALUE_HEADS * VALUES
     if OVERLAP:
         cuda.gdc_launch_dependents()
-    real_chunks = tl.minimum(tl.load(counts), max_chunks)
-    tokens = tl.load(counts + 1)
+    first_chunk = tl.load(bounds + span)
+    real_chunks = tl.minimum(tl.load(bounds + span + 1) - first_chunk, max_chunks)
+    chunks += first_chunk * FIELDS
+    # of this span what is behind the last token
+    tail = tl.maximum(tl.load(counts + 1), first_token)
     matrix_items = real_chunks * KEY_HEADS
-    tail_chunks = tl.cdiv(tl.maximum(rows_of_output - tokens, 0), CHUNK)
+    tail_chunks = tl.cdiv(tl.maximum(last_token - tail, 0), CHUNK)
     items = matrix_items + (real_chunks + tail_chunks) * VALUE_HEADS
     in_chunk = tl.arange(0, CHUNK)
     # of the block on the diagonal, in the order of blocks; elsewhere not used
@@ -333,7 +341,7 @@ def prepare(
                     to_end = tl.exp2(tl.minimum(last - gate, 0.0, propagate_nan=tl.PropagateNan.ALL))
                     tl.store(of_decays + CHUNK + in_chunk, tl.where(real, to_end, 0.0))
                     tl.store(of_decays + 2 * CHUNK, tl.exp2(last))
-                of_head = key_head * capacity * KEYS
+                of_head = (key_head * capacity - first_token) * KEYS
                 q = _convolved(q, weights, bias, of_queries, WIDTH, STRIP, HAS_BIAS)
                 q = _normed(q, scale, first_row, end, queries + of_head, STRIP, CHUNK)
                 k = _convolved(k, weights, bias, of_keys, WIDTH, STRIP, HAS_BIAS)
@@ -353,7 +361,8 @@ def prepare(
                     # of a block only what is below its diagonal is ever read
                     tl.store(own_below + member * CHUNK * BLOCK + in_blocks, decay, mask=on_diagonal)
                     below += (decay.to(tl.float16),)  # type: ignore[assignment]
-                    kept = ((key_head * GROUP + member) * capacity + rows)[:, None] * CHUNK + in_chunk[None, :]
+                    at = (key_head * GROUP + member) * capacity - first_token + rows
+                    kept = at[:, None] * CHUNK + in_chunk[None, :]
                     tl.store(scores + kept, score, mask=real[:, None])
                 tl.debug_barrier()
                 _invert_blocks(own_below, own_inverse, GROUP * BLOCKS)
@@ -362,11 +371,12 @@ def prepare(
                     inverse = tl.load(own_inverse + member * CHUNK * BLOCK + in_blocks, mask=on_diagonal, other=0.0)
                     # of a short sequence the first block is all
                     if BLOCKS >= 2 and end - first_row > BLOCK:
-                        inverse = _merge(inverse, below[member], 16, CHUNK)  # type: ignore[misc]
+                        inverse = _merge(inverse, below[member], 16, CHUNK)
                         if BLOCKS >= 4:
-                            inverse = _merge(inverse, below[member], 32, CHUNK)  # type: ignore[misc]
+                            inverse = _merge(inverse, below[member], 32, CHUNK)
                     inverse *= tl.load(own_gains + member * CHUNK + in_chunk)[None, :]
-                    kept = ((key_head * GROUP + member) * capacity + rows)[:, None] * CHUNK + in_chunk[None, :]
+                    at = (key_head * GROUP + member) * capacity - first_token + rows
+                    kept = at[:, None] * CHUNK + in_chunk[None, :]
                     tl.store(inverses + kept, inverse.to(inverses.dtype.element_ty), mask=real[:, None])
                 # the next item of this program writes there
                 tl.debug_barrier()
@@ -380,9 +390,9 @@ def prepare(
                 end = tl.minimum(tl.load(of_chunk + 2), rows_of_output)
                 slot = tl.load(of_chunk + 3).to(tl.int64)
             else:
-                first_row = tokens + (chunk - real_chunks) * CHUNK
+                first_row = tail + (chunk - real_chunks) * CHUNK
                 start = first_row
-                end = rows_of_output
+                end = last_token
                 slot = tl.full([], -1, tl.int64)
             value = tl.arange(0, VALUES)
             row = (first_row + tl.arange(0, CHUNK // STRIP) * STRIP)[:, None]
@@ -410,7 +420,7 @@ def prepare(
                     tl.store(of_row + number * OUTPUT_ROW, nothing, mask=row < end - number)
 
 
-@triton.jit(do_not_specialize=["rows_of_output", "capacity"])
+@triton.jit(do_not_specialize=["span", "first_token", "rows_of_output", "last_token", "capacity"])
 def advance(
     queries,
     keys,
@@ -421,8 +431,12 @@ def advance(
     state,
     sequences,
     counts,
+    bounds,
+    span,
+    first_token,
     state_slot,
     rows_of_output,
+    last_token,
     capacity,
     KEY_HEADS: tl.constexpr,
     VALUE_HEADS: tl.constexpr,
@@ -449,23 +463,27 @@ def advance(
         head = (item // PARTS) % VALUE_HEADS
         value = (item % PARTS) * PART + tl.arange(0, PART)
         of_state = state + slot * state_slot + (head * VALUES + value)[:, None] * KEYS + key[None, :]
-        # with a checkpoint the sequence is gone along in two parts
+        # of this span, which may begin and end within the sequence, but not within a chunk
+        begin = start + tl.cdiv(tl.maximum(first_token - start, 0), CHUNK) * CHUNK
+        stop = tl.minimum(start + tl.cdiv(tl.maximum(last_token - start, 0), CHUNK) * CHUNK, end)
+        # with a checkpoint it is gone along in two parts
         middle = start
         track_slot = slot
         if TRACK:
             middle += tl.maximum(tl.load(of_sequence + 3), 0)
             track_slot = tl.load(of_sequence + 4).to(tl.int64)
-        S = tl.load(of_state)
-        first_chunk = tl.load(of_sequence + 5)
+        is_here = begin < stop
+        S = tl.load(of_state, mask=is_here, other=0.0)
+        first_chunk = tl.load(of_sequence + 5) - tl.load(bounds + span)
         if OVERLAP:
             # tables and states are from before `prepare`
             cuda.gdc_wait()
         for piece in range(2 if TRACK else 1):
-            first = start
-            last_row = end
+            first = begin
+            last_row = stop
             if TRACK:
-                first = tl.where(piece == 0, start, middle)
-                last_row = tl.where(piece == 0, middle, end)
+                first = tl.where(piece == 0, begin, tl.maximum(begin, middle))
+                last_row = tl.where(piece == 0, tl.minimum(stop, middle), stop)
             # of the chunk before, whose output is stored while the next chunk is under way
             known_before = tl.zeros([PART, CHUNK], tl.float32)
             new_before = tl.zeros([PART, CHUNK], tl.float32)
@@ -473,10 +491,10 @@ def advance(
                 rows = first_row + in_chunk
                 # past the end the last row again: no neighbour is read, and what comes of it is multiplied by zero
                 taken = tl.minimum(rows, end - 1)
-                at = ((head // GROUP) * capacity + taken)[:, None] * KEYS + key[None, :]
+                at = ((head // GROUP) * capacity - first_token + taken)[:, None] * KEYS + key[None, :]
                 k = tl.load(keys + at)
                 q = tl.load(queries + at)
-                at = (head * capacity + taken)[:, None] * CHUNK + in_chunk[None, :]
+                at = (head * capacity - first_token + taken)[:, None] * CHUNK + in_chunk[None, :]
                 T = tl.load(inverses + at)
                 P = tl.load(scores + at)
                 v = tl.load(output + (taken.to(tl.int64)[:, None] * VALUE_HEADS + head) * VALUES + value[None, :])
@@ -507,9 +525,9 @@ def advance(
                 before = first + (last_row - first - 1) // CHUNK * CHUNK + in_chunk
                 of_output = output + (before.to(tl.int64)[:, None] * VALUE_HEADS + head) * VALUES + value[None, :]
                 tl.store(of_output, tl.trans(o), mask=(before < end)[:, None])
-            if TRACK and (piece == 0) & (track_slot >= 0):
+            if TRACK and (piece == 0) & (track_slot >= 0) & is_here & (begin <= middle) & (middle <= stop):
                 tl.store(of_state + (track_slot - slot) * state_slot, S)
-        tl.store(of_state, S)
+        tl.store(of_state, S, mask=is_here)
     if OVERLAP:
         # also who has nothing to do must not end before `prepare` does: what comes next waits for this kernel only
         cuda.gdc_wait()
@@ -546,7 +564,9 @@ class Scratch:
 
     @classmethod
     def for_rows(cls, rows: int, tables: Tables, shape: Shape, dtype: Any, tuning: Tuning) -> Scratch:
-        """For outputs of up to so many rows."""
+        """For outputs of up to so many rows, of which it holds one span."""
+        # a span's last chunk may reach into the next one
+        rows = min(rows, tables.span + tables.chunk)
 
         def empty(*sizes: int, kind: Any = dtype) -> Any:
             return torch.empty(*sizes, dtype=kind, device=tables.counts.device)
@@ -562,7 +582,7 @@ class Scratch:
             # blocks, their inverses, gates and gains
             workspace=empty(programs, group * chunk * 2 * (BLOCK.value + 1), kind=torch.float32),
             # of queries and keys, or of values
-            windows=empty(programs, 2 * _past(shape.width) * max(shape.keys, shape.values)),
+            windows=empty(programs, 2 * _power_of_two(shape.width - 1) * max(shape.keys, shape.values)),
         )
 
 
@@ -589,79 +609,96 @@ def extend(
     tracking: bool = False,
     tuning: Tuning = Tuning(),
 ) -> None:
-    """Two launches; the package's docstring says what they do."""
+    """Two launches for each span of tokens; the package's docstring says what they do."""
     rows = output.shape[0]
     capacity = scratch.scores.shape[1]
-    prepare[(tuning.prepare_programs,)](
-        mixed_qkv,
-        a,
-        b,
-        conv_weights,
-        bias,
-        A_log,
-        dt_bias,
-        conv,
-        scratch.queries,
-        scratch.keys,
-        scratch.inverses,
-        scratch.scores,
-        scratch.decays,
-        scratch.workspace,
-        scratch.windows,
-        output,
-        tables.chunks,
-        tables.counts,
-        a.stride(0),
-        b.stride(0),
-        conv.stride(0),
-        conv.stride(1),
-        conv.stride(2),
-        rows,
-        capacity,
-        scratch.decays.shape[0],
-        shape.keys**-0.5,
-        X_ROW=mixed_qkv.stride(0),
-        KEY_HEADS=shape.key_heads,
-        VALUE_HEADS=shape.value_heads,
-        KEYS=shape.keys,
-        VALUES=shape.values,
-        WIDTH=shape.width,
-        HAS_BIAS=bias is not None,
-        CHUNK=tables.chunk,
-        STRIP=tuning.strip,
-        FIELDS=CHUNK_FIELDS,
-        WORKSPACE=scratch.workspace.shape[1],
-        WINDOW=scratch.windows.shape[1],
-        TRACK=tracking,
-        OVERLAP=tuning.overlap,
-        num_warps=tuning.prepare_warps,
-        num_stages=1,
-        **registers(tuning.prepare_registers),
-    )
-    advance[(tuning.advance_programs,)](
-        scratch.queries,
-        scratch.keys,
-        scratch.inverses,
-        scratch.scores,
-        scratch.decays,
-        output,
-        state,
-        tables.sequences,
-        tables.counts,
-        state.stride(0),
-        rows,
-        capacity,
-        KEY_HEADS=shape.key_heads,
-        VALUE_HEADS=shape.value_heads,
-        KEYS=shape.keys,
-        VALUES=shape.values,
-        PART=min(tuning.part, shape.values),
-        CHUNK=tables.chunk,
-        FIELDS=SEQUENCE_FIELDS,
-        STAGES=tuning.advance_stages,
-        TRACK=tracking,
-        OVERLAP=tuning.overlap,
-        num_warps=tuning.advance_warps,
-        num_stages=tuning.advance_stages,
-        **({"launch_pdl": True} if tuning.overlap else {}),
-    )
+    spans = range(0, rows, tables.span)
+    if capacity < min(rows, tables.span + tables.chunk):
+        raise ValueError(
+            f"the scratch is for {capacity} rows, too few for an output of {rows} in spans of {tables.span}"
+        )
+    if rows > tables.max_tokens:
+        raise ValueError(f"an output of {rows} rows, but the tables were made for {tables.max_tokens} tokens")
+    for span, first_token in enumerate(spans):
+        last_token = min(first_token + tables.span, rows)
+        prepare[(tuning.prepare_programs,)](
+            mixed_qkv,
+            a,
+            b,
+            conv_weights,
+            bias,
+            A_log,
+            dt_bias,
+            conv,
+            scratch.queries,
+            scratch.keys,
+            scratch.inverses,
+            scratch.scores,
+            scratch.decays,
+            scratch.workspace,
+            scratch.windows,
+            output,
+            tables.chunks,
+            tables.counts,
+            tables.bounds,
+            span,
+            first_token,
+            a.stride(0),
+            b.stride(0),
+            conv.stride(0),
+            conv.stride(1),
+            conv.stride(2),
+            rows,
+            last_token,
+            capacity,
+            scratch.decays.shape[0],
+            shape.keys**-0.5,
+            X_ROW=mixed_qkv.stride(0),
+            KEY_HEADS=shape.key_heads,
+            VALUE_HEADS=shape.value_heads,
+            KEYS=shape.keys,
+            VALUES=shape.values,
+            WIDTH=shape.width,
+            HAS_BIAS=bias is not None,
+            CHUNK=tables.chunk,
+            STRIP=tuning.strip,
+            FIELDS=CHUNK_FIELDS,
+            WORKSPACE=scratch.workspace.shape[1],
+            WINDOW=scratch.windows.shape[1],
+            TRACK=tracking,
+            OVERLAP=tuning.overlap,
+            num_warps=tuning.prepare_warps,
+            num_stages=1,
+            **registers(tuning.prepare_registers),
+        )
+        advance[(tuning.advance_programs,)](
+            scratch.queries,
+            scratch.keys,
+            scratch.inverses,
+            scratch.scores,
+            scratch.decays,
+            output,
+            state,
+            tables.sequences,
+            tables.counts,
+            tables.bounds,
+            span,
+            first_token,
+            state.stride(0),
+            rows,
+            last_token,
+            capacity,
+            KEY_HEADS=shape.key_heads,
+            VALUE_HEADS=shape.value_heads,
+            KEYS=shape.keys,
+            VALUES=shape.values,
+            PART=min(tuning.part, shape.values),
+            CHUNK=tables.chunk,
+            FIELDS=SEQUENCE_FIELDS,
+            STAGES=tuning.advance_stages,
+            TRACK=tracking,
+            OVERLAP=tuning.overlap,
+            num_warps=tuning.advance_warps,
+            num_stages=tuning.advance_stages,
+            **({"launch_pdl": True} if tuning.overlap else {}),
+        )
