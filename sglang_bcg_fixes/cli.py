@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from sglang_bcg_fixes import __version__, doctor, flags, plan, registry, release, report
 from sglang_bcg_fixes.bench import command as bench
 from sglang_bcg_fixes.harmless import HARMLESS
-from sglang_bcg_fixes.model import SECTIONS, Fix
+from sglang_bcg_fixes.model import SECTIONS, Fix, Kernel
 from sglang_bcg_fixes.probe import Source
 from sglang_bcg_fixes.verify import command as verify
 from sglang_bcg_fixes.verify.environment import EnvironmentMissing
@@ -124,11 +124,12 @@ def chosen_source(options: argparse.Namespace, settings: flags.Settings) -> Sour
 
 def run_explain(options: argparse.Namespace) -> int:
     known = registry.discover()
-    fix = known.fix(options.id)
-    if fix is None:
-        ids = [each.id for each in known.fixes]
-        raise CommandError(f"no defect '{options.id}'{flags.nearest(options.id, ids)}; `bcg-fixes list` shows all")
-    print(explanation(fix))
+    pages = {fix.id: explanation(fix) for fix in known.fixes}
+    pages |= {kernel.op: kernel_explanation(kernel) for kernel in known.kernels}
+    if options.id not in pages:
+        nearest = flags.nearest(options.id, pages)
+        raise CommandError(f"no defect or kernel '{options.id}'{nearest}; `bcg-fixes list` shows all")
+    print(pages[options.id])
     return GOOD
 
 
@@ -147,6 +148,15 @@ def explanation(fix: Fix) -> str:
     return "\n".join(lines)
 
 
+def kernel_explanation(kernel: Kernel) -> str:
+    states = "|".join(["auto", "off", *(impl.name for impl in kernel.impls)])
+    lines = [f"{kernel.op}: {kernel.title}", "", *kernel.doc.strip().splitlines()[2:], "", "Implementations"]
+    for impl in kernel.impls:
+        lines.append(f"  {impl.name}" + (f"  (only by name: {impl.only_by_name})" if impl.only_by_name else ""))
+    points = [f"  {' or '.join(point.where)} ({point.how.value})" for point in kernel.patches]
+    return "\n".join([*lines, "", "What is patched", *points, "", f"Switch: {kernel.flag}={states}"])
+
+
 def run_list(options: argparse.Namespace) -> int:
     known = registry.discover()
     rows = flags.table(known.fixes, known.kernels)
@@ -159,6 +169,8 @@ def run_list(options: argparse.Namespace) -> int:
         print(f"{fix.id:32} {'fix     ' if fix.patches else 'watch   '}  {fix.title}")
     for spot in HARMLESS:
         print(f"{spot.id:32} harmless  {spot.title}")
+    for kernel in known.kernels:
+        print(f"{kernel.op:32} kernel    {kernel.title}")
     print()
     for row in rows:
         print(f"{row.name}={row.values}  (default {row.default})")

@@ -10,7 +10,7 @@ import textwrap
 
 from sglang_bcg_fixes import flags, registry
 from sglang_bcg_fixes.harmless import HARMLESS
-from sglang_bcg_fixes.model import SECTIONS, Fix
+from sglang_bcg_fixes.model import SECTIONS, Fix, Kernel
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
@@ -34,9 +34,9 @@ def pages() -> dict[pathlib.Path, str]:
     """Every generated page with its text."""
     known = registry.discover()
     verdicts: dict[str, dict[str, str]] = json.loads(VERDICTS.read_text())
-    built_in = [fix for fix in known.fixes if fix.probe.__module__.startswith("sglang_bcg_fixes.")]
+    built_in = [fix for fix in known.fixes if is_ours(fix)]
     made = {DOCS / "fixes" / f"{fix.id}.md": fix_page(fix, verdicts) for fix in built_in}
-    made[DOCS / "flags.md"] = flags_page(built_in)
+    made[DOCS / "flags.md"] = flags_page(built_in, [each for each in known.kernels if is_ours(each)])
     made[DOCS / "defects.md"] = defects_page(built_in, verdicts)
     made[DOCS / "kinds_of_request.md"] = kinds_page(json.loads(KINDS.read_text()))
     return {path: NOTE + text for path, text in made.items()}
@@ -61,10 +61,14 @@ def fix_page(fix: Fix, verdicts: dict[str, dict[str, str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def flags_page(fixes: list[Fix]) -> str:
+def is_ours(declared: Fix | Kernel) -> bool:
+    return declared.probe.__module__.startswith("sglang_bcg_fixes.")
+
+
+def flags_page(fixes: list[Fix], kernels: list[Kernel]) -> str:
     lines = ["# Flags", "", "Read from the environment, by `sglang_bcg_fixes/flags.py` alone.", ""]
     lines += ["| flag | values | default | |", "|---|---|---|---|"]
-    for row in flags.table(fixes, []):
+    for row in flags.table(fixes, kernels):
         values = row.values.replace("|", " \\| ")
         lines.append(f"| `{row.name}` | {values} | {row.default} | {row.doc} |")
     return "\n".join(lines) + "\n"

@@ -140,6 +140,17 @@ def test_a_release_that_does_not_exist_exits_2(tmp_path: pathlib.Path) -> None:
     assert done.returncode == 2 and "pip cannot fetch sglang==0.5.999" in done.stderr, done.stderr
 
 
+def test_explain_tells_of_a_kernel_who_runs_and_where() -> None:
+    done = run("explain", "fa_metadata")
+    assert done.returncode == 0, done.stderr
+    for words in (
+        "init_forward_metadata (around)",
+        "reference  (only by name",
+        "SGLANG_BCG_KERNEL_FA_METADATA=auto|off",
+    ):
+        assert words in done.stdout, done.stdout
+
+
 @pytest.mark.parametrize("fix", registry.discover().fixes, ids=lambda fix: fix.id)
 def test_explain_tells_all_sections(fix) -> None:
     done = run("explain", fix.id)

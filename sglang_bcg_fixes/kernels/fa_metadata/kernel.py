@@ -8,7 +8,7 @@ prefill-aware window attention, ragged verify, and pages that are no power of tw
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.machinery
 
 from sglang_bcg_fixes.model import Accepted, Finding, How, Impl, Kernel, PatchPoint, Rejected
 from sglang_bcg_fixes.probe import Definition, Source, affected
@@ -45,7 +45,7 @@ def some(found: Definition | None) -> list[Definition]:
 
 
 def has_triton() -> Accepted | Rejected:
-    if importlib.util.find_spec("triton"):
+    if importlib.machinery.PathFinder.find_spec("triton"):
         return Accepted()
     return Rejected("triton is not installed; SGLang's own requirements bring it")
 
