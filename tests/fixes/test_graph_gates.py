@@ -33,6 +33,14 @@ LOST = {
 }
 CHECKPOINTS = ("0.5.13.post1", "0.5.14", "0.5.17")
 MAMBA2 = "Mamba2, checkpoint"
+ILLEGAL = "InterpreterError(\"RuntimeError('CUDA error: an illegal memory access was encountered')\")"
+# the batch before the capture had no adapter
+STALE_ADAPTERS = {
+    "with an adapter, freed memory is as it was": "wrong",
+    "without, freed memory is as it was": "right",
+    "with an adapter, freed memory is another's": ILLEGAL,
+    "without, freed memory is another's": ILLEGAL,
+}
 
 
 @pytest.fixture
@@ -75,6 +83,17 @@ def test_a_checkpoint_is_written_where_the_layers_ask_the_batch(
     assert found.pop("Mamba2, carried", None) == (None if release == "0.5.13.post1" else [True, True])
     assert set(map(tuple, found.values())) == {(False, True)}
     assert log.count("bcg-fixes mamba_tracking_dropped: a prefill") == (flag == "on")
+
+
+@pytest.mark.parametrize("flag", ["off", "on"])
+@pytest.mark.parametrize("release", ["0.5.11", "0.5.16"])
+def test_adapters_are_those_of_the_batch(run: Callable[..., tuple[dict, str]], release: str, flag: str) -> None:
+    found, log = run(release, "adapters", "lora_batch_stale", flag)
+    if flag == "off":
+        assert found == {kind: [answer, True] for kind, answer in STALE_ADAPTERS.items()}
+    else:
+        assert found == {kind: ["right", False] for kind in STALE_ADAPTERS}
+    assert log.count("bcg-fixes lora_batch_stale: with LoRA every prefill") == (flag == "on")
 
 
 @pytest.mark.parametrize(("radix_cache", "wanted"), [(True, True), (False, False)])

@@ -1,9 +1,10 @@
 """Batches that a prefill graph may not serve: does the runner replay them, and what do the layers get?
 
-    PYTHONPATH=<unpacked wheel>:tools:. TRITON_INTERPRET=1 python -m tests.releases.graph_admission images|checkpoints
+    PYTHONPATH=<unpacked wheel>:tools:. TRITON_INTERPRET=1 python -m tests.releases.graph_admission WHAT
 
 The model is a small Llama, the runner, the capture and the replay are SGLang's. For images, its embeddings go through
-SGLang's routine for multimodal models; in the place of a vision tower stand other embeddings than the text's.
+SGLang's routine for multimodal models; in the place of a vision tower stand other embeddings than the text's. For adapters,
+SGLang's LoRA manager wraps the projection behind attention.
 """
 
 from __future__ import annotations
@@ -19,6 +20,17 @@ from sglang_on_cpu import graphs, one_batch, prefill
 from tests.releases import kinds_of_request
 
 LENGTHS = [6]
+SERVERS: dict[str, dict[str, Any]] = {
+    "images": {},
+    "checkpoints": {},
+    "adapters": {
+        "enable_lora": True,
+        "lora_backend": "triton",
+        "max_lora_rank": 4,
+        "lora_target_modules": ["o_proj"],
+        "max_loras_per_batch": 2,
+    },
+}
 
 
 class Between:
@@ -174,13 +186,62 @@ def checkpoints(loaded: one_batch.LoadedModel) -> dict[str, Any]:
     return found
 
 
+def adapters(loaded: one_batch.LoadedModel) -> dict[str, Any]:
+    """Whether a batch with an adapter and one without are answered as eagerly, and whether a graph was replayed."""
+    manager = loaded.model_runner.lora_manager
+    adapter = load_adapter(manager)
+
+    def using(name: str | None) -> Callable[[Any, Any], None]:
+        def change(batch: Any, model: Any) -> None:
+            batch.lora_ids = [name]
+            manager.fetch_new_loras({name})
+            manager.prepare_lora_batch(batch)
+
+        return change
+
+    kinds = {"with an adapter": using(adapter), "without": using(None)}
+    # the one without comes last, as in the warm-up that real servers run before they capture
+    eager = {kind: kinds_of_request.run(loaded, LENGTHS, change) for kind, change in kinds.items()}
+    logits = [answer["next_token_logits"] for answer in eager.values()]
+    assert not (logits[0] == logits[1]).all(), "the adapter does nothing"
+    prefill.capture_prefill(loaded.model_runner)
+    found = {}
+    for lucky in (True, False):
+        graphs.freed_memory_is_garbage = not lucky
+        for kind, change in kinds.items():
+            before = graphs.counters.replays
+            answer = kinds_of_request.attempt(loaded, LENGTHS, change)
+            memory = "freed memory is as it was" if lucky else "freed memory is another's"
+            found[f"{kind}, {memory}"] = (compared(eager[kind], answer), graphs.counters.replays > before)
+    return found
+
+
+def load_adapter(manager: Any) -> str:
+    import torch
+    from sglang.srt.lora.lora_registry import LoRARef
+
+    rank, rows = manager.max_lora_rank, torch.Generator().manual_seed(0)
+    sizes = {"A": (rank, 64), "B": (64, rank)}
+    weights = {
+        f"base_model.model.model.layers.{layer}.self_attn.o_proj.lora_{side}.weight": torch.randn(size, generator=rows)
+        for layer in range(manager.base_hf_config.num_hidden_layers)
+        for side, size in sizes.items()
+    }
+    reference = LoRARef(lora_name="adapter", lora_path="given as tensors", pinned=False)
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["o_proj"]}
+    done = manager.load_lora_adapter_from_tensors(reference, weights, config)
+    assert done.success, done.error_message
+    return reference.lora_id
+
+
 def main(what: str) -> None:
     one_batch.import_sglang(with_graphs=True)
     one_batch.load_plugins()
-    loaded = one_batch.load("llama", max_running_requests=8)
+    kinds_of_request.forget_pinned_memory()
+    loaded = one_batch.load("llama", max_running_requests=8, **SERVERS[what])
     one_batch.randomize(loaded.model_runner.model)
     graphs.freed_memory_is_garbage = True
-    print("RESULT", json.dumps({"images": images, "checkpoints": checkpoints}[what](loaded)))
+    print("RESULT", json.dumps({"images": images, "checkpoints": checkpoints, "adapters": adapters}[what](loaded)))
 
 
 if __name__ == "__main__":

@@ -144,11 +144,15 @@ def shapes(answer: dict[str, Any]) -> dict[str, list[int]]:
 
 
 def forget_pinned_memory() -> None:
-    """Prompt logprobs ask for it, and there is none without a GPU."""
+    """Prompt logprobs and LoRA ask for it, and there is none without a GPU."""
     import torch
 
-    make = torch.tensor
-    torch.tensor = lambda *args, pin_memory=False, **kwargs: make(*args, **kwargs)
+    def unpinned(make: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, pin_memory=False, **kwargs: make(*args, **kwargs)
+
+    for name in ("tensor", "zeros"):
+        setattr(torch, name, unpinned(getattr(torch, name)))
+    torch.Tensor.pin_memory = lambda self: self
 
 
 def main(out: str, server: str) -> None:

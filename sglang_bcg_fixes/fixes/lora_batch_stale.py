@@ -1,0 +1,93 @@
+"""Prefill graphs apply the LoRA adapters of the batch that ran before their capture
+
+Symptom: With --enable-lora, prompts are answered with another request's adapter or with none, or a prefill ends with
+"illegal memory access". It takes a choice: --enforce-piecewise-cuda-graph next to --enable-breakable-cuda-graph before
+0.5.14, an explicit prefill backend later; by default LoRA turns prefill graphs off.
+Cause: For each batch SGLang makes new lists of which token uses which adapter, and the layers read them from the LoRA
+backend. A breakable capture has no adapters and prepares no lists: what is captured reads those of the last batch
+before it, the warm-up's or a decode graph's, wherever their memory belongs by now.
+Change: With LoRA no batch is replayed by a graph that has the layers captured; one warning says so. Batches without an
+adapter are refused too: their graph reads the same memory. Compiled (tc_piecewise) graphs are left as they are.
+Remove when: No release before 0.5.17 has to be served.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
+from sglang_bcg_fixes.probe import Source, affected, fixed, unknown
+
+OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner"
+RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
+CAN_RUN = (f"{OLD_RUNNER}.can_run", f"{RUNNER}.can_run_graph")
+
+logger = logging.getLogger("sglang_bcg_fixes")
+
+
+def probe(source: Source) -> Finding:
+    gate = source.need(*CAN_RUN)
+    if "self.model_runner.lora_manager.can_use_prefill_cuda_graph" in gate.calls:
+        return fixed("a batch with adapters is asked whether the graph's lists can hold it", gate)
+    made = source.need(f"{OLD_RUNNER}._build_capture_forward_batch", f"{RUNNER}.capture_prepare")
+    if "lora_ids=None" in made.text and "lora" not in gate.text:
+        return affected("the capture prepares no adapters, and every batch is replayed", gate, made)
+    return unknown("adapters are captured in a way that no known release does", gate, made)
+
+
+def refuse_adapters(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
+    can_run = original(self, forward_batch)
+    # compiled graphs have no layers of their own; the first breakable runner captures all of the model
+    captures_layers = getattr(self, "layer_model", self) is not None
+    if can_run and captures_layers and self.model_runner.server_args.enable_lora:
+        warn_once()
+        return False
+    return can_run
+
+
+@functools.cache
+def warn_once() -> None:
+    ways = " or ".join(way.flags for way in PREFILL_GRAPHS_OFF)
+    logger.warning(
+        "bcg-fixes %s: with LoRA every prefill runs without its graph, which would apply the adapters of an earlier "
+        "batch. %s starts without prefill graphs and saves their memory, %s=off replays them",
+        FIX.id,
+        ways,
+        FIX.flag,
+    )
+
+
+FIX = Fix(
+    id="lora_batch_stale",
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    known={
+        "7acbf663b8d2": "BreakableCudaGraphRunner.can_run, 0.5.11",
+        "db5d6e8f3e4f": "BreakableCudaGraphRunner._build_capture_forward_batch, 0.5.11",
+        "56db3c96d527": "BreakableCudaGraphRunner.can_run, 0.5.12 to 0.5.12.post1",
+        "7ba34801c2c9": "BreakableCudaGraphRunner._build_capture_forward_batch, 0.5.12 to 0.5.12.post1",
+        "ad15bbae8576": "BreakableCudaGraphRunner.can_run, 0.5.13 to 0.5.13.post1",
+        "4470d7fae357": "BreakableCudaGraphRunner._build_capture_forward_batch, 0.5.13 to 0.5.13.post1",
+        "3ea6f8a472d5": "PrefillCudaGraphRunner.can_run_graph, 0.5.14",
+        "83dcf2504590": "PrefillCudaGraphRunner.capture_prepare, 0.5.14",
+        "8aa21770f271": "PrefillCudaGraphRunner.can_run_graph, 0.5.15 to 0.5.15.post1",
+        "1ca122b88884": "PrefillCudaGraphRunner.capture_prepare, 0.5.15 to 0.5.15.post1",
+        "90333b982f2f": "PrefillCudaGraphRunner.can_run_graph, 0.5.16",
+        "81fbe2b9a098": "PrefillCudaGraphRunner.capture_prepare, 0.5.16",
+        "661831589cb6": "PrefillCudaGraphRunner.can_run_graph, 0.5.17",
+        "3de6b62ea9d2": "PrefillCudaGraphRunner.can_run_graph, 0.5.18",
+        "c1a3ce368cce": "PrefillCudaGraphRunner.can_run_graph, 0.5.19",
+        "e59b654df577": "PrefillCudaGraphRunner.can_run_graph, 0.5.20",
+        "bb2ea7e5516a": "PrefillCudaGraphRunner.can_run_graph, 0.5.21",
+        "d30c7c1a668e": "PrefillCudaGraphRunner.can_run_graph, 0.5.22",
+        "312d8b3b674b": "PrefillCudaGraphRunner.can_run_graph, 0.5.23",
+    },
+    patches=(PatchPoint(CAN_RUN, How.AROUND, f"{__name__}:refuse_adapters"),),
+    mitigations=PREFILL_GRAPHS_OFF,
+    verify=("llama_prefix_cache",),
+)
