@@ -6,11 +6,13 @@ value of Tensor is ambiguous" (0.5.13). It takes a choice: --enforce-piecewise-c
 models that are hit, to 0.5.15 all multimodal ones.
 Cause: Replay puts a function in the place of the layers' forward. What that function is not written to pass on is lost:
 to 0.5.12.post1 and on 0.5.15 the embeddings (the graph looks the text's up by itself), in every release the deepstack
-embeddings that Qwen3-VL adds to its first layers. On 0.5.13 it asks for the truth value of a whole tensor.
+embeddings that Qwen3-VL adds to its first layers. On 0.5.13 it asks for the truth value of a whole tensor. To 0.5.15
+the graph is captured with one position for each token, where M-RoPE (Qwen2-VL and others) gives images three.
 Change: A batch runs without a graph when it carries what the graph does not take: images where no embeddings reach
-the graph, images of a model with deepstack embeddings elsewhere, and on 0.5.13 every batch of a model whose layers are
-handed embeddings by keyword. One warning says so. Text is replayed as before, except under DP attention before 0.5.22,
-where all ranks must decide alike and none knows of the others' images: such a model then replays nothing.
+the graph, images of a model with deepstack embeddings or, on 0.5.14, M-RoPE elsewhere, and on 0.5.13 every batch of a
+model whose layers are handed embeddings by keyword. One warning says so. Text is replayed as before, except under DP
+attention before 0.5.22, where all ranks must decide alike and none knows of the others' images: such a model then
+replays nothing.
 Remove when: Every release that has to be served passes deepstack embeddings to the graph, or refuses such a batch.
 """
 
@@ -46,6 +48,8 @@ def probe(source: Source) -> Finding:
         wrong.append("the captured graph is given no input_embeds")
     if asks_for_truth(source):
         wrong.append("replay takes the truth value of the embeddings, which raises an error")
+    if takes_one_position(source):
+        wrong.append("the graph is captured with one position for each token, where M-RoPE gives images three")
     deepstack = source.find(DEEPSTACK_MODEL)
     if deepstack and DEEPSTACK in deepstack.parameters and not replay.mentions(DEEPSTACK):
         read.append(deepstack.header)
@@ -87,6 +91,11 @@ def asks_for_truth(source: Source) -> bool:
     return replay is not None and replay.mentions("layer_kwargs.get('input_embeds') or")
 
 
+def takes_one_position(source: Source) -> bool:
+    captured = captured_forward(source)
+    return "self.layer_model.forward" in captured.calls and "self._get_layer_model_positions" not in captured.calls
+
+
 def vote_knows_images(source: Source) -> bool:
     vote = source.find(VOTE)
     return vote is not None and "contains_mm_inputs" in vote.parameters
@@ -94,6 +103,10 @@ def vote_knows_images(source: Source) -> bool:
 
 def drops_deepstack_only(source: Source) -> bool:
     return not (takes_no_embeddings(source) or asks_for_truth(source) or vote_knows_images(source))
+
+
+def drops_positions_only(source: Source) -> bool:
+    return takes_one_position(source) and drops_deepstack_only(source)
 
 
 def refuse_images(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
@@ -112,6 +125,12 @@ def refuse_keyword(original: Callable[..., bool], self: Any, forward_batch: Any)
 def refuse_deepstack(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
     drops = has_deepstack(self) and may_have_images(forward_batch)
     return decide(original(self, forward_batch), drops, "deepstack embeddings")
+
+
+def refuse_positions(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
+    has_three = self.layer_model is not None and getattr(self.model_runner.model, "is_mrope_enabled", False)
+    drops = has_three and may_have_images(forward_batch)
+    return decide(original(self, forward_batch), drops, "the positions of images")
 
 
 def vote_against_deepstack(
@@ -169,7 +188,7 @@ FIX = Fix(
         "55bdbed7f2ee": "BreakableCudaGraphRunner.replay.replay_layer_forward, 0.5.13 to 0.5.13.post1",
         "dfcad89732ce": "PrefillCudaGraphRunner._run_forward, 0.5.14 to 0.5.15.post1",
         "2d2686fe144f": "PrefillCudaGraphRunner.execute.replay_layer_forward, 0.5.14",
-        "63dec184a917": "PrefillCudaGraphRunner.load_batch's input_embeds, 0.5.14 and 0.5.16 to 0.5.23",
+        "63dec184a917": "PrefillCudaGraphRunner.load_batch's input_embeds, 0.5.14 to 0.5.23",
         "89ba34adfe3c": "PrefillCudaGraphRunner.execute.replay_layer_forward, 0.5.15 to 0.5.15.post1",
         "64072b6df364": "PrefillCudaGraphRunner.load_batch's input_embeds, 0.5.15 to 0.5.15.post1",
         "416ac7d101d4": "PrefillCudaGraphRunner._run_forward, 0.5.16 to 0.5.18",
@@ -185,6 +204,7 @@ FIX = Fix(
         PatchPoint(CAN_RUN, How.AROUND, f"{__name__}:refuse_images", needed=takes_no_embeddings),
         PatchPoint(CAN_RUN, How.AROUND, f"{__name__}:refuse_keyword", needed=asks_for_truth),
         PatchPoint(CAN_RUN, How.AROUND, f"{__name__}:refuse_deepstack", needed=drops_deepstack_only),
+        PatchPoint(CAN_RUN, How.AROUND, f"{__name__}:refuse_positions", needed=drops_positions_only),
         PatchPoint((VOTE,), How.AROUND, f"{__name__}:vote_against_deepstack", needed=vote_knows_images),
     ),
     mitigations=PREFILL_GRAPHS_OFF,

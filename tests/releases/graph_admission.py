@@ -3,8 +3,9 @@
     PYTHONPATH=<unpacked wheel>:tools:. TRITON_INTERPRET=1 python -m tests.releases.graph_admission WHAT
 
 The model is a small Llama, the runner, the capture and the replay are SGLang's. For images, its embeddings go through
-SGLang's routine for multimodal models; in the place of a vision tower stand other embeddings than the text's. For adapters,
-SGLang's LoRA manager wraps the projection behind attention.
+SGLang's routine for multimodal models; in the place of a vision tower stand other embeddings than the text's, and
+M-RoPE is a model that takes the second of three positions. For adapters, SGLang's LoRA manager wraps the projection
+behind attention.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def make_multimodal(loaded: one_batch.LoadedModel) -> None:
     model, model_runner = loaded.model_runner.model, loaded.model_runner
     layers, plain = model.model, model.model.forward
     model_runner.is_multimodal = model_runner.model_config.is_multimodal = True
-    model.use_deepstack, model.num_deepstack_embeddings = {}, 0
+    model.use_deepstack, model.num_deepstack_embeddings, model.is_mrope_enabled = {}, 0, False
     layers.get_input_embeddings = lambda: layers.embed_tokens
 
     def see(input_ids: Any, **_: Any) -> Any:
@@ -64,6 +65,8 @@ def make_multimodal(loaded: one_batch.LoadedModel) -> None:
         input_ids: Any, positions: Any, forward_batch: Any, input_embeds: Any = None, pp_proxy_tensors: Any = None,
         input_deepstack_embeds: Any = None,
     ) -> Any:  # fmt: skip
+        if positions.ndim == 2:
+            positions = positions[1]
         if input_deepstack_embeds is not None:
             input_embeds = input_embeds + input_deepstack_embeds
         return plain(input_ids, positions, forward_batch, input_embeds)
@@ -74,7 +77,7 @@ def make_multimodal(loaded: one_batch.LoadedModel) -> None:
             forward_batch=forward_batch,
             language_model=getattr(model, "language_model", layers),
             multimodal_model=model,
-            positions=positions,
+            positions=forward_batch.mrope_positions if model.is_mrope_enabled else positions,
             use_deepstack=model.use_deepstack,
         )
         return model.logits_processor(input_ids, hidden, model.lm_head, forward_batch)
@@ -83,7 +86,15 @@ def make_multimodal(loaded: one_batch.LoadedModel) -> None:
     layers.forward, model.forward = run_layers, forward
 
 
+def as_text(batch: Any, model: Any) -> None:
+    if model.is_mrope_enabled:
+        batch.mrope_positions = batch.positions.expand(3, -1).clone()
+
+
 def with_image(batch: Any, model: Any) -> None:
+    as_text(batch, model)
+    if model.is_mrope_enabled:
+        batch.mrope_positions[1:] = batch.positions // 2
     there, absent = (lambda: True), (lambda: False)
     batch.mm_inputs = [
         types.SimpleNamespace(
@@ -101,6 +112,10 @@ def between(model: Any) -> None:
     model.language_model = Between(model.model)
 
 
+def three_positions(model: Any) -> None:
+    model.is_mrope_enabled = True
+
+
 def deepstack(model: Any) -> None:
     model.use_deepstack, model.num_deepstack_embeddings = {"image": True}, 1
 
@@ -108,10 +123,11 @@ def deepstack(model: Any) -> None:
 def images(loaded: one_batch.LoadedModel) -> dict[str, Any]:
     model = loaded.model_runner.model
     make_multimodal(loaded)
-    changes = {"text": kinds_of_request.as_it_is, "image": with_image}
+    changes = {"text": as_text, "image": with_image}
     kinds: dict[str, Callable[[Any], None]] = {
         "by keyword": lambda model: None,
         "between": between,
+        "M-RoPE": three_positions,
         "deepstack": deepstack,
     }
     found = {}
@@ -125,6 +141,7 @@ def images(loaded: one_batch.LoadedModel) -> dict[str, Any]:
             found[f"{kind}, {name}"] = (compared(eager[name], answer), graphs.counters.replays > before)
         forget_graphs(loaded.model_runner)
         vars(model).pop("language_model", None)
+        model.is_mrope_enabled = False
     return found
 
 
