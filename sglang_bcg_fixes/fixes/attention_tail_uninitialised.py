@@ -4,8 +4,8 @@ Symptom: NaN or garbage that comes and goes, in models whose later layers look a
 routing, quantisation scales, collectives.
 Cause: A bucket is larger than the batch, attention computes the real rows only, and its output was made by torch.empty
 in the captured graph. Nothing writes the rows behind the last token.
-Change: The attention break zeroes those rows behind itself. Left as they are: piecewise graphs, and on 0.5.15 the break
-that sparse DeepSeek models have of their own, for which the breakable backend must be chosen explicitly.
+Change: The attention break zeroes those rows behind itself. Piecewise graphs are left as they are; the break of their
+own that sparse DeepSeek models have on 0.5.15 is fused_mla_tail_uninitialised.
 Remove when: No release before 0.5.16 has to be served.
 """
 

@@ -1,0 +1,81 @@
+"""Sparse DeepSeek models leave the padded rows of their attention uninitialised
+
+Symptom: NaN or garbage that comes and goes in DeepSeek-V3.2, GLM-5 and other models with sparse latent attention, whose
+later layers look at all rows of the padded batch: expert routing, quantisation scales, collectives. It takes a choice,
+--cuda-graph-backend-prefill breakable: by default latent attention turns prefill graphs off.
+Cause: These models have a break of their own, which multiplies by w_kc and then attends. Attention computes the real
+rows only, and its output was made by new_empty in the captured graph. Nothing writes the rows behind the last token.
+Change: That break zeroes those rows behind itself, as attention_tail_uninitialised does for ordinary attention.
+Remove when: No release before 0.5.16 has to be served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sglang_bcg_fixes.fixes import attention_tail_uninitialised
+from sglang_bcg_fixes.fixes.attention_tail_uninitialised import zero_behind_the_last_token
+from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint, Verdict
+from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MODULE = "sglang.srt.models.deepseek_common.attention_forward_methods.forward_mla"
+OPERATION = f"{MODULE}:mla_bmm_then_unified_attention"
+BREAK = f"{MODULE}:bcg_mla_bmm_then_unified_attention"
+
+
+def probe(source: Source) -> Finding:
+    operation = source.find(OPERATION)
+    if operation is None:
+        return absent("latent attention has no break of its own")
+    inner = attention_tail_uninitialised.probe(source)
+    if "unified_attention_with_output" not in operation.calls:
+        return unknown("the break attends in a way that no known release does", operation)
+    read = (operation, source.need(BREAK))
+    if inner.verdict is Verdict.AFFECTED:
+        finding = affected("the break attends to the real rows only", *read)
+    else:
+        finding = fixed("the operation that the break attends with zeroes the padded rows", *read)
+    return Finding(finding.verdict, finding.reason, (*finding.evidence, *inner.evidence))
+
+
+def run_and_zero_tail(
+    original: Callable[..., None],
+    q_nope_t: Tensor,
+    w_kc: Tensor,
+    q_nope_out_buf: Tensor,
+    q_nope_out_view: Tensor,
+    k_nope: Tensor,
+    attn_output_buf: Tensor,
+    *rest: Any,
+    **options: Any,
+) -> None:
+    original(q_nope_t, w_kc, q_nope_out_buf, q_nope_out_view, k_nope, attn_output_buf, *rest, **options)
+    zero_behind_the_last_token(attn_output_buf)
+
+
+FIX = Fix(
+    id="fused_mla_tail_uninitialised",
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    known={
+        "1f8875bdce14": "mla_bmm_then_unified_attention, 0.5.15 to 0.5.22",
+        "e9a4181e27ea": "bcg_mla_bmm_then_unified_attention, 0.5.15 to 0.5.22",
+        "a178a5fd29fd": "unified_attention_with_output, 0.5.15 to 0.5.15.post1",
+        "be2dbec60f04": "breakable_unified_attention_with_output, 0.5.15 to 0.5.15.post1",
+        "8b198423a338": "unified_attention_with_output, 0.5.16",
+        "0315d7d0dd78": "_zero_padded_pcg_tail, 0.5.16 to 0.5.22",
+        "7c35c6a9986c": "_unified_attention_with_output_impl, 0.5.17",
+        "09e86e825f59": "_unified_attention_with_output_impl, 0.5.18",
+        "82bf21f9defd": "_unified_attention_with_output_impl, 0.5.19",
+        "7e31c35d48c6": "_unified_attention_with_output_impl, 0.5.20 to 0.5.22",
+    },
+    patches=(PatchPoint((BREAK,), How.GRAPH_BREAK, f"{__name__}:run_and_zero_tail"),),
+    mitigations=PREFILL_GRAPHS_OFF,
+    verify=("kimi_linear_prefill_graph",),
+)
