@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from sglang_bcg_fixes import __version__, doctor, flags, plan, registry, release, report
+from sglang_bcg_fixes import __version__, doctor, flags, plan, registry, release, report, run_module, status
 from sglang_bcg_fixes.bench import command as bench
 from sglang_bcg_fixes.harmless import HARMLESS
 from sglang_bcg_fixes.model import SECTIONS, Fix, Kernel
@@ -37,7 +37,10 @@ class CommandError(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ["--"]:
+        return run_module.run(given[1:])
+    options = parser().parse_args(given)
     try:
         status = int(options.run(options))
         sys.stdout.flush()
@@ -52,7 +55,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="bcg-fixes", description="Fixes for breakable CUDA graphs in released SGLang.")
+    top = argparse.ArgumentParser(
+        prog="bcg-fixes",
+        description="Fixes for breakable CUDA graphs in released SGLang.",
+        epilog="`bcg-fixes -- MODULE ARGUMENTS...` loads the plugin and runs a module as `python -m` does.",
+    )
     top.add_argument("--version", action="version", version=f"sglang-bcg-fixes {__version__}")
     commands = top.add_subparsers(dest="command", required=True)
 
@@ -180,7 +187,7 @@ def run_list(options: argparse.Namespace) -> int:
 
 def run_status(options: argparse.Namespace) -> int:
     folder = flags.report_dir()
-    live = [content for _, content in report.read_all(folder) if report.is_live(content)]
+    live = [status.with_calls(content) for _, content in report.read_all(folder) if report.is_live(content)]
     if options.json:
         print(json.dumps(live, indent=1))
         return GOOD
@@ -188,8 +195,10 @@ def run_status(options: argparse.Namespace) -> int:
         print(f"no running process of this user reports in {folder}: none has loaded the plugin")
     for content in live:
         print(f"{content['process']}  sglang {content['sglang']}  plan {content['plan']}")
+        print(f"    {status.read_back_words(content)}")
         for outcome in content["fixes"]:
-            print(f"    {outcome['state']:11} {outcome['id']}: {outcome['detail']}")
+            calls = status.calls_words(content, outcome)
+            print(f"    {outcome['state']:11} {outcome['id']}{calls}: {outcome['detail']}")
         for op, outcome in content["kernels"].items():
             print(f"    {outcome['state']:11} {op}, {outcome['impl']}: {outcome['detail']}")
             for name, reason in outcome["rejected"].items():

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from sglang_bcg_fixes import reached
+
 PACKAGES = (
     "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph",
     "sglang.srt.model_executor.breakable_cuda_graph",
@@ -48,13 +50,13 @@ def closure_of(product: Any) -> dict[str, Any]:
     return dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__), strict=True))
 
 
-def rebuild(original: Any, body: Callable[..., Any]) -> Any:
+def rebuild(original: Any, body: Callable[..., Any], number: int = reached.NO_PLACE) -> Any:
     """A break that runs `body(original, ...)`, whether or not the original is one."""
     if is_product(original):
         closure = closure_of(original)
-        return decorate(around(closure["inner"], body), closure.get("capture_stub"))
+        return decorate(around(closure["inner"], body, number), closure.get("capture_stub"))
     is_in_breakable_cuda_graph = load("context").is_in_breakable_cuda_graph
-    broken = decorate(around(original, body), None)
+    broken = decorate(around(original, body, number), None)
 
     def dispatch(*args: Any, **kwargs: Any) -> Any:
         # compiled and eager prefill keep the original: torch's compiler cannot trace a break
@@ -65,8 +67,12 @@ def rebuild(original: Any, body: Callable[..., Any]) -> Any:
     return functools.update_wrapper(dispatch, original, updated=())
 
 
-def around(original: Callable[..., Any], body: Callable[..., Any]) -> Callable[..., Any]:
+def around(original: Callable[..., Any], body: Callable[..., Any], number: int) -> Callable[..., Any]:
+    counts, is_traced = reached.TALLY.counts, reached.tracing_check()
+
     def run(*args: Any, **kwargs: Any) -> Any:
+        if not is_traced():
+            counts[number] += 1
         return body(original, *args, **kwargs)
 
     return functools.update_wrapper(run, original, updated=())

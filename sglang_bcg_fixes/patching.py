@@ -10,10 +10,11 @@ import importlib
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from sglang_bcg_fixes import graph_break
+from sglang_bcg_fixes import graph_break, reached
 from sglang_bcg_fixes.model import Fix, How, Kernel, PatchPoint
 
 MARK = "__bcg_fix__"
@@ -24,6 +25,10 @@ MISSING = object()
 WRAPPED = (staticmethod, classmethod, property)
 # in the globals of every module, and most of all that these hold
 BUILTINS = vars(builtins)
+# how far a stranger's wrapper is searched for what it calls
+FAR = 200
+# functools.wraps gives our marks to whatever stands round ours, so they alone tell nothing
+_made: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 class PatchError(Exception):
@@ -48,6 +53,12 @@ class Slot:
         if self.own() is MISSING and isinstance(self.owner, type):
             return next((vars(base)[self.name] for base in self.owner.__mro__ if self.name in vars(base)), MISSING)
         return self.own()
+
+    def today(self) -> Any:
+        """What SGLang finds there now: the class or the table may be another one than when it was patched."""
+        module, _, path = self.where.partition(":")
+        slot = slot_in(sys.modules.get(module, MISSING), self.where, path)
+        return MISSING if slot is None else slot.raw()
 
     def put(self, value: Any) -> None:
         if value is MISSING:
@@ -94,8 +105,13 @@ class Ledger:
         self._changes[fix.id] = done
 
     def read_back(self, fix_id: str) -> list[str]:
-        """What is no longer as it was applied; empty when all of it is live."""
+        """What is no longer as it was applied; empty when all of it is live, by itself or inside what others added."""
         return self._differences(self._changes[fix_id])
+
+    def wrapped(self, fix_id: str) -> list[str]:
+        """Where somebody else's function stands round what was applied."""
+        found = [(change.slot.where, change.slot.today()) for change in self._changes[fix_id] if is_live(change)]
+        return [f"{where} is inside {describe(value)}" for where, value in found if not is_ours(core(value))]
 
     def undo(self, fix_id: str) -> None:
         """Restore every slot to the very object that stood there, or raise and leave everything as it is."""
@@ -109,15 +125,48 @@ class Ledger:
 
     @staticmethod
     def _differences(changes: list[Change]) -> list[str]:
-        return [f"{change.slot.where} holds {describe(change.slot.own())}" for change in changes if not is_live(change)]
+        held = ((change.slot.where, change.slot.today()) for change in changes if not is_live(change))
+        return [f"{where} holds {describe(value)}" for where, value in held]
 
 
 def is_live(change: Change) -> bool:
-    """Whether the slot holds what was put there, itself or inside what later fixes of ours put round it."""
-    value = change.slot.own()
-    while core(value) is not core(change.after) and hasattr(core(value), INNER):
-        value = getattr(core(value), INNER)
-    return core(value) is core(change.after)
+    """Whether the slot holds what was put there, itself or inside what later fixes or other plugins put round it."""
+    return any(value is core(change.after) for value in layers(core(change.slot.today())))
+
+
+def layers(outermost: Any) -> Iterator[Any]:
+    """A function and what it goes on to call, outermost first."""
+    found, seen = [outermost], {id(outermost)}
+    while found and len(seen) < FAR:
+        value = found.pop(0)
+        yield value
+        new = [inner for inner in map(core, callees(value)) if callable(inner) and id(inner) not in seen]
+        seen.update(map(id, new))
+        found += new
+
+
+def callees(value: Any) -> Iterable[Any]:
+    """What a function may call: ours say it, and a stranger's cannot call what it does not hold.
+
+    `__wrapped__` alone is no proof: SGLang's own hooks set it on functions that never call what they replaced.
+    """
+    kind = type(value)
+    if is_ours(value):
+        return [vars(value)[INNER]] if INNER in vars(value) else []
+    if kind is types.FunctionType:
+        cells = [cell.cell_contents for cell in value.__closure__ or () if not is_empty(cell)]
+        return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    if kind is functools.partial:
+        return [value.func, *value.args, *value.keywords.values()]
+    if kind is types.MethodType:
+        return [value.__func__]
+    if issubclass(kind, type):
+        return []
+    return [*getattr(value, "__dict__", {}).values(), getattr(value, "__wrapped__", None)]
+
+
+def is_ours(value: Any) -> bool:
+    return MARK in getattr(value, "__dict__", {}) and value in _made
 
 
 def change_point(fix_id: str, point: PatchPoint, done: list[Change]) -> None:
@@ -242,21 +291,30 @@ def locate(alternatives: tuple[str, ...]) -> Slot:
     for where in alternatives:
         module_name, _, path = where.partition(":")
         try:
-            owner: Any = importlib.import_module(module_name)
+            owner = importlib.import_module(module_name)
         except ModuleNotFoundError as error:
             if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
                 raise
             missing.append(f"no module {error.name}")
             continue
-        path, key = split_item(path)
-        *scopes, name = path.split(".")
-        for scope in scopes:
-            owner = getattr(owner, scope, MISSING)
-        slot = Slot(where, owner, name)
-        if owner is not MISSING and slot.raw() is not MISSING:
-            return slot if key is None else Slot(where, slot.raw(), key, is_item=True)
+        slot = slot_in(owner, where, path)
+        if slot:
+            return slot
         missing.append(f"no {where}")
     raise PatchError("; ".join(missing))
+
+
+def slot_in(module: Any, where: str, path: str) -> Slot | None:
+    """The place in a module; of an item only the table has to be there."""
+    path, key = split_item(path)
+    *scopes, name = path.split(".")
+    owner = module
+    for scope in scopes:
+        owner = getattr(owner, scope, MISSING)
+    slot = Slot(where, owner, name)
+    if owner is MISSING or slot.raw() is MISSING:
+        return None
+    return slot if key is None else Slot(where, slot.raw(), key, is_item=True)
 
 
 def split_item(path: str) -> tuple[str, Any]:
@@ -289,31 +347,46 @@ def rebuild(where: str, raw: Any, how: How, body: Callable[..., Any], fix_id: st
         raise PatchError(f"{where} is a graph break, whose replay keeps the inner function; patch it as graph_break")
     inner = graph_break.inner_of(raw) if graph_break.is_product(raw) else raw
     refuse_other_parameters(where, inner, how, body)
-    wrapper = graph_break.rebuild(raw, body) if how is How.GRAPH_BREAK else wrap(raw, how, body)
+    number = reached.TALLY.number(fix_id, where)
+    make = graph_break.rebuild if how is How.GRAPH_BREAK else functools.partial(wrap, how=how)
+    wrapper = make(raw, body=body, number=number)
     setattr(wrapper, MARK, fix_id)
+    # a replacement goes on to call nothing that was there
+    if how is not How.REPLACE:
+        setattr(wrapper, INNER, raw)
+    _made.add(wrapper)
     return wrapper
 
 
-def wrap(original: Callable[..., Any], how: How, body: Callable[..., Any]) -> Callable[..., Any]:
+def wrap(
+    original: Callable[..., Any], how: How, body: Callable[..., Any], number: int = reached.NO_PLACE
+) -> Callable[..., Any]:
+    counts, is_traced = reached.TALLY.counts, reached.tracing_check()
+
     def before(*args: Any, **kwargs: Any) -> Any:
+        if not is_traced():
+            counts[number] += 1
         body(*args, **kwargs)
         return original(*args, **kwargs)
 
     def after(*args: Any, **kwargs: Any) -> Any:
+        if not is_traced():
+            counts[number] += 1
         return body(original(*args, **kwargs), *args, **kwargs)
 
     def around(*args: Any, **kwargs: Any) -> Any:
+        if not is_traced():
+            counts[number] += 1
         return body(original, *args, **kwargs)
 
     def replace(*args: Any, **kwargs: Any) -> Any:
+        if not is_traced():
+            counts[number] += 1
         return body(*args, **kwargs)
 
     wrapper = {How.BEFORE: before, How.AFTER: after, How.AROUND: around, How.REPLACE: replace}[how]
     # `updated=()`: the markers that torch's compiler keeps in __dict__ are not ours to copy
-    functools.update_wrapper(wrapper, original, updated=())
-    if how is not How.REPLACE:
-        setattr(wrapper, INNER, original)
-    return wrapper
+    return functools.update_wrapper(wrapper, original, updated=())
 
 
 def refuse_other_parameters(where: str, original: Any, how: How, body: Callable[..., Any]) -> None:
@@ -355,7 +428,7 @@ def describe(value: Any) -> str:
     if value is MISSING:
         return "nothing"
     value = core(value)
-    owner = getattr(value, MARK, None)
+    owner = getattr(value, MARK) if is_ours(value) else None
     code = getattr(value, "__code__", None)
     place = f" from {code.co_filename}:{code.co_firstlineno}" if code else ""
     return f"{getattr(value, '__qualname__', type(value).__name__)}{place}" + (f", of fix {owner}" if owner else "")

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from sglang_bcg_fixes import flags, plan, registry, release, report
+from sglang_bcg_fixes import flags, plan, reached, read_back, registry, release, report
 from sglang_bcg_fixes.kernels import select
 from sglang_bcg_fixes.model import Action, Decision, Fix, Kernel, Verdict
 from sglang_bcg_fixes.on_import import ImportWatcher
@@ -68,6 +68,7 @@ class Process:
         self.watcher = ImportWatcher()
         self.report = report.Report(made)
         self.applying: set[str] = set()
+        self.is_unseen = False
 
     def start(self, started: float) -> None:
         self.compare_with_parent()
@@ -76,6 +77,9 @@ class Process:
             self.install(choice)
         for decision in self.plan.decisions:
             self.carry_out(decision)
+        # behind the fixes, so that it stands round what they make of a runner
+        for hook in read_back.watches(self.source) if self.plan.having(Action.APPLY) else ():
+            self.watch(hook)
         self.report.seconds = time.perf_counter() - started
         self.tell()
 
@@ -146,6 +150,53 @@ class Process:
         finally:
             self.applying.remove(patched.id)
 
+    def watch(self, hook: Fix) -> None:
+        """Apply one of the hooks that look again, as soon as SGLang has imported its module."""
+        [module] = modules_of(hook)
+        if module not in sys.modules:
+            self.watcher.call_after(module, lambda: self.watch(hook))
+            return
+        try:
+            self.ledger.apply(hook)
+        except Exception as error:
+            say(logging.WARNING, f"bcg-fixes: {hook.id} are not watched, so fixes may get lost unseen: {error}")
+
+    def read_back(self, occasion: str) -> None:
+        """Look at every applied fix again where SGLang finds it now; one that is gone is said, or ends the process."""
+        before = self.report.read_back
+        try:
+            found = read_back.look(occasion, self.ledger, self.plan)
+        except Exception as error:
+            logger.exception("bcg-fixes: the fixes could not be read back when %s", occasion)
+            if self.settings.strict:
+                raise SystemExit(f"bcg-fixes refuses to serve with fixes that it cannot read back: {error}") from error
+            say(logging.WARNING, f"bcg-fixes: fixes may get lost unseen, they cannot be read back: {error}")
+            return
+        self.report.read_back = found
+        newly_lost = [name for name in found.lost if self.report.state(name) != report.LOST]
+        for decision in self.plan.having(Action.APPLY):
+            if decision.id in found.lost:
+                detail = found.lost[decision.id]
+                self.report.outcomes[decision.id] = report.Outcome(decision, report.LOST, detail)
+            elif decision.id in found.live:
+                self.report.outcomes[decision.id] = report.Outcome(decision, report.APPLIED, decision.reason)
+        if before is None or not found.agrees_with(before):
+            say(logging.INFO, f"bcg-fixes {report.process_name()}: {found.line()}")
+        self.write()
+        for name in newly_lost:
+            self.lose(self.report.outcomes[name])
+
+    def lose(self, outcome: report.Outcome) -> None:
+        decision, problem = outcome.decision, outcome.detail
+        flag = decision.fix.flag
+        way_out = (
+            f"Switch off the plugin that put that there, or have it call what it found there, as SGLang's "
+            f"HookType.AROUND does; {flag}=off serves without the fix and is silent"
+        )
+        if self.settings.strict or decision.required:
+            raise SystemExit(f"bcg-fixes refuses to serve without {flag} (lost): {problem}. {way_out}")
+        say(logging.WARNING, f"bcg-fixes: {decision.id} was applied and is LOST: {problem}. {way_out}")
+
     def settle(self, decision: Decision, state: str, detail: str) -> None:
         """Note what became of a decision; a wanted fix that is missing is said, or ends the process."""
         self.report.outcomes[decision.id] = report.Outcome(decision, state, detail)
@@ -175,10 +226,17 @@ class Process:
     def tell(self) -> None:
         say(logging.INFO, self.report.line())
         logger.debug("bcg-fixes in detail:\n%s", self.report.table())
+        self.write()
+
+    def write(self) -> None:
+        """For `bcg-fixes status`; what cannot be written is said once, and nothing is served worse for it."""
         try:
+            reached.TALLY.publish()
             report.write(self.report, self.settings.report_dir)
         except (OSError, report.ReportError) as error:
-            say(logging.WARNING, f"bcg-fixes: `bcg-fixes status` will not see this process: {error}")
+            if not self.is_unseen:
+                say(logging.WARNING, f"bcg-fixes: `bcg-fixes status` will not see this process: {error}")
+            self.is_unseen = True
 
 
 def say(level: int, message: str) -> None:

@@ -14,18 +14,20 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from sglang_bcg_fixes import __version__
+from sglang_bcg_fixes import __version__, reached
 from sglang_bcg_fixes.model import Action, Decision
 from sglang_bcg_fixes.plan import Choice, Plan
+from sglang_bcg_fixes.read_back import ReadBack
 
 APPLIED = "applied"
 FAILED = "failed"
+LOST = "lost"
 WAITING = "waiting"
 # states in which a fix that is wanted is not there
-MISSING = (FAILED, Action.UNKNOWN.value, Action.BLOCKED.value)
+MISSING = (FAILED, LOST, Action.UNKNOWN.value, Action.BLOCKED.value)
 # the states that the log line always names, and those that it names when there is something to say
 ALWAYS = (APPLIED, Action.NOT_NEEDED.value, Action.OFF.value, Action.UNKNOWN.value)
-SOMETIMES = (WAITING, FAILED, Action.BLOCKED.value)
+SOMETIMES = (WAITING, FAILED, LOST, Action.BLOCKED.value)
 
 
 class ReportError(Exception):
@@ -76,6 +78,7 @@ class Report:
     outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)
     kernels: dict[str, KernelOutcome] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
+    read_back: ReadBack | None = None
 
     @property
     def every(self) -> dict[str, Outcome | KernelOutcome]:
@@ -110,6 +113,8 @@ class Report:
             "time": time.time(),
             "seconds": round(self.seconds, 3),
             "plan": self.plan.digest,
+            "read_back": dataclasses.asdict(self.read_back) if self.read_back else None,
+            "reached": reached.TALLY.as_dict(),
             "fixes": [outcome.as_dict() for outcome in self.outcomes.values()],
             "kernels": {op: outcome.as_dict() for op, outcome in self.kernels.items()},
         }

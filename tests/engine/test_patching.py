@@ -408,8 +408,10 @@ def test_another_plugin_on_the_same_target(release_root, release: str, path: str
             ledger.apply(ours)
             hook()
             assert call() == ["theirs", "around", *plain]
-            [problem] = ledger.read_back("one")
-            assert "sglang.srt.target:" + {path!r} in problem and "hook_registry.py" in problem, problem
+            assert ledger.read_back("one") == []
+            [place] = ledger.wrapped("one")
+            assert "sglang.srt.target:" + {path!r} in place and "hook_registry.py" in place, place
+            assert "of fix" not in place, "its marks are copies of ours"
             refused(lambda: ledger.undo("one"), "hook_registry.py")
             assert call() == ["theirs", "around", *plain]
     """)

@@ -1,0 +1,112 @@
+"""What is watched while a server runs: each graph runner that has been built, and each batch.
+
+When a runner stands, every fix that was applied is looked at again, where SGLang finds it then: another plugin may have
+come later. A process that builds no runner is looked at when its first batch comes. Batches are counted, so that a fix
+which nothing has reached by then can be told from one whose time has not come.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from sglang_bcg_fixes import reached
+from sglang_bcg_fixes.model import Action, Finding, Fix, How, PatchPoint, Verdict
+from sglang_bcg_fixes.patching import Ledger
+from sglang_bcg_fixes.plan import Plan
+from sglang_bcg_fixes.probe import Source
+
+ME, SPECULATIVE = "sglang.srt.model_executor", "sglang.srt.speculative"
+BATCHES = "batches"
+RUNNERS = "graph_runners"
+FORWARD = f"{ME}.model_runner:ModelRunner.forward"
+# of each kind in the order of releases; a release has one of a kind or none
+BUILT = (
+    (
+        f"{ME}.breakable_cuda_graph_runner:BreakableCudaGraphRunner",
+        f"{ME}.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner",
+    ),
+    (
+        f"{ME}.cuda_graph_runner:CudaGraphRunner",
+        f"{ME}.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner",
+    ),
+    (f"{SPECULATIVE}.eagle_draft_cuda_graph_runner:EAGLEDraftCudaGraphRunner",),
+    (f"{SPECULATIVE}.eagle_draft_extend_cuda_graph_runner:EAGLEDraftExtendCudaGraphRunner",),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadBack:
+    """What was found live in this process, when, and how many batches it had counted by then.
+
+    Drafts are captured by what counts batches, so only those behind the last read-back are anybody's requests.
+    """
+
+    occasion: str
+    live: list[str]
+    lost: dict[str, str]
+    wrapped: dict[str, list[str]]
+    batches: int
+    time: float = dataclasses.field(default_factory=time.time)
+
+    def agrees_with(self, earlier: ReadBack) -> bool:
+        return (self.live, self.lost, self.wrapped) == (earlier.live, earlier.lost, earlier.wrapped)
+
+    def line(self) -> str:
+        text = f"read back when {self.occasion}: {len(self.live)} live"
+        if self.lost:
+            text += f", LOST {', '.join(self.lost)}"
+        for fix, places in self.wrapped.items():
+            text += f"; {fix}: {'; '.join(places)}"
+        return text
+
+
+def look(occasion: str, ledger: Ledger, made: Plan) -> ReadBack:
+    """What of the plan is applied, and whether it still is."""
+    applied = [decision.id for decision in made.having(Action.APPLY) if decision.id in ledger.applied()]
+    problems = {name: "; ".join(ledger.read_back(name)) for name in applied}
+    return ReadBack(
+        occasion,
+        live=[name for name, problem in problems.items() if not problem],
+        lost={name: problem for name, problem in problems.items() if problem},
+        wrapped={name: places for name in applied if (places := ledger.wrapped(name))},
+        batches=reached.TALLY.sum(BATCHES),
+    )
+
+
+def watches(source: Source) -> Iterator[Fix]:
+    """What is hooked for it in this SGLang: each is applied like a fix when its module is imported, and alone."""
+    for kinds in BUILT:
+        for runner in kinds:
+            if source.has_module(runner.partition(":")[0]):
+                yield watch(f"{RUNNERS}:{runner.partition(':')[2]}", f"{runner}.__init__", How.AFTER, "after_runner")
+    if source.has_module(FORWARD.partition(":")[0]):
+        yield watch(BATCHES, FORWARD, How.BEFORE, "before_batch")
+
+
+def watch(name: str, where: str, how: How, body: str) -> Fix:
+    point = PatchPoint((where,), how, f"{__name__}:{body}")
+    return Fix(id=name, doc=__doc__, upstream=(), probe=lambda source: SEEN, known={}, patches=(point,))
+
+
+SEEN = Finding(Verdict.AFFECTED, "it is watched")
+
+
+def after_runner(result: None, self: Any, *args: Any, **kwargs: Any) -> None:
+    look_again(f"{type(self).__name__} was built")
+
+
+def before_batch(self: Any, *args: Any, **kwargs: Any) -> None:
+    # what the batch before this one has reached
+    reached.TALLY.show()
+    if reached.TALLY.sum(BATCHES) == 1:
+        look_again("the first batch came")
+
+
+def look_again(occasion: str) -> None:
+    # the plugin rests on this module
+    from sglang_bcg_fixes import plugin
+
+    plugin.load().read_back(occasion)

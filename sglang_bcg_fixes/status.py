@@ -1,0 +1,48 @@
+"""What `bcg-fixes status` adds to a process's report: what its counters say at this moment."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from sglang_bcg_fixes import reached, read_back, report
+
+NOTHING = "not read back yet: no graph runner has been built, and no batch has come"
+
+
+def with_calls(content: dict[str, Any]) -> dict[str, Any]:
+    """The report with the batches since it was read back, and the calls of each applied fix by place."""
+    # a server of an earlier version of this package may be running
+    calls = reached.calls(content) if content.get("reached") else None
+    found, last = calls or {}, content.get("read_back")
+    batches = sum(found.get(read_back.BATCHES, {}).values()) - (last["batches"] if last else 0)
+    return {
+        **content,
+        "batches": batches if calls and last else None,
+        "fixes": [
+            {**row, "calls": found.get(row["id"]) if row["state"] == report.APPLIED else None}
+            for row in content["fixes"]
+        ],
+    }
+
+
+def read_back_words(content: dict[str, Any]) -> str:
+    last = content.get("read_back")
+    if not last:
+        return NOTHING
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["time"]))
+    found = read_back.ReadBack(**last)
+    batches = "" if content["batches"] is None else f"; {content['batches']} batches since"
+    return f"{when} {found.line()}{batches}"
+
+
+def calls_words(content: dict[str, Any], row: dict[str, Any]) -> str:
+    if row["state"] != report.APPLIED:
+        return ""
+    if row["calls"] is None:
+        return " (calls unknown)"
+    total = sum(row["calls"].values())
+    if total:
+        return f" ({total} calls)"
+    batches = content["batches"]
+    return f" (NEVER REACHED in {batches} batches)" if batches else " (not reached yet)"

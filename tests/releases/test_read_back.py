@@ -1,0 +1,62 @@
+"""The hooks that look again, in real releases, and what a real runner of prefill graphs tells of its fixes."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+
+import pytest
+
+from sglang_bcg_fixes import read_back
+from sglang_bcg_fixes.probe import Folder, Source
+from tests import processes
+from tests.wheels import RELEASES
+
+PROGRAM = """
+import json
+from sglang_on_cpu import one_batch, prefill
+one_batch.import_sglang(with_graphs=True)
+one_batch.load_plugins()
+loaded = one_batch.load("qwen3next")
+one_batch.randomize(loaded.model_runner.model)
+from sglang_bcg_fixes import flags, plugin, report, status
+before = plugin.load().report.read_back
+runner = prefill.capture_prefill(loaded.model_runner)
+one_batch.generate(loaded, prefill._prompts([6, 5]), 2)
+[content] = [status.with_calls(content) for _, content in report.read_all(flags.report_dir())]
+rows = [row for row in content["fixes"] if row["state"] == "applied"]
+print("RESULT", json.dumps({
+    "before": before and before.occasion,
+    "found": content["read_back"],
+    "runner": type(runner).__name__,
+    "batches": content["batches"],
+    "applied": [row["id"] for row in rows],
+    "calls": {row["id"]: sum(row["calls"].values()) for row in rows},
+    "words": {row["id"]: status.calls_words(content, row) for row in rows},
+}))
+"""
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_release_has_the_places_that_are_watched(
+    release: str, release_root: Callable[[str], pathlib.Path]
+) -> None:
+    source = Source(Folder(release_root(release)))
+    places = [place for hook in read_back.watches(source) for point in hook.patches for place in point.where]
+    assert len(places) == len(read_back.BUILT) + 1
+    assert [place for place in places if source.find(place) is None] == []
+
+
+@pytest.mark.parametrize("release", ["0.5.12.post1", "0.5.23"])
+def test_a_real_runner_is_read_back_and_its_fixes_are_reached(
+    release: str, release_root: Callable[[str], pathlib.Path]
+) -> None:
+    found, log = processes.beside(release_root(release), "-c", PROGRAM, SGLANG_BCG_FIXES="auto")
+    assert found["before"] is None and found["found"]["occasion"] == f"{found['runner']} was built"
+    assert found["found"]["lost"] == {} == found["found"]["wrapped"]
+    assert found["found"]["live"] == found["applied"] and found["batches"] == 2
+    reached = "linear_attention_captured" if release == "0.5.12.post1" else "break_input_lifetime"
+    assert found["calls"][reached] > 0 and found["words"][reached] == f" ({found['calls'][reached]} calls)"
+    # no draft model is here
+    assert found["words"]["hybrid_layer_misrouted"] != " (calls unknown)"
+    assert log.count("read back when") == 1
