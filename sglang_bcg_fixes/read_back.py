@@ -54,6 +54,9 @@ class ReadBack:
     def agrees_with(self, earlier: ReadBack) -> bool:
         return (self.live, self.lost, self.wrapped) == (earlier.live, earlier.lost, earlier.wrapped)
 
+    def as_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "line": self.line()}
+
     def line(self) -> str:
         text = f"read back when {self.occasion}: {len(self.live)} live"
         if self.lost:

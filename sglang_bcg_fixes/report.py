@@ -113,7 +113,7 @@ class Report:
             "time": time.time(),
             "seconds": round(self.seconds, 3),
             "plan": self.plan.digest,
-            "read_back": dataclasses.asdict(self.read_back) if self.read_back else None,
+            "read_back": self.read_back.as_dict() if self.read_back else None,
             "reached": reached.TALLY.as_dict(),
             "fixes": [outcome.as_dict() for outcome in self.outcomes.values()],
             "kernels": {op: outcome.as_dict() for op, outcome in self.kernels.items()},

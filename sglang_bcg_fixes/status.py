@@ -31,9 +31,8 @@ def read_back_words(content: dict[str, Any]) -> str:
     if not last:
         return NOTHING
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(last["time"]))
-    found = read_back.ReadBack(**last)
     batches = "" if content["batches"] is None else f"; {content['batches']} batches since"
-    return f"{when} {found.line()}{batches}"
+    return f"{when} {last['line']}{batches}"
 
 
 def calls_words(content: dict[str, Any], row: dict[str, Any]) -> str:
@@ -45,4 +44,4 @@ def calls_words(content: dict[str, Any], row: dict[str, Any]) -> str:
     if total:
         return f" ({total} calls)"
     batches = content["batches"]
-    return f" (NEVER REACHED in {batches} batches)" if batches else " (not reached yet)"
+    return f" (never reached in {batches} batches)" if batches else " (not reached yet)"

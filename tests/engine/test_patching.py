@@ -324,6 +324,24 @@ def test_a_break_is_patched_inside_and_decorated_again(form: str) -> None:
     )
 
 
+@pytest.mark.parametrize("form", ["enable", "stub", "object"])
+@pytest.mark.parametrize("name", ["broken_operation", "forgotten"])
+def test_two_fixes_of_one_break_are_both_live(form: str, name: str) -> None:
+    check(
+        f"""
+        from sglang.srt import breaks
+        places = point({name!r}, How.GRAPH_BREAK, "break_body", module="sglang.srt.breaks")
+        ledger.apply(fix("one", places))
+        ledger.apply(fix("two", places))
+        assert ledger.read_back("one") == [] == ledger.read_back("two")
+        assert ledger.wrapped("one") == [] == ledger.wrapped("two")
+        ledger.undo("two")
+        assert ledger.read_back("one") == []
+        """,
+        form,
+    )
+
+
 def test_a_break_that_is_a_method_keeps_binding_its_instance() -> None:
     check(
         """

@@ -238,7 +238,7 @@ def test_an_applied_fix_that_no_batch_reaches_is_shown_as_such(extra, tmp_path: 
     done = load(extra(text=text), tmp_path / "reports", told(code))
     assert done.returncode == 0, done.stderr
     # the first one was there when the fixes were read back
-    assert "extra_fix (NEVER REACHED in 2 batches)" in done.stdout and "; 2 batches since" in done.stdout, done.stdout
+    assert "extra_fix (never reached in 2 batches)" in done.stdout and "; 2 batches since" in done.stdout, done.stdout
 
 
 def test_a_forked_child_counts_and_reports_for_itself(extra, tmp_path: pathlib.Path) -> None:

@@ -64,3 +64,26 @@ def test_a_module_that_is_none_is_an_error(extra, tmp_path: pathlib.Path, argume
     done = run_module(extra(), tmp_path, tmp_path / "r", "--", *arguments)
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert done.stdout == ""
+
+
+def test_sglang_s_own_benchmark_of_one_batch_is_run_with_the_plugin(release_root, tmp_path: pathlib.Path) -> None:
+    # it loads no plugins itself
+    text = """
+        import runpy, sys
+        from sglang_on_cpu import stand_ins
+        stand_ins.install()
+        try:
+            runpy.run_module("sglang.bench_one_batch", run_name="__main__", alter_sys=True)
+        finally:
+            from sglang_bcg_fixes import plugin
+            print("RESULT", plugin.load().report.ids("applied"))
+    """
+    done = processes.python(
+        *("-m", "sglang_bcg_fixes", "--", "a_program", "--help"),
+        paths=[release_root("0.5.12.post1"), processes.REPOSITORY / "tools", module(tmp_path, text)],
+        environment={"TRITON_INTERPRET": "1", "SGLANG_BCG_REPORT_DIR": str(tmp_path / "reports")},
+        timeout=120,
+    )
+    assert done.returncode == 0 and "--model-path" in done.stdout, done.stderr[-2000:]
+    applied = done.stdout.rpartition("RESULT ")[2]
+    assert "break_input_lifetime" in applied and "attention_tail_uninitialised" in applied, applied
