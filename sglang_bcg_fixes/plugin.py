@@ -65,6 +65,7 @@ class Process:
         self.source = source
         self.plan = made
         self.ledger = Ledger()
+        self.watches = Ledger()
         self.watcher = ImportWatcher()
         self.report = report.Report(made)
         self.applying: set[str] = set()
@@ -157,7 +158,7 @@ class Process:
             self.watcher.call_after(module, lambda: self.watch(hook))
             return
         try:
-            self.ledger.apply(hook)
+            self.watches.apply(hook)
         except Exception as error:
             say(logging.WARNING, f"bcg-fixes: {hook.id} are not watched, so fixes may get lost unseen: {error}")
 

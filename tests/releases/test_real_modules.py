@@ -56,9 +56,11 @@ from sglang_bcg_fixes import plugin
 process = plugin.load()
 applied = process.ledger.applied()
 wrong = {name: process.ledger.read_back(name) for name in applied}
-places = {change.slot.where for name in applied for change in process.ledger._changes[name]}
-for name in reversed(applied):
-    process.ledger.undo(name)
+changes = {**process.ledger._changes, **process.watches._changes}
+places = {change.slot.where for name in changes for change in changes[name]}
+for ledger in (process.watches, process.ledger):
+    for name in reversed(ledger.applied()):
+        ledger.undo(name)
 
 def body(original, *args, **kwargs):
     calls.append(original)
