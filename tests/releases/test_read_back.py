@@ -61,4 +61,4 @@ def test_a_real_runner_is_read_back_and_its_fixes_are_reached(
     assert found["calls"][reached] > 0 and found["words"][reached] == f" ({found['calls'][reached]} calls)"
     # another model's: to be applied and not reached is no fault
     assert found["words"]["ssm_mixer_captured"] == " (never reached in 1 batches)", found
-    assert log.count("read back when") == 1
+    assert log.count("): read back when") == 1
