@@ -89,8 +89,7 @@ def test_a_checkpoint_is_written_where_the_layers_ask_the_batch(
     assert log.count("bcg-fixes mamba_tracking_dropped: a prefill") == (flag == "on")
 
 
-@pytest.mark.parametrize("flag", ["off", "on"])
-@pytest.mark.parametrize("release", ["0.5.11", "0.5.16"])
+@pytest.mark.parametrize(("release", "flag"), [("0.5.11", "on"), ("0.5.16", "off"), ("0.5.16", "on")])
 def test_adapters_are_those_of_the_batch(run: Callable[..., tuple[dict, str]], release: str, flag: str) -> None:
     found, log = run(release, "adapters", "lora_batch_stale", flag)
     if flag == "off":

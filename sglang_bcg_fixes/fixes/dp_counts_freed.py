@@ -1,0 +1,60 @@
+"""Prefill graphs under DP attention read token counts from memory that was given back
+
+Symptom: With --enable-dp-attention, wrong answers that come and go, or "illegal memory access", once other work has
+been given that memory. It takes a choice, --cuda-graph-backend-prefill breakable: by default DP attention turns
+breakable prefill graphs off.
+Cause: Capture makes a tensor of how many tokens each rank has. Where ranks gather and scatter, the graph computes from
+it which rows are its own, at every replay anew; but nothing holds that tensor once the capture is over.
+Change: The runner keeps the batch that each graph was captured with, as SGLang itself does from 0.5.17.
+Remove when: No release before 0.5.17 has to be served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
+from sglang_bcg_fixes.probe import Source, absent, affected, fixed
+
+OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner"
+RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
+KEPT = "bcg_fixes_captured_batches"
+
+
+def probe(source: Source) -> Finding:
+    if source.has_module(OLD_RUNNER):
+        return absent("the prefill graphs of this release are captured without counts of other ranks")
+    counts = source.need(f"{RUNNER}.capture_prepare").need_assignment_to("num_tokens_tensor")
+    capture = source.need(f"{RUNNER}.capture_one_shape")
+    if capture.mentions("capture_inputs="):
+        return fixed("the batch of a capture is kept for its graph", capture, counts)
+    return affected("nothing holds the counts that a graph reads", capture, counts)
+
+
+def keep_the_batch(original: Callable[..., Any], self: Any, num_tokens: int) -> Any:
+    batch, backend = original(self, num_tokens)
+    if batch.global_num_tokens_gpu is not None:
+        vars(self).setdefault(KEPT, {})[num_tokens] = batch
+    return batch, backend
+
+
+FIX = Fix(
+    id="dp_counts_freed",
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    known={
+        "b17ca612ce83": "PrefillCudaGraphRunner.capture_one_shape, 0.5.14",
+        "24f830371320": "PrefillCudaGraphRunner.capture_prepare's num_tokens_tensor, 0.5.14 to 0.5.23",
+        "0c52dd3d0ce0": "PrefillCudaGraphRunner.capture_one_shape, 0.5.15 to 0.5.16",
+        "17fd09f6ff72": "PrefillCudaGraphRunner.capture_one_shape, 0.5.17 to 0.5.19",
+        "aeb5f2517964": "PrefillCudaGraphRunner.capture_one_shape, 0.5.20",
+        "14c195d48374": "PrefillCudaGraphRunner.capture_one_shape, 0.5.21 to 0.5.22",
+        "fec7f22a506d": "PrefillCudaGraphRunner.capture_one_shape, 0.5.23",
+    },
+    patches=(PatchPoint((f"{RUNNER}.capture_prepare",), How.AROUND, f"{__name__}:keep_the_batch"),),
+    mitigations=PREFILL_GRAPHS_OFF,
+    verify=("llama_prefix_cache",),
+)
