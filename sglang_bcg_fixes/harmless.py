@@ -62,4 +62,18 @@ HARMLESS = (
         "both make the same lists from the same buffers; it costs one small launch",
         "tests/releases/test_draft_extend_extent.py::test_a_prefix_alone_gets_its_new_tokens_where_that_is_asked_for",
     ),
+    Harmless(
+        "bucket_larger_than_context",
+        "A prefill graph larger than the context is captured as one request, which can have no such length",
+        "0.5.11 to 0.5.16",
+        "attention is a break: what it reads in that run goes nowhere, and a replay asks for the batch's own lengths",
+        f"{TESTS}::test_a_graph_larger_than_the_context_is_right_for_several_requests",
+    ),
+    Harmless(
+        "padding_routed_to_experts",
+        "Prefill graphs are captured without the count of real tokens that hides padded rows from the experts",
+        "0.5.11 to 0.5.15.post1",
+        "the mask changes the experts of padded rows only; without it they cost time and count in expert statistics",
+        f"{TESTS}::test_the_mask_of_padding_changes_the_experts_of_padded_rows_only",
+    ),
 )

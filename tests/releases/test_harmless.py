@@ -145,6 +145,28 @@ except RuntimeError as nothing:
     outcome = str(nothing)
 print("RESULT", json.dumps({"poisoned": poisoned, "equal": equal, "outcome": outcome}))
 """
+BUCKETS = """
+from sglang_on_cpu import graphs, one_batch, prefill
+one_batch.import_sglang(with_graphs=True)
+one_batch.load_plugins()
+from sglang.srt.layers.moe import topk
+
+loaded = one_batch.load("llama", chunked_prefill_size=256)
+runner = loaded.model_runner
+one_batch.randomize(runner.model)
+prompts = prefill._prompts([100, 90])
+eager = one_batch.generate(loaded, prompts, 2)[1]
+prefill.capture_prefill(runner, (8, 256))
+before = graphs.counters.replays
+equal = bool((one_batch.generate(loaded, prompts, 2)[1] == eager).all())
+
+chosen = torch.arange(10, dtype=torch.int32).view(5, 2)
+masked = chosen.clone()
+topk._mask_topk_ids_padded_region(masked, torch.tensor(3))
+print("RESULT", json.dumps({"context": runner.model_config.context_len, "equal": equal,
+    "replayed": graphs.counters.replays > before, "of tokens": bool((masked[:3] == chosen[:3]).all()),
+    "of padding": masked[3:].unique().tolist()}))
+"""
 
 
 @pytest.fixture
@@ -174,6 +196,20 @@ def test_padded_rows_of_a_draft_extend_store_to_nobodys_slot(run: Callable[[str,
 
 def test_an_idle_batch_clears_the_mask_of_checkpoints(run: Callable[[str, str], Any]) -> None:
     assert run("0.5.23", REGISTRY) == {"full": [True] * 4, "idle": [False] * 4, "padded": [True, True, False, False]}
+
+
+@pytest.fixture(scope="module")
+def large_bucket(release_root: Callable[[str], pathlib.Path]) -> Any:
+    return processes.beside(release_root("0.5.15.post1"), "-c", PRELUDE + BUCKETS, SGLANG_PLUGINS="__none__")[0]
+
+
+def test_a_graph_larger_than_the_context_is_right_for_several_requests(large_bucket: Any) -> None:
+    assert large_bucket["context"] < 256
+    assert large_bucket["replayed"] and large_bucket["equal"]
+
+
+def test_the_mask_of_padding_changes_the_experts_of_padded_rows_only(large_bucket: Any) -> None:
+    assert large_bucket["of tokens"] and large_bucket["of padding"] == [-1]
 
 
 @pytest.fixture(scope="module")
