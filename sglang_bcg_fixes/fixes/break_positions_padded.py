@@ -1,0 +1,80 @@
+"""The attention break hands the backend padded positions beside narrowed slots
+
+Symptom: With --dcp-size above 1 and the Triton backend, a prefill that does not fill its graph leaves wrong keys and
+values: every rank stores every token, several of them in one slot, and what follows is answered wrongly. On 0.5.15 with
+default prefill graphs; later releases turn them off for --dcp-size unless they are asked for.
+Cause: The break narrows queries, keys, values and slots to the real tokens, but not the positions. Where their number
+is not that of the slots, the backend takes a mask of its own tokens from the batch instead, and the batch of a replay
+has none.
+Change: Within the break the batch has the positions of the real tokens, as in SGLang itself from 0.5.18.
+Remove when: No release before 0.5.18 has to be served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
+from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
+
+MODULE = "sglang.srt.layers.radix_attention"
+BREAK = f"{MODULE}:breakable_unified_attention_with_output"
+STORE = "sglang.srt.layers.attention.triton_backend:TritonAttnBackend._set_kv_buffer"
+
+
+def probe(source: Source) -> Finding:
+    operation = source.need(
+        f"{MODULE}:RadixAttention._eager_attention",
+        f"{MODULE}:_unified_attention_with_output_impl",
+        f"{MODULE}:unified_attention_with_output",
+    )
+    if operation.assignment_to("forward_batch.positions"):
+        return fixed("the break narrows the positions", operation)
+    if not source.has_option("--dcp-size"):
+        return absent("this release has no decode context parallelism", operation)
+    store = source.need(STORE)
+    if store.mentions("forward_batch.positions.numel() == loc.numel()"):
+        return affected("the break narrows the slots and not the positions", operation, source.need(BREAK), store)
+    return unknown("the backend finds its own tokens in a way that no known release does", operation, store)
+
+
+def run_with_real_positions(original: Callable[..., None], *args: Any, **options: Any) -> None:
+    from sglang.srt.layers import radix_attention
+
+    get_context = getattr(radix_attention, "get_tc_piecewise_forward_context", None)
+    batch = (get_context or radix_attention.get_forward_context)().forward_batch
+    positions, real_tokens = batch.positions, batch.num_token_non_padded_cpu
+    if positions is None or real_tokens is None:
+        return original(*args, **options)
+    batch.positions = positions[:real_tokens]
+    try:
+        original(*args, **options)
+    finally:
+        batch.positions = positions
+
+
+FIX = Fix(
+    id="break_positions_padded",
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    known={
+        "5253d5a5f846": "unified_attention_with_output, 0.5.11 to 0.5.12.post1",
+        "461a5cbb48b2": "unified_attention_with_output, 0.5.13 to 0.5.13.post1",
+        "a178a5fd29fd": "unified_attention_with_output, 0.5.14 to 0.5.15.post1",
+        "be2dbec60f04": "breakable_unified_attention_with_output, 0.5.15 to 0.5.17",
+        "c5331a25bc75": "TritonAttnBackend._set_kv_buffer, 0.5.15 to 0.5.17",
+        "8b198423a338": "unified_attention_with_output, 0.5.16",
+        "7c35c6a9986c": "_unified_attention_with_output_impl, 0.5.17",
+        "09e86e825f59": "_unified_attention_with_output_impl, 0.5.18",
+        "82bf21f9defd": "_unified_attention_with_output_impl, 0.5.19",
+        "7e31c35d48c6": "_unified_attention_with_output_impl, 0.5.20 to 0.5.22",
+        "1bfe641eaeaa": "RadixAttention._eager_attention, 0.5.23",
+        "ff541ef96192": "TritonAttnBackend._set_kv_buffer, 0.5.23",
+    },
+    patches=(PatchPoint((BREAK,), How.GRAPH_BREAK, f"{__name__}:run_with_real_positions"),),
+    mitigations=PREFILL_GRAPHS_OFF,
+    verify=("llama_prefix_cache",),
+)
