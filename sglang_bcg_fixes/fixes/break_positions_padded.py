@@ -21,6 +21,7 @@ from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
 
 MODULE = "sglang.srt.layers.radix_attention"
 BREAK = f"{MODULE}:breakable_unified_attention_with_output"
+NARROWING = "sglang.srt.layers.attention.graph_utils:attention_input_scope"
 STORE = "sglang.srt.layers.attention.triton_backend:TritonAttnBackend._set_kv_buffer"
 
 
@@ -32,6 +33,8 @@ def probe(source: Source) -> Finding:
     )
     if operation.assignment_to("forward_batch.positions"):
         return fixed("the break narrows the positions", operation)
+    if NARROWING.rpartition(":")[2] in operation.calls:
+        return fixed("the break narrows slots and positions alike", operation, source.need(NARROWING))
     if not source.has_option("--dcp-size"):
         return absent("this release has no decode context parallelism", operation)
     store = source.need(STORE)
@@ -72,7 +75,7 @@ FIX = Fix(
         "82bf21f9defd": "_unified_attention_with_output_impl, 0.5.19",
         "7e31c35d48c6": "_unified_attention_with_output_impl, 0.5.20 to 0.5.22",
         "1bfe641eaeaa": "RadixAttention._eager_attention, 0.5.23",
-        "ff541ef96192": "TritonAttnBackend._set_kv_buffer, 0.5.23",
+        "222f0e689d92": "attention_input_scope, 0.5.23",
     },
     patches=(PatchPoint((BREAK,), How.GRAPH_BREAK, f"{__name__}:run_with_real_positions"),),
     mitigations=PREFILL_GRAPHS_OFF,

@@ -29,9 +29,9 @@ BREAK = f"{MODULE}:bcg_mla_bmm_then_unified_attention"
 
 
 def probe(source: Source) -> Finding:
-    operation = source.find(OPERATION)
-    if operation is None:
+    if source.find(BREAK) is None:
         return absent("latent attention has no break of its own")
+    operation = source.need(OPERATION)
     inner = attention_tail_uninitialised.probe(source)
     if "unified_attention_with_output" not in operation.calls:
         return unknown("the break attends in a way that no known release does", operation)
