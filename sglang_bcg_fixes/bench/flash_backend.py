@@ -70,6 +70,7 @@ class Batch:
             extend_num_tokens=sum(new) if new else None,
             global_num_tokens_cpu=None,
             encoder_lens=self.encoder_lens,
+            encoder_lens_cpu=None if self.encoder_lens is None else self.encoder_lens.tolist(),
             req_to_token_pool=types.SimpleNamespace(req_to_token=table),
             token_to_kv_pool=pool,
             kv_loc_plan=None,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,8 @@ DRAFT_TOKENS, STEPS, TOPK, TREE = 4, 3, 3, 5
 LENGTHS = (37, 1, 64, 100, 1)
 ROWS = (3, 5, 1, 4, 0)
 PREFIX = (30, 0, 0, 99, 0)
+ENCODER = (9, 40, 1, 17, 0)
+CHUNK = 32
 NUMBERS = ("max_seq_len_q", "max_seq_len_k")
 VECTORS = ("cache_seqlens_int32", "cu_seqlens_q", "cu_seqlens_k", "swa_out_cache_loc")
 TABLES = ("page_table", "swa_page_table")
@@ -38,6 +41,10 @@ class Step:
     window: int | None = None
     prefix: bool = True
     told: str = "tensor"
+    chunk: int | None = None
+    encoder: bool = False
+    # how many of the requests below
+    rows: int = 5
     dtype: torch.dtype = torch.int64
 
     @property
@@ -51,10 +58,40 @@ class Step:
             draft_tokens=new if self.drafts else None,
             step=self.step,
             window=self.window,
+            chunk=self.chunk,
+            encoder=self.encoder,
         )
 
 
-def steps(version_1: bool) -> Iterator[Step]:
+@dataclasses.dataclass(frozen=True)
+class Release:
+    """What a release has, and what it does right."""
+
+    version_1: bool
+    many_encoders: bool
+    local_pages: bool
+    local_pages_in_pool: bool
+
+
+def odd_attention(release: Release) -> Iterator[Step]:
+    """Local attention where it comes out right, and encoders."""
+    for graph, page_size, has_pool in itertools.product((False, True), (1, 16), (False, True)):
+        in_pages = release.local_pages_in_pool if graph and has_pool else graph or release.local_pages
+        if page_size == 1 or in_pages:
+            name = f"{'replay' if graph else 'eager'}, page {page_size}{', pool' * has_pool}, local"
+            more = {"graph": graph, "page_size": page_size, "has_pool": has_pool, "chunk": CHUNK}
+            yield Step(f"{name}, decode", "DECODE", **more)
+            if not graph:
+                yield Step(f"{name}, draft decode", "DECODE", topk=1, drafts=True, step=1, **more)
+    for graph in (False, True):
+        more = {"graph": graph, "page_size": 1, "encoder": True, "rows": 5 if release.many_encoders else 1}
+        yield Step(f"{'replay' if graph else 'eager'}, encoder, decode", "DECODE", **more)
+    yield Step("eager, encoder, extend", "EXTEND", **{**more, "graph": False})
+
+
+def steps(release: Release) -> Iterator[Step]:
+    yield from odd_attention(release)
+    version_1 = release.version_1
     for page_size in (1, 16):
         for graph in (False, True):
             way = f"{'replay' if graph else 'eager'}, page {page_size}"
@@ -102,11 +139,11 @@ class World:
         return Backend(step.setting, self.table, self.mapping if step.has_pool else None)
 
     def batch(self, step: Step) -> Batch:
-        count = len(LENGTHS)
+        count = step.rows
         verify_tree = step.mode == "TARGET_VERIFY" and step.topk > 1
-        lengths = torch.tensor(LENGTHS, dtype=step.dtype)
-        rows = torch.tensor(ROWS)
-        prefix = torch.tensor(PREFIX if step.prefix else [0] * count)
+        lengths = torch.tensor(LENGTHS[:count], dtype=step.dtype)
+        rows = torch.tensor(ROWS[:count])
+        prefix = torch.tensor(PREFIX[:count] if step.prefix else [0] * count)
         has_new = "EXTEND" in step.mode or step.mode == "MIXED"
         new = (lengths - prefix).to(step.dtype) if step.mode in ("EXTEND", "MIXED") else lengths.clone()
         if step.mode.startswith("DRAFT_EXTEND"):
@@ -129,6 +166,7 @@ class World:
             spec_info=self.spec_info(step, lengths, new, verify_tree) if step.drafts else None,
             prefix_lens=prefix.tolist() if has_new else None,
             extend_lens=new if has_new else None,
+            encoder_lens=torch.tensor(ENCODER[:count]) if step.encoder else None,
         )
 
     def branch_slots(self, step: Step, rows: torch.Tensor) -> torch.Tensor:
@@ -174,9 +212,57 @@ class World:
             # slots, but where a draft's branches are listed by pages
             size = step.page_size if step.mode == "DECODE" else 1
             found |= {f"expanded {name}": value for name, value in told(backend.expanded, size).items()}
+        if backend.found.local_attn_metadata is not None:
+            found |= told_locally(backend.found.local_attn_metadata, step)
+        if step.encoder:
+            found |= told_of_encoder(backend.found, step)
         if backend.found.swa_spec_metadata is not None:
             found |= {f"window {name}": value for name, value in told(backend.found.swa_spec_metadata, 1).items()}
         return found
+
+
+def told_locally(metadata: Any, step: Step) -> dict[str, Any]:
+    """Of a graph's buffers what its rows are; before 0.5.20 its own view of the table was too narrow for them."""
+    bs, table = step.rows, metadata.local_block_table
+    used = metadata.local_seqused_k[:bs].tolist()
+    # the rows lie behind each other in the buffer, however narrow the view of them
+    whole = table.as_strided((bs, CHUNK // step.page_size), (table.stride(0), 1)) if step.graph else table[:bs]
+    return {
+        "local lengths": [metadata.local_max_query_len, metadata.local_max_seq_len],
+        "local_query_start_loc": metadata.local_query_start_loc[: bs + 1].tolist(),
+        "local_seqused_k": used,
+        "local_block_table": [
+            row[: -(-count // step.page_size)].tolist() for row, count in zip(whole, used, strict=True)
+        ],
+    }
+
+
+def right_locally(world: World, step: Step) -> dict[str, Any]:
+    """The same from the table of requests itself, whatever any SGLang computes."""
+    used, blocks = [], []
+    for row, length in zip(ROWS, LENGTHS, strict=True):
+        start = (length - 1) // CHUNK * CHUNK
+        slots = world.table[row, start : length : step.page_size].long()
+        blocks.append(((world.mapping[slots] if step.has_pool else slots) // step.page_size).tolist())
+        used.append(length - start)
+    return {
+        "local lengths": [1, max(used)],
+        "local_query_start_loc": list(range(len(used) + 1)),
+        "local_seqused_k": used,
+        "local_block_table": blocks,
+    }
+
+
+def told_of_encoder(metadata: Any, step: Step) -> dict[str, Any]:
+    lengths = metadata.encoder_lens_int32.tolist()
+    rows = zip(metadata.encoder_page_table, lengths, strict=True)
+    return {
+        "encoder_lens_int32": lengths,
+        "encoder_cu_seqlens_k": metadata.encoder_cu_seqlens_k.tolist(),
+        "encoder_page_table": [row[:count].tolist() for row, count in rows],
+        # a graph's kernels have a bound of their own
+        "encoder_max_seq_len_k": None if step.graph else int(metadata.encoder_max_seq_len_k),
+    }
 
 
 def told(metadata: Any, page_size: int) -> dict[str, Any]:

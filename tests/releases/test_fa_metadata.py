@@ -46,6 +46,9 @@ MUTANTS = {
         '        found = {"swa_page_table": metadata',
         '        return {}\n        found = {"x": metadata',
     ),
+    "begins with the encoder's": ("row_start=self.encoder_lens,", ""),
+    "forgets the encoder's own": ("        self.encoder(metadata)\n        return metadata", "        return metadata"),
+    "takes the whole for the chunk": ("mapping=self.mapping,\n            zero_tail=True", "zero_tail=True"),
     "sees padded rows": ("live_rows=self.spec_info.positions.numel(),", ""),
     "sums what is new twice": ("        metadata.cu_seqlens_q = metadata.cu_seqlens_k\n", "        pass\n"),
     "forgets the window's tree": (
@@ -81,12 +84,15 @@ def observe() -> Found:
     world, steps = flash_steps.World(), every_step()
     stock = {step.name: world.run(step) for step in steps}
     odd = {name: run() for name, run in odd_steps(world)}
+    wrong = [name for name, run, right in chunks_in_pages(world) if run() != right]
     outcome = plugin.load().report.kernels[KERNEL.op]
     return {
         "outcome": [outcome.name, outcome.state],
         "steps": len(steps),
         **compared(world, steps, stock),
         "odd": {name: [run() == odd[name], reasons()] for name, run in odd_steps(world)},
+        "wrong": wrong,
+        "mended": {name: run() == right for name, run, right in chunks_in_pages(world)},
     }
 
 
@@ -112,8 +118,26 @@ def observe_mutants() -> Found:
 def every_step() -> list[Any]:
     from tests.releases import flash_steps
 
+    return list(flash_steps.steps(has()))
+
+
+def has() -> Any:
+    from tests.releases import flash_steps
+
+    def names(method: Any) -> tuple[str, ...]:
+        return (*method.__code__.co_names, *method.__code__.co_varnames)
+
+    module = importlib.import_module(MODULE)
+    backend = module.FlashAttentionBackend
     modes = importlib.import_module("sglang.srt.model_executor.forward_batch_info").ForwardMode
-    return list(flash_steps.steps(version_1=hasattr(modes, "DRAFT_EXTEND")))
+    builder = hasattr(module, "LocalAttentionMetadataBuilder")
+    make = getattr(module, "make_local_attention_virtual_batches", None)
+    return flash_steps.Release(
+        version_1=hasattr(modes, "DRAFT_EXTEND"),
+        many_encoders=not hasattr(backend, "init_forward_metadata_replay_cuda_graph"),
+        local_pages=builder or "preserve_attn_chunk_size" in names(make),
+        local_pages_in_pool=builder,
+    )
 
 
 def compared(world: Any, steps: list[Any], stock: Found) -> Found:
@@ -145,6 +169,23 @@ def reasons() -> list[str]:
     return found
 
 
+def chunks_in_pages(world: Any) -> Iterator[tuple[str, Callable[[], Any], Any]]:
+    """Local attention with pages of 16 tokens, and what the chunks are whatever SGLang says."""
+    from tests.releases import flash_steps
+
+    for graph in (False, True):
+        for has_pool in (False, True):
+            name = f"{'replay' if graph else 'eager'}{', pool' * has_pool}"
+            step = flash_steps.Step(name, "DECODE", graph, 16, has_pool, chunk=flash_steps.CHUNK)
+            right = flash_steps.right_locally(world, step)
+
+            def run(step: Any = step, right: Any = right) -> Any:
+                found = world.run(step)
+                return {key: found[key] for key in right}
+
+            yield name, run, right
+
+
 def odd_steps(world: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     """What SGLang has to prepare by itself, each with the reason that is to be given."""
     from sglang_bcg_fixes.bench.flash_backend import Backend
@@ -164,7 +205,12 @@ def odd_steps(world: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
         return flash_steps.told(backend.found, 1)
 
     yield "pages of 48 tokens", lambda: run(page_size=48)
-    yield "local attention", lambda: run(chunk=64)
+    verify = flash_steps.Step("verify", "TARGET_VERIFY", graph=False, page_size=1, topk=1, drafts=True)
+    drafts = {"chunk": 32, "topk": 1, "draft_tokens": flash_steps.DRAFT_TOKENS}
+    yield "local attention of more than one query", lambda: run(world.batch(verify), **drafts)
+    if not has().local_pages:
+        # later ones refuse them
+        yield "chunks that are no whole pages", lambda: run(page_size=64, chunk=100)
     yield "context parallelism", of_two
     if MODULE in sys.modules and hasattr(sys.modules[MODULE], "build_ragged_target_verify_geometry"):
         blind = dataclasses.replace(world.batch(decode), on_host=False)
@@ -196,6 +242,16 @@ def test_what_is_not_known_to_be_equal_is_left_and_said(release: str, release_ro
         assert equal, reason
         assert said == [reason]
     assert ("lengths that the host does not know" in odd) == (RELEASES.index(release) >= RELEASES.index(BLIND))
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_chunks_of_local_attention_are_right_in_pages_too(release: str, release_root: Root) -> None:
+    found = run("observe", release_root(release))
+    assert all(found["mended"].values()), found["mended"]
+    # SGLang's own: page ids were looked up as slots, and then only in graphs with a pool for windows
+    place = RELEASES.index(release)
+    eager = ["eager", "eager, pool"] if place < RELEASES.index("0.5.20") else []
+    assert found["wrong"] == [*eager, *(["replay, pool"] if place < RELEASES.index("0.5.23") else [])]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)

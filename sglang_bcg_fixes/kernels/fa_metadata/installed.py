@@ -118,6 +118,8 @@ class Place:
         module = importlib.import_module(MODULE)
         self.why_not = why_left(backend, module)
         self.metadata_class = module.FlashAttentionMetadata
+        nested = getattr(module.FlashAttentionMetadata, "LocalAttentionMetadata", None)
+        self.local_class = nested or module.LocalAttentionMetadata
         self.checked: set[tuple[str, str]] = set()
         used = select.selected(KERNEL.op)
         self.eager_form = EAGER_FORMS[used.forms[EAGER]]
@@ -135,8 +137,8 @@ def why_left(backend: Any, module: Any) -> str:
         or getattr(getattr(backend, "kv_index_translator", None), "is_translating", False),
         "a sharded cache": getattr(backend, "_kv_shard_pool", None) is not None,
         "prefill-aware window attention": getattr(backend, "is_prefill_aware_swa", False),
-        "local attention": backend.has_local_attention,
-        "an encoder": backend.is_encoder_decoder,
+        "an encoder beside pages": backend.is_encoder_decoder and page_size > 1,
+        "chunks that are no whole pages": backend.has_local_attention and backend.attention_chunk_size % page_size != 0,
         "slots are translated in another way": backend.use_sliding_window_kv_pool and not has_known_pool(backend),
     }
     return next((reason for reason, applies in reasons.items() if applies), "")
@@ -184,8 +186,20 @@ class Step:
             self.place.checked.add((operation, mode))
         getattr(self.form, operation)(*positional, **named)
 
+    bs: int
+
     def integers(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=torch.int32, device=self.seq_lens.device)
+
+    def fits_encoder(self, encoder_lens: Tensor | None, is_plain: bool) -> Tensor | None:
+        """The encoder's lengths, where there are as many of them as requests."""
+        if encoder_lens is not None and (not is_plain or len(encoder_lens) != self.bs):
+            raise Left("an encoder beside drafts, or with other rows than requests")
+        return encoder_lens
+
+    def longest_in_chunk(self, lengths: Tensor) -> int:
+        """Of these lengths on the host, what is in the chunk of the last token."""
+        return int(((lengths - 1) % self.backend.attention_chunk_size + 1).max())
 
     @property
     def mapping(self) -> Tensor | None:
@@ -220,8 +234,7 @@ class EagerStep(Step):
             raise Left("a batch of no requests" if self.bs == 0 else "rows that are no requests")
         if batch.seq_lens_cpu is None:
             raise Left("lengths that the host does not know")
-        if batch.encoder_lens is not None:
-            raise Left("an encoder")
+        self.encoder_lens = self.fits_encoder(batch.encoder_lens, is_plain=batch.spec_info is None)
         self.longest = int(batch.seq_lens_cpu.max())
 
     def fill(self) -> None:
@@ -232,6 +245,7 @@ class EagerStep(Step):
                 metadata = self.branches()
             elif drafts:
                 metadata = self.tables("draft decode", delta=backend.speculative_step_id + 1, q_stride=1)
+                self.local(metadata, backend.speculative_step_id + 1)
             else:
                 metadata = self.decode()
         elif mode.is_target_verify():
@@ -247,9 +261,63 @@ class EagerStep(Step):
         metadata.scheduler_metadata = self.backend._compute_scheduler_metadata(
             self.bs, metadata.max_seq_len_k, metadata.cache_seqlens_int32, metadata.cu_seqlens_q
         )
+        self.local(metadata)
+        self.encoder(metadata)
         return metadata
 
+    def local(self, metadata: Any, delta: int = 0) -> None:
+        """The chunk that each request's one query is in."""
+        backend = self.backend
+        if not backend.has_local_attention:
+            return
+        chunk, bs = backend.attention_chunk_size, self.bs
+        found = self.place.local_class(
+            local_query_start_loc=self.integers(bs + 1),
+            local_seqused_k=self.integers(bs),
+            local_block_table=self.integers(bs, chunk // self.page_size),
+            local_max_query_len=1,
+            local_max_seq_len=self.longest_in_chunk(self.batch.seq_lens_cpu + delta),
+        )
+        self.launch(
+            "local_attention",
+            "eager",
+            metadata.cache_seqlens_int32,
+            self.batch.req_pool_indices,
+            self.table,
+            found.local_seqused_k,
+            found.local_block_table,
+            chunk,
+            self.page_size,
+            cu_seqlens_q=found.local_query_start_loc,
+            mapping=self.mapping,
+            zero_tail=True,
+        )
+        metadata.local_attn_metadata = found
+
+    def encoder(self, metadata: Any) -> None:
+        """What cross attention reads; the text's own table begins behind it."""
+        lengths, on_host = self.encoder_lens, self.batch.encoder_lens_cpu
+        if lengths is None:
+            return
+        longest = max(on_host) if on_host else int(lengths.max())
+        metadata.encoder_max_seq_len_k = longest
+        metadata.encoder_lens_int32, metadata.encoder_cu_seqlens_k = self.integers(self.bs), self.integers(self.bs + 1)
+        metadata.encoder_page_table = self.integers(self.bs, min(longest, self.table.shape[1]))
+        self.launch(
+            "fa_metadata",
+            "encoder",
+            lengths,
+            self.batch.req_pool_indices,
+            self.table,
+            metadata.encoder_lens_int32,
+            metadata.encoder_cu_seqlens_k,
+            metadata.encoder_page_table,
+            1,
+            zero_tail=True,
+        )
+
     def verify(self) -> Any:
+        self.refuse_many_queries()
         if getattr(self.batch.spec_info, "ragged_verify_layout", None) is not None:
             raise Left("ragged verify")
         new = self.backend.speculative_num_draft_tokens
@@ -259,6 +327,8 @@ class EagerStep(Step):
 
     def extend(self) -> Any:
         batch, new = self.batch, self.batch.extend_seq_lens
+        if self.mode.name == "EXTEND":
+            self.refuse_many_queries()
         on_host = batch.extend_seq_lens_cpu
         if self.mode.name not in DRAFT_EXTENDS and not any(batch.extend_prefix_lens_cpu):
             metadata = self.tables("extend without prefix")
@@ -266,7 +336,12 @@ class EagerStep(Step):
         else:
             metadata = self.tables("extend", extend_lens=new)
         metadata.max_seq_len_q = self.backend.speculative_num_draft_tokens if on_host is None else max(on_host)
+        self.encoder(metadata)
         return metadata
+
+    def refuse_many_queries(self) -> None:
+        if self.backend.has_local_attention:
+            raise Left("local attention of more than one query")
 
     def branches(self) -> Any:
         """Draft decode with topk > 1: the whole pages of the prefix, and for each branch what is behind them."""
@@ -360,6 +435,7 @@ class EagerStep(Step):
             self.page_size,
             delta=delta,
             drop_last=drop_last,
+            row_start=self.encoder_lens,
             cu_seqlens_q=metadata.cu_seqlens_q,
             extend_lens=extend_lens,
             q_stride=q_stride,
@@ -403,8 +479,7 @@ class ReplayStep(Step):
         self.req_pool_indices = given["req_pool_indices"]
         self.seq_lens_cpu = given["seq_lens_cpu"]
         self.out_cache_loc = given.get("out_cache_loc")
-        if given.get("encoder_lens") is not None:
-            raise Left("an encoder")
+        self.encoder_lens = self.fits_encoder(given.get("encoder_lens"), is_plain=self.spec_info is None)
         if getattr(getattr(backend, "kv_index_translator", None), "reads_are_translated", False):
             raise Left("unified memory")
 
@@ -440,7 +515,9 @@ class ReplayStep(Step):
         metadata = backend.decode_cuda_graph_metadata[self.bs]
         known = self.seq_lens_cpu is not None
         metadata.max_seq_len_k = self.bound() if known else backend.max_context_len
-        self.tables("decode", metadata)
+        self.tables("decode", metadata, row_start=self.encoder_lens)
+        self.local(metadata)
+        self.encoder(metadata)
         plan_buffer = backend._sched_meta_buf
         if plan_buffer is not None and metadata.scheduler_metadata is not None:
             plan = backend._compute_scheduler_metadata(
@@ -450,6 +527,47 @@ class ReplayStep(Step):
                 plan_buffer[: len(plan)] = plan
                 plan_buffer[len(plan) :] = 0
         return metadata
+
+    def local(self, metadata: Any) -> None:
+        backend = self.backend
+        if not backend.has_local_attention:
+            return
+        buffers = backend.decode_cuda_graph_local_attn_metadata
+        self.launch(
+            "local_attention",
+            "replay",
+            self.seq_lens,
+            self.req_pool_indices,
+            backend.req_to_token,
+            buffers["local_seqused_k"][: self.bs],
+            buffers["local_block_table"],
+            backend.attention_chunk_size,
+            self.page_size,
+            cu_seqlens_q=buffers["local_query_start_loc"],
+            mapping=self.mapping,
+        )
+        if metadata.local_attn_metadata is not None:
+            known = self.seq_lens_cpu is not None
+            longest = self.longest_in_chunk(self.seq_lens_cpu[: self.bs]) if known else backend.attention_chunk_size
+            metadata.local_attn_metadata.local_max_query_len = 1
+            metadata.local_attn_metadata.local_max_seq_len = longest
+
+    def encoder(self, metadata: Any) -> None:
+        if self.encoder_lens is None:
+            return
+        # the captured kernels have their own bound; the host need not wait for this one
+        metadata.encoder_max_seq_len_k = self.backend.max_context_len
+        self.launch(
+            "fa_metadata",
+            "encoder",
+            self.encoder_lens,
+            self.req_pool_indices,
+            self.backend.req_to_token,
+            metadata.encoder_lens_int32,
+            metadata.encoder_cu_seqlens_k,
+            metadata.encoder_page_table,
+            1,
+        )
 
     def draft_decode(self) -> Any:
         metadata, delta = self.backend.decode_cuda_graph_metadata[self.bs], self.backend.speculative_step_id + 1
