@@ -6,8 +6,9 @@
 
 First random calls (large ones too), eager and in a captured graph that is replayed with other lengths. A form with one
 wrong integer is red, and so has no times. Then arms in turn: the installed SGLang's eager method and the method that it
-calls before each replay, the newest release's Triton kernels, and ours. `host` is until a call returns, `wall` until
-the device has done it, `device` a node of a captured graph of many. Tables are as wide as the context, 128K by default.
+calls before each replay, the newest release's Triton kernels, ours alone, and ours in place of SGLang's methods. `host`
+is until a call returns, `wall` until the device has done it, `device` a node of a captured graph of many. Tables are as
+wide as the context, 128K by default.
 """
 
 from __future__ import annotations
@@ -30,17 +31,21 @@ from typing import Any
 
 import torch
 
+from sglang_bcg_fixes import patching, plan, probe, release
 from sglang_bcg_fixes.bench import rows, timing
 from sglang_bcg_fixes.bench.flash_backend import Backend, Batch, Setting
 from sglang_bcg_fixes.bench.gdn_layer import Cuda
 from sglang_bcg_fixes.bench.rows import GREEN, HOT, RED, Row
+from sglang_bcg_fixes.kernels import select
 from sglang_bcg_fixes.kernels.fa_metadata import cases, reference
+from sglang_bcg_fixes.kernels.fa_metadata.kernel import KERNEL
 
 Tensor = torch.Tensor
 
 PART = "fa_metadata"
 HOST, WALL, DEVICE = "host time of a call", "wall time of a call", "device time of a call"
 EAGER, REPLAY, NEWEST, OURS = "sglang, eager", "sglang, before a replay", "newest triton", "ours, "
+INSTALLED_EAGER, INSTALLED_REPLAY = "ours, installed, eager", "ours, installed, before a replay"
 BATCHES, LENGTHS, PAGES = (1, 8, 64, 256, 1024), (1024, 32768, 131072), (1, 16, 64)
 MODES = ("decode", "verify", "draft extend", "extend")
 CONTEXT, DRAFT_TOKENS, EXTEND = 131072, 4, 64
@@ -205,14 +210,20 @@ class Arm:
     found: Callable[[], dict[str, Tensor]]
 
 
-def sglang_arms(now: World) -> Iterator[tuple[str, Arm]]:
+def sglang_arms(now: World, is_installed: bool) -> Iterator[tuple[str, Arm]]:
+    """SGLang's methods as they are, and with ours in their place."""
     mapping = now.mapping if now.case.window else None
-    eager = Backend(now.setting, now.table, mapping)
-    yield EAGER, Arm(eager.eager_of(now.batch), lambda: of_backend(eager))
-    if now.case.mode != "extend":
-        replayed = Backend(now.setting, now.table, mapping)
+
+    def backend() -> Backend:
+        return Backend(now.setting, now.table, mapping)
+
+    pairs = [(backend().without_patches(), EAGER)] + [(backend(), INSTALLED_EAGER)] * is_installed
+    for eager, name in pairs:
+        yield name, Arm(eager.eager_of(now.batch), functools.partial(of_backend, eager))
+    pairs = [(backend().without_patches(), REPLAY)] + [(backend(), INSTALLED_REPLAY)] * is_installed
+    for replayed, name in pairs * (now.case.mode != "extend"):
         replayed.capture(now.batch)
-        yield REPLAY, Arm(replayed.replay_of(now.batch), lambda: of_backend(replayed))
+        yield name, Arm(replayed.replay_of(now.batch), functools.partial(of_backend, replayed))
 
 
 def of_backend(backend: Backend) -> dict[str, Tensor]:
@@ -406,10 +417,23 @@ def all_cases(options: argparse.Namespace) -> Iterator[Case]:
             yield Case(mode, bs, length, page_size, window)
 
 
-def arms_of(now: World, forms: dict[str, Any], newest: Any, failures: set[str]) -> dict[str, Arm]:
+def install(form: str) -> str:
+    """Put the form in the place of SGLang's methods; why not, where that cannot be."""
+    source = release.installed()
+    if source is None:
+        return "no SGLang is installed here"
+    choice = plan.choose(plan.with_points_of(KERNEL, source), form, probe.ask(KERNEL, source))
+    if choice.impl is None:
+        return choice.why
+    select.use(choice)
+    patching.Ledger().apply(choice.kernel)
+    return ""
+
+
+def arms_of(now: World, forms: dict[str, Any], newest: Any, is_installed: bool, failures: set[str]) -> dict[str, Arm]:
     arms: dict[str, Arm] = {}
     try:
-        arms |= dict(sglang_arms(now))
+        arms |= dict(sglang_arms(now, is_installed))
     except Exception as error:
         # another SGLang may build its backend in another way; the rest does not depend on it
         failures.add(f"sglang's own could not be measured: {type(error).__name__}: {error}")
@@ -439,9 +463,10 @@ def table(found: list[Row]) -> Iterator[str]:
 
 def summary(found: list[Row]) -> Iterator[str]:
     """The least and the median of how much faster ours are, arm by arm."""
-    ours = [name for name in dict.fromkeys(row.arm for row in found) if name.startswith(OURS)]
-    theirs = [name for name in dict.fromkeys(row.arm for row in found) if not name.startswith(OURS)]
-    for mine, base, what in itertools.product(ours, theirs, (DEVICE, HOST, WALL)):
+    names = dict.fromkeys(row.arm for row in found)
+    alone = [name for name in names if name.startswith(OURS) and "installed" not in name and "eager" not in name]
+    pairs = [(INSTALLED_EAGER, EAGER), (INSTALLED_REPLAY, REPLAY), *itertools.product(alone, (REPLAY, NEWEST))]
+    for (mine, base), what in itertools.product(pairs, (DEVICE, HOST, WALL)):
         ratios = {}
         for case in rows.cases(found):
             ratio = rows.speed_up(rows.find(found, base, what, case, HOT), rows.find(found, mine, what, case, HOT))
@@ -510,6 +535,9 @@ def main() -> int:
         return 0 if len(right) == len(forms) else 1
     newest = module_from(options.newest / "metadata.py") if options.newest else None
     file, device, failures = rows.File(options.jsonl, header(options)), Cuda(), set[str]()
+    not_installed = install(next(iter(right))) if right else "no form is right"
+    if not_installed:
+        failures.add(f"ours could not be installed in SGLang: {not_installed}")
     found: list[Row] = []
     todo = list(all_cases(options))
     for number, case in enumerate(todo):
@@ -517,14 +545,18 @@ def main() -> int:
             say(f"out of time: {len(todo) - number} of {len(todo)} cases are left out")
             break
         now = world(case, options.context)
-        fresh = measure(now, arms_of(now, right, newest, failures), options.rounds, device)
+        fresh = measure(now, arms_of(now, right, newest, not not_installed, failures), options.rounds, device)
         file.add(fresh)
         found += fresh
         if number % 20 == 0:
             say(f"{number} of {len(todo)} cases, {time.monotonic() - began:.0f} s")
         del now
         torch.cuda.empty_cache()
-    print("\n".join([*table(found), *summary(found), *failures]))
+    if not not_installed:
+        failures |= {
+            f"left to SGLang in {number} calls: {why}" for why, number in select.selected(KERNEL.op).left.items()
+        }
+    print("\n".join([*table(found), *summary(found), *sorted(failures)]))
     return 0 if len(right) == len(forms) else 1
 
 

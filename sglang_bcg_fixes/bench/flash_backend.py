@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from sglang_bcg_fixes.patching import INNER
+
 Tensor = torch.Tensor
 
 BACKEND = "sglang.srt.layers.attention.flashattention_backend"
@@ -192,6 +194,14 @@ class Backend:
     def eager_of(self, batch: Batch) -> Any:
         made = batch.forward_batch(self.table, self.pool)
         return lambda: self.real.init_forward_metadata(made)
+
+    def without_patches(self) -> Backend:
+        """The same, with SGLang's own methods whatever has been put round those of its class."""
+        for name, method in vars(type(self.real)).items():
+            while hasattr(method, INNER):
+                method = getattr(method, INNER)
+                setattr(self.real, name, types.MethodType(method, self.real))
+        return self
 
     @property
     def found(self) -> Any:
