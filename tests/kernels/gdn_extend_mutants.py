@@ -145,8 +145,7 @@ def main() -> None:
     from sglang_on_cpu import interpreter
 
     interpreter.install()
-    for case in {case for case, _, _ in MUTANTS.values()}:
-        assert faults(case, (form, metadata)) == [], case
+    print("ready", flush=True)
     for name in sys.argv[1:]:
         # a file for each: python keeps the lines of one that it has read
         with tempfile.TemporaryDirectory() as folder:

@@ -324,9 +324,7 @@ def prepare(
                         of_chunk, start, end, slot, WIDTH, TRACK,
                     )  # fmt: skip
                     tl.debug_barrier()
-                # all that comes from far is asked for before anything is stored
                 q = _inputs(x, own_window, of_queries, start, end, first_row, X_ROW, WIDTH, STRIP, CHUNK)
-                k = _inputs(x, own_window + WINDOW // 2, of_keys, start, end, first_row, X_ROW, WIDTH, STRIP, CHUNK)
                 for member in tl.static_range(GROUP):
                     head = key_head * GROUP + member
                     each = _gates(a, a_row, A_log, dt_bias, head, rows, real)
@@ -343,6 +341,8 @@ def prepare(
                     tl.store(of_decays + 2 * CHUNK, tl.exp2(last))
                 of_head = (key_head * capacity - first_token) * KEYS
                 q = _convolved(q, weights, bias, of_queries, WIDTH, STRIP, HAS_BIAS)
+                # on their way while queries are normed
+                k = _inputs(x, own_window + WINDOW // 2, of_keys, start, end, first_row, X_ROW, WIDTH, STRIP, CHUNK)
                 q = _normed(q, scale, first_row, end, queries + of_head, STRIP, CHUNK)
                 k = _convolved(k, weights, bias, of_keys, WIDTH, STRIP, HAS_BIAS)
                 k = _normed(k, 1.0, first_row, end, keys + of_head, STRIP, CHUNK)
@@ -591,45 +591,53 @@ def registers(limit: int | None) -> dict[str, int]:
     return {} if limit is None else {"maxnreg": limit}
 
 
-def extend(
-    mixed_qkv: Any,
-    a: Any,
-    b: Any,
-    *,
-    shape: Shape,
-    conv_weights: Any,
-    bias: Any,
-    A_log: Any,
-    dt_bias: Any,
-    conv: Any,
-    state: Any,
-    tables: Tables,
-    scratch: Scratch,
-    output: Any,
-    tracking: bool = False,
-    tuning: Tuning = Tuning(),
-) -> None:
-    """Two launches for each span of tokens; the package's docstring says what they do."""
-    rows = output.shape[0]
-    capacity = scratch.scores.shape[1]
-    spans = range(0, rows, tables.span)
-    if capacity < min(rows, tables.span + tables.chunk):
-        raise ValueError(
-            f"the scratch is for {capacity} rows, too few for an output of {rows} in spans of {tables.span}"
-        )
-    if rows > tables.max_tokens:
-        raise ValueError(f"an output of {rows} rows, but the tables were made for {tables.max_tokens} tokens")
-    for span, first_token in enumerate(spans):
-        last_token = min(first_token + tables.span, rows)
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One layer's extend; its spans are to be launched in order, each prepared before it is advanced."""
+
+    mixed_qkv: Any
+    a: Any
+    b: Any
+    shape: Shape
+    conv_weights: Any
+    bias: Any
+    A_log: Any
+    dt_bias: Any
+    conv: Any
+    state: Any
+    tables: Tables
+    scratch: Scratch
+    output: Any
+    tracking: bool
+    tuning: Tuning
+
+    def __post_init__(self) -> None:
+        rows, held, span = self.output.shape[0], self.scratch.scores.shape[1], self.tables.span
+        if rows > self.tables.max_tokens:
+            raise ValueError(f"an output of {rows} rows, but the tables were made for {self.tables.max_tokens} tokens")
+        if held < min(rows, span + self.tables.chunk):
+            raise ValueError(f"the scratch is for {held} rows, too few for an output of {rows} in spans of {span}")
+
+    @property
+    def spans(self) -> int:
+        return len(range(0, self.output.shape[0], self.tables.span))
+
+    def tokens(self, span: int) -> tuple[int, int]:
+        first = span * self.tables.span
+        return first, min(first + self.tables.span, self.output.shape[0])
+
+    def prepare(self, span: int) -> None:
+        scratch, tables, shape, tuning = self.scratch, self.tables, self.shape, self.tuning
+        first_token, last_token = self.tokens(span)
         prepare[(tuning.prepare_programs,)](
-            mixed_qkv,
-            a,
-            b,
-            conv_weights,
-            bias,
-            A_log,
-            dt_bias,
-            conv,
+            self.mixed_qkv,
+            self.a,
+            self.b,
+            self.conv_weights,
+            self.bias,
+            self.A_log,
+            self.dt_bias,
+            self.conv,
             scratch.queries,
             scratch.keys,
             scratch.inverses,
@@ -637,57 +645,59 @@ def extend(
             scratch.decays,
             scratch.workspace,
             scratch.windows,
-            output,
+            self.output,
             tables.chunks,
             tables.counts,
             tables.bounds,
             span,
             first_token,
-            a.stride(0),
-            b.stride(0),
-            conv.stride(0),
-            conv.stride(1),
-            conv.stride(2),
-            rows,
+            self.a.stride(0),
+            self.b.stride(0),
+            *self.conv.stride(),
+            self.output.shape[0],
             last_token,
-            capacity,
+            scratch.scores.shape[1],
             scratch.decays.shape[0],
             shape.keys**-0.5,
-            X_ROW=mixed_qkv.stride(0),
+            X_ROW=self.mixed_qkv.stride(0),
             KEY_HEADS=shape.key_heads,
             VALUE_HEADS=shape.value_heads,
             KEYS=shape.keys,
             VALUES=shape.values,
             WIDTH=shape.width,
-            HAS_BIAS=bias is not None,
+            HAS_BIAS=self.bias is not None,
             CHUNK=tables.chunk,
             STRIP=tuning.strip,
             FIELDS=CHUNK_FIELDS,
             WORKSPACE=scratch.workspace.shape[1],
             WINDOW=scratch.windows.shape[1],
-            TRACK=tracking,
+            TRACK=self.tracking,
             OVERLAP=tuning.overlap,
             num_warps=tuning.prepare_warps,
             num_stages=1,
             **registers(tuning.prepare_registers),
         )
+
+    def advance(self, span: int) -> None:
+        scratch, tables, shape, tuning = self.scratch, self.tables, self.shape, self.tuning
+        first_token, last_token = self.tokens(span)
         advance[(tuning.advance_programs,)](
             scratch.queries,
             scratch.keys,
             scratch.inverses,
             scratch.scores,
             scratch.decays,
-            output,
-            state,
+            self.output,
+            self.state,
             tables.sequences,
             tables.counts,
             tables.bounds,
             span,
             first_token,
-            state.stride(0),
-            rows,
+            self.state.stride(0),
+            self.output.shape[0],
             last_token,
-            capacity,
+            scratch.scores.shape[1],
             KEY_HEADS=shape.key_heads,
             VALUE_HEADS=shape.value_heads,
             KEYS=shape.keys,
@@ -696,9 +706,17 @@ def extend(
             CHUNK=tables.chunk,
             FIELDS=SEQUENCE_FIELDS,
             STAGES=tuning.advance_stages,
-            TRACK=tracking,
+            TRACK=self.tracking,
             OVERLAP=tuning.overlap,
             num_warps=tuning.advance_warps,
             num_stages=tuning.advance_stages,
             **({"launch_pdl": True} if tuning.overlap else {}),
         )
+
+
+def extend(mixed_qkv: Any, a: Any, b: Any, *, tracking: bool = False, tuning: Tuning = Tuning(), **others: Any) -> None:
+    """Two launches for each span of tokens; Call has the other parameters, the package's docstring what is done."""
+    call = Call(mixed_qkv, a, b, tracking=tracking, tuning=tuning, **others)
+    for span in range(call.spans):
+        call.prepare(span)
+        call.advance(span)
