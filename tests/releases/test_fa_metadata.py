@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sglang_bcg_fixes import flags, plan, probe, registry
-from sglang_bcg_fixes.kernels.fa_metadata.kernel import KERNEL, MODULE
+from sglang_bcg_fixes.kernels.fa_metadata.kernel import KERNEL, MODULE, NOT_MEASURED
 from tests import processes
 
 Root = Callable[[str], pathlib.Path]
@@ -279,18 +279,22 @@ def choice(files: probe.Files, **environ: str) -> plan.Choice:
 
 def test_a_source_that_nobody_has_read_keeps_its_own(release_root: Root) -> None:
     root = release_root(RELEASES[-1])
-    assert choice(probe.Folder(root)).impl
-    drifted = choice(Changed(root))
+    named = {KERNEL.flag: "triton"}
+    assert choice(probe.Folder(root), **named).impl
+    drifted = choice(Changed(root), **named)
     assert drifted.impl is None
     assert "init_forward_metadata" in drifted.why and "has not been read yet" in drifted.why
     assert set(drifted.rejected) == {impl.name for impl in KERNEL.impls}
 
 
-def test_auto_takes_nothing_that_is_only_for_tests(release_root: Root) -> None:
+def test_auto_takes_nothing_before_servers_have_been_measured(release_root: Root) -> None:
     files = probe.Folder(release_root(RELEASES[-1]))
     auto = choice(files)
-    assert auto.impl and auto.impl.name == "triton"
+    assert auto.impl is None
     assert "for tests" in auto.rejected["reference"]
+    for name in ("triton", "cuda"):
+        assert auto.rejected[name] == f"only with {KERNEL.flag}={name}: {NOT_MEASURED}"
+    assert choice(files, **{KERNEL.flag: "triton"}).impl
     assert choice(files, **{KERNEL.flag: "reference"}).impl
     assert choice(files, **{KERNEL.flag: "off"}).impl is None
     assert choice(files, SGLANG_BCG_FIXES="off").impl is None
