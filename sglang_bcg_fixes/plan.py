@@ -45,6 +45,14 @@ class Choice:
             return self.finding.reason
         return "; ".join(f"{name}: {reason}" for name, reason in self.rejected.items())
 
+    @property
+    def without_ours(self) -> Action:
+        """What is said of an operation that runs SGLang's own code."""
+        found = {Verdict.ABSENT: Action.NOT_NEEDED, Verdict.UNKNOWN: Action.UNKNOWN}
+        if self.state == "off" or self.finding.verdict not in found:
+            return Action.BLOCKED if self.required else Action.OFF
+        return found[self.finding.verdict]
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 
 from sglang_bcg_fixes import flags, plan, reached, read_back, registry, release, report
 from sglang_bcg_fixes.kernels import select
-from sglang_bcg_fixes.model import Action, Decision, Fix, Kernel, Verdict
+from sglang_bcg_fixes.model import Action, Decision, Fix, Kernel
 from sglang_bcg_fixes.on_import import ImportWatcher
 from sglang_bcg_fixes.patching import Ledger, modules_of
 from sglang_bcg_fixes.probe import Source
@@ -69,6 +69,7 @@ class Process:
         self.watcher = ImportWatcher()
         self.report = report.Report(made)
         self.applying: set[str] = set()
+        self.told = ""
         self.is_unseen = False
 
     def start(self, started: float) -> None:
@@ -115,11 +116,8 @@ class Process:
         if choice.impl:
             select.use(choice)
             self.place(choice.kernel, choice.finding.reason, settle)
-        elif choice.state == "off":
-            settle(Action.OFF.value, choice.why)
         else:
-            is_absent = choice.finding.verdict is Verdict.ABSENT
-            settle(Action.NOT_NEEDED.value if is_absent else Action.UNKNOWN.value, choice.why)
+            settle(choice.without_ours.value, choice.why)
 
     def place(self, patched: Fix | Kernel, reason: str, settle: Settle) -> None:
         """Apply now what SGLang has imported, and the rest when it does: some processes never do."""
@@ -137,7 +135,11 @@ class Process:
         # to apply it imports the rest of its modules, and each of them calls this
         if is_ready and patched.id not in self.applying:
             self.apply(patched, reason, settle)
-            self.tell()
+            # a server imports two dozen modules one after the other, and one line says it all
+            if self.report.ids(report.WAITING):
+                self.write()
+            else:
+                self.tell()
 
     def apply(self, patched: Fix | Kernel, reason: str, settle: Settle) -> None:
         self.applying.add(patched.id)
@@ -183,7 +185,7 @@ class Process:
                 self.report.outcomes[decision.id] = report.Outcome(decision, report.APPLIED, decision.reason)
         if before is None or not found.agrees_with(before):
             say(logging.INFO, f"bcg-fixes {report.process_name()}: {found.line()}")
-        self.write()
+        self.tell()
         for name in newly_lost:
             self.lose(self.report.outcomes[name])
 
@@ -225,8 +227,12 @@ class Process:
             )
 
     def tell(self) -> None:
-        say(logging.INFO, self.report.line())
-        logger.debug("bcg-fixes in detail:\n%s", self.report.table())
+        """The whole line, where it has changed."""
+        line = self.report.line()
+        if line != self.told:
+            say(logging.INFO, line)
+            logger.debug("bcg-fixes in detail:\n%s", self.report.table())
+        self.told = line
         self.write()
 
     def write(self) -> None:

@@ -150,6 +150,7 @@ def test_auto_passes_over_what_is_only_for_those_who_name_it() -> None:
     auto = plan.choose(op, "auto", KNOWN)
     assert auto.impl is None and not auto.required
     assert auto.rejected["reference"] == "only with SGLANG_BCG_KERNEL_METADATA=reference: slow"
+    assert auto.without_ours is Action.OFF
     named = plan.choose(op, "reference", KNOWN)
     assert named.impl and named.impl.name == "reference"
 
@@ -160,5 +161,5 @@ def test_an_unknown_source_gets_no_kernel_and_is_not_asked_for_one() -> None:
 
     op = kernel("metadata", Impl("triton", never, "m", True))
     choice = plan.choose(op, "auto", Finding(Verdict.UNKNOWN, "nobody has read it"))
-    assert choice.impl is None and choice.why == "nobody has read it"
+    assert choice.impl is None and choice.why == "nobody has read it" and choice.without_ours is Action.UNKNOWN
     assert choice.rejected == {"triton": "nobody has read it"}

@@ -190,6 +190,30 @@ def test_a_process_that_never_imports_it_keeps_saying_that_it_waits(extra, tmp_p
     assert done.returncode == 0 and len(done.stderr.splitlines()) == 1 and "waiting extra_fix" in done.stderr
 
 
+def test_what_comes_with_one_import_after_the_other_is_told_when_a_runner_stands(extra, tmp_path: pathlib.Path) -> None:
+    rare = """, Fix(
+        id="rare_fix",
+        doc="Its module is not imported.",
+        upstream=(),
+        probe=lambda source: PROBE,
+        known={},
+        patches=(PatchPoint(("sglang.srt.outer:outer",), How.AROUND, "tests.engine.bodies:around"),),
+    )]"""
+    text = EXTRA.removesuffix("]\n") + rare
+    code = """
+        from sglang.srt import target
+        assert result.report.state("extra_fix") == "applied" and result.report.ids("waiting") == ["rare_fix"]
+        for _ in range(2):
+            from sglang.srt.model_executor.model_runner import ModelRunner
+            ModelRunner().forward(1)
+    """
+    done = later(extra(text=text), tmp_path / "reports", code)
+    assert done.returncode == 0, done.stderr
+    start, found, told = done.stderr.splitlines()
+    assert "applied none" in start and "read back when the first batch came: 1 live" in found, done.stderr
+    assert "applied extra_fix; " in told and "waiting rare_fix" in told, told
+
+
 def test_a_late_failure_is_told_and_strict_ends_the_process(extra, tmp_path: pathlib.Path) -> None:
     site = extra(second="Thing.gone")
     code = f"from sglang.srt import target; {PLAIN}"
@@ -354,7 +378,7 @@ def test_what_auto_cannot_have_leaves_sglangs_own_code_even_under_strict(extra, 
     ("text", "state", "words"),
     [
         (with_kernel(UNKNOWN), "triton", "(unknown): nobody has read it"),
-        (with_kernel(), "cuda", "(unknown): cuda: no driver"),
+        (with_kernel(), "cuda", "(blocked): cuda: no driver"),
         (with_kernel(point="gone"), "triton", "(failed): PatchError: no sglang.srt.target:gone"),
     ],
 )
