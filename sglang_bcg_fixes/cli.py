@@ -196,6 +196,7 @@ def run_status(options: argparse.Namespace) -> int:
     for content in live:
         print(f"{content['process']}  sglang {content['sglang']}  plan {content['plan']}")
         print(f"    {status.read_back_words(content)}")
+        print(f"    {status.selfcheck_words(content)}")
         for outcome in content["fixes"]:
             calls = status.calls_words(content, outcome)
             print(f"    {outcome['state']:11} {outcome['id']}{calls}: {outcome['detail']}")

@@ -17,9 +17,12 @@ REPORT_DIR = "SGLANG_BCG_REPORT_DIR"
 CACHE_DIR = "SGLANG_BCG_CACHE_DIR"
 PLAN_DIGEST = "SGLANG_BCG_PLAN_DIGEST"
 INSTRUMENTS = "SGLANG_BCG_INSTRUMENTS"
+SELFCHECK = "SGLANG_BCG_SELFCHECK"
+CANARY = "SGLANG_BCG_CANARY"
 
 MODES = ("auto", "off", "strict")
 FIX_STATES = ("auto", "off", "on")
+SELFCHECK_STATES = ("off", "warn", "strict")
 KERNEL_STATES = ("auto", "off", "reference", "triton", "cuda", "flashinfer")
 
 
@@ -47,6 +50,8 @@ class Settings:
     report_dir: pathlib.Path
     cache_dir: pathlib.Path
     parent_digest: str | None
+    selfcheck: str = "off"
+    canary: int = 0
 
     @property
     def strict(self) -> bool:
@@ -74,6 +79,19 @@ def table(fixes: Iterable[Fix], kernels: Iterable[Kernel]) -> list[Flag]:
         doc = f"{kernel.title}. off: SGLang's own code. A name: that implementation, or refuse to start."
         rows.append(Flag(kernel.flag, "|".join(values), "auto", doc))
     rows += [
+        Flag(
+            SELFCHECK,
+            "|".join(SELFCHECK_STATES),
+            "off",
+            "Before the first request, compare replayed prefills with the same code run eagerly: docs/selfcheck.md. "
+            "warn: where they differ, serve prefill eagerly. strict: refuse to serve.",
+        ),
+        Flag(
+            CANARY,
+            "a number",
+            "0",
+            "N: run every N-th replayed prefill eagerly as well, answer with that, and compare. 0: never.",
+        ),
         Flag(REPORT_DIR, "a folder", "a private one per user", "Where each process writes what it really has."),
         Flag(CACHE_DIR, "a folder", "~/.cache/sglang-bcg-fixes", "Where `doctor --release` keeps fetched wheels."),
         Flag(PLAN_DIGEST, "set by the parent", "unset", "How a child knows that it plans what its parent planned."),
@@ -99,6 +117,9 @@ def read(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mapping[str, 
             chosen[name] = value.lower()
         else:
             mistakes.append(f"{name}={value} is none of {', '.join(allowed)}{nearest(value.lower(), allowed)}")
+    canary = given.get(CANARY, rows[CANARY].default)
+    if not canary.isdecimal():
+        mistakes.append(f"{CANARY}={canary} is no number of prefills, such as 100")
     if mistakes:
         raise FlagError("; ".join(mistakes) + ". `bcg-fixes list` shows every flag")
     mode = chosen[FIXES]
@@ -115,6 +136,8 @@ def read(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mapping[str, 
         report_dir=report_dir(environ),
         cache_dir=cache_dir(environ),
         parent_digest=given.get(PLAN_DIGEST),
+        selfcheck=chosen[SELFCHECK],
+        canary=int(canary),
     )
 
 

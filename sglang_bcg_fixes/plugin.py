@@ -18,6 +18,7 @@ from sglang_bcg_fixes.model import Action, Decision, Fix, Kernel
 from sglang_bcg_fixes.on_import import ImportWatcher
 from sglang_bcg_fixes.patching import Ledger, modules_of
 from sglang_bcg_fixes.probe import Source
+from sglang_bcg_fixes.selfcheck import at_start, canary
 
 logger = logging.getLogger("sglang_bcg_fixes")
 # notes what became of a fix or a kernel: the state, and a sentence
@@ -81,6 +82,10 @@ class Process:
             self.carry_out(decision)
         # behind the fixes, so that it stands round what they make of a runner
         for hook in read_back.watches(self.source) if self.plan.having(Action.APPLY) else ():
+            self.watch(hook)
+        for hook in at_start.hooks(self.source) if self.settings.selfcheck != "off" else ():
+            self.watch(hook)
+        for hook in canary.hooks(self.source) if self.settings.canary else ():
             self.watch(hook)
         self.report.seconds = time.perf_counter() - started
         self.tell()

@@ -84,13 +84,14 @@ def watches(source: Source) -> Iterator[Fix]:
     for kinds in BUILT:
         for runner in kinds:
             if source.has_module(runner.partition(":")[0]):
-                yield watch(f"{RUNNERS}:{runner.partition(':')[2]}", f"{runner}.__init__", How.AFTER, "after_runner")
+                name, body = f"{RUNNERS}:{runner.partition(':')[2]}", f"{__name__}:after_runner"
+                yield watch(name, f"{runner}.__init__", How.AFTER, body)
     if source.has_module(FORWARD.partition(":")[0]):
-        yield watch(BATCHES, FORWARD, How.BEFORE, "before_batch")
+        yield watch(BATCHES, FORWARD, How.BEFORE, f"{__name__}:before_batch")
 
 
 def watch(name: str, where: str, how: How, body: str) -> Fix:
-    point = PatchPoint((where,), how, f"{__name__}:{body}")
+    point = PatchPoint((where,), how, body)
     return Fix(id=name, doc=__doc__, upstream=(), probe=lambda source: SEEN, known={}, patches=(point,))
 
 

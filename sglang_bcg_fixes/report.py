@@ -79,6 +79,8 @@ class Report:
     kernels: dict[str, KernelOutcome] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
     read_back: ReadBack | None = None
+    selfcheck: dict[str, Any] | None = None
+    canary: dict[str, int] | None = None
 
     @property
     def every(self) -> dict[str, Outcome | KernelOutcome]:
@@ -114,6 +116,8 @@ class Report:
             "seconds": round(self.seconds, 3),
             "plan": self.plan.digest,
             "read_back": self.read_back.as_dict() if self.read_back else None,
+            "selfcheck": self.selfcheck,
+            "canary": self.canary,
             "reached": reached.TALLY.as_dict(),
             "fixes": [outcome.as_dict() for outcome in self.outcomes.values()],
             "kernels": {op: outcome.as_dict() for op, outcome in self.kernels.items()},

@@ -35,6 +35,12 @@ def read_back_words(content: dict[str, Any]) -> str:
     return f"{when} {last['line']}{batches}"
 
 
+def selfcheck_words(content: dict[str, Any]) -> str:
+    found, canary = content.get("selfcheck"), content.get("canary")
+    words = f"self-check: {found['verdict']}: {found['reason']}" if found else "self-check: none in this process"
+    return words + (f"; {canary['compared']} prefills compared since" if canary else "")
+
+
 def calls_words(content: dict[str, Any], row: dict[str, Any]) -> str:
     if row["state"] != report.APPLIED:
         return ""

@@ -27,9 +27,11 @@ from sglang_bcg_fixes.verify.compare import FOR_INFORMATION, GREEN, RED, Judged
 from sglang_bcg_fixes.verify.servers import Outcome, Server
 
 REFERENCE, STOCK, PATCHED, ALONE, EAGER = "reference", "stock", "patched", "alone", "eager"
+# no fix, and the self-check: what it must notice, it must notice by itself
+CHECKED = "checked"
 # not asked for by name: it is added where it can say what a difference is
 PADDED = "padded"
-ARMS = (STOCK, PATCHED, ALONE, EAGER)
+ARMS = (STOCK, PATCHED, ALONE, CHECKED, EAGER)
 GIB_PER_SERVER, MOST_JOBS = 8, 4
 # what a start costs when four of them share a machine, and what the first ones pay for compiling kernels
 SECONDS_PER_SERVER, SECONDS_ONCE = 50, 40
@@ -184,7 +186,8 @@ def order_of(case: Case, arms: Sequence[str], quick: bool) -> list[str]:
     """Tested, reference, reference, tested: whatever drifts with time falls on both alike."""
     tested = [arm for arm in arms if arm == PATCHED]
     references = [REFERENCE] if case.standard.needs_reference else []
-    once = [arm for arm in arms if arm != PATCHED and (arm != EAGER or case.wants_prefill_graphs)]
+    about_prefill = (EAGER, CHECKED)
+    once = [arm for arm in arms if arm != PATCHED and (arm not in about_prefill or case.wants_prefill_graphs)]
     return [*tested, *references, *once] if quick else [*tested, *references * 2, *tested, *once]
 
 
@@ -217,11 +220,13 @@ def runs_of(
 def environment_of(arm: str, case: Case, known: registry.Registry, alone: str | None) -> dict[str, str]:
     """What makes a server of this arm, counters included; exactly this reproduces it by hand."""
     wanted = list(instruments.COUNTERS)
-    found = {"SGLANG_PLUGINS": "bcg_fixes", flags.FIXES: "off" if arm in (STOCK, ALONE) else "auto"}
+    found = {"SGLANG_PLUGINS": "bcg_fixes", flags.FIXES: "off" if arm in (STOCK, ALONE, CHECKED) else "auto"}
     for fix in known.fixes:
         asked_for = fix.id == alone if arm == ALONE else fix.default == "off" and case.name in fix.verify
-        if fix.patches and asked_for and arm != STOCK:
+        if fix.patches and asked_for and arm not in (STOCK, CHECKED):
             found[fix.flag] = "on"
+    if arm == CHECKED:
+        found[flags.SELFCHECK] = "warn"
     if arm == REFERENCE:
         wanted.append(f"refuse_{case.phase}")
     if arm == PADDED:
@@ -333,6 +338,8 @@ def judge(each: Run, found: Sequence[tuple[Run, Outcome]], wanted: Collection[st
         doubt = compare.doubt_about(each.case, each.calls, [mine]) if each.arm == REFERENCE else ""
         return Judged(FOR_INFORMATION, doubt or ("" if mine.finished else mine.ending), requests)
     verdict = compare.judge(each.case, each.calls, mine, references)
+    if each.arm == CHECKED and mine.selfcheck:
+        return compare.with_selfcheck(verdict, mine.selfcheck)
     padded = [outcome for other, outcome in found if other.case is each.case and other.arm == PADDED]
     if verdict.state == RED and compare.is_explained_by_padding(each.case, verdict, mine, padded):
         verdict = dataclasses.replace(verdict, state=GREEN, why=f"padding rounds otherwise: {verdict.why}")
@@ -418,6 +425,7 @@ def row_as_dict(each: Run, outcome: Outcome, verdict: Judged) -> dict[str, Any]:
         "start_seconds": outcome.start_seconds,
         "milliseconds": [call["milliseconds"] for call in outcome.calls],
         "applied": outcome.applied,
+        **({"selfcheck": outcome.selfcheck} if outcome.selfcheck else {}),
         "flags": each.flags,
         "environment": dict(each.server.environment),
         "log_tail": [] if outcome.finished else outcome.tail,

@@ -73,6 +73,12 @@ def is_explained_by_padding(case: Case, verdict: Judged, arm: Outcome, padded: S
     )
 
 
+def with_selfcheck(verdict: Judged, found: dict[str, Any]) -> Judged:
+    """What the server's own check said, beside what its answers say."""
+    said = f"self-check: {found['verdict']}: {found['reason']}"
+    return dataclasses.replace(verdict, why="; ".join(part for part in (said, verdict.why) if part))
+
+
 def proves_nothing(case: Case, arm: Outcome) -> str:
     """Why this server's answers say nothing about replay, or an empty string."""
     if case.phase is None:

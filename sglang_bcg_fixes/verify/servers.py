@@ -66,6 +66,7 @@ class Outcome:
     passes: list[list[Any]]
     applied: list[str]
     tail: list[str]
+    selfcheck: dict[str, Any] | None = None
 
     @property
     def finished(self) -> bool:
@@ -180,6 +181,7 @@ def outcome(server: Server, ending: str, seconds: float) -> Outcome:
         passes=[line for file in sorted(server.reports.glob(f"*{instruments.SUFFIX}")) for line in lines_in(file)],
         applied=sorted(applied - set(instruments.every_instrument())),
         tail=tail_of(text.splitlines()),
+        selfcheck=next((found for report in reports if (found := report.get("selfcheck"))), None),
     )
 
 

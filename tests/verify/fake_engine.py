@@ -20,6 +20,8 @@ def arm() -> str:
         return "reference"
     if "padded" in os.environ["SGLANG_BCG_INSTRUMENTS"]:
         return "padded"
+    if "SGLANG_BCG_SELFCHECK" in os.environ:
+        return "checked"
     return "patched" if os.environ["SGLANG_BCG_FIXES"] == "auto" else "stock"
 
 
@@ -29,6 +31,9 @@ def main(arguments: list[str]) -> None:
     wrong = wrongs.get(arm(), "nothing")
     reports = pathlib.Path(os.environ["SGLANG_BCG_REPORT_DIR"])
     passes = (reports / "1.passes").open("w", buffering=1)
+    if arm() == "checked":
+        found = {"verdict": "wrong", "reason": "it was noticed"}
+        (reports / "1.json").write_text(json.dumps({"fixes": [], "selfcheck": found}))
     asked = 0
     print("an ordinary line", flush=True)
     if wrong == "dies at start":

@@ -229,6 +229,19 @@ def test_stock_counts_only_when_nothing_else_is_asked_for(verify: Verify) -> Non
     assert verify("--quick", "--arms", "stock", misbehaviour="stock=wrong tokens") == 1
 
 
+def test_what_the_check_of_a_server_said_is_told_beside_its_answers(
+    verify: Verify, rows: Callable, capsys: pytest.CaptureFixture
+) -> None:
+    assert verify("--arms", "checked") == 0
+    found = rows()["checked 1"]
+    assert found["verdict"] == "green" and found["selfcheck"]["verdict"] == "wrong"
+    assert found["environment"]["SGLANG_BCG_FIXES"] == "off"
+    assert "self-check: wrong: it was noticed" in capsys.readouterr().out
+    assert verify("--arms", "checked", misbehaviour="checked=wrong tokens") == 1
+    assert rows()["checked 1"]["why"].startswith("self-check: wrong: it was noticed; alone, 9 tokens: token 1 is")
+    assert "selfcheck" not in rows()["reference 1"]
+
+
 def test_a_fix_alone_is_the_only_one_that_is_on(here: dict, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(environment, "look", lambda python: here)

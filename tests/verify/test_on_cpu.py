@@ -101,7 +101,8 @@ def test_a_real_engine_gives_what_is_compared_and_prefills_together_what_is_aske
         "logprobs": True,
         "calls": [dataclasses.asdict(call) for call in script.calls],
     }
-    server = servers.Server("one", tmp_path / "one", job, {"SGLANG_PLUGINS": "bcg_fixes"})
+    environ = {"SGLANG_PLUGINS": "bcg_fixes", "SGLANG_BCG_SELFCHECK": "strict", "SGLANG_BCG_CANARY": "1"}
+    server = servers.Server("one", tmp_path / "one", job, environ)
     with servers.Runner([sys.executable, "-m", "tests.verify.cpu_server"], jobs=1) as runner:
         outcome = runner.start(server).result()
     assert outcome.finished, outcome.tail
@@ -111,4 +112,5 @@ def test_a_real_engine_gives_what_is_compared_and_prefills_together_what_is_aske
     first = outcome.answers[0][0]
     assert len(first["logprobs"]) == len(first["top"]) == 4 and len(first["top"][0]) > 1
     log = server.log.read_text()
+    assert log.count("self-check: no graphs: there are no breakable prefill graphs") == 1
     assert log.count("#new-seq: 3, #new-token: 17") == 2 and "#new-token: 64" in log and "#new-token: 36" in log

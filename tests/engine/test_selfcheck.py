@@ -1,0 +1,194 @@
+"""What the self-check tries and how it judges, without a model."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.selfcheck import batches, bookkeeping, judge, pools
+from tests import processes
+
+
+def test_the_batches_cover_every_way_and_cost_little_first() -> None:
+    found = batches.chosen([512, 4, 8, 256, 1024], most=600)
+    assert [batch.name for batch in found] == [
+        "smallest bucket",
+        "middle bucket",
+        "several requests",
+        "padded",
+        "behind a prefix",
+        "largest bucket",
+        "smallest bucket again",
+    ]
+    assert {batch.bucket for batch in found} == {4, 256, 512}
+    padded = next(batch for batch in found if batch.name == "padded")
+    assert 8 < sum(padded.lengths) < 256 and padded.padding == 256 - sum(padded.lengths)
+    several = next(batch for batch in found if batch.name == "several requests")
+    assert len(set(several.lengths)) == 3 and 1 in several.lengths and several.padding == 0
+    assert all(batch.prefix + batch.bucket <= 600 for batch in found)
+
+
+@pytest.mark.parametrize(("buckets", "count"), [([], 0), ([16], 0), ([1], 3), ([4], 5), ([1, 2], 4)])
+def test_few_buckets_leave_fewer_batches(buckets: list[int], count: int) -> None:
+    found = batches.chosen(buckets, most=10)
+    assert len(found) == count
+    assert all(min(batch.lengths) > 0 and batch.padding >= 0 for batch in found)
+
+
+def observed(*values: float, layer: int = 0, dtype: torch.dtype = torch.float32) -> list[judge.Observation]:
+    return [judge.Observation(layer, "keys", torch.tensor(values).to(dtype))]
+
+
+@pytest.mark.parametrize(
+    ("eager", "again", "replayed", "is_wrong"),
+    [
+        ((1, 2), (1, 2), (1, 2), False),
+        ((1, 2), (1, 2), (2, 1), True),
+        ((1, 2), (1, 2), (0, 0), True),
+        ((0, 0), (0, 0), (0, 0), False),
+        ((1, 2), (1, 2), (1, math.nan), True),
+        ((1, 2), (1, 2), (1, math.inf), True),
+        # eager code that differs from itself allows as much, and four times of it
+        ((1.0, 2.0), (1.01, 2.0), (1.0, 2.03), False),
+        ((1.0, 2.0), (1.0, 2.0), (1.0, 2.03), True),
+        # and never more than a fifth
+        ((1.0, 2.0), (1.3, 2.0), (2.0, 1.0), True),
+    ],
+)
+def test_a_difference_counts_against_what_eager_runs_differ_by(
+    eager: tuple[float, ...], again: tuple[float, ...], replayed: tuple[float, ...], is_wrong: bool
+) -> None:
+    [found] = judge.differences(observed(*eager), observed(*again), observed(*replayed))
+    assert found.is_too_large == is_wrong, found
+
+
+def test_rounding_grows_with_depth_and_with_the_type() -> None:
+    def most(layer: int, dtype: torch.dtype) -> float:
+        return judge.allowed(judge.Observation(layer, "keys", torch.ones(1, dtype=dtype)), 0.0)
+
+    assert most(0, torch.float32) < most(0, torch.float16) < most(0, torch.bfloat16) < most(8, torch.bfloat16)
+    assert most(0, torch.float8_e4m3fn) == judge.MOST == most(10**6, torch.bfloat16)
+
+
+def test_a_run_that_wrote_nothing_is_not_called_right() -> None:
+    logits = judge.Observation(0, judge.LOGITS, torch.ones(3))
+    assert judge.is_blind([*observed(0, 0), logits]) and not judge.is_blind([*observed(0, 1), logits])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])
+def test_places_are_sampled_emptied_and_put_back_in_every_type(dtype: torch.dtype) -> None:
+    tensor = torch.arange(1, 25).reshape(6, 4).float().to(dtype)
+    before = tensor.clone()
+    place = pools.Place(0, "keys", tensor, torch.tensor([4, 1]))
+    copied = place.copy()
+    assert place.sample().float().tolist() == [tensor[4].float().tolist(), tensor[1].float().tolist()]
+    place.empty()
+    assert not tensor[[1, 4]].float().any() and tensor[[0, 2, 3, 5]].float().all()
+    place.put_back(copied)
+    assert (tensor.float() == before.float()).all()
+
+
+def test_a_sample_is_small_and_has_both_ends() -> None:
+    tensor = torch.arange(5000.0)[:, None].repeat(1, 2000)
+    found = pools.Place(0, "keys", tensor, torch.arange(10, 4990)).sample()
+    assert found.numel() <= pools.SAMPLED_VALUES and found[0, 0] == 10 and found[-1, 0] == 4989
+
+
+class Pool:
+    """As SGLang's: numbers, lists and tensors."""
+
+    __module__ = "sglang.srt.mem_cache.some_pool"
+
+    def __init__(self) -> None:
+        self.free = torch.arange(5)
+        self.names = ["a"]
+        self.table = {1: 2}
+        self.size = 5
+        self.other: Pool | None = None
+
+
+def test_books_are_put_back_in_place_and_for_every_pool_that_a_pool_has() -> None:
+    pool, inner = Pool(), Pool()
+    pool.other = inner
+    free, names = inner.free, inner.names
+    books = bookkeeping.Bookkeeping(pool)
+    inner.free = inner.free[2:]
+    free[3] = 99
+    names.append("b")
+    inner.table.clear()
+    inner.size = 3
+    inner.new = True  # type: ignore[attr-defined]
+    books.restore()
+    assert inner.free is free and free.tolist() == [0, 1, 2, 3, 4]
+    assert inner.names is names and names == ["a"] and inner.table == {1: 2} and inner.size == 5
+    assert not hasattr(inner, "new")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("SGLANG_BCG_SELFCHECK", "strickt", "did you mean strict"),
+        ("SGLANG_BCG_CANARY", "often", "is no number of prefills"),
+        ("SGLANG_BCG_CANARY", "-1", "is no number of prefills"),
+    ],
+)
+def test_a_mistake_in_its_flags_is_told(name: str, value: str, words: str) -> None:
+    with pytest.raises(flags.FlagError, match=words):
+        flags.read([], [], {name: value})
+
+
+def test_its_flags_are_read() -> None:
+    settings = flags.read([], [], {"SGLANG_BCG_SELFCHECK": "Strict", "SGLANG_BCG_CANARY": "100"})
+    assert (settings.selfcheck, settings.canary) == ("strict", 100)
+    assert (flags.read([], [], {}).selfcheck, flags.read([], [], {}).canary) == ("off", 0)
+
+
+RANK = """
+import os, sys, types
+import torch
+
+rank, file = int(sys.argv[1]), sys.argv[2]
+torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+parallel_state = types.ModuleType("sglang.srt.distributed.parallel_state")
+parallel_state.get_tp_group = lambda: types.SimpleNamespace(world_size=2, cpu_group=torch.distributed.group.WORLD)
+packages = [types.ModuleType(name) for name in ("sglang", "sglang.srt", "sglang.srt.distributed")]
+packages[-1].parallel_state = parallel_state
+sys.modules |= {package.__name__: package for package in packages}
+from sglang_bcg_fixes.selfcheck import at_start
+
+class Check:
+    def __init__(self, model_runner, any_rank):
+        self.any_rank = any_rank
+    def run(self):
+        assert self.any_rank(rank == 1) and not self.any_rank(False)
+        if rank == 1:
+            os._exit(3)
+        self.any_rank(False)
+        raise AssertionError("the other rank is dead")
+        yield
+
+at_start.Check = Check
+at_start.look(types.SimpleNamespace(device="cpu"))
+"""
+
+
+def test_ranks_agree_and_do_not_wait_for_one_that_died(tmp_path) -> None:
+    paths = {"PYTHONPATH": str(processes.REPOSITORY), "PATH": "/usr/bin:/bin"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "meeting")],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=paths,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert ranks[1].returncode == 3 and ranks[0].returncode == 1, said
+    assert "bcg-fixes refuses to serve: the self-check ended in " in said[0], said[0]
+    assert "SGLANG_BCG_SELFCHECK=off" in said[0] and "the other rank is dead" not in said[0]

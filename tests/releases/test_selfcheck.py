@@ -1,0 +1,127 @@
+"""The self-check on released SGLang's own runners and pools, on the CPU: it knows no defect and finds them all."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests import processes
+
+RIGHT = (
+    ("0.5.11", "qwen3next"),
+    ("0.5.12.post1", "qwen3next"),
+    ("0.5.14", "llama"),
+    ("0.5.15.post1", "falcon_h1"),
+    ("0.5.17", "cohere"),
+    ("0.5.19", "gpt_oss", '{"attention_backend": "fa3", "dtype": "bfloat16"}'),
+    ("0.5.21", "llama", '{"page_size": 4}'),
+    ("0.5.23", "qwen3next"),
+)
+# with every fix off, by release: what is wrong, and where the check must see it first
+DEFECTS = (
+    ("0.5.11", "qwen3next", "garbage", "illegal memory access"),
+    ("0.5.11", "qwen3next", "kept", "model.layers.0 (Qwen3HybridLinearDecoderLayer)"),
+    ("0.5.12.post1", "qwen3next", "garbage", "illegal memory access"),
+    ("0.5.12.post1", "qwen3next", "kept", "model.layers.0 (Qwen3HybridLinearDecoderLayer)"),
+    ("0.5.15.post1", "falcon_h1", "kept", "model.layers.0 (FalconH1HybridAttentionDecoderLayer)"),
+)
+
+
+@pytest.fixture
+def checked(release_root: Callable[[str], pathlib.Path]) -> Callable[..., tuple[dict[str, Any], str]]:
+    def run(release: str, model: str, *options: str, mode: str = "warn", **environ: str) -> tuple[dict[str, Any], str]:
+        arguments = ("-m", "tests.releases.selfcheck_run", model, *options)
+        return processes.beside(release_root(release), *arguments, SGLANG_BCG_SELFCHECK=mode, **environ)
+
+    return run
+
+
+@pytest.mark.parametrize("server", RIGHT, ids=lambda server: "-".join(server[:2]))
+def test_right_graphs_are_called_right_and_nothing_is_left_behind(
+    checked: Callable[..., tuple[dict[str, Any], str]], server: tuple[str, ...]
+) -> None:
+    release, model, arguments = (*server, "{}")[:3]
+    found, log = checked(release, model, "--server", arguments, mode="strict")
+    verdicts = {row["batch"].partition(" (")[0]: row["verdict"] for row in found["selfcheck"]["batches"]}
+    assert found["selfcheck"]["verdict"] == "right" and found["refused"] is None, found
+    assert set(verdicts.values()) == {"right"} and len(verdicts) == 7, verdicts
+    assert found["touched"] == [] and found["compared"] > 20
+    assert found["prefills"][0]["replays"] > 0 and found["prefills"][0]["equal"]
+    assert "bcg-fixes self-check: right: replayed as run eagerly in 7 of 7" in log
+
+
+@pytest.mark.parametrize(("release", "model", "freed_memory", "where"), DEFECTS)
+def test_released_defects_are_found_without_knowing_them_and_prefill_runs_eagerly(
+    checked: Callable[..., tuple[dict[str, Any], str]], release: str, model: str, freed_memory: str, where: str
+) -> None:
+    found, log = checked(release, model, "--freed-memory", freed_memory, SGLANG_BCG_FIXES="off")
+    assert found["selfcheck"]["verdict"] == "wrong" and where in found["selfcheck"]["reason"], found["selfcheck"]
+    assert found["refused"] is None and found["prefills"] == [{"equal": True, "replays": 0}]
+    assert [name for name in found["touched"] if name != "asked"] == []
+    assert "Prefill runs eagerly in this server from now on" in log and "`bcg-fixes explain " in log
+
+
+def test_strict_refuses_to_serve(checked: Callable[..., tuple[dict[str, Any], str]]) -> None:
+    options = ("--freed-memory", "kept")
+    found, _log = checked("0.5.12.post1", "qwen3next", *options, mode="strict", SGLANG_BCG_FIXES="off")
+    assert "bcg-fixes refuses to serve (SGLANG_BCG_SELFCHECK=strict): self-check: wrong" in found["refused"]
+    assert "SGLANG_BCG_SELFCHECK=warn" in found["refused"]
+
+
+@pytest.mark.parametrize("broken", ["earlier bucket", "stale metadata"])
+def test_what_no_release_does_wrong_is_found_too(
+    checked: Callable[..., tuple[dict[str, Any], str]], broken: str
+) -> None:
+    found, _log = checked("0.5.23", "llama", "--break", broken)
+    assert found["selfcheck"]["verdict"] == "wrong", found["selfcheck"]
+    batch = found["selfcheck"]["batches"][-1]["batch"]
+    assert batch.startswith("largest bucket" if broken == "earlier bucket" else "middle bucket"), found["selfcheck"]
+
+
+@pytest.mark.parametrize("mode", ["warn", "strict"])
+def test_a_check_that_cannot_run_says_so_and_changes_nothing(
+    checked: Callable[..., tuple[dict[str, Any], str]], mode: str
+) -> None:
+    found, log = checked("0.5.23", "llama", "--break", "eager", mode=mode)
+    assert found["selfcheck"]["verdict"] == "not checked" and "TypeError" in found["selfcheck"]["reason"]
+    assert (found["refused"] is None) == (mode == "warn")
+    assert found["touched"] == [] and "Traceback" in log
+
+
+def test_without_time_for_all_the_cheap_ones_are_checked(checked: Callable[..., tuple[dict[str, Any], str]]) -> None:
+    found, _log = checked("0.5.23", "llama", "--seconds", "0.2")
+    assert found["selfcheck"]["verdict"] == "right"
+    assert 1 <= len(found["selfcheck"]["batches"]) < 7
+
+
+@pytest.mark.parametrize("broken", ["slots stay taken", "slots stay written"])
+def test_a_check_that_left_traces_would_be_seen(
+    checked: Callable[..., tuple[dict[str, Any], str]], broken: str
+) -> None:
+    found, _log = checked("0.5.23", "llama", "--break", broken)
+    assert found["touched"], found
+
+
+def test_the_canary_answers_rightly_and_turns_wrong_graphs_off(
+    checked: Callable[..., tuple[dict[str, Any], str]],
+) -> None:
+    options = ("--no-check", "--prefills", "5", "--freed-memory", "kept")
+    environ = {"SGLANG_BCG_FIXES": "off", "SGLANG_BCG_CANARY": "2"}
+    found, log = checked("0.5.12.post1", "qwen3next", *options, mode="off", **environ)
+    served = [(row["equal"], row["replays"] > 0) for row in found["prefills"]]
+    # wrong and not looked at, looked at and right, and eager from then on
+    assert served == [(False, True), (True, True), (True, False), (True, False), (True, False)], found["prefills"]
+    assert found["selfcheck afterwards"]["verdict"] == "wrong" and found["canary"] == {"every": 2, "compared": 1}
+    assert "`bcg-fixes explain linear_attention_captured`" in log
+
+
+@pytest.mark.parametrize(("release", "model"), [("0.5.12.post1", "qwen3next"), ("0.5.23", "llama")])
+def test_the_canary_leaves_right_graphs_alone(
+    checked: Callable[..., tuple[dict[str, Any], str]], release: str, model: str
+) -> None:
+    found, log = checked(release, model, "--no-check", "--prefills", "5", mode="off", SGLANG_BCG_CANARY="2")
+    assert all(row["equal"] and row["replays"] for row in found["prefills"]), found["prefills"]
+    assert found["canary"] == {"every": 2, "compared": 2} and "self-check: wrong" not in log
