@@ -59,14 +59,7 @@ class Examination:
                 for decision in self.plan.decisions
             ],
             "harmless": [dataclasses.asdict(spot) for spot in HARMLESS],
-            "kernels": {
-                choice.op: {
-                    "impl": choice.impl.name if choice.impl else "sglang",
-                    "rejected": dict(choice.rejected),
-                    "evidence": [dataclasses.asdict(item) for item in choice.finding.evidence],
-                }
-                for choice in self.plan.kernels
-            },
+            "kernels": {choice.op: choice.as_dict() for choice in self.plan.kernels},
             "wanted_but_missing": [decision.id for decision in self.wanted_but_missing],
         }
 

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
+from typing import Any
 
 from sglang_bcg_fixes.flags import Settings
 from sglang_bcg_fixes.model import Accepted, Action, Decision, Finding, Fix, Impl, Kernel, PatchPoint, Rejected, Verdict
@@ -33,6 +34,11 @@ class Choice:
         return self.kernel.op
 
     @property
+    def name(self) -> str:
+        """Whose code runs: an implementation of ours, or SGLang's own."""
+        return self.impl.name if self.impl else "sglang"
+
+    @property
     def required(self) -> bool:
         return self.state not in ("auto", "off")
 
@@ -53,6 +59,13 @@ class Choice:
             return Action.BLOCKED if self.required else Action.OFF
         return found[self.finding.verdict]
 
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "impl": self.name,
+            "rejected": dict(self.rejected),
+            "evidence": [dataclasses.asdict(item) for item in self.finding.evidence],
+        }
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -67,7 +80,7 @@ class Plan:
         """Equal in two processes exactly when they do the same to the same source."""
         content = [
             [[d.id, d.action.value, [item.form for item in d.finding.evidence]] for d in self.decisions],
-            [[choice.op, choice.impl.name if choice.impl else None] for choice in self.kernels],
+            [[choice.op, choice.name] for choice in self.kernels],
         ]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
 

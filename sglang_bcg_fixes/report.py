@@ -54,20 +54,8 @@ class KernelOutcome:
     state: str
     detail: str
 
-    @property
-    def name(self) -> str:
-        return self.choice.impl.name if self.choice.impl else "sglang"
-
     def as_dict(self) -> dict[str, Any]:
-        evidence = [dataclasses.asdict(item) for item in self.choice.finding.evidence]
-        rejected = dict(self.choice.rejected)
-        return {
-            "impl": self.name,
-            "state": self.state,
-            "detail": self.detail,
-            "rejected": rejected,
-            "evidence": evidence,
-        }
+        return {**self.choice.as_dict(), "state": self.state, "detail": self.detail}
 
 
 @dataclasses.dataclass
@@ -96,7 +84,7 @@ class Report:
         """The line that every process logs, and logs again when a waiting fix has been applied."""
         states = [*ALWAYS, *(state for state in SOMETIMES if self.ids(state))]
         parts = [f"{state} {', '.join(self.ids(state)) or 'none'}" for state in states]
-        ours = [f"{op} {each.name} ({each.state})" for op, each in self.kernels.items() if each.choice.impl]
+        ours = [f"{op} {each.choice.name} ({each.state})" for op, each in self.kernels.items() if each.choice.impl]
         parts += [f"kernels {', '.join(ours)}"] if ours else []
         return f"bcg-fixes {__version__} on sglang {self.plan.version}, {process_name()}: {'; '.join(parts)}"
 
