@@ -12,29 +12,15 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from sglang_bcg_fixes import reached
+from sglang_bcg_fixes import reached, runners
 from sglang_bcg_fixes.model import Action, Finding, Fix, How, PatchPoint, Verdict
 from sglang_bcg_fixes.patching import Ledger
 from sglang_bcg_fixes.plan import Plan
 from sglang_bcg_fixes.probe import Source
 
-ME, SPECULATIVE = "sglang.srt.model_executor", "sglang.srt.speculative"
 BATCHES = "batches"
 RUNNERS = "graph_runners"
-FORWARD = f"{ME}.model_runner:ModelRunner.forward"
-# of each kind in the order of releases; a release has one of a kind or none
-BUILT = (
-    (
-        f"{ME}.breakable_cuda_graph_runner:BreakableCudaGraphRunner",
-        f"{ME}.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner",
-    ),
-    (
-        f"{ME}.cuda_graph_runner:CudaGraphRunner",
-        f"{ME}.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner",
-    ),
-    (f"{SPECULATIVE}.eagle_draft_cuda_graph_runner:EAGLEDraftCudaGraphRunner",),
-    (f"{SPECULATIVE}.eagle_draft_extend_cuda_graph_runner:EAGLEDraftExtendCudaGraphRunner",),
-)
+FORWARD = f"{runners.EXECUTOR}.model_runner:ModelRunner.forward"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,8 +67,8 @@ def look(occasion: str, ledger: Ledger, made: Plan) -> ReadBack:
 
 def watches(source: Source) -> Iterator[Fix]:
     """What is hooked for it in this SGLang: each is applied like a fix when its module is imported, and alone."""
-    for kinds in BUILT:
-        for runner in kinds:
+    for places in runners.BY_PHASE.values():
+        for runner in places:
             if source.has_module(runner.partition(":")[0]):
                 name, body = f"{RUNNERS}:{runner.partition(':')[2]}", f"{__name__}:after_runner"
                 yield watch(name, f"{runner}.__init__", How.AFTER, body)

@@ -19,11 +19,10 @@ from sglang_bcg_fixes.fixes.single_request_capture import replaced_forward
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Definition, Source, absent, affected, fixed
+from sglang_bcg_fixes.runners import OLD_PREFILL, PREFILL
 
-OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner"
-RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
-TRIM = f"{RUNNER}._trim_logits_output"
-REPLAYS = (f"{OLD_RUNNER}.replay", f"{RUNNER}.execute")
+TRIM = f"{PREFILL}._trim_logits_output"
+REPLAYS = (f"{OLD_PREFILL}.replay", f"{PREFILL}.execute")
 PART = "customized_info"
 
 

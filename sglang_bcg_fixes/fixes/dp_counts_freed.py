@@ -17,17 +17,16 @@ from typing import Any
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed
+from sglang_bcg_fixes.runners import OLD_PREFILL_MODULE, PREFILL
 
-OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner"
-RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
 KEPT = "bcg_fixes_captured_batches"
 
 
 def probe(source: Source) -> Finding:
-    if source.has_module(OLD_RUNNER):
+    if source.has_module(OLD_PREFILL_MODULE):
         return absent("the prefill graphs of this release are captured without counts of other ranks")
-    counts = source.need(f"{RUNNER}.capture_prepare").need_assignment_to("num_tokens_tensor")
-    capture = source.need(f"{RUNNER}.capture_one_shape")
+    counts = source.need(f"{PREFILL}.capture_prepare").need_assignment_to("num_tokens_tensor")
+    capture = source.need(f"{PREFILL}.capture_one_shape")
     if capture.mentions("capture_inputs="):
         return fixed("the batch of a capture is kept for its graph", capture, counts)
     return affected("nothing holds the counts that a graph reads", capture, counts)
@@ -54,7 +53,7 @@ FIX = Fix(
         "14c195d48374": "PrefillCudaGraphRunner.capture_one_shape, 0.5.21 to 0.5.22",
         "fec7f22a506d": "PrefillCudaGraphRunner.capture_one_shape, 0.5.23",
     },
-    patches=(PatchPoint((f"{RUNNER}.capture_prepare",), How.AROUND, f"{__name__}:keep_the_batch"),),
+    patches=(PatchPoint((f"{PREFILL}.capture_prepare",), How.AROUND, f"{__name__}:keep_the_batch"),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

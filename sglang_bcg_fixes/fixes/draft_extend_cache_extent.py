@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_bcg_fixes.mitigations import DRAFT_WITHOUT_TRITON
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, affected, fixed, unknown
+from sglang_bcg_fixes.runners import DRAFT_EXTEND, SPECULATIVE
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -31,9 +32,8 @@ EAGER = f"{BACKEND}.init_forward_metadata"
 CAPTURE = f"{BACKEND}.init_forward_metadata_capture_cuda_graph"
 REPLAY = f"{BACKEND}.init_forward_metadata_replay_cuda_graph"
 FORWARD = f"{BACKEND}.forward_extend"
-SPECULATIVE = "sglang.srt.speculative"
 RUNNERS = (
-    f"{SPECULATIVE}.eagle_draft_extend_cuda_graph_runner:EAGLEDraftExtendCudaGraphRunner.replay",
+    f"{DRAFT_EXTEND}.replay",
     f"{SPECULATIVE}.multi_layer_eagle_draft_extend_cuda_graph_runner:MultiLayerEagleDraftExtendCudaGraphRunner.replay",
 )
 # of the worker for topk above 1

@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, affected, unknown
+from sglang_bcg_fixes.runners import DRAFT_EXTEND
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 FLASH = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionBackend"
 TRITON = "sglang.srt.layers.attention.triton_backend:TritonAttnBackend"
-SINGLE = "sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner:EAGLEDraftExtendCudaGraphRunner"
 MULTI = "sglang.srt.speculative.multi_layer_eagle_draft_extend_cuda_graph_runner:MultiLayerEagle"
 EAGER = f"{FLASH}.init_forward_metadata"
 # what fills the buffers of a captured graph, in the order in which one took over from the other
-SINGLE_FILLS = (f"{SINGLE}.execute", f"{SINGLE}.replay")
+SINGLE_FILLS = (f"{DRAFT_EXTEND}.execute", f"{DRAFT_EXTEND}.replay")
 MULTI_FILLS = (
     f"{MULTI}MultiStepDraftExtendCudaGraphRunner.prepare",
     f"{MULTI}DraftExtendCudaGraphRunner.execute",

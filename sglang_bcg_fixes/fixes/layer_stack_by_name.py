@@ -23,10 +23,8 @@ from sglang_bcg_fixes import layer_stack
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, unknown
+from sglang_bcg_fixes.runners import OLD_PREFILL, PREFILL, PREFILL_MODULE
 
-MODULE = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
-RUNNER = f"{MODULE}:PrefillCudaGraphRunner"
-OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner"
 BY_NAME = "_resolve_transformer_layer_model"
 FLAG = "SGLANG_BCG_FIX_LAYER_STACK_BY_NAME"
 
@@ -34,19 +32,19 @@ logger = logging.getLogger("sglang_bcg_fixes")
 
 
 def probe(source: Source) -> Finding:
-    made = source.need(f"{RUNNER}.__init__", f"{OLD_RUNNER}.__init__")
+    made = source.need(f"{PREFILL}.__init__", f"{OLD_PREFILL}.__init__")
     if not made.mentions("self.layer_model"):
         return absent("the whole model is captured", made)
-    read = [made, source.need(f"{RUNNER}.capture", f"{OLD_RUNNER}._warmup")]
+    read = [made, source.need(f"{PREFILL}.capture", f"{OLD_PREFILL}._warmup")]
     if BY_NAME in made.calls:
-        read.append(source.need(f"{MODULE}:{BY_NAME}"))
+        read.append(source.need(f"{PREFILL_MODULE}:{BY_NAME}"))
     if read[-1].mentions("hasattr(layer_model, 'layers')") or made.mentions("hasattr(language_model.model, 'layers')"):
         return affected("the layers are looked for under `language_model`, `model` and `layers`", *read)
     return unknown("the layers are looked for in a way that no known release does", *read)
 
 
 def is_old(source: Source) -> bool:
-    return source.find(f"{OLD_RUNNER}.__init__") is not None
+    return source.find(f"{OLD_PREFILL}.__init__") is not None
 
 
 def prefer_structure(self: Any) -> None:
@@ -139,8 +137,8 @@ FIX = Fix(
         "0ba5fba54dbd": "PrefillCudaGraphRunner.capture, 0.5.23",
     },
     patches=(
-        PatchPoint((f"{RUNNER}.capture", f"{OLD_RUNNER}._warmup"), How.BEFORE, f"{__name__}:prefer_structure"),
-        PatchPoint((f"{OLD_RUNNER}.__init__",), How.AFTER, f"{__name__}:say_where_the_layers_are", needed=is_old),
+        PatchPoint((f"{PREFILL}.capture", f"{OLD_PREFILL}._warmup"), How.BEFORE, f"{__name__}:prefer_structure"),
+        PatchPoint((f"{OLD_PREFILL}.__init__",), How.AFTER, f"{__name__}:say_where_the_layers_are", needed=is_old),
     ),
     mitigations=PREFILL_GRAPHS_OFF,
     default="off",

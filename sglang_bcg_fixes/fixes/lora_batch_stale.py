@@ -21,10 +21,9 @@ from typing import Any
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, affected, fixed, unknown
+from sglang_bcg_fixes.runners import OLD_PREFILL, PREFILL
 
-OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner"
-RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
-CAN_RUN = (f"{OLD_RUNNER}.can_run", f"{RUNNER}.can_run_graph")
+CAN_RUN = (f"{OLD_PREFILL}.can_run", f"{PREFILL}.can_run_graph")
 
 logger = logging.getLogger("sglang_bcg_fixes")
 
@@ -33,7 +32,7 @@ def probe(source: Source) -> Finding:
     gate = source.need(*CAN_RUN)
     if "self.model_runner.lora_manager.can_use_prefill_cuda_graph" in gate.calls:
         return fixed("a batch with adapters is asked whether the graph's lists can hold it", gate)
-    made = source.need(f"{OLD_RUNNER}._build_capture_forward_batch", f"{RUNNER}.capture_prepare")
+    made = source.need(f"{OLD_PREFILL}._build_capture_forward_batch", f"{PREFILL}.capture_prepare")
     if "lora_ids=None" in made.text and "lora" not in gate.text:
         return affected("the capture prepares no adapters, and every batch is replayed", gate, made)
     return unknown("adapters are captured in a way that no known release does", gate, made)

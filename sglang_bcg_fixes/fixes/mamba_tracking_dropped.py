@@ -23,10 +23,9 @@ from sglang_bcg_fixes import patching
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.runners import OLD_PREFILL, PREFILL
 
 MIXER = "sglang.srt.layers.attention.hybrid_linear_attn_backend:Mamba2AttnBackend.forward"
-OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner"
-RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
 ASK_THE_METADATA = frozenset({"GDNAttnBackend", "KDAAttnBackend"})
 
 logger = logging.getLogger("sglang_bcg_fixes")
@@ -36,12 +35,12 @@ def probe(source: Source) -> Finding:
     mixer = source.need(MIXER)
     if not mixer.mentions("forward_batch.mamba_track_mask"):
         return absent("Mamba2 layers write no checkpoints in prefill", mixer)
-    old = source.find(f"{OLD_RUNNER}._init_buffers")
+    old = source.find(f"{OLD_PREFILL}._init_buffers")
     if old:
         if old.mentions("enable_mamba_track=False"):
             return affected("the breakable runner never carries mamba_track_mask", mixer, old)
         return unknown("the breakable runner allots its buffers in a way that no known release does", mixer, old)
-    gate = source.need(f"{RUNNER}._is_mamba_track_enabled")
+    gate = source.need(f"{PREFILL}._is_mamba_track_enabled")
     if "self.model_runner.spec_algorithm.is_none" in gate.calls:
         return affected("the prefill runner carries no mamba_track_mask with speculative decoding", mixer, gate)
     return fixed("the prefill runner carries mamba_track_mask with and without speculative decoding", mixer, gate)
@@ -113,7 +112,7 @@ FIX = Fix(
         "8e8296e7d7e7": "Mamba2AttnBackend.forward, 0.5.20 to 0.5.23",
         "c00fa2f2d487": "PrefillCudaGraphRunner._is_mamba_track_enabled, 0.5.20 to 0.5.23",
     },
-    patches=(PatchPoint((f"{OLD_RUNNER}.can_run", f"{RUNNER}.can_run_graph"), How.AROUND, f"{__name__}:can_run"),),
+    patches=(PatchPoint((f"{OLD_PREFILL}.can_run", f"{PREFILL}.can_run_graph"), How.AROUND, f"{__name__}:can_run"),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("falcon_h1_checkpoints",),
 )

@@ -18,18 +18,17 @@ from typing import Any
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.runners import OLD_PREFILL_MODULE, PREFILL
 
-OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner"
-RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
 FILL = "sglang.srt.model_executor.cuda_graph_buffer_registry:CudaGraphBufferRegistry.fill_from"
 MIX = "sglang.srt.managers.schedule_batch:ScheduleBatch.mix_with_running"
 MASK = "mamba_track_mask"
 
 
 def probe(source: Source) -> Finding:
-    if source.has_module(OLD_RUNNER):
+    if source.has_module(OLD_PREFILL_MODULE):
         return absent("the prefill runner of this release carries no checkpoints")
-    load = source.need(f"{RUNNER}.load_batch")
+    load = source.need(f"{PREFILL}.load_batch")
     fill, given = source.need(FILL), load.need_assignment_to(MASK)
     kept = source.need(MIX).assignment_to(f"self.{MASK}")
     if kept:
@@ -57,7 +56,7 @@ FIX = Fix(
         "5341e30a19ab": "CudaGraphBufferRegistry.fill_from, 0.5.23",
         "981d78a3b4da": "ScheduleBatch.mix_with_running's self.mamba_track_mask, 0.5.23",
     },
-    patches=(PatchPoint((f"{RUNNER}.load_batch",), How.BEFORE, f"{__name__}:clear_the_mask"),),
+    patches=(PatchPoint((f"{PREFILL}.load_batch",), How.BEFORE, f"{__name__}:clear_the_mask"),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("qwen3_next_prefix_cache",),
 )

@@ -24,6 +24,7 @@ from sglang_bcg_fixes import graph_break, patching
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, affected, fixed
+from sglang_bcg_fixes.runners import OLD_PREFILL, OLD_PREFILL_MODULE
 
 HANDLERS = "sglang.srt.models.deepseek_common.attention_backend_handler"
 ATTENTION = "sglang.srt.layers.radix_attention"
@@ -37,8 +38,7 @@ PLAN = (
     "sglang.srt.layers.attention.flashinfer_mla_backend:FlashInferMLAAttnBackend.init_forward_metadata",
     "sglang.srt.layers.attention.trtllm_mla_backend:TRTLLMMLABackend.init_forward_metadata",
 )
-OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner"
-WARM_UP = f"{OLD_RUNNER}:BreakableCudaGraphRunner._warmup"
+WARM_UP = f"{OLD_PREFILL}._warmup"
 
 
 def probe(source: Source) -> Finding:
@@ -60,7 +60,7 @@ def probe(source: Source) -> Finding:
 
 
 def warms_up_outside(source: Source) -> bool:
-    return source.has_module(OLD_RUNNER)
+    return source.has_module(OLD_PREFILL_MODULE)
 
 
 def as_under_a_piecewise_graph(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

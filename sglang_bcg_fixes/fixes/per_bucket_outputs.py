@@ -14,17 +14,17 @@ from __future__ import annotations
 from sglang_bcg_fixes.mitigations import FEWER_PREFILL_GRAPHS
 from sglang_bcg_fixes.model import Finding, Fix
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.runners import OLD_PREFILL
 
-OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner"
 BACKEND = "sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend:BreakableCudaGraphBackend"
 
 
 def probe(source: Source) -> Finding:
-    old = source.find(f"{OLD_RUNNER}._capture_all")
+    old = source.find(f"{OLD_PREFILL}._capture_all")
     if old is None:
         shared = source.need(f"{BACKEND}.capture_one").need_assignment_to("self._shared_output_buffer")
         return fixed("all graphs write to one output buffer", shared)
-    captured = source.need(f"{OLD_RUNNER}._run_forward")
+    captured = source.need(f"{OLD_PREFILL}._run_forward")
     if "self.layer_model.forward" not in captured.calls:
         return absent("the graphs end with the logits of one request, and keep no hidden states", captured)
     kept = old.need_assignment_to("self.output_buffers[num_tokens]")

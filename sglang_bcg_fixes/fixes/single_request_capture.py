@@ -28,12 +28,11 @@ from sglang_bcg_fixes.fixes import mla_dispatch_unaware
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, affected, fixed, unknown
+from sglang_bcg_fixes.runners import OLD_PREFILL, PREFILL
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner"
-RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
 PREPARE = "sglang.srt.model_executor.piecewise_cuda_graph_runner:PiecewiseCudaGraphRunner.replay_prepare"
 # where the runner keeps what this fix knows about its model
 STATE = "bcg_fixes_captured_layers"
@@ -50,13 +49,13 @@ logger = logging.getLogger("sglang_bcg_fixes")
 
 
 def probe(source: Source) -> Finding:
-    captured = source.need(f"{OLD_RUNNER}._run_forward", f"{RUNNER}._run_forward")
+    captured = source.need(f"{OLD_PREFILL}._run_forward", f"{PREFILL}._run_forward")
     if "self.layer_model.forward" in captured.calls:
         return fixed("the layers are captured without the logits", captured)
-    admission = source.need(f"{OLD_RUNNER}.can_run", f"{RUNNER}.can_run_graph")
+    admission = source.need(f"{OLD_PREFILL}.can_run", f"{PREFILL}.can_run_graph")
     if "self.model_runner.model.forward" in captured.calls and admission.mentions("forward_batch.batch_size > 1"):
-        replay = source.need(f"{OLD_RUNNER}.replay")
-        capture = (source.need(f"{OLD_RUNNER}._warmup"), source.need(f"{OLD_RUNNER}._capture_all"))
+        replay = source.need(f"{OLD_PREFILL}.replay")
+        capture = (source.need(f"{OLD_PREFILL}._warmup"), source.need(f"{OLD_PREFILL}._capture_all"))
         prepare = source.need(PREPARE)
         reason = "the whole model is captured with one request, and can_run refuses more"
         return affected(reason, captured, admission, replay, prepare, *capture)
@@ -282,11 +281,11 @@ FIX = Fix(
         "2add49383b22": "PrefillCudaGraphRunner._run_forward, 0.5.22 to 0.5.23",
     },
     patches=(
-        PatchPoint((f"{OLD_RUNNER}._warmup",), How.AROUND, f"{__name__}:warm_up"),
-        PatchPoint((f"{OLD_RUNNER}._capture_all",), How.AROUND, f"{__name__}:capture_all"),
-        PatchPoint((f"{OLD_RUNNER}._run_forward",), How.AROUND, f"{__name__}:run_layers"),
-        PatchPoint((f"{OLD_RUNNER}.can_run",), How.AROUND, f"{__name__}:can_run"),
-        PatchPoint((f"{OLD_RUNNER}.replay",), How.REPLACE, f"{__name__}:replay"),
+        PatchPoint((f"{OLD_PREFILL}._warmup",), How.AROUND, f"{__name__}:warm_up"),
+        PatchPoint((f"{OLD_PREFILL}._capture_all",), How.AROUND, f"{__name__}:capture_all"),
+        PatchPoint((f"{OLD_PREFILL}._run_forward",), How.AROUND, f"{__name__}:run_layers"),
+        PatchPoint((f"{OLD_PREFILL}.can_run",), How.AROUND, f"{__name__}:can_run"),
+        PatchPoint((f"{OLD_PREFILL}.replay",), How.REPLACE, f"{__name__}:replay"),
     ),
     after=("linear_attention_captured", "mla_dispatch_unaware"),
     mitigations=PREFILL_GRAPHS_OFF,

@@ -32,14 +32,14 @@ from sglang_bcg_fixes.fixes import mamba_tracking_dropped
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.runners import OLD_PREFILL, PREFILL, PREFILL_MODULE
 
 MODELS = "sglang/srt/models"
-RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
 RUN_FORWARD = (
-    f"{RUNNER}:PrefillCudaGraphRunner._run_forward",
-    "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner._run_forward",
+    f"{PREFILL}._run_forward",
+    f"{OLD_PREFILL}._run_forward",
 )
-NAMES_BY_SIGNATURE = f"{RUNNER}:_build_layer_model_forward_kwargs"
+NAMES_BY_SIGNATURE = f"{PREFILL_MODULE}:_build_layer_model_forward_kwargs"
 CALLEE = "self.layer_model.forward"
 # in the order in which every release passes them
 PASSED = ("input_ids", "positions", "forward_batch", "input_embeds")

@@ -18,10 +18,10 @@ from typing import Any
 from sglang_bcg_fixes.mitigations import NO_BREAKABLE_GRAPHS_AND_NO_PADDING
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Definition, Source, affected, fixed
+from sglang_bcg_fixes.runners import OLD_PREFILL
 
 DECODE = "sglang.srt.model_executor.cuda_graph_runner:DecodeInputBuffers"
 FILL = f"{DECODE}.populate_from_forward_batch"
-BREAKABLE = "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner"
 SHARE = "sglang.srt.model_executor.input_buffers:ForwardInputBuffers.share_buffers"
 REGISTRY = "sglang.srt.model_executor.cuda_graph_buffer_registry:build_decode_registry"
 BACKEND = "sglang.srt.layers.attention.triton_backend:TritonAttnBackend._fill_cuda_graph_swa_out_cache_loc"
@@ -48,7 +48,7 @@ def decode_buffer(source: Source) -> Definition:
 
 
 def breakable_buffer(source: Source) -> Definition:
-    return source.need(f"{BREAKABLE}._init_buffers").need_assignment_to("out_cache_loc_swa")
+    return source.need(f"{OLD_PREFILL}._init_buffers").need_assignment_to("out_cache_loc_swa")
 
 
 def padding_is_stale(source: Source) -> bool:

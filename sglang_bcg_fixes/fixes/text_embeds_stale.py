@@ -14,21 +14,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_bcg_fixes.fixes.vlm_embeds_dropped import RUNNER, replayed_forward, takes_no_embeddings
+from sglang_bcg_fixes.fixes.vlm_embeds_dropped import replayed_forward, takes_no_embeddings
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed
+from sglang_bcg_fixes.runners import OLD_PREFILL_MODULE, PREFILL
 
-OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner"
-LOAD = f"{RUNNER}.load_batch"
-FILL = f"{RUNNER}._fill_input_embeds_slot"
+LOAD = f"{PREFILL}.load_batch"
+FILL = f"{PREFILL}._fill_input_embeds_slot"
 
 
 def probe(source: Source) -> Finding:
     replay = replayed_forward(source)
     if replay is None or takes_no_embeddings(source):
         return absent("the graphs look the embeddings up by themselves")
-    if source.has_module(OLD_RUNNER):
+    if source.has_module(OLD_PREFILL_MODULE):
         return absent("a replay is given every embedding, or fails (vlm_embeds_dropped)")
     given, fill = source.need(LOAD).need_assignment_to("input_embeds"), source.find(FILL)
     if fill and "self._fill_input_embeds_slot" in replay.calls:

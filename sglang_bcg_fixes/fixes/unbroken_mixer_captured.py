@@ -24,15 +24,14 @@ from sglang_bcg_fixes import graph_break, patching
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, affected
+from sglang_bcg_fixes.runners import OLD_PREFILL, PREFILL
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
-OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner"
-RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
-CAPTURE = (f"{RUNNER}.capture", f"{OLD_RUNNER}._warmup")
+CAPTURE = (f"{PREFILL}.capture", f"{OLD_PREFILL}._warmup")
 # from 0.5.17 all ranks vote by the first one, and the second one asks it
-MAY_REPLAY = (f"{RUNNER}.can_replay_locally", f"{RUNNER}.can_run_graph", f"{OLD_RUNNER}.can_run")
+MAY_REPLAY = (f"{PREFILL}.can_replay_locally", f"{PREFILL}.can_run_graph", f"{OLD_PREFILL}.can_run")
 # where the runner keeps whether its model is refused
 REFUSED = "bcg_fixes_unbroken_mixer"
 
@@ -50,12 +49,12 @@ logger = logging.getLogger("sglang_bcg_fixes")
 def probe(source: Source) -> Finding:
     read = [source.need(*CAPTURE), source.need(*MAY_REPLAY)]
     if is_old(source):
-        read.append(source.need(f"{OLD_RUNNER}._capture_all"))
+        read.append(source.need(f"{OLD_PREFILL}._capture_all"))
     return affected("the runner captures a model's layers and asks none of them for a break", *read)
 
 
 def is_old(source: Source) -> bool:
-    return source.find(f"{OLD_RUNNER}._warmup") is not None
+    return source.find(f"{OLD_PREFILL}._warmup") is not None
 
 
 def unbroken_mixers(model: Module, linear_backend: Any) -> Iterator[str]:
@@ -200,7 +199,7 @@ FIX = Fix(
     },
     patches=(
         PatchPoint(CAPTURE, How.AROUND, f"{__name__}:unless_refused"),
-        PatchPoint((f"{OLD_RUNNER}._capture_all",), How.AROUND, f"{__name__}:unless_refused", needed=is_old),
+        PatchPoint((f"{OLD_PREFILL}._capture_all",), How.AROUND, f"{__name__}:unless_refused", needed=is_old),
         PatchPoint(MAY_REPLAY, How.AROUND, f"{__name__}:never_if_refused"),
     ),
     # wraps those of that fix, which would look for layers in vain

@@ -26,14 +26,13 @@ from typing import Any
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Definition, Source, affected, fixed
+from sglang_bcg_fixes.runners import OLD_PREFILL, PREFILL
 
-OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner"
-RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
 REPLAY = "replay_layer_forward"
 DEEPSTACK_MODEL = "sglang.srt.models.qwen3_vl:Qwen3LLMModel.forward"
 DEEPSTACK = "input_deepstack_embeds"
-CAN_RUN = (f"{OLD_RUNNER}.can_run", f"{RUNNER}.can_run_graph")
-VOTE = f"{RUNNER}.can_replay_locally"
+CAN_RUN = (f"{OLD_PREFILL}.can_run", f"{PREFILL}.can_run_graph")
+VOTE = f"{PREFILL}.can_replay_locally"
 
 logger = logging.getLogger("sglang_bcg_fixes")
 
@@ -60,7 +59,7 @@ def probe(source: Source) -> Finding:
 
 
 def captured_forward(source: Source) -> Definition:
-    return source.need(f"{OLD_RUNNER}._run_forward", f"{RUNNER}._run_forward")
+    return source.need(f"{OLD_PREFILL}._run_forward", f"{PREFILL}._run_forward")
 
 
 def replayed_forward(source: Source) -> Definition | None:
@@ -68,14 +67,14 @@ def replayed_forward(source: Source) -> Definition | None:
     if "self.layer_model.forward" not in captured_forward(source).calls:
         return None
     return source.need(
-        f"{RUNNER}._execute_body_capture.{REPLAY}",
-        f"{RUNNER}.execute.{REPLAY}",
-        f"{OLD_RUNNER}.replay.{REPLAY}",
+        f"{PREFILL}._execute_body_capture.{REPLAY}",
+        f"{PREFILL}.execute.{REPLAY}",
+        f"{OLD_PREFILL}.replay.{REPLAY}",
     )
 
 
 def given_embeddings(source: Source) -> list[Definition]:
-    load = source.find(f"{RUNNER}.load_batch")
+    load = source.find(f"{PREFILL}.load_batch")
     return [load.need_assignment_to("input_embeds")] if load else []
 
 

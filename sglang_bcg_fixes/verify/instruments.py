@@ -21,27 +21,15 @@ from sglang_bcg_fixes.fixes import stack_call_signature
 from sglang_bcg_fixes.hookspecs import hookimpl
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint, Verdict
 from sglang_bcg_fixes.probe import Source
+from sglang_bcg_fixes.runners import BY_PHASE, EXECUTOR, PREFILL
 
-ME = "sglang.srt.model_executor"
-DRAFT_EXTEND = "sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner:EAGLEDraftExtendCudaGraphRunner"
-# each phase's runner in older and in newer releases, which name the question and the answer differently
-RUNNERS = {
-    "prefill": (
-        f"{ME}.breakable_cuda_graph_runner:BreakableCudaGraphRunner",
-        f"{ME}.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner",
-    ),
-    "decode": (
-        f"{ME}.cuda_graph_runner:CudaGraphRunner",
-        f"{ME}.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner",
-    ),
-    "draft_extend": (DRAFT_EXTEND, DRAFT_EXTEND),
-}
+PHASES = ("prefill", "decode", "draft_extend")
+# older and newer releases name the question and the answer differently
 QUESTIONS, ANSWERS = ("can_run", "can_run_graph"), ("replay", "execute")
 PRIMITIVES = tuple(
-    f"{ME}.{package}breakable_cuda_graph.breakable_cuda_graph" for package in ("", "runner_backend_utils.")
+    f"{EXECUTOR}.{package}breakable_cuda_graph.breakable_cuda_graph" for package in ("", "runner_backend_utils.")
 )
-PADDED_RUNNER = f"{ME}.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
-PADDED_BACKEND = f"{ME}.runner_backend.breakable_cuda_graph_backend:BreakableCudaGraphBackend"
+PADDED_BACKEND = f"{EXECUTOR}.runner_backend.breakable_cuda_graph_backend:BreakableCudaGraphBackend"
 SUFFIX = ".passes"
 # every tiny model has this token, and SGLang pads with 0
 PADDING = 7
@@ -187,13 +175,19 @@ def instrument(name: str, doc: str, *points: PatchPoint, after: tuple[str, ...] 
     return Fix(id=name, doc=doc, upstream=(), probe=probe, known={}, patches=points, default="on", after=after)
 
 
+def methods(phase: str, names: tuple[str, str]) -> tuple[str, ...]:
+    """The method of the phase's runner in older and in newer releases."""
+    places = BY_PHASE[phase]
+    return tuple(f"{runner}.{name}" for runner, name in zip((places[0], places[-1]), names, strict=True))
+
+
 def every_instrument() -> dict[str, Fix]:
     # a counter stands outermost, where it sees what a fix makes of the question and of the answer
     mended = tuple(info.name for info in pkgutil.iter_modules(fixes.__path__))
     found = {}
-    for phase, runners in RUNNERS.items():
-        asked = tuple(f"{runner}.{method}" for runner, method in zip(runners, QUESTIONS, strict=True))
-        done = tuple(f"{runner}.{method}" for runner, method in zip(runners, ANSWERS, strict=True))
+    for phase in PHASES:
+        asked = methods(phase, QUESTIONS)
+        done = methods(phase, ANSWERS)
         how = How.AROUND if phase == "prefill" else How.AFTER
         found[f"refuse_{phase}"] = instrument(
             f"refuse_{phase}",
@@ -215,7 +209,7 @@ def every_instrument() -> dict[str, Fix]:
     found[PADDED] = instrument(
         PADDED,
         "Replays are of graphs, not of the code that they were captured from.",
-        PatchPoint((f"{PADDED_RUNNER}.load_batch",), How.AFTER, f"{__name__}:change_the_padding"),
+        PatchPoint((f"{PREFILL}.load_batch",), How.AFTER, f"{__name__}:change_the_padding"),
         PatchPoint((f"{PADDED_BACKEND}.replay",), How.AROUND, f"{__name__}:run_the_code"),
         after=mended,
     )
@@ -231,7 +225,7 @@ def every_instrument() -> dict[str, Fix]:
 
 def can_run_padded(source: Source) -> bool:
     """Whether the padded batch and the replay pass through functions of their own."""
-    return all(source.find(where) for where in (f"{PADDED_RUNNER}.load_batch", f"{PADDED_BACKEND}.replay"))
+    return all(source.find(where) for where in (f"{PREFILL}.load_batch", f"{PADDED_BACKEND}.replay"))
 
 
 COUNTERS = ("count_prefill", "count_decode", "count_draft_extend", "count_graphs")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sglang_bcg_fixes import read_back
+from sglang_bcg_fixes import read_back, runners
 from sglang_bcg_fixes.probe import Folder, Source
 from tests import processes
 from tests.wheels import RELEASES
@@ -45,7 +45,7 @@ def test_every_release_has_the_places_that_are_watched(
 ) -> None:
     source = Source(Folder(release_root(release)))
     places = [place for hook in read_back.watches(source) for point in hook.patches for place in point.where]
-    assert len(places) == len(read_back.BUILT) + 1
+    assert len(places) == len(runners.BY_PHASE) + 1
     assert [place for place in places if source.find(place) is None] == []
 
 

@@ -38,8 +38,8 @@ class Runner:
     __module__ = "sglang"
 batch = types.SimpleNamespace(input_ids=[1, 2, 3], batch_size=2, input_embeds=None)
 layers = {}
-for phase, runners in instruments.RUNNERS.items():
-    asked = locate(tuple(f"{r}.{q}" for r, q in zip(runners, instruments.QUESTIONS)))
+for phase in instruments.PHASES:
+    asked = locate(instruments.methods(phase, instruments.QUESTIONS))
     # the counter is outermost, the refusal next, SGLang's own innermost
     wrapper = core(asked.own())
     inner = wrapper.__wrapped__

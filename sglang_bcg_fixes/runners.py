@@ -1,0 +1,20 @@
+"""Where SGLang's runners of CUDA graphs live, in older and in newer releases; a release has one of a kind or none."""
+
+from __future__ import annotations
+
+EXECUTOR, SPECULATIVE = "sglang.srt.model_executor", "sglang.srt.speculative"
+OLD_PREFILL_MODULE = f"{EXECUTOR}.breakable_cuda_graph_runner"
+PREFILL_MODULE = f"{EXECUTOR}.runner.prefill_cuda_graph_runner"
+OLD_PREFILL = f"{OLD_PREFILL_MODULE}:BreakableCudaGraphRunner"
+PREFILL = f"{PREFILL_MODULE}:PrefillCudaGraphRunner"
+OLD_DECODE = f"{EXECUTOR}.cuda_graph_runner:CudaGraphRunner"
+DECODE = f"{EXECUTOR}.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner"
+DRAFT = f"{SPECULATIVE}.eagle_draft_cuda_graph_runner:EAGLEDraftCudaGraphRunner"
+DRAFT_EXTEND = f"{SPECULATIVE}.eagle_draft_extend_cuda_graph_runner:EAGLEDraftExtendCudaGraphRunner"
+# the older place first
+BY_PHASE = {
+    "prefill": (OLD_PREFILL, PREFILL),
+    "decode": (OLD_DECODE, DECODE),
+    "draft": (DRAFT,),
+    "draft_extend": (DRAFT_EXTEND,),
+}
