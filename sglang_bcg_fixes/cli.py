@@ -42,9 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return run_module.run(given[1:])
     options = parser().parse_args(given)
     try:
-        status = int(options.run(options))
+        code = int(options.run(options))
         sys.stdout.flush()
-        return status
+        return code
     except BrokenPipeError:
         # the reader, such as `head`, has seen enough; python would complain once more at exit
         sys.stdout = None
