@@ -165,6 +165,11 @@ def callees(value: Any) -> Iterable[Any]:
     return [*getattr(value, "__dict__", {}).values(), getattr(value, "__wrapped__", None)]
 
 
+def fixes_in(function: Any) -> set[str]:
+    """The fixes that a call of this function comes to, whatever stands round them."""
+    return {getattr(value, MARK) for value in layers(core(function)) if is_ours(value)}
+
+
 def is_ours(value: Any) -> bool:
     return MARK in getattr(value, "__dict__", {}) and value in _made
 

@@ -72,10 +72,7 @@ def wants_checkpoint(model_runner: Any, forward_batch: Any) -> bool:
 
 def is_applied(runner: Any) -> bool:
     """Whether the runner asks this fix, beside others perhaps, before it replays."""
-    gate = getattr(type(runner), "can_run", None)
-    while gate is not None and getattr(gate, patching.MARK, None) != FIX.id:
-        gate = getattr(gate, "__wrapped__", None)
-    return gate is not None
+    return FIX.id in patching.fixes_in(getattr(type(runner), "can_run", None))
 
 
 @functools.cache

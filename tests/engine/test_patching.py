@@ -104,6 +104,21 @@ def test_a_fix_that_another_one_has_replaced_is_not_live() -> None:
     """)
 
 
+def test_a_fix_is_found_in_what_holds_it_and_not_by_its_mark() -> None:
+    check("""
+        import functools
+        from sglang_bcg_fixes.patching import fixes_in
+        assert fixes_in(target.function) == set() == fixes_in(None)
+        ledger.apply(fix("one", point("function")))
+        ledger.apply(fix("two", point("function", body="outer")))
+        ours = target.function
+        for held in (ours, functools.partial(ours), lambda x, original=ours: original(x)):
+            assert fixes_in(held) == {"one", "two"}, held
+        # it takes our marks along and never calls us
+        assert fixes_in(functools.wraps(ours)(lambda x: [])) == set()
+    """)
+
+
 def test_a_second_apply_is_refused_and_changes_nothing() -> None:
     check("""
         ledger.apply(fix("one", point("function")))

@@ -251,11 +251,11 @@ def test_what_starts_by_itself_is_not_kept_away(stacks: Stacks) -> None:
 def test_what_would_lose_its_checkpoints_is_captured_where_such_batches_are_refused(
     stacks: Stacks, others_after: bool
 ) -> None:
-    gate = patching.wrap(lambda self, forward_batch: True, How.AROUND, mamba_tracking_dropped.can_run)
-    setattr(gate, patching.MARK, mamba_tracking_dropped.FIX.id)
-    if others_after:
-        gate = patching.wrap(gate, How.AROUND, mamba_tracking_dropped.can_run)
-        setattr(gate, patching.MARK, "another_fix")
+    def gate(self: Any, forward_batch: Any) -> bool:
+        return True
+
+    for fix_id in (mamba_tracking_dropped.FIX.id, *(["another_fix"] if others_after else [])):
+        gate = patching.rebuild("a:gate", gate, How.AROUND, mamba_tracking_dropped.can_run, fix_id)
     sent = batch()
     place = "nemotron_h:NemotronHModel"
     assert is_right(stacks.call(place, sent, gate=gate, extra_buffer=True), sent)
