@@ -10,15 +10,11 @@ import pytest
 from tests import processes
 
 CODE = """
-import json
 from sglang_on_cpu import graphs, one_batch, prefill
-one_batch.import_sglang(with_graphs=True)
-one_batch.load_plugins()
-from sglang_bcg_fixes.plugin import load
+from tests.fixes import small_llama
 
-loaded = one_batch.load("llama")
+loaded = small_llama.load()
 runner = loaded.model_runner
-one_batch.randomize(runner.model)
 answers, logits, run = [], runner.model.logits_processor.forward, runner.forward
 
 def with_info(*args, **kwargs):
@@ -39,12 +35,7 @@ def replayed():
     one_batch.generate(loaded, prefill._prompts([3, 4]), 1)
     return [answers[-1].customized_info, graphs.counters.replays > before, "forward" in vars(runner.model)]
 
-process = load()
-applied = process.ledger.applied()
-found = {"applied": applied, "with": replayed()}
-for name in applied:
-    process.ledger.undo(name)
-print("RESULT", json.dumps({**found, "without": replayed()}))
+small_llama.tell_with_and_without(replayed)
 """
 
 

@@ -10,17 +10,14 @@ import pytest
 from tests import processes
 
 CODE = """
-import json
-from sglang_on_cpu import graphs, one_batch, prefill
-one_batch.import_sglang(with_graphs=True)
-one_batch.load_plugins()
+from sglang_on_cpu import graphs, prefill
+from tests.fixes import small_llama
+
+loaded = small_llama.load()
+runner = loaded.model_runner
 import numpy, torch
 from tests.releases import kinds_of_request
-from sglang_bcg_fixes.plugin import load
 
-loaded = one_batch.load("llama")
-runner = loaded.model_runner
-one_batch.randomize(runner.model)
 model, seen = runner.model, []
 plain = model.forward
 
@@ -63,14 +60,7 @@ model.forward = forward
 from sglang.srt.model_executor.runner.prefill_cuda_graph_runner import PrefillCudaGraphRunner
 PrefillCudaGraphRunner._is_mamba_track_enabled = lambda self: True
 prefill.capture_prefill(runner)
-process = load()
-applied = process.ledger.applied()
-found = {"applied": applied, "with": replay()}
-for name in applied:
-    process.ledger.undo(name)
-found["without"] = replay()
-found["mixing drops the mask"] = drops_the_mask()
-print("RESULT", json.dumps(found))
+small_llama.tell_with_and_without(replay, mixing_drops_the_mask=drops_the_mask())
 """
 
 
@@ -79,7 +69,7 @@ def test_a_mixed_batch_writes_no_checkpoint(release_root: Callable[[str], pathli
     only = {"SGLANG_BCG_FIXES": "off", "SGLANG_BCG_FIX_MAMBA_TRACKING_STALE": "on"}
     found = processes.beside(release_root(release), "-c", CODE, **only)[0]
     assert found["applied"] == ["mamba_tracking_stale"]
-    assert found["mixing drops the mask"] is True
+    assert found["mixing_drops_the_mask"] is True
     replayed, earlier = True, [[True, True], [5, 6]]
     assert found["without"] == [replayed, earlier, earlier]
     assert found["with"] == [replayed, earlier, [[False, False], [5, 6]]]

@@ -10,15 +10,11 @@ import pytest
 from tests import processes
 
 CODE = """
-import json
 from sglang_on_cpu import one_batch, prefill
-one_batch.import_sglang(with_graphs=True)
-one_batch.load_plugins()
-from sglang_bcg_fixes.plugin import load
+from tests.fixes import small_llama
 
-loaded = one_batch.load("llama")
+loaded = small_llama.load()
 runner = loaded.model_runner
-one_batch.randomize(runner.model)
 prompts = prefill._prompts([6, 5])
 eager = one_batch.generate(loaded, prompts, 2)[1]
 
@@ -32,12 +28,7 @@ def start():
     same = bool((one_batch.generate(loaded, prompts, 2)[1] == eager).all())
     return [type(runner.prefill_cuda_graph_runner).__name__, same]
 
-process = load()
-applied = process.ledger.applied()
-found = {"applied": applied, "with": start()}
-for name in applied:
-    process.ledger.undo(name)
-print("RESULT", json.dumps({**found, "without": start()}))
+small_llama.tell_with_and_without(start)
 """
 
 

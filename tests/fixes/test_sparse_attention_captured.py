@@ -13,17 +13,14 @@ CAPTURED = ("0.5.16", "0.5.21")
 BROKEN_OUT = ("0.5.23",)
 
 CODE = """
-import json
 from sglang_on_cpu import graphs, one_batch, prefill
-one_batch.import_sglang(with_graphs=True)
-one_batch.load_plugins()
+from tests.fixes import small_llama
+
+loaded = small_llama.load()
+runner = loaded.model_runner
 import torch
 from sglang.srt.layers.radix_attention import RadixAttention
-from sglang_bcg_fixes.plugin import load
 
-loaded = one_batch.load("llama")
-runner = loaded.model_runner
-one_batch.randomize(runner.model)
 layers = [module for module in runner.model.modules() if isinstance(module, RadixAttention)]
 dense, seen = runner.attn_backend.forward, []
 
@@ -67,13 +64,7 @@ def captured_and_replayed():
     equal = [bool((one == other).all()) for one, other in zip(eager, answers(), strict=True)]
     return {"equal": equal, "replays": graphs.counters.replays - before, "seen": list(seen)}
 
-process = load()
-applied = process.ledger.applied()
-found = {"applied": applied, "layers": len(layers), "with": captured_and_replayed()}
-for name in applied:
-    process.ledger.undo(name)
-found["without"] = captured_and_replayed()
-print("RESULT", json.dumps(found))
+small_llama.tell_with_and_without(captured_and_replayed, layers=len(layers))
 """
 
 

@@ -10,15 +10,11 @@ import pytest
 from tests import processes
 
 CODE = """
-import json
 from sglang_on_cpu import graphs, one_batch, prefill
-one_batch.import_sglang(with_graphs=True)
-one_batch.load_plugins()
-from sglang_bcg_fixes.plugin import load
+from tests.fixes import small_llama
 
-loaded = one_batch.load("llama")
+loaded = small_llama.load()
 runner = loaded.model_runner
-one_batch.randomize(runner.model)
 runner.is_multimodal = runner.model_config.is_multimodal = True
 batches = [prefill._prompts([6, 5]), prefill._prompts([9])]
 eager = [one_batch.generate(loaded, prompts, 1)[1] for prompts in batches]
@@ -29,12 +25,7 @@ def replayed():
     answers = [one_batch.generate(loaded, prompts, 1)[1] for prompts in batches]
     return [graphs.counters.replays > before, *(bool((one == other).all()) for one, other in zip(answers, eager))]
 
-process = load()
-applied = process.ledger.applied()
-found = {"applied": applied, "with": replayed()}
-for name in applied:
-    process.ledger.undo(name)
-print("RESULT", json.dumps({**found, "without": replayed()}))
+small_llama.tell_with_and_without(replayed)
 """
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import random
 import sys
-import tempfile
-import types
-from typing import Any
 
 from sglang_bcg_fixes.kernels.fa_metadata import cases, reference
 from sglang_bcg_fixes.kernels.fa_metadata import triton as form
+from tests.kernels import mutants
 
 # blocks so small that short rows have several, and several programs
 SMALL = {
@@ -60,35 +59,16 @@ MUTANTS = {
 }
 
 
-def mutant(name: str, folder: pathlib.Path) -> Any:
-    _, old, new = MUTANTS[name]
-    text = pathlib.Path(str(form.__file__)).read_text()
-    assert old in text, name
-    # triton reads the source of its kernels from a file
-    file = folder / "mutant.py"
-    file.write_text(text.replace(old, new))
-    module = types.ModuleType("mutant")
-    exec(compile(file.read_text(), str(file), "exec"), vars(module))
+def noticed(name: str, folder: pathlib.Path) -> bool:
+    operation, old, new = MUTANTS[name]
+    module = mutants.changed(form, old, new, folder)
     vars(module).update(SMALL)
-    return module
 
+    def differences(seed: int) -> list[str]:
+        return cases.differences_in(cases.draw(operation, random.Random(seed)), module, reference)
 
-def is_noticed(operation: str, seed: int, module: Any) -> bool:
-    try:
-        return cases.differences_in(cases.draw(operation, random.Random(seed)), module, reference) != []
-    except Exception:
-        # the interpreter refuses what is not Triton any more
-        return True
-
-
-def main() -> None:
-    for name in sys.argv[1:]:
-        # a file for each: python keeps the lines of one that it has read
-        with tempfile.TemporaryDirectory() as folder:
-            module = mutant(name, pathlib.Path(folder))
-            found = any(is_noticed(MUTANTS[name][0], seed, module) for seed in range(300))
-        print(name, found, sep="\t", flush=True)
+    return any(mutants.is_noticed(functools.partial(differences, seed)) for seed in range(300))
 
 
 if __name__ == "__main__":
-    main()
+    mutants.tell(sys.argv[1:], noticed)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import pathlib
 import sys
-import tempfile
-import types
 from typing import Any
 
 import torch
 
 from sglang_bcg_fixes.kernels.gdn_extend import Shape, cases, metadata
 from sglang_bcg_fixes.kernels.gdn_extend import triton as form
+from tests.kernels import mutants
 
 SHAPE = Shape(key_heads=1, value_heads=2, keys=16, values=16, width=4)
 # few programs, so that each has several items of work
@@ -111,21 +110,6 @@ MUTANTS = {
 }
 
 
-def mutant(name: str, folder: pathlib.Path) -> tuple[Any, Any]:
-    _, old, new = MUTANTS[name]
-    changes_tables = name.startswith("tables: ")
-    original = metadata if changes_tables else form
-    text = pathlib.Path(str(original.__file__)).read_text()
-    assert old in text, name
-    # triton reads the source of its kernels from a file
-    file = folder / "mutant.py"
-    file.write_text(text.replace(old, new))
-    # dataclasses look their module up
-    module = sys.modules["mutant"] = types.ModuleType("mutant")
-    exec(compile(file.read_text(), str(file), "exec"), vars(module))
-    return (form, module) if changes_tables else (module, metadata)
-
-
 def faults(case: str, modules: tuple[Any, Any]) -> list[str]:
     name, _, how = case.partition(", ")
     drawn = STEPS[name]()
@@ -133,25 +117,17 @@ def faults(case: str, modules: tuple[Any, Any]) -> list[str]:
     return cases.faults(drawn, cases.Launched(drawn, TUNING, around, chunk, modules).run(), chunk, EXACT)
 
 
-def is_noticed(name: str, modules: tuple[Any, Any]) -> bool:
-    try:
-        return faults(MUTANTS[name][0], modules) != []
-    except Exception:
-        # the interpreter refuses what is not Triton any more
-        return True
+def noticed(name: str, folder: pathlib.Path) -> bool:
+    case, old, new = MUTANTS[name]
+    of_tables = name.startswith("tables: ")
+    module = mutants.changed(metadata if of_tables else form, old, new, folder)
+    modules = (form, module) if of_tables else (module, metadata)
+    return mutants.is_noticed(lambda: faults(case, modules))
 
 
-def main() -> None:
+if __name__ == "__main__":
     from sglang_on_cpu import interpreter
 
     interpreter.install()
     print("ready", flush=True)
-    for name in sys.argv[1:]:
-        # a file for each: python keeps the lines of one that it has read
-        with tempfile.TemporaryDirectory() as folder:
-            found = is_noticed(name, mutant(name, pathlib.Path(folder)))
-        print(name, found, sep="\t", flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    mutants.tell(sys.argv[1:], noticed)
