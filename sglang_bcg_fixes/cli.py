@@ -201,7 +201,8 @@ def run_status(options: argparse.Namespace) -> int:
             calls = status.calls_words(content, outcome)
             print(f"    {outcome['state']:11} {outcome['id']}{calls}: {outcome['detail']}")
         for op, outcome in content["kernels"].items():
-            print(f"    {outcome['state']:11} {op}, {outcome['impl']}: {outcome['detail']}")
+            calls = status.calls_words(content, outcome)
+            print(f"    {outcome['state']:11} {op}, {outcome['impl']}{calls}: {outcome['detail']}")
             for name, reason in outcome["rejected"].items():
                 print(f"    {'':11} not {name}: {reason}")
     return GOOD

@@ -81,7 +81,8 @@ class Process:
         for decision in self.plan.decisions:
             self.carry_out(decision)
         # behind the fixes, so that it stands round what they make of a runner
-        for hook in read_back.watches(self.source) if self.plan.having(Action.APPLY) else ():
+        patches = self.plan.having(Action.APPLY) or any(choice.impl for choice in self.plan.kernels)
+        for hook in read_back.watches(self.source) if patches else ():
             self.watch(hook)
         for hook in at_start.hooks(self.source) if self.settings.selfcheck != "off" else ():
             self.watch(hook)
@@ -182,36 +183,31 @@ class Process:
             return
         self.report.read_back = found
         newly_lost = [name for name in found.lost if self.report.state(name) != report.LOST]
-        for decision in self.plan.having(Action.APPLY):
-            if decision.id in found.lost:
-                detail = found.lost[decision.id]
-                self.report.outcomes[decision.id] = report.Outcome(decision, report.LOST, detail)
-            elif decision.id in found.live:
-                self.report.outcomes[decision.id] = report.Outcome(decision, report.APPLIED, decision.reason)
+        for name in (*found.live, *found.lost):
+            self.report.note(name, report.LOST if name in found.lost else report.APPLIED, found.lost.get(name))
         if before is None or not found.agrees_with(before):
             say(logging.INFO, f"bcg-fixes {report.process_name()}: {found.line()}")
         self.tell()
         for name in newly_lost:
-            self.lose(self.report.outcomes[name])
+            self.lose(self.report.every[name])
 
-    def lose(self, outcome: report.Outcome) -> None:
-        decision, problem = outcome.decision, outcome.detail
-        flag = decision.fix.flag
+    def lose(self, outcome: report.Outcome | report.KernelOutcome) -> None:
+        flag, problem = outcome.patched.flag, outcome.detail
         way_out = (
             f"Switch off the plugin that put that there, or have it call what it found there, as SGLang's "
-            f"HookType.AROUND does; {flag}=off serves without the fix and is silent"
+            f"HookType.AROUND does; {flag}=off serves without it and is silent"
         )
-        if self.settings.strict or decision.required:
+        if outcome.is_needed(self.settings.strict):
             raise SystemExit(f"bcg-fixes refuses to serve without {flag} (lost): {problem}. {way_out}")
-        say(logging.WARNING, f"bcg-fixes: {decision.id} was applied and is LOST: {problem}. {way_out}")
+        say(logging.WARNING, f"bcg-fixes: {outcome.patched.id} was applied and is LOST: {problem}. {way_out}")
 
     def settle(self, decision: Decision, state: str, detail: str) -> None:
         """Note what became of a decision; a wanted fix that is missing is said, or ends the process."""
-        self.report.outcomes[decision.id] = report.Outcome(decision, state, detail)
+        outcome = self.report.outcomes[decision.id] = report.Outcome(decision, state, detail)
         if state not in report.MISSING:
             return
         flag = decision.fix.flag
-        if self.settings.strict or decision.required:
+        if outcome.is_needed(self.settings.strict):
             raise SystemExit(
                 f"bcg-fixes refuses to start without {flag} ({state}): {detail}. Set SGLANG_BCG_FIXES=auto, or "
                 f"{flag}=off, to serve without it; `bcg-fixes doctor` shows a way round"
@@ -223,9 +219,9 @@ class Process:
         )
 
     def settle_kernel(self, choice: plan.Choice, state: str, detail: str) -> None:
-        """SGLang's own code is right, so what `auto` cannot have is only noted; what was named is needed."""
-        self.report.kernels[choice.op] = report.KernelOutcome(choice, state, detail)
-        if choice.required and state in report.MISSING:
+        """What `auto` cannot have is only noted."""
+        outcome = self.report.kernels[choice.op] = report.KernelOutcome(choice, state, detail)
+        if outcome.is_needed(self.settings.strict) and state in report.MISSING:
             raise SystemExit(
                 f"bcg-fixes refuses to start without {choice.kernel.flag}={choice.state} ({state}): {detail}. Set it "
                 f"to auto or off to serve with SGLang's own code; `bcg-fixes doctor` shows what can run"

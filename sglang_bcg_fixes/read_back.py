@@ -1,8 +1,8 @@
 """What is watched while a server runs: each graph runner that has been built, and each batch.
 
-When a runner stands, every fix that was applied is looked at again, where SGLang finds it then: another plugin may have
-come later. A process that builds no runner is looked at when its first batch comes. Batches are counted, so that a fix
-which nothing has reached by then can be told from one whose time has not come.
+When a runner stands, every fix and kernel that was applied is looked at again, where SGLang finds it then: another
+plugin may have come later. A process that builds no runner is looked at when its first batch comes. Batches are
+counted, so that a fix which nothing has reached by then can be told from one whose time has not come.
 """
 
 from __future__ import annotations
@@ -54,7 +54,8 @@ class ReadBack:
 
 def look(occasion: str, ledger: Ledger, made: Plan) -> ReadBack:
     """What of the plan is applied, and whether it still is."""
-    applied = [decision.id for decision in made.having(Action.APPLY) if decision.id in ledger.applied()]
+    planned = [decision.id for decision in made.having(Action.APPLY)] + [choice.op for choice in made.kernels]
+    applied = [name for name in planned if name in ledger.applied()]
     problems = {name: "; ".join(ledger.read_back(name)) for name in applied}
     return ReadBack(
         occasion,

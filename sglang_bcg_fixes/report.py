@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sglang_bcg_fixes import __version__, reached
-from sglang_bcg_fixes.model import Action, Decision
+from sglang_bcg_fixes.model import Action, Decision, Fix, Kernel
 from sglang_bcg_fixes.plan import Choice, Plan
 from sglang_bcg_fixes.read_back import ReadBack
 
@@ -42,6 +42,14 @@ class Outcome:
     state: str
     detail: str
 
+    @property
+    def patched(self) -> Fix:
+        return self.decision.fix
+
+    def is_needed(self, strict: bool) -> bool:
+        """Whether the process ends where it is not there."""
+        return strict or self.decision.required
+
     def as_dict(self) -> dict[str, Any]:
         return {**self.decision.as_dict(), "state": self.state, "detail": self.detail}
 
@@ -53,6 +61,14 @@ class KernelOutcome:
     choice: Choice
     state: str
     detail: str
+
+    @property
+    def patched(self) -> Kernel:
+        return self.choice.kernel
+
+    def is_needed(self, strict: bool) -> bool:
+        """SGLang's own code is right, so only what was named is."""
+        return self.choice.required
 
     def as_dict(self) -> dict[str, Any]:
         return {**self.choice.as_dict(), "state": self.state, "detail": self.detail}
@@ -73,6 +89,15 @@ class Report:
     @property
     def every(self) -> dict[str, Outcome | KernelOutcome]:
         return {**self.outcomes, **self.kernels}
+
+    def note(self, name: str, state: str, problem: str | None) -> None:
+        """What has become of a fix or kernel since; without a problem it is there for the planned reason."""
+        outcome = self.every[name]
+        if isinstance(outcome, Outcome):
+            self.outcomes[name] = dataclasses.replace(outcome, state=state, detail=problem or outcome.decision.reason)
+        else:
+            detail = problem or outcome.choice.finding.reason
+            self.kernels[name] = dataclasses.replace(outcome, state=state, detail=detail)
 
     def state(self, name: str) -> str:
         return self.every[name].state

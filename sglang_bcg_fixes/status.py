@@ -19,11 +19,13 @@ def with_calls(content: dict[str, Any]) -> dict[str, Any]:
     return {
         **content,
         "batches": batches if calls and last else None,
-        "fixes": [
-            {**row, "calls": found.get(row["id"]) if row["state"] == report.APPLIED else None}
-            for row in content["fixes"]
-        ],
+        "fixes": [counted(row, found.get(row["id"])) for row in content["fixes"]],
+        "kernels": {op: counted(row, found.get(op)) for op, row in content["kernels"].items()},
     }
+
+
+def counted(row: dict[str, Any], calls: dict[str, int] | None) -> dict[str, Any]:
+    return {**row, "calls": calls if row["state"] == report.APPLIED else None}
 
 
 def read_back_words(content: dict[str, Any]) -> str:

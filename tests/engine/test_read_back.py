@@ -143,6 +143,42 @@ def test_a_fix_that_comes_back_is_applied_again(extra, tmp_path: pathlib.Path) -
     assert done.returncode == 0 and done.stdout.split()[0] == "applied", done.stderr
 
 
+@pytest.mark.parametrize(
+    ("environ", "status"),
+    # SGLang's own code is right: what nobody named is not worth a server
+    [
+        ({"SGLANG_BCG_FIXES": "strict"}, 0),
+        ({"SGLANG_BCG_KERNEL_EXTRA_OP": "triton"}, 1),
+        ({"SGLANG_BCG_FIXES": "off", "SGLANG_BCG_KERNEL_EXTRA_OP": "triton"}, 1),
+    ],
+)
+def test_a_kernel_that_another_plugin_has_replaced_is_lost(
+    extra, tmp_path: pathlib.Path, environ: dict[str, str], status: int
+) -> None:
+    text = test_plugin.with_kernel(point="Thing.static").replace("bodies:through_kernel", "bodies:around")
+    code = f"""
+        target.Thing.static(1)
+        build()
+        batch()
+        assert "extra_op" in result.report.read_back.live, result.report.read_back
+        assert "applied     extra_op, triton (1 calls): it is extra" in status(), status()
+        {REPLACED.replace(chr(10), chr(10) + " " * 8)}
+        target.Thing.static = staticmethod(theirs(target.Thing.static))
+        build()
+        build()
+        print(status())
+    """
+    done = load(extra(text=text), tmp_path / "reports", told(code), **environ)
+    assert done.returncode == status, done.stderr
+    words = "sglang.srt.target:Thing.static holds Thing.static from <string>:"
+    if status:
+        assert f"refuses to serve without SGLANG_BCG_KERNEL_EXTRA_OP (lost): {words}" in done.stderr, done.stderr
+        return
+    [warning] = [line for line in done.stderr.splitlines() if "was applied and is LOST" in line]
+    assert warning.startswith("bcg-fixes: extra_op ") and words in warning, warning
+    assert "kernels extra_op triton (lost)" in done.stderr and f"lost        extra_op, triton: {words}" in done.stdout
+
+
 def test_nothing_is_hooked_where_nothing_is_applied(extra, tmp_path: pathlib.Path) -> None:
     code = """
         from sglang.srt.speculative.eagle_draft_cuda_graph_runner import EAGLEDraftCudaGraphRunner
