@@ -10,7 +10,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from sglang_bcg_fixes import __version__, doctor, flags, plan, registry, release, report, run_module, status
+from sglang_bcg_fixes import __version__, doctor, flags, plan, ranks, registry, release, report, run_module, status
 from sglang_bcg_fixes.bench import command as bench
 from sglang_bcg_fixes.harmless import HARMLESS
 from sglang_bcg_fixes.model import SECTIONS, Fix, Kernel
@@ -86,7 +86,11 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true", help="machine-readable")
     command.set_defaults(run=run_list)
 
-    command = commands.add_parser("status", help="what the running processes of this user really have")
+    command = commands.add_parser(
+        "status",
+        help="what the running processes of this user really have",
+        description="Exit status: 0 the ranks of each server have the same, 1 they differ.",
+    )
     command.add_argument("--json", action="store_true", help="machine-readable")
     command.set_defaults(run=run_status)
 
@@ -187,14 +191,19 @@ def run_list(options: argparse.Namespace) -> int:
 
 def run_status(options: argparse.Namespace) -> int:
     folder = flags.report_dir()
-    live = [status.with_calls(content) for _, content in report.read_all(folder) if report.is_live(content)]
+    live = ranks.with_ranks([status.with_calls(each) for _, each in report.read_all(folder) if report.is_live(each)])
+    differences = ranks.differences(live)
     if options.json:
         print(json.dumps(live, indent=1))
-        return GOOD
+        # beside the JSON, which is a list of processes
+        for difference in differences:
+            print(f"bcg-fixes status: ranks differ: {difference}", file=sys.stderr)
+        return MISSING if differences else GOOD
     if not live:
         print(f"no running process of this user reports in {folder}: none has loaded the plugin")
     for content in live:
-        print(f"{content['process']}  sglang {content['sglang']}  plan {content['plan']}")
+        title = f"{content['title']}, " if content["title"] else ""
+        print(f"{title}{content['process']}  sglang {content['sglang']}  plan {content['plan']}")
         print(f"    {status.read_back_words(content)}")
         print(f"    {status.selfcheck_words(content)}")
         for outcome in content["fixes"]:
@@ -205,4 +214,6 @@ def run_status(options: argparse.Namespace) -> int:
             print(f"    {outcome['state']:11} {op}, {outcome['impl']}{calls}: {outcome['detail']}")
             for name, reason in outcome["rejected"].items():
                 print(f"    {'':11} not {name}: {reason}")
-    return GOOD
+    for difference in differences:
+        print(f"RANKS DIFFER: {difference}")
+    return MISSING if differences else GOOD

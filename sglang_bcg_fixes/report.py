@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from sglang_bcg_fixes import __version__, reached
+from sglang_bcg_fixes import __version__, proc, reached
 from sglang_bcg_fixes.model import Action, Decision, Fix, Kernel
 from sglang_bcg_fixes.plan import Choice, Plan
 from sglang_bcg_fixes.read_back import ReadBack
@@ -122,7 +122,7 @@ class Report:
             "package": __version__,
             "sglang": self.plan.version,
             "pid": os.getpid(),
-            "started": start_ticks(os.getpid()),
+            "started": proc.start_ticks(os.getpid()),
             "process": process_name(),
             "argv": sys.argv,
             "time": time.time(),
@@ -139,15 +139,6 @@ class Report:
 
 def process_name() -> str:
     return f"{multiprocessing.current_process().name} (pid {os.getpid()})"
-
-
-def start_ticks(pid: int) -> str | None:
-    """When a process started, in the kernel's ticks: tells it from a later one with the same number."""
-    try:
-        # the name in parentheses may contain anything, so count the fields behind it
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (FileNotFoundError, ProcessLookupError):
-        return None
 
 
 def write(report: Report, folder: pathlib.Path) -> pathlib.Path:
@@ -187,7 +178,7 @@ def remove_stale(folder: pathlib.Path) -> None:
 
 
 def is_live(content: dict[str, Any]) -> bool:
-    started = start_ticks(content["pid"])
+    started = proc.start_ticks(content["pid"])
     return started is not None and started == content["started"]
 
 

@@ -1,0 +1,37 @@
+"""What the kernel tells of other processes, in /proc: nothing has to be asked of a server, and nothing runs in it."""
+
+from __future__ import annotations
+
+import pathlib
+
+TITLE = "sglang::"
+
+
+def fields(pid: int) -> list[str] | None:
+    """Of /proc/PID/stat from the state on; None where there is no such process any more."""
+    try:
+        # the name in parentheses may contain anything, so count the fields behind it
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def start_ticks(pid: int) -> str | None:
+    """When a process started, in the kernel's ticks: tells it from a later one with the same number."""
+    found = fields(pid)
+    return found[19] if found else None
+
+
+def parent(pid: int) -> int:
+    """0 where there is none."""
+    found = fields(pid)
+    return int(found[1]) if found else 0
+
+
+def title(pid: int) -> str | None:
+    """What SGLang has called a process, such as scheduler_TP0."""
+    try:
+        text = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace").strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return text.removeprefix(TITLE) if text.startswith(TITLE) else None
