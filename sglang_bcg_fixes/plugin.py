@@ -8,12 +8,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import multiprocessing
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 
-from sglang_bcg_fixes import flags, plan, reached, read_back, registry, release, report
+from sglang_bcg_fixes import flags, plan, proc, reached, read_back, registry, release, report
 from sglang_bcg_fixes.kernels import select
+from sglang_bcg_fixes.metrics import Metrics
 from sglang_bcg_fixes.model import Action, Decision, Fix, Kernel
 from sglang_bcg_fixes.on_import import ImportWatcher
 from sglang_bcg_fixes.patching import Ledger, modules_of
@@ -72,6 +75,7 @@ class Process:
         self.applying: set[str] = set()
         self.told = ""
         self.is_unseen = False
+        self.metrics = Metrics()
 
     def start(self, started: float) -> None:
         self.compare_with_parent()
@@ -191,6 +195,12 @@ class Process:
         for name in newly_lost:
             self.lose(self.report.every[name])
 
+    def show_metrics(self) -> None:
+        """From now on: SGLang shows metrics, and has told prometheus_client where."""
+        if self.metrics.start(proc.title(os.getpid()) or multiprocessing.current_process().name):
+            for hook in read_back.watches_of_refusals(self.source):
+                self.watch(hook)
+
     def lose(self, outcome: report.Outcome | report.KernelOutcome) -> None:
         flag, problem = outcome.patched.flag, outcome.detail
         way_out = (
@@ -238,6 +248,7 @@ class Process:
 
     def write(self) -> None:
         """For `bcg-fixes status`; what cannot be written is said once, and nothing is served worse for it."""
+        self.metrics.show(self.report.states())
         try:
             reached.TALLY.publish()
             report.write(self.report, self.settings.report_dir)

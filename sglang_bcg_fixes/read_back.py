@@ -20,6 +20,7 @@ from sglang_bcg_fixes.probe import Source
 
 BATCHES = "batches"
 RUNNERS = "graph_runners"
+REFUSALS = "refused_replays"
 FORWARD = f"{runners.EXECUTOR}.model_runner:ModelRunner.forward"
 
 
@@ -77,6 +78,13 @@ def watches(source: Source) -> Iterator[Fix]:
         yield watch(BATCHES, FORWARD, How.BEFORE, f"{__name__}:before_batch")
 
 
+def watches_of_refusals(source: Source) -> Iterator[Fix]:
+    """What is hooked beside, where SGLang shows metrics."""
+    for question in runners.MAY_REPLAY:
+        if source.has_module(question.partition(":")[0]):
+            yield watch(REFUSALS, question, How.AFTER, "after_question")
+
+
 def watch(name: str, where: str, how: How, body: str) -> Fix:
     point = PatchPoint((where,), how, body)
     return Fix(id=name, doc=__doc__, upstream=(), probe=lambda source: SEEN, known={}, patches=(point,))
@@ -86,18 +94,29 @@ SEEN = Finding(Verdict.AFFECTED, "it is watched")
 
 
 def after_runner(result: None, self: Any, *args: Any, **kwargs: Any) -> None:
-    look_again(f"{type(self).__name__} was built")
+    look_again(f"{type(self).__name__} was built", getattr(self, "model_runner", None))
 
 
 def before_batch(self: Any, *args: Any, **kwargs: Any) -> None:
     # what the batch before this one has reached
     reached.TALLY.show()
     if reached.TALLY.sum(BATCHES) == 1:
-        look_again("the first batch came")
+        look_again("the first batch came", self)
 
 
-def look_again(occasion: str) -> None:
+def look_again(occasion: str, model_runner: Any) -> None:
     # the plugin rests on this module
     from sglang_bcg_fixes import plugin
 
-    plugin.load().read_back(occasion)
+    process = plugin.load()
+    if getattr(getattr(model_runner, "server_args", None), "enable_metrics", False):
+        process.show_metrics()
+    process.read_back(occasion)
+
+
+def after_question(result: bool, self: Any, forward_batch: Any) -> bool:
+    if not result:
+        from sglang_bcg_fixes import plugin
+
+        plugin.load().metrics.count_refusal(self, forward_batch)
+    return result

@@ -102,6 +102,9 @@ class Report:
     def state(self, name: str) -> str:
         return self.every[name].state
 
+    def states(self) -> dict[str, str]:
+        return {name: outcome.state for name, outcome in self.every.items()}
+
     def ids(self, state: str) -> list[str]:
         return [name for name, outcome in self.outcomes.items() if outcome.state == state]
 

@@ -11,6 +11,8 @@ OLD_DECODE = f"{EXECUTOR}.cuda_graph_runner:CudaGraphRunner"
 DECODE = f"{EXECUTOR}.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner"
 DRAFT = f"{SPECULATIVE}.eagle_draft_cuda_graph_runner:EAGLEDraftCudaGraphRunner"
 DRAFT_EXTEND = f"{SPECULATIVE}.eagle_draft_extend_cuda_graph_runner:EAGLEDraftExtendCudaGraphRunner"
+# asked before each replay of a prefill, and refuses some
+MAY_REPLAY = (f"{OLD_PREFILL}.can_run", f"{PREFILL}.can_run_graph")
 # the older place first
 BY_PHASE = {
     "prefill": (OLD_PREFILL, PREFILL),

@@ -7,16 +7,14 @@ the plugin's reports. The line is written before the answer leaves the process, 
 
 from __future__ import annotations
 
-import bisect
 import json
 import os
 import pkgutil
-import sys
 import types
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes import fixes, flags
+from sglang_bcg_fixes import fallbacks, fixes, flags
 from sglang_bcg_fixes.fixes import stack_call_signature
 from sglang_bcg_fixes.hookspecs import hookimpl
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint, Verdict
@@ -76,7 +74,7 @@ def note_prefill(original: Callable[..., Any], self: Any, forward_batch: Any, **
     output = original(self, forward_batch, **kwargs)
     tokens, requests = size(forward_batch)
     what = "replayed" if _replayed[0] > before else "admitted, not replayed"
-    note("prefill", what, tokens, requests, bucket(self.capture_num_tokens, tokens))
+    note("prefill", what, tokens, requests, fallbacks.bucket(self.capture_num_tokens, tokens))
     return output
 
 
@@ -92,7 +90,7 @@ def noting_refusals(phase: str) -> Callable[..., bool]:
 def noting_replays(phase: str) -> Callable[..., Any]:
     def note_replayed(result: Any, self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
         tokens, requests = size(forward_batch)
-        note(phase, "replayed", tokens, requests, bucket(self.capture_bs, requests))
+        note(phase, "replayed", tokens, requests, fallbacks.bucket(self.capture_bs, requests))
         return result
 
     return note_replayed
@@ -136,27 +134,8 @@ def size(batch: Any) -> tuple[int, int]:
     return 0 if batch.input_ids is None else len(batch.input_ids), batch.batch_size
 
 
-def bucket(captured: list[int], wanted: int) -> int | None:
-    index = bisect.bisect_left(captured, wanted)
-    return captured[index] if index < len(captured) else None
-
-
 def why_refused(runner: Any, batch: Any) -> str:
-    """The runner says only no; the first of the reasons that SGLang's releases have, as far as the batch shows it."""
-    tokens, requests = size(batch)
-    padded = bucket(runner.capture_num_tokens, tokens)
-    most = getattr(sys.modules[type(runner).__module__], "_MAX_PREFILL_CUDA_GRAPH_PADDING_FACTOR", None)
-    if "refuse_prefill" in flags.instruments():
-        return "for the reference"
-    if padded is None:
-        return "longer than the largest bucket"
-    if most is not None and padded > tokens * most:
-        return "padding would be most of it"
-    if batch.input_embeds is not None:
-        return "input embeddings"
-    if requests > 1:
-        return "several requests"
-    return "by the runner"
+    return "for the reference" if "refuse_prefill" in flags.instruments() else fallbacks.why(runner, batch)
 
 
 def first_there(source: Source, places: tuple[str, ...]) -> bool:

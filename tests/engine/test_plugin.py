@@ -361,7 +361,9 @@ def test_a_kernel_is_called_inside_the_fixes_and_told_of_with_what_was_rejected(
     done = load(site, tmp_path / "reports", inside + processes.code(STATUS.replace('"--json"', "")))
     assert done.returncode == 0, done.stderr
     assert "; kernels extra_op triton (applied)" in done.stderr.splitlines()[0]
-    assert "extra_op, triton (not reached yet): it is extra" in done.stdout and "not cuda: no driver" in done.stdout, done.stdout
+    assert "extra_op, triton (not reached yet): it is extra" in done.stdout and "not cuda: no driver" in done.stdout, (
+        done.stdout
+    )
     late = f"from sglang.srt import target\n{inside}assert result.report.state('extra_op') == 'applied'"
     done = later(site, tmp_path / "reports", late)
     assert done.returncode == 0 and "kernels extra_op triton (waiting)" in done.stderr, done.stderr

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 
-def load() -> Any:
+def load(**server_args: Any) -> Any:
     """The model with random weights, after SGLang has loaded the plugin."""
     from sglang_on_cpu import one_batch
 
     one_batch.import_sglang(with_graphs=True)
     one_batch.load_plugins()
-    loaded = one_batch.load("llama")
+    loaded = one_batch.load("llama", **server_args)
     one_batch.randomize(loaded.model_runner.model)
     return loaded
 

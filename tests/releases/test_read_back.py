@@ -47,6 +47,24 @@ def test_every_release_has_the_places_that_are_watched(
     places = [place for hook in read_back.watches(source) for point in hook.patches for place in point.where]
     assert len(places) == len(runners.BY_PHASE) + 1
     assert [place for place in places if source.find(place) is None] == []
+    [question] = [
+        place for hook in read_back.watches_of_refusals(source) for point in hook.patches for place in point.where
+    ]
+    assert source.find(question) is not None
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_every_release_counts_replays_itself_and_gives_no_reason(
+    release: str, release_root: Callable[[str], pathlib.Path]
+) -> None:
+    srt = release_root(release) / "sglang" / "srt"
+    collector = (srt / "observability" / "metrics_collector.py").read_text()
+    # so there is no counter of ours for it, as docs/status.md says
+    assert 'name="sglang:cuda_graph_passes_total"' in collector
+    assert 'mode = "prefill_cuda_graph" if value else "prefill_none"' in collector
+    batch = (srt / "model_executor" / "forward_batch_info.py").read_text()
+    asked = ("input_embeds", "replace_embeds", "capture_hidden_mode", "return_logprob", "global_num_tokens_cpu")
+    assert [name for name in asked if f"    {name}: " not in batch] == []
 
 
 @pytest.mark.parametrize("release", ["0.5.12.post1", "0.5.23"])
