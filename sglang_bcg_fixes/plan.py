@@ -126,7 +126,12 @@ def decide(fix: Fix, state: str, finding: Finding) -> Decision:
 
 
 def with_needed_points(decision: Decision, source: Source) -> Decision:
-    points = needed_points(decision.fix, source)
+    try:
+        points = needed_points(decision.fix, source)
+    except Exception as error:
+        # as of a probe: one bad fix must not take the others down
+        reason = f"its patch points cannot be chosen: {type(error).__name__}: {error}"
+        return dataclasses.replace(decision, action=Action.UNKNOWN, reason=reason)
     if not points:
         raise PlanError(f"{decision.id} is affected, but every patch point says that it is not needed")
     return dataclasses.replace(decision, fix=dataclasses.replace(decision.fix, patches=points))
@@ -187,5 +192,8 @@ def rejection(kernel: Kernel, impl: Impl, state: str, finding: Finding) -> str:
         return f"only with {kernel.flag}={impl.name}: {impl.only_by_name}"
     if finding.verdict is not Verdict.AFFECTED:
         return finding.reason
-    answer: Accepted | Rejected = impl.accepts()
+    try:
+        answer: Accepted | Rejected = impl.accepts()
+    except Exception as error:
+        return f"it cannot be asked: {type(error).__name__}: {error}"
     return answer.reason if isinstance(answer, Rejected) else ""

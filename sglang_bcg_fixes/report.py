@@ -181,14 +181,19 @@ def remove_stale(folder: pathlib.Path) -> None:
 
 
 def is_live(content: dict[str, Any]) -> bool:
+    if not content:
+        return False
     started = proc.start_ticks(content["pid"])
     return started is not None and started == content["started"]
 
 
 def read_all(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, dict[str, Any]]]:
+    """Every report; an empty one where a machine or a disk has failed in the middle of it."""
     for file in sorted(folder.glob("*.json")):
         try:
             yield file, json.loads(file.read_text())
         except FileNotFoundError:
             # its process ended while we were looking
             continue
+        except ValueError:
+            yield file, {}

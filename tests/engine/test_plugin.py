@@ -289,6 +289,47 @@ def test_strict_and_on_refuse_to_start(
     assert "bcg-fixes refuses to start without" in done.stderr and words in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("probe=lambda source: PROBE", "probe=lambda source: 1 / 0", "its probe failed: ZeroDivisionError"),
+        (
+            '"tests.engine.bodies:around"),',
+            '"tests.engine.bodies:around", needed=lambda source: 1 / 0),',
+            "its patch points cannot be chosen: ZeroDivisionError",
+        ),
+    ],
+    ids=["probe", "patch points"],
+)
+def test_a_fix_that_cannot_be_asked_takes_no_other_along(
+    extra, tmp_path: pathlib.Path, old: str, new: str, words: str
+) -> None:
+    good = """, Fix(id="good_fix", doc="Good.", upstream=(), probe=lambda source: PROBE, known={}, patches=(
+        PatchPoint(("sglang.srt.target:Thing.static",), How.AROUND, "tests.engine.bodies:around"),))]"""
+    text = EXTRA.replace(old, new, 1)
+    done = load(extra(text=text.removesuffix("]\n") + good), tmp_path / "reports", PLAIN)
+    assert done.returncode == 0, done.stderr
+    assert "applied good_fix" in done.stderr and "unknown extra_fix" in done.stderr, done.stderr
+    assert f"extra_fix is not applied (unknown): {words}" in done.stderr, done.stderr
+
+
+def test_a_kernel_that_cannot_be_asked_is_passed_over(extra, tmp_path: pathlib.Path) -> None:
+    text = with_kernel().replace('Rejected("no driver")', "1 / 0")
+    done = load(extra(text=text), tmp_path / "reports", "assert target.function(1)[1] == 'triton'")
+    assert done.returncode == 0 and "kernels extra_op triton (applied)" in done.stderr, done.stderr
+    site = tmp_path / "site"
+    shutil.rmtree(site)
+    named = load(extra(text=text), tmp_path / "reports", SGLANG_BCG_KERNEL_EXTRA_OP="cuda")
+    assert named.returncode == 1 and "cuda: it cannot be asked: ZeroDivisionError" in named.stderr, named.stderr
+
+
+def test_what_cannot_be_planned_at_all_is_not_left_to_sglang_to_swallow(extra, tmp_path: pathlib.Path) -> None:
+    text = EXTRA.replace("return [Fix(", "return (Fix(").replace(")]\n", "))\n")
+    done = load(extra(text=text), tmp_path / "reports")
+    assert done.returncode == 1 and "bcg-fixes refuses to start, for it cannot plan: TypeError" in done.stderr
+    assert "Traceback" in done.stderr
+
+
 def test_a_failure_is_shown_rolled_back_and_not_called_applied(extra, tmp_path: pathlib.Path) -> None:
     done = load(extra(second="Thing.gone"), tmp_path / "reports", PLAIN + "\nassert result.ledger.applied() == []")
     assert done.returncode == 0, done.stderr
@@ -419,6 +460,17 @@ def test_status_shows_live_processes_and_only_those(extra, tmp_path: pathlib.Pat
     assert killed.returncode == -9 and len(list(reports.iterdir())) == 1
     done = load(site, reports, STATUS)
     assert len(json.loads(done.stdout)) == 1 and list(reports.iterdir()) == [], "what was killed is cleaned up"
+
+
+@pytest.mark.parametrize("content", [b"", b'{"pid": 1', b"\xff\xfe"])
+def test_a_report_that_a_crash_has_left_broken_hides_nobody(extra, tmp_path: pathlib.Path, content: bytes) -> None:
+    site, reports = extra(), tmp_path / "reports"
+    reports.mkdir(mode=0o700)
+    (reports / "4194305.json").write_bytes(content)
+    alone = f"import os; assert os.listdir({str(reports)!r}) == [f'{{os.getpid()}}.json']"
+    done = load(site, reports, f"{alone}\n{processes.code(STATUS)}")
+    assert done.returncode == 0 and "will not see" not in done.stderr, done.stderr
+    assert len(json.loads(done.stdout)) == 1
 
 
 def test_a_forked_child_leaves_its_parents_report_alone(extra, tmp_path: pathlib.Path) -> None:
