@@ -17,9 +17,12 @@ def fields(pid: int) -> list[str] | None:
 
 
 def start_ticks(pid: int) -> str | None:
-    """When a process started, in the kernel's ticks: tells it from a later one with the same number."""
+    """When a process started, in the kernel's ticks: tells it from a later one with the same number.
+
+    None where it has ended, even if nobody has waited for it: in a container often nobody does.
+    """
     found = fields(pid)
-    return found[19] if found else None
+    return found[19] if found and found[0] not in "ZX" else None
 
 
 def parent(pid: int) -> int:

@@ -462,6 +462,21 @@ def test_status_shows_live_processes_and_only_those(extra, tmp_path: pathlib.Pat
     assert len(json.loads(done.stdout)) == 1 and list(reports.iterdir()) == [], "what was killed is cleaned up"
 
 
+def test_a_killed_process_that_nobody_has_waited_for_is_not_shown(extra, tmp_path: pathlib.Path) -> None:
+    code = """
+        import os, signal, subprocess, sys
+        code = "from sglang_bcg_fixes import plugin; plugin.load(); print('ready', flush=True); input()"
+        child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert child.stdout.readline() == b"ready\\n"
+        child.kill()
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert os.path.exists(f"/proc/{child.pid}/stat")
+    """
+    done = load(extra(), tmp_path / "reports", processes.code(code) + processes.code(STATUS))
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(done.stdout)) == 1, done.stdout
+
+
 @pytest.mark.parametrize("content", [b"", b'{"pid": 1', b"\xff\xfe"])
 def test_a_report_that_a_crash_has_left_broken_hides_nobody(extra, tmp_path: pathlib.Path, content: bytes) -> None:
     site, reports = extra(), tmp_path / "reports"

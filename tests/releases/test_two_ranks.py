@@ -1,0 +1,81 @@
+"""A real server with two tensor parallel ranks, on the CPU: what its /metrics and `bcg-fixes status` show of both."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import sys
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+import serve
+import serve_server
+
+from tests import processes
+
+RELEASE = "0.5.12.post1"
+MODEL = processes.REPOSITORY / "tools" / "sglang_on_cpu" / "models" / "llama"
+ARGUMENTS = (
+    "--load-format=dummy",
+    "--tp-size=2",
+    "--enable-metrics",
+    # not for a model that needs no Triton here
+    "--disable-piecewise-cuda-graph",
+)
+
+
+@pytest.fixture
+def environment(release_root, tmp_path: pathlib.Path) -> dict[str, str]:
+    paths = [release_root(RELEASE), processes.REPOSITORY / "tools", processes.REPOSITORY]
+    cores = sorted(os.sched_getaffinity(0))
+    return {
+        **{name: value for name, value in os.environ.items() if not name.startswith("SGLANG")},
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "TRITON_INTERPRET": "1",
+        "OMP_NUM_THREADS": "1",
+        # SGLang wants a NUMA node for each rank, or to be told
+        "SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}",
+        "SGLANG_PLUGINS": "bcg_fixes",
+        "SGLANG_BCG_REPORT_DIR": str(tmp_path / "reports"),
+    }
+
+
+@pytest.fixture
+def server(environment: dict[str, str], tmp_path: pathlib.Path) -> Iterator[serve_server.Server]:
+    port = serve.free_port()
+    command = [*serve.command(pathlib.Path(sys.executable), RELEASE, False, MODEL, port), *ARGUMENTS]
+    server = serve_server.Server(command, environment, tmp_path, f"http://127.0.0.1:{port}")
+    try:
+        server.wait_until_healthy(400)
+        yield server
+    finally:
+        server.stop()
+
+
+def test_both_ranks_report_and_agree(server, environment: dict[str, str], tmp_path: pathlib.Path) -> None:
+    server.generate(serve.PROMPT, 2, limit_s=120)
+    status = [
+        processes.python("-m", "sglang_bcg_fixes", "status", *way, environment=environment) for way in ([], ["--json"])
+    ]
+    text, machine = status
+    assert text.returncode == machine.returncode == 0 and "RANKS DIFFER" not in text.stdout, text.stdout
+    rows = json.loads(machine.stdout)
+    assert {row["server"] for row in rows} == {server.process.pid}
+    ranks = {row["title"]: row for row in rows if (row["title"] or "").startswith("scheduler")}
+    assert list(ranks) == ["scheduler_TP0", "scheduler_TP1"]
+    applied = {title: [fix["id"] for fix in row["fixes"] if fix["state"] == "applied"] for title, row in ranks.items()}
+    assert applied["scheduler_TP0"] == applied["scheduler_TP1"] and len(applied["scheduler_TP0"]) > 9, applied
+    assert all(row["read_back"]["live"] == applied[title] and row["batches"] for title, row in ranks.items()), ranks
+
+    with urllib.request.urlopen(f"{server.address}/metrics", timeout=60) as answer:
+        shown = answer.read().decode()
+    gauges = re.findall(r'^sglang_bcg_fix_state{fix="(\w+)",process="(\w+)",state="applied"} 1.0$', shown, re.MULTILINE)
+    assert {title: sorted(fix for fix, process in gauges if process == title) for title in ranks} == applied
+    assert 'mode="prefill_none"' in shown, "what SGLang counts itself"
+
+    server.stop()
+    left = processes.python("-m", "sglang_bcg_fixes", "status", "--json", environment=environment)
+    assert json.loads(left.stdout) == [], left.stdout
