@@ -1,0 +1,85 @@
+"""A process that is told to end while a real release captures its prefill graphs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from tests import processes
+
+CODE = """
+import signal, sys, time
+from sglang_on_cpu import prefill
+from tests.fixes import small_llama
+
+if sys.argv[1] == "in order":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+loaded = small_llama.load()
+layers = loaded.model_runner.model.model
+plain = layers.forward
+
+def slow(*args, **kwargs):
+    print("capturing", flush=True)
+    time.sleep(60)
+    return plain(*args, **kwargs)
+
+layers.forward = slow
+prefill.capture_prefill(loaded.model_runner)
+"""
+SECONDS_TO_START, SECONDS_TO_END = 240, 15
+
+
+@pytest.mark.parametrize("release", ["0.5.12.post1", "0.5.23"])
+@pytest.mark.parametrize(("how", "status", "left"), [("at once", -signal.SIGTERM, 1), ("in order", 0, 0)])
+def test_it_ends_and_is_shown_no_more(
+    release_root, tmp_path: pathlib.Path, release: str, how: str, status: int, left: int
+) -> None:
+    reports = tmp_path / "reports"
+    paths = [release_root(release), processes.REPOSITORY / "tools", processes.REPOSITORY]
+    environment = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("SGLANG")},
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "TRITON_INTERPRET": "1",
+        "OMP_NUM_THREADS": "1",
+        "SGLANG_PLUGINS": "bcg_fixes",
+        "SGLANG_BCG_REPORT_DIR": str(reports),
+    }
+    log = tmp_path / "log"
+    with (
+        log.open("w") as file,
+        subprocess.Popen(
+            [sys.executable, "-c", CODE, how], env=environment, stdout=subprocess.PIPE, stderr=file
+        ) as process,
+    ):
+        limit = threading.Timer(SECONDS_TO_START, process.kill)
+        limit.start()
+        try:
+            assert process.stdout
+            # SGLang prints before it
+            assert b"capturing\n" in process.stdout, log.read_text()[-2000:]
+            assert [int(row["pid"]) for row in shown(environment)] == [process.pid]
+            process.terminate()
+            assert process.wait(SECONDS_TO_END) == status
+        finally:
+            limit.cancel()
+            process.kill()
+    assert len(list(reports.iterdir())) == left
+    assert shown(environment) == []
+    again = processes.python(
+        *("-c", "from sglang_bcg_fixes import plugin; plugin.load()"), paths=paths[:1], environment=environment
+    )
+    assert again.returncode == 0 and list(reports.iterdir()) == [], "the next process cleans up"
+
+
+def shown(environment: dict[str, str]) -> list[dict[str, str]]:
+    done = processes.python("-m", "sglang_bcg_fixes", "status", "--json", environment=environment)
+    assert done.returncode == 0, done.stderr
+    rows: list[dict[str, str]] = json.loads(done.stdout)
+    return rows
