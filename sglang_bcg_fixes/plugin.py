@@ -54,17 +54,17 @@ def load() -> Process:
                 raise release.ReleaseError("no SGLang can be imported here; install it beside this package")
             made = plan.make(known, settings, source)
             source.forget()
+            _loaded.append(Process(settings, source, made))
+            _loaded[0].start(started)
         except (flags.FlagError, registry.RegistryError, plan.PlanError, release.ReleaseError) as error:
             raise SystemExit(f"bcg-fixes refuses to start: {error}") from error
         except Exception as error:
-            # a contribution that is no list of fixes, for one; SGLang would go on, and nothing is known of strict yet
-            logger.exception("bcg-fixes cannot plan")
+            # a contribution that is no list of fixes, for one; SGLang would go on with no fix or with half of them
+            logger.exception("bcg-fixes has failed")
             raise SystemExit(
-                f"bcg-fixes refuses to start, for it cannot plan: {type(error).__name__}: {error}. Please report the "
+                f"bcg-fixes refuses to start, for it has failed: {type(error).__name__}: {error}. Please report the "
                 f"traceback; without bcg_fixes in SGLANG_PLUGINS the server starts, without any fix"
             ) from error
-        _loaded.append(Process(settings, source, made))
-        _loaded[0].start(started)
     return _loaded[0]
 
 

@@ -323,10 +323,35 @@ def test_a_kernel_that_cannot_be_asked_is_passed_over(extra, tmp_path: pathlib.P
     assert named.returncode == 1 and "cuda: it cannot be asked: ZeroDivisionError" in named.stderr, named.stderr
 
 
-def test_what_cannot_be_planned_at_all_is_not_left_to_sglang_to_swallow(extra, tmp_path: pathlib.Path) -> None:
+@pytest.mark.parametrize(
+    "change",
+    ["plugin.registry.discover = lambda: None", "plugin.report.Report.line = lambda self: 1 / 0"],
+    ids=["before", "after"],
+)
+def test_a_failure_of_ours_is_not_left_to_sglang_to_swallow(extra, tmp_path: pathlib.Path, change: str) -> None:
+    code = f"""
+        from sglang.srt import target
+        from sglang_bcg_fixes import plugin
+        {change}
+        try:
+            plugin.load()
+        except Exception:
+            print("swallowed")
+    """
+    done = processes.python(
+        "-c",
+        processes.code(code),
+        paths=[processes.FAKE_SGLANG, extra()],
+        environment={"FAKE_FORM": "enable", "SGLANG_BCG_REPORT_DIR": str(tmp_path / "r"), **OTHERS_OFF},
+    )
+    assert done.returncode == 1 and "swallowed" not in done.stdout, done.stderr
+    assert "bcg-fixes refuses to start, for it has failed: " in done.stderr and "Traceback" in done.stderr
+
+
+def test_a_contribution_that_is_no_list_of_fixes_ends_the_process(extra, tmp_path: pathlib.Path) -> None:
     text = EXTRA.replace("return [Fix(", "return (Fix(").replace(")]\n", "))\n")
     done = load(extra(text=text), tmp_path / "reports")
-    assert done.returncode == 1 and "bcg-fixes refuses to start, for it cannot plan: TypeError" in done.stderr
+    assert done.returncode == 1 and "bcg-fixes refuses to start, for it has failed: TypeError" in done.stderr
     assert "Traceback" in done.stderr
 
 
