@@ -1,4 +1,4 @@
-"""A real server with two tensor parallel ranks, on the CPU: what its /metrics and `bcg-fixes status` show of both."""
+"""A real server with two tensor parallel ranks on the CPU, and another plugin that takes a fix from one of them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,31 @@ ARGUMENTS = (
 )
 
 
+# through SGLang's own hooks, in the second rank alone: python numbers the processes that the server starts
+OTHER_PLUGIN = """
+import multiprocessing
+
+def never_called(self, *args, **kwargs):
+    raise AssertionError
+
+def load():
+    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+    if multiprocessing.current_process().name == "Process-2":
+        HookRegistry.register("sglang.srt.mem_cache.swa_memory_pool.SWAKVPool.set_kv_buffer", never_called,
+                              HookType.REPLACE)
+"""
+LOST = "swa_slots_of_whole_batch"
+
+
 @pytest.fixture
 def environment(release_root, tmp_path: pathlib.Path) -> dict[str, str]:
-    paths = [release_root(RELEASE), processes.REPOSITORY / "tools", processes.REPOSITORY]
+    site = tmp_path / "site"
+    info = site / "other_plugin-1.0.dist-info"
+    info.mkdir(parents=True)
+    (site / "other_plugin.py").write_text(OTHER_PLUGIN)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-plugin\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nother = other_plugin:load\n")
+    paths = [release_root(RELEASE), site, processes.REPOSITORY / "tools", processes.REPOSITORY]
     cores = sorted(os.sched_getaffinity(0))
     return {
         **{name: value for name, value in os.environ.items() if not name.startswith("SGLANG")},
@@ -38,7 +60,7 @@ def environment(release_root, tmp_path: pathlib.Path) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         # SGLang wants a NUMA node for each rank, or to be told
         "SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}",
-        "SGLANG_PLUGINS": "bcg_fixes",
+        "SGLANG_PLUGINS": "bcg_fixes,other",
         "SGLANG_BCG_REPORT_DIR": str(tmp_path / "reports"),
     }
 
@@ -55,25 +77,30 @@ def server(environment: dict[str, str], tmp_path: pathlib.Path) -> Iterator[serv
         server.stop()
 
 
-def test_both_ranks_report_and_agree(server, environment: dict[str, str], tmp_path: pathlib.Path) -> None:
+def test_both_ranks_report_and_what_one_has_lost_is_said(server, environment: dict[str, str]) -> None:
     server.generate(serve.PROMPT, 2, limit_s=120)
-    status = [
+    text, machine = (
         processes.python("-m", "sglang_bcg_fixes", "status", *way, environment=environment) for way in ([], ["--json"])
-    ]
-    text, machine = status
-    assert text.returncode == machine.returncode == 0 and "RANKS DIFFER" not in text.stdout, text.stdout
+    )
     rows = json.loads(machine.stdout)
     assert {row["server"] for row in rows} == {server.process.pid}
     ranks = {row["title"]: row for row in rows if (row["title"] or "").startswith("scheduler")}
     assert list(ranks) == ["scheduler_TP0", "scheduler_TP1"]
-    applied = {title: [fix["id"] for fix in row["fixes"] if fix["state"] == "applied"] for title, row in ranks.items()}
-    assert applied["scheduler_TP0"] == applied["scheduler_TP1"] and len(applied["scheduler_TP0"]) > 9, applied
-    assert all(row["read_back"]["live"] == applied[title] and row["batches"] for title, row in ranks.items()), ranks
+    applied = {title: {fix["id"] for fix in row["fixes"] if fix["state"] == "applied"} for title, row in ranks.items()}
+    assert applied["scheduler_TP0"] == {*applied["scheduler_TP1"], LOST} and len(applied["scheduler_TP1"]) > 9, applied
+    assert all({*row["read_back"]["live"]} == applied[title] and row["batches"] for title, row in ranks.items()), ranks
+
+    assert text.returncode == machine.returncode == 1, text.stderr
+    first, second = (f"{title} (pid {row['pid']})" for title, row in ranks.items())
+    told = [line for line in text.stdout.splitlines() if line.startswith("RANKS DIFFER")]
+    assert told == [f"RANKS DIFFER: {second} has {LOST} lost, and {first} has it applied"]
+    assert f"bcg-fixes: {LOST} was applied and is LOST" in server.log.read_text()
 
     with urllib.request.urlopen(f"{server.address}/metrics", timeout=60) as answer:
         shown = answer.read().decode()
     gauges = re.findall(r'^sglang_bcg_fix_state{fix="(\w+)",process="(\w+)",state="applied"} 1.0$', shown, re.MULTILINE)
-    assert {title: sorted(fix for fix, process in gauges if process == title) for title in ranks} == applied
+    assert {title: {fix for fix, process in gauges if process == title} for title in ranks} == applied
+    assert f'sglang_bcg_fix_state{{fix="{LOST}",process="scheduler_TP1",state="lost"}} 1.0' in shown
     assert 'mode="prefill_none"' in shown, "what SGLang counts itself"
 
     server.stop()
