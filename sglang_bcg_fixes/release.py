@@ -7,6 +7,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 
 from sglang_bcg_fixes.probe import Folder, Source, Wheel
 
@@ -51,13 +52,16 @@ def fetch(version: str, cache: pathlib.Path, python: str = "3.11") -> pathlib.Pa
             return file
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
     command += ["--platform", "manylinux_2_34_x86_64", "--python-version", python]
-    command += ["--dest", str(cache), f"sglang=={version}"]
-    outcome = subprocess.run(command, capture_output=True, text=True)
-    files = sorted(cache.glob(f"sglang-{version}-*.whl"))
-    if outcome.returncode or not files:
-        last = outcome.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
-        raise ReleaseError(f"pip cannot fetch sglang=={version}: {last[0]}; check the release's name and the network")
-    return files[-1]
+    # pip writes in place: somebody else would read half a wheel, and one that is interrupted would stay
+    with tempfile.TemporaryDirectory(dir=cache) as draft:
+        outcome = subprocess.run([*command, "--dest", draft, f"sglang=={version}"], capture_output=True, text=True)
+        files = sorted(pathlib.Path(draft).glob(f"sglang-{version}-*.whl"))
+        if outcome.returncode or not files:
+            last = outcome.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
+            raise ReleaseError(
+                f"pip cannot fetch sglang=={version}: {last[0]}; check the release's name and the network"
+            )
+        return files[-1].replace(cache / files[-1].name)
 
 
 def written_version(root: pathlib.Path) -> str | None:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from sglang_bcg_fixes import registry
+from sglang_bcg_fixes import registry, release
 from sglang_bcg_fixes.harmless import HARMLESS, Harmless
 from sglang_bcg_fixes.model import SECTIONS
 from tests import processes
@@ -114,6 +114,19 @@ def test_doctor_exits_1_when_a_wanted_fix_cannot_be_had(drifted_root: pathlib.Pa
     assert f"WANTED AND MISSING: {', '.join(both)}\n" in done.stdout
     off = run("doctor", "--root", str(drifted_root), **{f"SGLANG_BCG_FIX_{fix.upper()}": "off" for fix in both})
     assert off.returncode == 0, "what is switched off is not wanted"
+
+
+def test_a_fetch_that_is_interrupted_leaves_no_half_wheel(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(command: list[str], **_: object) -> None:
+        (pathlib.Path(command[command.index("--dest") + 1]) / "sglang-0.5.15-cp311-cp311-x.whl").write_text("half")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(release.subprocess, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        release.fetch("0.5.15", tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_doctor_fetches_a_release(tmp_path: pathlib.Path) -> None:
