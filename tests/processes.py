@@ -14,23 +14,29 @@ from typing import Any
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 FAKE_SGLANG = REPOSITORY / "tests" / "engine" / "fake_sglang"
+# of a release that runs on the CPU
+ON_CPU = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "SGLANG_PLUGINS": "bcg_fixes"}
 
 
 def python(
     *arguments: str, paths: Iterable[pathlib.Path] = (), environment: Mapping[str, str] | None = None, timeout: int = 60
 ) -> subprocess.CompletedProcess[str]:
     """Python with these folders before the repository on its path, and none of our settings but those given."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG", "XDG"))}
-    inherited["PYTHONPATH"] = os.pathsep.join(map(str, [*paths, REPOSITORY]))
-    # a release is a thousand modules: compiled once, and not in each of hundreds of processes
-    inherited.pop("PYTHONDONTWRITEBYTECODE", None)
     return subprocess.run(
         [sys.executable, *arguments],
-        env={**inherited, **(environment or {})},
+        env=environment_of(paths, environment or {}),
         capture_output=True,
         text=True,
         timeout=timeout,
     )
+
+
+def environment_of(paths: Iterable[pathlib.Path], given: Mapping[str, str]) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG", "XDG"))}
+    inherited["PYTHONPATH"] = os.pathsep.join(map(str, [*paths, REPOSITORY]))
+    # a release is a thousand modules: compiled once, and not in each of hundreds of processes
+    inherited.pop("PYTHONDONTWRITEBYTECODE", None)
+    return {**inherited, **given}
 
 
 def beside(root: pathlib.Path, *arguments: str, timeout: int = 300, **environment: str) -> tuple[Any, str]:
@@ -40,9 +46,7 @@ def beside(root: pathlib.Path, *arguments: str, timeout: int = 300, **environmen
             *arguments,
             paths=[root, REPOSITORY / "tools"],
             environment={
-                "TRITON_INTERPRET": "1",
-                "OMP_NUM_THREADS": "1",
-                "SGLANG_PLUGINS": "bcg_fixes",
+                **ON_CPU,
                 "SGLANG_BCG_REPORT_DIR": reports,
                 # fixes are looked at without kernels, which have tests of their own and are slow where none compiles
                 "SGLANG_BCG_KERNEL_FA_METADATA": "off",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import signal
 import subprocess
@@ -42,15 +41,8 @@ def test_it_ends_and_is_shown_no_more(
     release_root, tmp_path: pathlib.Path, release: str, how: str, status: int, left: int
 ) -> None:
     reports = tmp_path / "reports"
-    paths = [release_root(release), processes.REPOSITORY / "tools", processes.REPOSITORY]
-    environment = {
-        **{name: value for name, value in os.environ.items() if not name.startswith("SGLANG")},
-        "PYTHONPATH": os.pathsep.join(map(str, paths)),
-        "TRITON_INTERPRET": "1",
-        "OMP_NUM_THREADS": "1",
-        "SGLANG_PLUGINS": "bcg_fixes",
-        "SGLANG_BCG_REPORT_DIR": str(reports),
-    }
+    given = {**processes.ON_CPU, "SGLANG_BCG_REPORT_DIR": str(reports)}
+    environment = processes.environment_of([release_root(release), processes.REPOSITORY / "tools"], given)
     log = tmp_path / "log"
     with (
         log.open("w") as file,
@@ -72,9 +64,7 @@ def test_it_ends_and_is_shown_no_more(
             process.kill()
     assert len(list(reports.iterdir())) == left
     assert shown(environment) == []
-    again = processes.python(
-        *("-c", "from sglang_bcg_fixes import plugin; plugin.load()"), paths=paths[:1], environment=environment
-    )
+    again = processes.python(*("-c", "from sglang_bcg_fixes import plugin; plugin.load()"), environment=environment)
     assert again.returncode == 0 and list(reports.iterdir()) == [], "the next process cleans up"
 
 

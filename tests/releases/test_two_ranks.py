@@ -51,18 +51,15 @@ def environment(release_root, tmp_path: pathlib.Path) -> dict[str, str]:
     (site / "other_plugin.py").write_text(OTHER_PLUGIN)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other-plugin\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[sglang.srt.plugins]\nother = other_plugin:load\n")
-    paths = [release_root(RELEASE), site, processes.REPOSITORY / "tools", processes.REPOSITORY]
     cores = sorted(os.sched_getaffinity(0))
-    return {
-        **{name: value for name, value in os.environ.items() if not name.startswith("SGLANG")},
-        "PYTHONPATH": os.pathsep.join(map(str, paths)),
-        "TRITON_INTERPRET": "1",
-        "OMP_NUM_THREADS": "1",
+    given = {
+        **processes.ON_CPU,
+        "SGLANG_PLUGINS": "bcg_fixes,other",
         # SGLang wants a NUMA node for each rank, or to be told
         "SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}",
-        "SGLANG_PLUGINS": "bcg_fixes,other",
         "SGLANG_BCG_REPORT_DIR": str(tmp_path / "reports"),
     }
+    return processes.environment_of([release_root(RELEASE), site, processes.REPOSITORY / "tools"], given)
 
 
 @pytest.fixture
