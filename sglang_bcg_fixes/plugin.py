@@ -170,16 +170,16 @@ class Process:
         finally:
             self.applying.remove(patched.id)
 
-    def watch(self, hook: Fix) -> None:
+    def watch(self, hook: Fix, otherwise: str = "fixes may get lost unseen") -> None:
         """Apply one of the hooks that look again, as soon as SGLang has imported its module."""
         [module] = modules_of(hook)
         if module not in sys.modules:
-            self.watcher.call_after(module, lambda: self.watch(hook))
+            self.watcher.call_after(module, lambda: self.watch(hook, otherwise))
             return
         try:
             self.watches.apply(hook)
         except Exception as error:
-            say(logging.WARNING, f"bcg-fixes: {hook.id} are not watched, so fixes may get lost unseen: {error}")
+            say(logging.WARNING, f"bcg-fixes: {hook.id} are not watched, so {otherwise}: {error}")
 
     def read_back(self, occasion: str) -> None:
         """Look at every applied fix again where SGLang finds it now; one that is gone is said, or ends the process."""
@@ -206,7 +206,7 @@ class Process:
         """From now on: SGLang shows metrics, and has told prometheus_client where."""
         if self.metrics.start(proc.title(os.getpid()) or multiprocessing.current_process().name):
             for hook in read_back.watches_of_refusals(self.source):
-                self.watch(hook)
+                self.watch(hook, "nobody counts why prefills are not replayed")
 
     def lose(self, outcome: report.Outcome | report.KernelOutcome) -> None:
         flag, problem = outcome.patched.flag, outcome.detail
