@@ -57,7 +57,11 @@ class Metrics:
         if self._fallbacks is None:
             return
         with self._giving_up():
-            self._fallbacks.labels(fallbacks.why(runner, batch), self._process).inc()
+            self.count(fallbacks.why(runner, batch))
+
+    def count(self, reason: str) -> None:
+        if self._fallbacks is not None:
+            self._fallbacks.labels(reason, self._process).inc()
 
     @contextlib.contextmanager
     def _giving_up(self) -> Iterator[None]:

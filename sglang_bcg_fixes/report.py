@@ -103,7 +103,8 @@ class Report:
         return self.every[name].state
 
     def states(self) -> dict[str, str]:
-        return {name: outcome.state for name, outcome in self.every.items()}
+        found = {name: outcome.state for name, outcome in self.every.items()}
+        return {**found, "selfcheck": self.selfcheck["verdict"]} if self.selfcheck else found
 
     def ids(self, state: str) -> list[str]:
         return [name for name, outcome in self.outcomes.items() if outcome.state == state]

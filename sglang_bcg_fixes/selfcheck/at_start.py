@@ -59,7 +59,7 @@ def after_scheduler(result: None, self: Any, *args: Any, **kwargs: Any) -> None:
     model_runner = self.tp_worker.model_runner
     conclude(process, model_runner, look(model_runner))
     # batches of the check are nobody's requests
-    read_back.look_again("the self-check was over")
+    read_back.look_again("the self-check was over", model_runner)
 
 
 def conclude(process: Process, model_runner: Any, outcome: Outcome) -> None:
@@ -141,11 +141,14 @@ def react(model_runner: Any, outcome: Outcome, strict: bool, unmended: list[str]
 
 def turn_off(model_runner: Any) -> None:
     runner = check.graph_runner(model_runner)
-    setattr(runner, check.question(runner), refuse)
+    setattr(runner, check.question(runner), refuse_for_good)
 
 
-def refuse(*args: Any, **kwargs: Any) -> bool:
+def refuse_for_good(*args: Any, **kwargs: Any) -> bool:
     """In the place of the runner's own answer, after the self-check has failed."""
+    from sglang_bcg_fixes import plugin
+
+    plugin.load().metrics.count("the self-check has failed")
     return False
 
 

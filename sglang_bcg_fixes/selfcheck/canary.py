@@ -92,12 +92,16 @@ def around_forward(original: Callable[..., Any], self: Any, forward_batch: Any, 
     replayed = observe(self, forward_batch, states, original(self, forward_batch, *args, **kwargs))
     for place, copied in before:
         place.put_back(copied)
-    with check.replaced(runner, check.question(runner), at_start.refuse):
+    with check.replaced(runner, check.question(runner), refuse):
         output = original(self, again, *args, **kwargs)
     eager = observe(self, again, states, output)
     size = f"a prefill of {len(forward_batch.input_ids)} tokens in {forward_batch.batch_size} requests"
     canary.pending = Comparison(size, eager, judge.distances(eager, replayed))
     return output
+
+
+def refuse(forward_batch: Any) -> bool:
+    return False
 
 
 def canary_of(model_runner: Any) -> Canary:

@@ -6,7 +6,6 @@ python -m tests.releases.selfcheck_run MODEL [--freed-memory kept] [--break WHAT
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import json
 import types
@@ -74,26 +73,22 @@ def graphs_replay() -> Any:
 
 def break_it(what: str | None, runner: Any, model_runner: Any) -> None:
     """Defects that no release has, as the check must not need to know what is wrong; and a check that leaves traces."""
-    from sglang_bcg_fixes.selfcheck import bookkeeping, check, pools
+    from sglang_bcg_fixes.selfcheck import bookkeeping, pools
 
     captured = prefill.captured_graphs(runner)
     if what == "earlier bucket":
         # as when a later capture was given the memory of the graph that was captured first
         vars(captured[max(BUCKETS)]).update(vars(captured[min(BUCKETS)]))
-    elif what == "stale metadata":
-        # of the batch before, as when only eager batches write it
-        plan, on = model_runner.attn_backend.init_forward_metadata, check.Switch.on
-        replaying = [False]
+    elif what == "stale positions":
+        load = runner.load_batch
 
-        @contextlib.contextmanager
-        def noted(switch: Any, wanted: bool) -> Iterator[None]:
-            replaying[0] = wanted
-            with on(switch, wanted):
-                yield
-            replaying[0] = False
+        def load_without_positions(*args: Any, **kwargs: Any) -> Any:
+            loaded = load(*args, **kwargs)
+            batch = loaded[0] if isinstance(loaded, tuple) else loaded
+            batch.positions.zero_()
+            return loaded
 
-        check.Switch.on = noted
-        model_runner.attn_backend.init_forward_metadata = lambda batch: None if replaying[0] else plan(batch)
+        runner.load_batch = load_without_positions
     elif what == "eager":
         model_runner.model.forward = None
     elif what == "slots stay taken":
@@ -143,6 +138,8 @@ def main() -> None:
             at_start.after_scheduler(None, scheduler)
     except SystemExit as refused:
         error = str(refused)
+    if options.broken == "eager":
+        del loaded.model_runner.model.forward
     after = trace(loaded, runner)
     found = plugin.load().report.selfcheck
     result = {

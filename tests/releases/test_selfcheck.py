@@ -60,7 +60,8 @@ def test_released_defects_are_found_without_knowing_them_and_prefill_runs_eagerl
     found, log = checked(release, model, "--freed-memory", freed_memory, SGLANG_BCG_FIXES="off")
     assert found["selfcheck"]["verdict"] == "wrong" and where in found["selfcheck"]["reason"], found["selfcheck"]
     assert found["refused"] is None and found["prefills"] == [{"equal": True, "replays": 0}]
-    assert [name for name in found["touched"] if name != "asked"] == []
+    # a graph that writes to states of nobody's did so here, too
+    assert set(found["touched"]) <= {"asked", "MambaPool.mamba_cache", "State.conv", "State.temporal"}
     assert "Prefill runs eagerly in this server from now on" in log and "`bcg-fixes explain " in log
 
 
@@ -71,14 +72,21 @@ def test_strict_refuses_to_serve(checked: Callable[..., tuple[dict[str, Any], st
     assert "SGLANG_BCG_SELFCHECK=warn" in found["refused"]
 
 
-@pytest.mark.parametrize("broken", ["earlier bucket", "stale metadata"])
+@pytest.mark.parametrize(
+    ("broken", "right", "words"),
+    [
+        ("stale positions", 0, "keys of model.layers.0 (LlamaDecoderLayer): off by"),
+        # the largest, which was captured first, is replayed last but one
+        ("earlier bucket", 5, "replaying ended in RuntimeError"),
+    ],
+)
 def test_what_no_release_does_wrong_is_found_too(
-    checked: Callable[..., tuple[dict[str, Any], str]], broken: str
+    checked: Callable[..., tuple[dict[str, Any], str]], broken: str, right: int, words: str
 ) -> None:
     found, _log = checked("0.5.23", "llama", "--break", broken)
-    assert found["selfcheck"]["verdict"] == "wrong", found["selfcheck"]
-    batch = found["selfcheck"]["batches"][-1]["batch"]
-    assert batch.startswith("largest bucket" if broken == "earlier bucket" else "middle bucket"), found["selfcheck"]
+    verdicts = [row["verdict"] for row in found["selfcheck"]["batches"]]
+    assert found["selfcheck"]["verdict"] == "wrong" and words in found["selfcheck"]["reason"], found["selfcheck"]
+    assert verdicts.count("right") == right and found["prefills"] == [{"equal": True, "replays": 0}]
 
 
 @pytest.mark.parametrize("mode", ["warn", "strict"])
