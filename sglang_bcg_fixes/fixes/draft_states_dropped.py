@@ -1,0 +1,125 @@
+"""A replayed draft prefill drops the hidden states of the target
+
+Symptom: With NEXTN (EAGLE) speculation the drafts of Qwen3-Next, of Qwen3's and EXAONE's mixtures of experts and of
+text-only Qwen3.5 are accepted less often, with default flags. The answers stay right, they come slower; nothing in the
+log.
+Cause: Such a draft model joins each token's embedding with the target's hidden state, and hands the result to its
+layers as embeddings. The prefill runner has a buffer for embeddings of multimodal models and of EAGLE3 only. Without
+one, the draft's layers are captured looking up the token ids, and a replay drops what it is handed: the draft's cache
+of a prompt knows nothing of the target. To 0.5.18 a rule for something else left these drafts without a graph.
+Change: Before anything is captured, the draft's forward is asked once what it hands its layers. Where that is
+embeddings and the runner has no buffer for them, it gets one; SGLang's own capture and replay then use it.
+Remove when: Every release that has to be served gives these drafts that buffer.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from sglang_bcg_fixes.fixes.single_request_capture import replaced_forward
+from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
+from sglang_bcg_fixes.probe import Source, absent, affected, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner"
+RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
+SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
+BUFFER = "input_embeds"
+
+
+class Handed(Exception):
+    """Leaves a model's forward where it calls its layers, with what it calls them with."""
+
+    def __init__(self, arguments: inspect.BoundArguments) -> None:
+        self.arguments = arguments
+
+
+def probe(source: Source) -> Finding:
+    if source.has_module(OLD_RUNNER):
+        return absent("such drafts get no prefill graph")
+    rule = source.find(f"{SETUP}:has_standard_gqa_for_all_local_layers")
+    if rule is None:
+        setup = source.need(
+            f"{SETUP}:capture_prefill_graph",
+            "sglang.srt.model_executor.model_runner:ModelRunner.init_prefill_cuda_graph",
+        )
+        if setup.mentions("attention_layers) < ") and setup.mentions("model_config.num_hidden_layers"):
+            return absent("such drafts have fewer layers than their configuration says, and get no graph", setup)
+        return unknown("which drafts get a graph is decided in a way that no known release does", setup)
+    runner = source.need(f"{RUNNER}.__init__")
+    for_eagle3 = runner.mentions("register_input_embeds=self.is_multimodal or self._use_draft_input_embeds")
+    if runner.mentions("self.static_draft_hidden_states") and (for_eagle3 or not runner.mentions("register_input")):
+        others = " or EAGLE3" if for_eagle3 else ""
+        return affected(f"a draft that is not multimodal{others} has no buffer for embeddings", runner, rule)
+    return unknown("buffers for embeddings are allotted in a way that no known release does", runner, rule)
+
+
+def give_the_draft_a_buffer(self: Any) -> None:
+    # other than the breakable graphs of a draft have no buffer for the target's states
+    if self.static_draft_hidden_states is None or self.buffer_registry.has_slot(BUFFER):
+        return
+    handed = handed_to_the_layers(self)
+    if handed is None:
+        return
+    from sglang.srt.model_executor import cuda_graph_buffer_registry as registry
+
+    self._input_embeds_arg_idx, embeddings = handed
+    self.buffer_registry.register_slot(
+        registry.GraphSlot(
+            BUFFER,
+            lambda _, tokens: (tokens, *embeddings.shape[1:]),
+            embeddings.dtype,
+            axis="tokens",
+            padding_policy=registry.PaddingPolicy.ZERO,
+            copy_from_fb=False,
+        )
+    )
+
+
+def handed_to_the_layers(runner: Any) -> tuple[int, Tensor] | None:
+    """The embeddings that the model's forward hands its layers, and their place among the arguments."""
+    import torch
+
+    layers, model = runner.layer_model, runner.model_runner.model
+    signature = inspect.signature(layers.forward)
+
+    def leave(*args: Any, **kwargs: Any) -> Any:
+        raise Handed(signature.bind(*args, **kwargs))
+
+    batch, _ = runner.capture_prepare(runner.capture_num_tokens[0])
+    with torch.no_grad(), replaced_forward(layers, leave), runner._prefill_forward_context(batch):
+        try:
+            model.forward(batch.input_ids, batch.positions, batch)
+        except Handed as handed:
+            for name in (BUFFER, "inputs_embeds"):
+                embeddings = handed.arguments.arguments.get(name)
+                if embeddings is not None:
+                    return list(signature.parameters).index(name), embeddings
+    return None
+
+
+FIX = Fix(
+    id="draft_states_dropped",
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    known={
+        "fc6ee0422786": "ModelRunner.init_prefill_cuda_graph, 0.5.14 to 0.5.15.post1",
+        "97fb49d43e1c": "capture_prefill_graph, 0.5.16",
+        "b834bcc6bb0f": "capture_prefill_graph, 0.5.17",
+        "f54721d811fb": "capture_prefill_graph, 0.5.18",
+        "6a473e7a0ee1": "PrefillCudaGraphRunner.__init__, 0.5.19",
+        "cbd9e8061139": "has_standard_gqa_for_all_local_layers, 0.5.19 to 0.5.23",
+        "4d52fd87986e": "PrefillCudaGraphRunner.__init__, 0.5.20",
+        "8ad0dc75fe56": "PrefillCudaGraphRunner.__init__, 0.5.21",
+        "2d4de8250293": "PrefillCudaGraphRunner.__init__, 0.5.22",
+        "b4be21fb6da8": "PrefillCudaGraphRunner.__init__, 0.5.23",
+    },
+    patches=(PatchPoint((f"{RUNNER}.capture",), How.BEFORE, f"{__name__}:give_the_draft_a_buffer"),),
+    mitigations=PREFILL_GRAPHS_OFF,
+    verify=("qwen3_next_adaptive_speculation",),
+)
