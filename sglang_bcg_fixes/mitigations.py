@@ -83,3 +83,11 @@ NO_OVERLAPPING_HALVES = (
         effect="batches are not split",
     ),
 )
+
+ONE_BRANCH_OF_DRAFTS = (
+    Mitigation(
+        flags="--speculative-eagle-topk 1",
+        option="--speculative-eagle-topk",
+        effect="drafts are one chain, which needs no table of its own",
+    ),
+)

@@ -1,0 +1,61 @@
+"""Verification of drafts reads the wrong slots of the sliding window cache
+
+Symptom: A model with a sliding window cache of its own (GPT-OSS and others), verified on FlashAttention with
+--speculative-eagle-topk above 1, accepts wrong drafts and answers wrongly, with HTTP 200, with CUDA graphs and without.
+Cause: The table of what each draft sees is put together from slots of the cache of all tokens. Layers with a sliding
+window look these numbers up in their own cache, where they belong to other tokens or to nobody.
+Change: Both parts of that table are translated before they are put together, as in SGLang itself from 0.5.12.
+Remove when: No release before 0.5.12 has to be served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_bcg_fixes.mitigations import ONE_BRANCH_OF_DRAFTS
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
+from sglang_bcg_fixes.probe import Source, affected, fixed
+
+BACKEND = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionBackend"
+PREPARE = f"{BACKEND}._init_sliding_window_attn_spec_metadata"
+
+
+def probe(source: Source) -> Finding:
+    prepare = source.need(PREPARE)
+    if "self.token_to_kv_pool.translate_loc_from_full_to_swa" in prepare.calls:
+        return fixed("the slots of drafts and of what they go on from are translated", prepare)
+    return affected("the slots of another cache are put into the sliding window's table", prepare)
+
+
+def translate_both(
+    original: Callable[..., None], self: Any, metadata: Any, metadata_expand: Any, metadata_swa: Any = None
+) -> None:
+    if not self.use_sliding_window_kv_pool:
+        return original(self, metadata, metadata_expand, metadata_swa)
+    parts = (metadata, metadata_expand)
+    tables = [part.page_table for part in parts]
+    try:
+        for part, table in zip(parts, tables, strict=True):
+            part.page_table = self.token_to_kv_pool.translate_loc_from_full_to_swa(table)
+        original(self, metadata, metadata_expand, metadata_swa)
+    finally:
+        # layers without a window go on to read them
+        for part, table in zip(parts, tables, strict=True):
+            part.page_table = table
+
+
+FIX = Fix(
+    id="verify_window_untranslated",
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    known={
+        "4fca97de40bf": "FlashAttentionBackend._init_sliding_window_attn_spec_metadata, 0.5.11",
+        "0cda2e2b8082": "FlashAttentionBackend._init_sliding_window_attn_spec_metadata, 0.5.12 to 0.5.12.post1",
+        "9e381b44807e": "FlashAttentionBackend._init_sliding_window_attn_spec_metadata, 0.5.13 to 0.5.23",
+    },
+    patches=(PatchPoint((PREPARE,), How.AROUND, f"{__name__}:translate_both"),),
+    mitigations=ONE_BRANCH_OF_DRAFTS,
+    verify=("gpt_oss_decode_padding",),
+)
