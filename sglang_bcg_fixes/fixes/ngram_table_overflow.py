@@ -1,0 +1,56 @@
+"""The n-gram embeddings of the last request are kept outside of their table
+
+Symptom: With as many requests as --max-running-requests allows, LongCat models with n-gram embeddings overwrite memory
+that belongs to something else and read from there: wrong answers, or "illegal memory access".
+Cause: The table of each request's last tokens has a row for every request, but requests are numbered from 1: the last
+number is one past the table. Row 0, which padding uses, counts too.
+Change: The table gets as many rows as the table of the requests' slots, as in SGLang itself from 0.5.12. No flag of
+SGLang does the same.
+Remove when: No release before 0.5.12 has to be served.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
+from sglang_bcg_fixes.probe import Source, affected, fixed, unknown
+
+ALLOT = "sglang.srt.model_executor.model_runner:ModelRunner.maybe_init_ngram_embedding"
+LATER = "sglang.srt.model_executor.model_runner_components.ngram_embedding_manager:NgramEmbeddingManager.from_model"
+
+
+def probe(source: Source) -> Finding:
+    allot = source.need(ALLOT, LATER)
+    if allot.mentions("torch.empty(self.req_to_token_pool.size"):
+        return affected("the table has no row for the last number that a request can have", allot)
+    if allot.mentions("req_to_token_pool.req_to_token.shape[0]"):
+        return fixed("the table has a row for every number that a request can have", allot)
+    return unknown("the table is allotted in a way that no known release does", allot)
+
+
+def add_the_last_row(result: None, self: Any) -> None:
+    import torch
+
+    if self.use_ngram_embedding:
+        short, rows = self.token_table, self.req_to_token_pool.req_to_token.shape[0]
+        self.token_table = torch.empty(rows, *short.shape[1:], dtype=short.dtype, device=short.device)
+
+
+FIX = Fix(
+    id="ngram_table_overflow",
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    known={
+        "23b7ee42ae57": "ModelRunner.maybe_init_ngram_embedding, 0.5.11",
+        "a960a2e57869": "ModelRunner.maybe_init_ngram_embedding, 0.5.12 to 0.5.15.post1",
+        "55245efa207c": "NgramEmbeddingManager.from_model, 0.5.16 to 0.5.17",
+        "cd6fadc9996f": "NgramEmbeddingManager.from_model, 0.5.18",
+        "a1982849cecb": "NgramEmbeddingManager.from_model, 0.5.19 to 0.5.20",
+        "a3316fd5e6ec": "NgramEmbeddingManager.from_model, 0.5.21 to 0.5.22",
+        "400321258ea4": "NgramEmbeddingManager.from_model, 0.5.23",
+    },
+    patches=(PatchPoint((ALLOT,), How.AFTER, f"{__name__}:add_the_last_row"),),
+    verify=("llama_prefix_cache",),
+)
