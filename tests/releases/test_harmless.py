@@ -167,6 +167,14 @@ print("RESULT", json.dumps({"context": runner.model_config.context_len, "equal":
     "replayed": graphs.counters.replays > before, "of tokens": bool((masked[:3] == chosen[:3]).all()),
     "of padding": masked[3:].unique().tolist()}))
 """
+INDEXER = """
+from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
+
+backend = HybridLinearAttnBackend.__new__(HybridLinearAttnBackend)
+full = types.SimpleNamespace(get_indexer_metadata=lambda layer_id, forward_batch: f"full {layer_id} {forward_batch}")
+backend.full_attn_layers, backend.full_attn_backend = [1, 3], full
+print("RESULT", json.dumps([backend.get_indexer_metadata(layer, "batch") for layer in (1, 3, 7)]))
+"""
 
 
 @pytest.fixture
@@ -196,6 +204,14 @@ def test_padded_rows_of_a_draft_extend_store_to_nobodys_slot(run: Callable[[str,
 
 def test_an_idle_batch_clears_the_mask_of_checkpoints(run: Callable[[str, str], Any]) -> None:
     assert run("0.5.23", REGISTRY) == {"full": [True] * 4, "idle": [False] * 4, "padded": [True, True, False, False]}
+
+
+@pytest.mark.parametrize("release", ["0.5.20", "0.5.23"])
+def test_a_layer_with_an_indexer_gets_the_metadata_of_full_attention(
+    run: Callable[[str, str], Any], release: str
+) -> None:
+    # 7 is in no list: a draft's
+    assert run(release, INDEXER) == ["full 1 batch", "full 3 batch", "full 7 batch"]
 
 
 @pytest.fixture(scope="module")
