@@ -1,0 +1,71 @@
+"""Images do not reach the replayed prefill of a draft model
+
+Symptom: With EAGLE3 speculation and a multimodal model, drafts for prompts with images are accepted less often; the
+answers stay right, they come slower. From 0.5.17 with default flags, where the model is one of those that keep prefill
+graphs (Qwen3.5, Kimi-K2.5 from 0.5.18); before, where the breakable backend is chosen explicitly.
+Cause: A draft's layers take the target's embeddings of images from the batch. They are captured with a batch that has
+none, so that the graph looks up the ids.
+Change: A draft whose graph has no buffer for embeddings prefills batches with images without it. Under DP attention,
+where all ranks must decide alike and none knows of the others' images, nothing is changed.
+Remove when: No release before 0.5.22 has to be served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
+from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
+
+OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner"
+RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
+CAN_RUN = (f"{RUNNER}.can_run_graph", f"{OLD_RUNNER}.can_run")
+STATES = "static_draft_hidden_states"
+BUFFER = "input_embeds"
+
+
+def probe(source: Source) -> Finding:
+    allot = source.need(f"{RUNNER}._build_capture_spec_info", f"{OLD_RUNNER}._init_buffers")
+    gate = source.need(*CAN_RUN)
+    if not allot.mentions(f"self.{STATES}"):
+        return absent("drafts get no prefill graph", allot)
+    if source.find(f"{RUNNER}._use_draft_input_embeds"):
+        return fixed("the graph of an EAGLE3 draft is given embeddings", allot)
+    if "contains_mm_inputs" not in gate.text:
+        return affected("drafts are captured looking up the ids, and batches with images are replayed", allot, gate)
+    return unknown("images of a draft are treated in a way that no known release does", allot, gate)
+
+
+def refuse_images(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
+    # only the breakable graphs of a draft have a buffer for the target's states
+    looks_up = getattr(self, STATES, None) is not None and not self.buffer_registry.has_slot(BUFFER)
+    if looks_up and forward_batch.global_num_tokens_cpu is None and forward_batch.contains_mm_inputs():
+        return False
+    return original(self, forward_batch)
+
+
+FIX = Fix(
+    id="draft_images_dropped",
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    known={
+        "dda4c91486a9": "BreakableCudaGraphRunner._init_buffers, 0.5.11 to 0.5.12.post1",
+        "c6e34d7fb7c0": "BreakableCudaGraphRunner._init_buffers, 0.5.13 to 0.5.13.post1",
+        "ad15bbae8576": "BreakableCudaGraphRunner.can_run, 0.5.13 to 0.5.13.post1",
+        "5ef76cf0c864": "PrefillCudaGraphRunner._build_capture_spec_info, 0.5.14 to 0.5.23",
+        "3ea6f8a472d5": "PrefillCudaGraphRunner.can_run_graph, 0.5.14",
+        "8aa21770f271": "PrefillCudaGraphRunner.can_run_graph, 0.5.15 to 0.5.15.post1",
+        "90333b982f2f": "PrefillCudaGraphRunner.can_run_graph, 0.5.16",
+        "661831589cb6": "PrefillCudaGraphRunner.can_run_graph, 0.5.17",
+        "3de6b62ea9d2": "PrefillCudaGraphRunner.can_run_graph, 0.5.18",
+        "c1a3ce368cce": "PrefillCudaGraphRunner.can_run_graph, 0.5.19",
+        "e59b654df577": "PrefillCudaGraphRunner.can_run_graph, 0.5.20",
+        "bb2ea7e5516a": "PrefillCudaGraphRunner.can_run_graph, 0.5.21",
+    },
+    patches=(PatchPoint(CAN_RUN, How.AROUND, f"{__name__}:refuse_images"),),
+    mitigations=PREFILL_GRAPHS_OFF,
+    verify=("llama_prefix_cache",),
+)
