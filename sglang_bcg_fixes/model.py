@@ -168,7 +168,8 @@ class Kernel:
     """One operation with its implementations in order of preference, and where SGLang is made to call it.
 
     `probe` answers affected where the places to change are known; `known` is like that of a fix: in any other form
-    of source SGLang keeps its own code.
+    of source SGLang keeps its own code. `awaits` names the modules whose import is waited for, where not each one that
+    is changed will do: with the first of them the others are imported.
     """
 
     op: str
@@ -178,6 +179,7 @@ class Kernel:
     known: Mapping[str, str]
     patches: tuple[PatchPoint, ...]
     tolerance: Mapping[str, float]
+    awaits: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:

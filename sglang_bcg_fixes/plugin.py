@@ -138,7 +138,8 @@ class Process:
 
     def place(self, patched: Fix | Kernel, reason: str, settle: Settle) -> None:
         """Apply now what SGLang has imported, and the rest when it does: some processes never do."""
-        modules = [name for name in modules_of(patched) if self.source.has_module(name)]
+        awaited = patched.awaits if isinstance(patched, Kernel) else ()
+        modules = [name for name in awaited or modules_of(patched) if self.source.has_module(name)]
         if not modules or any(name in sys.modules for name in modules):
             self.apply(patched, reason, settle)
             return

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_bcg_fixes.kernels.gdn_extend import Shape, cases, metadata, reference, refusal
+from sglang_bcg_fixes.kernels.gdn_extend import Shape, cases, metadata, reference, refusal, stepwise
 from sglang_bcg_fixes.kernels.gdn_extend import triton as form
 from tests import processes
 from tests.kernels.gdn_extend_mutants import AROUND, CHUNK, EXACT, MUTANTS, TUNING, faults, step
@@ -44,6 +44,14 @@ def test_against_the_reference(name: str) -> None:
     lengths, options = STEPS[name]
     drawn = step(lengths, **options)
     assert cases.faults(drawn, run(drawn), CHUNK, EXACT) == []
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_the_stepwise_form_against_the_reference(name: str) -> None:
+    lengths, options = STEPS[name]
+    drawn = step(lengths, **options)
+    launched = cases.Launched(drawn, stepwise.Tuning(), AROUND, CHUNK, (stepwise, stepwise))
+    assert cases.faults(drawn, launched.run(), CHUNK, EXACT) == []
 
 
 @pytest.mark.parametrize("span", [16, 48])

@@ -162,7 +162,7 @@ class Launched:
         rows = step.tokens + around.padding
         sequences = around.max_sequences or len(step.lengths)
         self.tables = self.metadata.Tables(rows + around.more_tokens, sequences, step.device, chunk, around.span)
-        for table in (self.tables.chunks, self.tables.sequences, self.tables.bounds, self.tables.counts):
+        for table in self.tables.buffers:
             table.fill_(-(2**30))
         kind = step.mixed_qkv.dtype
         self.scratch = self.form.Scratch.for_rows(rows + around.more_tokens, self.tables, step.shape, kind, tuning)

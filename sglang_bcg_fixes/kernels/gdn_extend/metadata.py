@@ -141,6 +141,11 @@ class Tables:
         self.sequences = torch.zeros(max_sequences, SEQUENCE_FIELDS, dtype=torch.int32, device=device)
         self.counts = torch.zeros(COUNTS, dtype=torch.int32, device=device)
 
+    @property
+    def buffers(self) -> tuple[Any, ...]:
+        """All that a captured launch reads."""
+        return self.chunks, self.sequences, self.bounds, self.counts
+
     def chunks_of(self, tokens: int) -> int:
         """Every sequence may end in a chunk that is not full, and no chunk is without a token."""
         return min(tokens // self.chunk + self.max_sequences, tokens)

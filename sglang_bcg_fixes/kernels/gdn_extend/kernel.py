@@ -1,0 +1,97 @@
+"""Gated delta net inside the captured prefill, without a break at its layers
+
+Under breakable prefill graphs every gated delta net layer (Qwen3-Next, Qwen3.5) is an eager break, whose dozen launches
+cost the host more than the GPU has to do. Here these layers are captured with kernels that find their work on the
+device; the break stays for full attention. A layer keeps its break with deterministic inference, two-batch overlap, DP
+attention, context parallelism, pipeline stages, hierarchical cache, strided state pools, or states that are not fp32. A
+batch runs eagerly with more than 128 sequences, or where a draft is verified or extended.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+
+from sglang_bcg_fixes.graph_break import DECORATOR_MODULES
+from sglang_bcg_fixes.model import Accepted, Finding, How, Impl, Kernel, PatchPoint, Rejected
+from sglang_bcg_fixes.probe import Source, absent, affected
+
+BACKEND_MODULE = "sglang.srt.layers.attention.linear.gdn_backend"
+BACKEND = f"{BACKEND_MODULE}:GDNAttnBackend"
+PREPARED = f"{BACKEND}.init_forward_metadata"
+LAYER = "sglang.srt.layers.radix_linear_attention:RadixLinearAttention.forward"
+OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner"
+RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
+CAPTURE = (f"{RUNNER}.capture", f"{OLD_RUNNER}._capture_all")
+CAN_REPLAY = (f"{RUNNER}.can_run_graph", f"{OLD_RUNNER}.can_run")
+REPLAY = tuple(f"{module}:BreakableCUDAGraph.replay" for module in DECORATOR_MODULES)
+MAMBA = "sglang.srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase"
+# what is read of the step, and what a checkpoint is
+STEP = (
+    f"{MAMBA}._forward_metadata",
+    f"{MAMBA}._init_track_conv_indices",
+    f"{MAMBA}._init_track_ssm_indices",
+    f"{MAMBA}._track_mamba_state_extend",
+)
+BODIES = "sglang_bcg_fixes.kernels.gdn_extend.installed"
+FOLDER = "sglang_bcg_fixes.kernels.gdn_extend"
+NOT_MEASURED = "not measured on a GPU as installed"
+
+
+def probe(source: Source) -> Finding:
+    if not source.has_module(BACKEND_MODULE):
+        return absent("this release has no gated delta net")
+    read = [
+        source.need(LAYER),
+        source.need(PREPARED),
+        source.need(f"{BACKEND}.forward_extend"),
+        *map(source.need, STEP),
+        source.need(*CAPTURE),
+        source.need(*CAN_REPLAY),
+        source.need(*REPLAY),
+    ]
+    return affected("what an extend of such a layer does is known for this source", *read)
+
+
+def has_triton() -> Accepted | Rejected:
+    if importlib.machinery.PathFinder.find_spec("triton"):
+        return Accepted()
+    return Rejected("triton is not installed; SGLang's own requirements bring it")
+
+
+KERNEL = Kernel(
+    op="gdn_extend",
+    doc=__doc__,
+    impls=(
+        Impl("triton", has_triton, f"{FOLDER}.triton", graph_safe=True, only_by_name=NOT_MEASURED),
+        Impl(
+            "reference",
+            Accepted,
+            f"{FOLDER}.stepwise",
+            graph_safe=True,
+            only_by_name="plain torch, token after token; for tests",
+        ),
+    ),
+    probe=probe,
+    known={
+        "ee8bb62e5f13": "RadixLinearAttention.forward, 0.5.11 to 0.5.12.post1",
+        "c586ccebc30b": "GDNAttnBackend.init_forward_metadata, 0.5.11 to 0.5.16",
+        "a110053cf2ed": "GDNAttnBackend.forward_extend, 0.5.11 to 0.5.12.post1",
+        "8c4059c49f09": "MambaAttnBackendBase._forward_metadata, 0.5.11 to 0.5.13.post1",
+        "666d7440823f": "MambaAttnBackendBase._init_track_conv_indices, 0.5.11 to 0.5.15.post1",
+        "8c74eddfc0ae": "MambaAttnBackendBase._init_track_ssm_indices, 0.5.11 to 0.5.12.post1",
+        "f449de754310": "MambaAttnBackendBase._track_mamba_state_extend, 0.5.11 to 0.5.16",
+        "099e02893b1d": "BreakableCudaGraphRunner._capture_all, 0.5.11 to 0.5.13.post1",
+        "a8cce8be88f5": "BreakableCUDAGraph.replay, 0.5.11 to 0.5.16",
+        "56db3c96d527": "BreakableCudaGraphRunner.can_run, 0.5.12 to 0.5.12.post1",
+    },
+    patches=(
+        PatchPoint((PREPARED,), How.AFTER, f"{BODIES}:prepared"),
+        PatchPoint((LAYER,), How.AROUND, f"{BODIES}:forward"),
+        PatchPoint(CAPTURE, How.AROUND, f"{BODIES}:capture"),
+        PatchPoint(CAN_REPLAY, How.AROUND, f"{BODIES}:can_replay"),
+        PatchPoint(REPLAY, How.BEFORE, f"{BODIES}:before_replay"),
+    ),
+    # SGLang imports it for such a model only, when all the others have been
+    awaits=(BACKEND_MODULE,),
+    tolerance={},
+)

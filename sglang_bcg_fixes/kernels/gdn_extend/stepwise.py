@@ -1,0 +1,176 @@
+"""The reference as a graph can capture it: plain torch and fp32, token after token, and no batch seen by the host.
+
+As slow as it is plain, so it is for tests: a layer takes some ten operations for every row of its output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from sglang_bcg_fixes.kernels.gdn_extend import Shape
+from sglang_bcg_fixes.kernels.gdn_extend.metadata import CHUNK, Tracking
+from sglang_bcg_fixes.kernels.gdn_extend.reference import EPSILON
+
+# of a sequence: start, end, slot, whether the convolution goes on from the slot's window; of its checkpoint: after how
+# many tokens, into which slot (or -1)
+FIELDS = 6
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """There is nothing to choose."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Scratch:
+    """There is nothing to keep."""
+
+    @classmethod
+    def for_rows(cls, rows: int, tables: Tables, shape: Shape, dtype: Any, tuning: Tuning) -> Scratch:
+        return cls()
+
+
+class Tables:
+    """The static buffer, for batches of up to `max_sequences` sequences and `max_tokens` tokens."""
+
+    def __init__(
+        self, max_tokens: int, max_sequences: int, device: Any, chunk: int = CHUNK, span: int | None = None
+    ) -> None:
+        self.max_tokens, self.max_sequences, self.chunk = max_tokens, max_sequences, chunk
+        # as captured before the first step: nothing to do
+        self.sequences = torch.zeros(max_sequences, FIELDS, dtype=torch.int64, device=device)
+
+    @property
+    def buffers(self) -> tuple[Any, ...]:
+        """All that a captured layer reads."""
+        return (self.sequences,)
+
+    def fill(self, lengths: Any, slots: Any, prefixes: Any, tracking: Tracking | None = None) -> None:
+        """For one step: [sequences] each, of any integer type, on the device; not read by the host."""
+        given = lengths.shape[0]
+        if given > self.max_sequences:
+            raise ValueError(f"{given} sequences, but the tables were made for {self.max_sequences}")
+        ends = lengths.long().clamp(min=0).cumsum(0)
+        starts = functional.pad(ends[:-1], (1, 0)).clamp(max=self.max_tokens)
+        ends = ends.clamp(max=self.max_tokens)
+        after = track_slots = torch.full_like(ends, -1)
+        if tracking is not None:
+            covered = (tracking.lengths - prefixes).clamp(min=0).minimum(ends - starts)
+            track_slots = torch.where(tracking.mask & (slots >= 0), tracking.slots.long(), -1)
+            after = torch.where(track_slots >= 0, covered // tracking.unit * tracking.unit, -1)
+        # those behind have no token
+        self.sequences.zero_()
+        self.sequences[:given] = torch.stack([starts, ends, slots.long(), (prefixes > 0).long(), after, track_slots], 1)
+
+
+def extend(
+    mixed_qkv: Any,
+    a: Any,
+    b: Any,
+    *,
+    shape: Shape,
+    conv_weights: Any,
+    bias: Any,
+    A_log: Any,
+    dt_bias: Any,
+    conv: Any,
+    state: Any,
+    tables: Tables,
+    scratch: Scratch,
+    output: Any,
+    tracking: bool = False,
+    tuning: Tuning = Tuning(),
+) -> None:
+    """The package's docstring says what is done."""
+    if output.shape[0] > tables.max_tokens:
+        raise ValueError(
+            f"an output of {output.shape[0]} rows, but the tables were made for {tables.max_tokens} tokens"
+        )
+    work = Work(output.shape[0], tables.sequences, shape.width - 1)
+    mixed = convolved(work, mixed_qkv, conv_weights, bias, conv)
+    turn_windows(work, mixed_qkv, conv, tracking)
+    sizes = [shape.key_heads * shape.keys, shape.key_heads * shape.keys, shape.value_heads * shape.values]
+    activated: Any = functional.silu(mixed)
+    query, key, value = activated.split(sizes, 1)
+    group = shape.value_heads // shape.key_heads
+
+    def of_every_value_head(tensor: Any) -> Any:
+        split = tensor.unflatten(1, (shape.key_heads, shape.keys))
+        normed = split / (split.square().sum(-1, keepdim=True) + EPSILON).sqrt()
+        return normed[:, :, None].expand(-1, -1, group, -1).flatten(1, 2)
+
+    query, key = of_every_value_head(query) * shape.keys**-0.5, of_every_value_head(key)
+    value = value.unflatten(1, (shape.value_heads, shape.values))
+    decay = (-A_log.float().exp() * functional.softplus(a.float() + dt_bias.float())).exp()[..., None, None]
+    gain = b.float().sigmoid()[..., None]
+    if tracking:
+        work.keep_where(work.works & (work.after == 0), work.track_slot, state, state[work.slot.clamp(min=0)])
+    for row in range(output.shape[0]):
+        index = work.slot_of_row[row : row + 1]
+        before = state.index_select(0, index)[0]
+        decayed = before * decay[row]
+        wanted = value[row] - (decayed * key[row, :, None]).sum(-1)
+        after = decayed + (wanted * gain[row])[..., None] * key[row, :, None]
+        read = (after * query[row, :, None]).sum(-1)
+        output[row].copy_(torch.where(work.is_live[row], read, 0.0))
+        state.index_copy_(0, index, torch.where(work.is_live[row], after, before)[None])
+        if tracking:
+            ends = work.works & (work.start + work.after == row + 1) & (work.after > 0)
+            work.keep_where(ends, work.track_slot, state, after[None].expand(len(ends), *after.shape))
+
+
+class Work:
+    """What the tables say of each sequence and of each row, as tensors."""
+
+    def __init__(self, rows: int, sequences: Any, past: int) -> None:
+        self.start, self.end, self.slot, self.continued, self.after, self.track_slot = sequences.unbind(1)
+        self.past = past
+        self.works = (self.end > self.start) & (self.slot >= 0)
+        self.rows = torch.arange(rows, device=sequences.device)
+        of_sequence = (self.rows[:, None] >= self.start) & (self.rows[:, None] < self.end) & self.works
+        self.is_live = of_sequence.any(1)
+        self.sequence_of_row = of_sequence.int().argmax(1)
+        self.slot_of_row = self.slot[self.sequence_of_row].clamp(min=0)
+
+    def inputs(self, position: Any, sequence: Any, x: Any, conv: Any) -> Any:
+        """What stood at these positions: this step's inputs, or what the slot has from before, or nothing."""
+        before_start = position - self.start[sequence]
+        moved = (self.past + before_start).clamp(0, self.past - 1)
+        old = conv[self.slot[sequence].clamp(min=0), :, moved].float()
+        old = torch.where((self.continued[sequence] != 0)[:, None], old, 0.0)
+        return torch.where((before_start >= 0)[:, None], x[position.clamp(0, len(x) - 1)].float(), old)
+
+    def keep_where(self, wanted: Any, slots: Any, pool: Any, values: Any) -> None:
+        """Into the pool where wanted; elsewhere what a slot has is written again. One by one: slots may be shared."""
+        for number in range(len(slots)):
+            index = slots[number : number + 1].clamp(min=0)
+            had = pool.index_select(0, index)
+            pool.index_copy_(0, index, torch.where(wanted[number], values[number : number + 1], had))
+
+
+def convolved(work: Work, x: Any, weights: Any, bias: Any, conv: Any) -> Any:
+    mixed = torch.zeros(len(work.rows), weights.shape[0], device=x.device)
+    for tap in range(work.past + 1):
+        taken = work.inputs(work.rows - work.past + tap, work.sequence_of_row, x, conv)
+        mixed = mixed + taken * weights[:, tap].float()
+    if bias is not None:
+        mixed = mixed + bias.float()
+    return torch.where(work.is_live[:, None], mixed, 0.0)
+
+
+def turn_windows(work: Work, x: Any, conv: Any, tracking: bool) -> None:
+    """Into the pool goes what the next step needs, and what one behind the checkpoint would."""
+    numbers = torch.arange(len(work.start), device=x.device)
+
+    def window(end: Any) -> Any:
+        return torch.stack([work.inputs(end - work.past + past, numbers, x, conv) for past in range(work.past)], 2)
+
+    windows = window(work.end).to(conv.dtype)
+    checkpoints = window(work.start + work.after).to(conv.dtype) if tracking else None
+    work.keep_where(work.works, work.slot, conv, windows)
+    if tracking:
+        work.keep_where(work.works & (work.track_slot >= 0), work.track_slot, conv, checkpoints)

@@ -1,0 +1,305 @@
+"""A real release's gated delta net under prefill graphs, its layers captured with kernels of ours, on the CPU.
+
+    PYTHONPATH=<unpacked wheel>:tools:. TRITON_INTERPRET=1 SGLANG_BCG_KERNEL_GDN_EXTEND=reference \\
+        python -m tests.releases.gdn_prefill SCENARIO
+
+Steps run eagerly, then again with graphs; the last line is RESULT and JSON. The states that nobody has are NaN, and
+what the tables of a step were is gone before the next one.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import logging
+import pathlib
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+from sglang_on_cpu import graphs, one_batch, prefill
+
+from tests.releases import layer_stacks
+
+Found = dict[str, Any]
+MODULE = "sglang_bcg_fixes.kernels.gdn_extend.installed"
+GARBAGE = -(2**30)
+# with some of them a router that hesitates turns a rounding into another answer
+EVERY_EXPERT = json.dumps({"num_experts_per_tok": 4})
+# of each request, how many tokens come in each step; a request may begin late, and go on behind a prefix
+RAGGED = [[[11]], [[6], [5]], [[5], [3]], [[9], [1], [6]], [[4], [4]]]
+CHUNKED = [[[8, 8, 3]], [[6, 5], [0, 7]], [[5, 1, 2], [3, 4, 0]], [[0, 2, 3], [1, 1, 9], [4, 3, 4]]]
+# for kernels whose programs run one by one here
+SHORT = [[[5], [3]], [[6, 5], [0, 7]]]
+# checkpoints for the prefix cache lie 64 tokens apart
+LONG = [[[70], [64]], [[66, 67], [3, 90]], [[128]]]
+
+# what is wrong with a copy of the module, and what is written instead of what
+FILL = "        self.tables.fill(batch"
+MUTANTS = {
+    "fills the tables once": (
+        FILL,
+        "        once = vars(self).setdefault('once', [])\n        once or once.append(1) or self.tables.fill(batch",
+    ),
+    "never fills the tables": (FILL, "        0 and self.tables.fill(batch"),
+    "forgets prefixes": ("slots, batch.extend_prefix_lens", "slots, batch.extend_prefix_lens * 0"),
+    "takes rows for slots": ("slots = backend.forward_metadata.mamba_cache_indices", "slots = batch.req_pool_indices"),
+    "takes whole lengths": ("self.tables.fill(batch.extend_seq_lens", "self.tables.fill(batch.seq_lens"),
+    "shares one layer's states": ("mamba2_layer_cache(layer.layer_id)", "mamba2_layer_cache(0)"),
+    "keeps the first weights": (
+        "conv_weights=layer.conv_weights,",
+        "conv_weights=vars(self).setdefault('weights', layer.conv_weights),",
+    ),
+    "mixes the gates up": ("            a,\n            b,\n", "            b,\n            a,\n"),
+}
+
+
+class World:
+    """One model in one process, with its requests' states in sight."""
+
+    def __init__(self, **server_args: Any) -> None:
+        self.sglang = one_batch.import_sglang(with_graphs=True)
+        one_batch.load_plugins()
+        self.said = layer_stacks.Said()
+        options = {
+            "max_mamba_cache_size": 12,
+            "max_running_requests": 4,
+            "chunked_prefill_size": 256,
+            "json_model_override_args": EVERY_EXPERT,
+        }
+        self.loaded = one_batch.load("qwen3next", **{**options, **server_args})
+        # SGLang takes away the handlers that it finds
+        logging.getLogger().addHandler(self.said)
+        self.runner = self.loaded.model_runner
+        one_batch.randomize(self.runner.model)
+        self.installed = importlib.import_module(MODULE)
+        self.prefill: Any = None
+
+    @property
+    def pools(self) -> tuple[Any, Any]:
+        cache = self.runner.req_to_token_pool.mamba_pool.mamba_cache
+        return cache.conv[0], cache.temporal
+
+    def capture(self, buckets: Sequence[int]) -> Found:
+        graphs.freed_memory_is_garbage = True
+        self.prefill = prefill.capture_prefill(self.runner, buckets)
+        captured = prefill.captured_graphs(self.prefill)
+        return {str(size): len(graph._break_fns) for size, graph in sorted(captured.items())}
+
+    def run(self, script: Sequence[Sequence[int]]) -> list[Found]:
+        """The steps of these requests: logits, what the states of each are afterwards, and what else has changed."""
+        import torch
+
+        self.loaded.runner.clear()
+        # so that no request's states are where its row is
+        pool = self.runner.req_to_token_pool
+        getattr(pool, "mamba_allocator", pool.mamba_pool).alloc(1)
+        for pool in self.pools:
+            pool.fill_(float("nan"))
+        requests, used = self.requests(script), set[int]()
+        found = []
+        for step in range(max(map(len, script))):
+            new = {number: lengths[step] for number, lengths in enumerate(script) if step < len(lengths)}
+            going = [number for number, length in new.items() if length]
+            for number in going:
+                self.go_on(requests[number], sum(script[number][:step]), new[number])
+            self.spoil_tables()
+            before = graphs.counters.replays
+            with torch.no_grad():
+                _, logits, batch = self.loaded.runner.extend([requests[number] for number in going])
+            conv, state = self.pools
+            slots = self.runner.req_to_token_pool.get_mamba_indices(batch.req_pool_indices)
+            kept = [slot for number in going for slot in checkpoints_of(requests[number])]
+            # with slot 0, which is nobody's and anybody's
+            used |= {0, *slots.tolist(), *kept}
+            nobodys = [slot for slot in range(conv.shape[1]) if slot not in used]
+            found.append(
+                {
+                    "logits": logits.float().clone(),
+                    "conv": conv[:, slots].float().clone(),
+                    "state": state[:, slots].float().clone(),
+                    "kept conv": conv[:, kept].float().clone(),
+                    "kept state": state[:, kept].float().clone(),
+                    "nobody's": all(bool(pool[:, nobodys].isnan().all()) for pool in self.pools),
+                    "replays": graphs.counters.replays - before,
+                }
+            )
+        return found
+
+    def requests(self, script: Sequence[Sequence[int]]) -> list[Any]:
+        import numpy
+
+        prompts = [
+            numpy.array(prompt, dtype=numpy.int32) for prompt in prefill._prompts([max(1, sum(s)) for s in script])
+        ]
+        made = self.loaded.benchmark.prepare_synthetic_inputs_for_latency_test(len(prompts), 1, prompts)
+        for request, prompt in zip(made, prompts, strict=True):
+            request.whole_prompt = list(prompt)
+        return made
+
+    def go_on(self, request: Any, start: int, length: int) -> None:
+        """Its next tokens, behind those whose keys and states it has."""
+        if start:
+            cut = types.SimpleNamespace(cut_len=start)
+            text = [request.whole_prompt[: start + length]]
+            self.loaded.benchmark.prepare_extend_inputs_for_correctness_test(cut, text, [request], self.runner)
+            self.point_at_its_own_row(request, start)
+        else:
+            self.cut(request, length)
+
+    def point_at_its_own_row(self, request: Any, start: int) -> None:
+        """SGLang's benchmark takes the number of a request for that of its row, in early releases."""
+        if hasattr(request, "req_pool_idx") and hasattr(request, "prefix_indices"):
+            row = self.runner.req_to_token_pool.req_to_token[request.req_pool_idx, :start]
+            request.prefix_indices = row.to(request.prefix_indices.dtype)
+
+    def cut(self, request: Any, length: int) -> None:
+        """To its first tokens, as SGLang's benchmark does for what it will extend."""
+        for name in ("origin_input_ids", "fill_ids", "full_untruncated_fill_ids"):
+            if hasattr(request, name):
+                setattr(request, name, type(getattr(request, name))(request.whole_prompt[:length]))
+        if hasattr(request, "set_extend_input_len"):
+            request.set_extend_input_len(length)
+        if hasattr(request, "extend_end"):
+            request.extend_end = length
+
+    def spoil_tables(self) -> None:
+        for served in list(self.installed._of_runner.values()):
+            for table in served.tables.buffers:
+                table.fill_(GARBAGE)
+
+    def left(self) -> dict[str, int]:
+        select = importlib.import_module("sglang_bcg_fixes.kernels.select")
+        return dict(select.selected("gdn_extend").left) if "gdn_extend" in select._selected else {}
+
+
+def compared(one: Sequence[Found], other: Sequence[Found]) -> Found:
+    """How far two runs of one script are from each other at most, and whether they left alone what is not theirs."""
+    found: Found = {"replays": [step["replays"] for step in other]}
+    names = ["logits", "conv", "state", *(name for name in ("kept conv", "kept state") if one[0][name].numel())]
+    for name in names:
+        found[name] = max(relative(mine[name], theirs[name]) for theirs, mine in zip(one, other, strict=True))
+    # of the first layer, whose inputs are the same in both
+    for name in names[1:]:
+        found[f"first {name}"] = max(
+            relative(mine[name][0], theirs[name][0]) for theirs, mine in zip(one, other, strict=True)
+        )
+    found["nobody's"] = all(step["nobody's"] for step in other)
+    return found
+
+
+def checkpoints_of(request: Any) -> list[int]:
+    """The slots that the prefix cache's states of a request go to."""
+    buffer = getattr(request, "mamba_ping_pong_track_buffer", None)
+    return [] if buffer is None else [int(slot) for slot in buffer if slot >= 0]
+
+
+def relative(found: Any, wanted: Any) -> float:
+    if not bool(found.isfinite().all()):
+        return float("inf")
+    return float((found - wanted).square().mean().sqrt() / wanted.square().mean().sqrt())
+
+
+def scenario(world: World, scripts: Sequence[Any], buckets: Sequence[int]) -> Found:
+    """Eagerly, then with graphs, and once more when every graph has run."""
+    eager = [world.run(script) for script in scripts]
+    report = {"breaks": world.capture(buckets)}
+    replayed = [world.run(script) for script in scripts]
+    return {
+        **report,
+        "scripts": [compared(*pair) for pair in zip(eager, replayed, strict=True)],
+        "again": [compared(first, world.run(script)) for first, script in zip(replayed, scripts, strict=True)],
+        "left": world.left(),
+    }
+
+
+def right() -> Found:
+    return scenario(World(), [*RAGGED, *CHUNKED], prefill.BUCKETS)
+
+
+def short() -> Found:
+    from sglang_bcg_fixes.kernels.gdn_extend import triton
+
+    world = World()
+    # on the interpreter every program takes its time, work or none
+    triton.Tuning = functools.partial(triton.Tuning, prepare_programs=2, advance_programs=2)  # type: ignore[misc]
+    return scenario(world, SHORT, prefill.BUCKETS)
+
+
+def checkpoints() -> Found:
+    """With the prefix cache's extra buffer, which wants states from inside an extend."""
+    one_batch.import_sglang(with_graphs=True)
+    # SGLang refuses it on a CPU, whose kernels it knows of leave none
+    importlib.import_module("sglang.srt.server_args").is_musa = lambda: True  # type: ignore[attr-defined]
+    options = {"mamba_scheduler_strategy": "extra_buffer", "disable_radix_cache": False, "context_length": 256}
+    return scenario(World(**options), LONG, (64, 160))
+
+
+def refused() -> Found:
+    """What is not replayed: too many sequences, states that come layer by layer, a graph with old tables."""
+    world = World()
+    scripts = [[[4], [3], [2]], [[5], [2]]]
+    eager = [world.run(script) for script in scripts]
+    world.installed.MOST_SEQUENCES = 2
+    found: Found = {"breaks": world.capture(prefill.BUCKETS)}
+    found["too many"] = compared(eager[0], world.run(scripts[0]))
+    found["not too many"] = compared(eager[1], world.run(scripts[1]))
+    pool = world.runner.req_to_token_pool
+    pool.layer_transfer_counter = types.SimpleNamespace(wait_until=lambda layer: None)
+    found["by layer"] = compared(eager[1], world.run(scripts[1]))
+    pool.layer_transfer_counter = None
+    try:
+        prefill.captured_graphs(world.prefill)[8].replay()
+    except RuntimeError as error:
+        found["not filled"] = str(error)
+    return {**found, "left": world.left()}
+
+
+def configured() -> Found:
+    """Where the break is left as it is."""
+    world = World()
+    eager = world.run(CHUNKED[0])
+    world.runner.server_args.enable_deterministic_inference = True
+    return {
+        "breaks": world.capture(prefill.BUCKETS),
+        "script": compared(eager, world.run(CHUNKED[0])),
+        "left": world.left(),
+    }
+
+
+def nothing() -> Found:
+    """Where SGLang's break is missing, and no fix may add it."""
+    world = World()
+    try:
+        world.capture(prefill.BUCKETS)
+    except RuntimeError as error:
+        return {"said": str(error)}
+    return {}
+
+
+def mutants() -> Found:
+    world = World()
+    script = CHUNKED[-1]
+    eager = world.run(script)
+    text = pathlib.Path(str(world.installed.__file__)).read_text()
+    found: Found = {}
+    for name, (old, new) in {"none": ("", ""), **MUTANTS}.items():
+        assert old in text, name
+        exec(compile(text.replace(old, new), str(world.installed.__file__), "exec"), vars(world.installed))
+        try:
+            world.capture(prefill.BUCKETS)
+            seen = compared(eager, world.run(script))
+            found[name] = max(seen[measured] for measured in seen if measured not in ("replays", "nobody's"))
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def main(name: str) -> None:
+    print("RESULT", json.dumps(globals()[name]()))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

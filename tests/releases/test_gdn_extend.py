@@ -1,0 +1,205 @@
+"""Gated delta net captured with kernels of ours, against each release's own eager prefill, on the CPU."""
+
+from __future__ import annotations
+
+import pathlib
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from sglang_bcg_fixes import flags, plan, probe, registry
+from sglang_bcg_fixes.kernels.gdn_extend import installed
+from sglang_bcg_fixes.kernels.gdn_extend.kernel import KERNEL, NOT_MEASURED
+from tests import processes
+from tests.releases import gdn_prefill
+
+Root = Callable[[str], pathlib.Path]
+Found = dict[str, Any]
+
+# one of each form of runner, backend and layer that our kernels know
+RELEASES = ("0.5.12.post1",)
+ONE = "0.5.12.post1"
+# of states and windows of the first layer: SGLang's own kernels round on the way, ours do not
+FIRST = {"first conv": 0.0, "first state": 0.002, "first kept conv": 0.0, "first kept state": 0.002}
+# of what comes behind it the model's own roundings in fp16 are the larger part
+LAST = {"logits": 0.05, "conv": 0.02, "state": 0.02, "kept conv": 0.02, "kept state": 0.02}
+NOTICED = 0.2
+# the model has two such layers, and one of full attention between them
+ATTENTION_LAYERS, LAYERS = 1, 3
+
+
+@pytest.fixture
+def run(release_root: Root) -> Callable[..., Found]:
+    def run(release: str, scenario: str, form: str = "reference", **environment: str) -> Found:
+        found, _ = processes.beside(
+            *(release_root(release), "-m", "tests.releases.gdn_prefill", scenario),
+            # as the model's own, which is in half precision here
+            **{KERNEL.flag: form, "SGLANG_MAMBA_CONV_DTYPE": "float16", **environment},
+            timeout=600,
+        )
+        return found
+
+    return run
+
+
+def assert_right(found: Found, breaks: int = ATTENTION_LAYERS) -> None:
+    for measured, limit in {**FIRST, **LAST}.items():
+        assert found.get(measured, 0.0) <= limit, found
+    assert set(found["replays"]) == {breaks + 1} and found["nobody's"], found
+
+
+def assert_same(found: Found) -> None:
+    assert all(found[name] == 0.0 for name in (*FIRST, *LAST) if name in found), found
+    assert found["nobody's"]
+
+
+def assert_captured_and_right(report: Found, scripts: int) -> None:
+    assert set(report["breaks"].values()) == {ATTENTION_LAYERS}
+    assert len(report["scripts"]) == len(report["again"]) == scripts
+    for script in report["scripts"]:
+        assert_right(script)
+    # whatever the tables and the padding held before
+    for script in report["again"]:
+        assert_same(script)
+    assert report["left"] == {}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_replays_are_right_and_break_at_attention_only(run: Callable[..., Found], release: str) -> None:
+    report = run(release, "right")
+    assert_captured_and_right(report, len(gdn_prefill.RAGGED) + len(gdn_prefill.CHUNKED))
+
+
+def test_the_triton_kernels_are_right_too(run: Callable[..., Found]) -> None:
+    assert_captured_and_right(run(ONE, "short", "triton"), len(gdn_prefill.SHORT))
+
+
+def test_checkpoints_for_the_prefix_cache_are_written_from_inside(run: Callable[..., Found]) -> None:
+    report = run(ONE, "checkpoints")
+    assert_captured_and_right(report, len(gdn_prefill.LONG))
+    assert all("first kept state" in script for script in report["scripts"])
+
+
+def test_batches_that_captured_kernels_cannot_serve_run_eagerly(run: Callable[..., Found]) -> None:
+    report = run(ONE, "refused")
+    assert set(report["breaks"].values()) == {ATTENTION_LAYERS}
+    assert_right(report["not too many"])
+    for name in ("too many", "by layer"):
+        assert_same(report[name])
+        assert report[name]["replays"] == [0]
+    assert report["left"] == {"more than 2 sequences in a batch": 1, "states that are loaded layer by layer": 1}
+    assert "with the states of an earlier batch" in report["not filled"]
+
+
+def test_a_configuration_that_is_not_served_keeps_the_break(run: Callable[..., Found]) -> None:
+    report = run(ONE, "configured")
+    assert set(report["breaks"].values()) == {LAYERS}
+    assert_same(report["script"])
+    assert set(report["script"]["replays"]) == {LAYERS + 1}
+    assert report["left"] == {"deterministic inference": 1}
+
+
+def test_without_the_fix_that_adds_the_break_nothing_is_captured(run: Callable[..., Found]) -> None:
+    report = run(ONE, "nothing", SGLANG_BCG_FIX_LINEAR_ATTENTION_CAPTURED="off")
+    assert "captured nothing" in report["said"]
+
+
+def test_switched_off_the_break_stays(run: Callable[..., Found]) -> None:
+    report = run(ONE, "configured", "off")
+    assert set(report["breaks"].values()) == {LAYERS}
+    assert report["left"] == {}
+
+
+def test_mutants_are_noticed(run: Callable[..., Found]) -> None:
+    found = run(ONE, "mutants")
+    assert set(found) == {"none", *gdn_prefill.MUTANTS}
+    assert found.pop("none") < LAST["logits"]
+    missed = {name: seen for name, seen in found.items() if not isinstance(seen, str) and seen < NOTICED}
+    assert missed == {}
+
+
+# what is decided without a model
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "reason"),
+    [
+        ("enable_deterministic_inference", True, "deterministic inference"),
+        ("enable_two_batch_overlap", True, "two-batch overlap"),
+        ("enable_dp_attention", True, "DP attention"),
+        ("attn_dp_size", 2, "DP attention"),
+        ("attn_cp_size", 2, "context parallelism"),
+        ("pp_size", 2, "pipeline stages"),
+        ("enable_hierarchical_cache", True, "states that are loaded layer by layer"),
+        ("enable_mis", True, "items that are scored side by side"),
+        ("enable_linear_replayssm", True, "states that are kept as steps"),
+    ],
+)
+def test_configurations_that_are_refused(option: str, value: Any, reason: str) -> None:
+    arguments = types.SimpleNamespace(**{"pp_size": 1, option: value})
+    assert installed.refused_options(arguments) == [reason]
+
+
+def test_a_plain_configuration_is_not_refused() -> None:
+    assert installed.refused_options(types.SimpleNamespace(pp_size=1, enable_dp_attention=False)) == []
+
+
+def batch(**changed: Any) -> Any:
+    two = [0, 0]
+    plain = {
+        "forward_mode": types.SimpleNamespace(name="EXTEND"),
+        "req_pool_indices": two,
+        "extend_seq_lens": two,
+        "mamba_track_mask": None,
+    }
+    return types.SimpleNamespace(**{**plain, **changed})
+
+
+def served(tracking: bool = False) -> installed.Served:
+    found = installed.Served.__new__(installed.Served)
+    found.tables = types.SimpleNamespace(max_sequences=2)
+    found.tracking, found.pool = tracking, types.SimpleNamespace(layer_transfer_counter=None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"forward_mode": types.SimpleNamespace(name="TARGET_VERIFY")}, "a batch of mode TARGET_VERIFY"),
+        ({"forward_mode": types.SimpleNamespace(name="DRAFT_EXTEND")}, "a batch of mode DRAFT_EXTEND"),
+        ({"forward_mode": types.SimpleNamespace(name="DRAFT_EXTEND_V2")}, "a batch of mode DRAFT_EXTEND_V2"),
+        ({"forward_mode": types.SimpleNamespace(name="SPLIT_PREFILL")}, "a batch of mode SPLIT_PREFILL"),
+        ({"req_pool_indices": [0, 0, 0]}, "more than 2 sequences in a batch"),
+        ({"extend_seq_lens": [0]}, "other lengths than requests"),
+        ({"extend_seq_lens": None}, "other lengths than requests"),
+        ({"mamba_track_mask": object()}, "checkpoints that were not captured"),
+        ({"tbo_children": []}, "a batch with tbo_children"),
+        ({"multi_item_delimiter_indices": object()}, "a batch with multi_item_delimiter_indices"),
+    ],
+)
+def test_batches_that_are_refused(changed: Found, reason: str) -> None:
+    with pytest.raises(installed.Unserved, match=reason):
+        served().refuse(batch(**changed))
+
+
+def test_batches_that_are_served() -> None:
+    served().refuse(batch())
+    served().refuse(batch(forward_mode=types.SimpleNamespace(name="MIXED")))
+    served(tracking=True).refuse(batch(mamba_track_mask=object()))
+
+
+def test_the_source_is_known(release_root: Root) -> None:
+    for release in RELEASES:
+        source = probe.Source(probe.Folder(release_root(release)))
+        assert probe.ask(KERNEL, source).verdict.value == "affected", release
+
+
+def test_auto_changes_nothing(release_root: Root) -> None:
+    found = registry.discover()
+    source = probe.Source(probe.Folder(release_root(ONE)))
+    made = plan.make(found, flags.read(found.fixes, found.kernels, {}), source)
+    (choice,) = (choice for choice in made.kernels if choice.op == KERNEL.op)
+    assert choice.impl is None
+    assert NOT_MEASURED in choice.rejected["triton"]
