@@ -435,6 +435,19 @@ def test_a_kernel_is_called_inside_the_fixes_and_told_of_with_what_was_rejected(
     assert done.returncode == 0 and "kernels extra_op triton (waiting)" in done.stderr, done.stderr
 
 
+def test_a_kernel_waits_for_the_module_that_it_names(extra, tmp_path: pathlib.Path) -> None:
+    site = extra(text=with_kernel().replace("points, {})]", "points, {}, ('sglang.srt.outer',))]"))
+    code = (
+        "from sglang.srt import target\n"
+        "assert target.function(1) == ['around', 'function', 1, 1], 'it waits'\n"
+        "from sglang.srt import outer\n"
+        "assert target.function(1) == ['triton', 'around', 'function', 1, 1], 'it is there'\n"
+        "assert result.report.state('extra_op') == 'applied'"
+    )
+    done = later(site, tmp_path / "reports", code)
+    assert done.returncode == 0 and done.stderr.count("kernels extra_op triton (waiting)") == 2, done.stderr
+
+
 def test_what_auto_cannot_have_leaves_sglangs_own_code_even_under_strict(extra, tmp_path: pathlib.Path) -> None:
     for text in (with_kernel(UNKNOWN), with_kernel(point="gone")):
         (tmp_path / "site").exists() and shutil.rmtree(tmp_path / "site")

@@ -12,6 +12,7 @@ import torch
 
 from sglang_bcg_fixes.kernels.gdn_extend import Shape, cases, metadata, reference, refusal, stepwise
 from sglang_bcg_fixes.kernels.gdn_extend import triton as form
+from sglang_bcg_fixes.model import Accepted, Rejected
 from tests import processes
 from tests.kernels.gdn_extend_mutants import AROUND, CHUNK, EXACT, MUTANTS, TUNING, faults, step
 
@@ -173,6 +174,14 @@ def test_an_output_that_does_not_fit_is_refused() -> None:
     launched.scratch.scores = drawn.mixed_qkv.new_empty(2, 40, CHUNK)
     with pytest.raises(ValueError, match="an output of 20 rows, but the tables were made for 19 tokens"):
         launched.extend()
+
+
+@pytest.mark.parametrize(("capability", "runs"), [((8, 0), False), ((9, 0), True), ((10, 0), True), ((12, 0), False)])
+def test_where_it_runs(capability: tuple[int, int], runs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    answer = form.ready(0)
+    assert isinstance(answer, Accepted if runs else Rejected)
+    assert runs or f"sm_{capability[0]}{capability[1]}" in answer.reason
 
 
 QWEN3_NEXT = Shape(key_heads=16, value_heads=32, keys=128, values=128, width=4)

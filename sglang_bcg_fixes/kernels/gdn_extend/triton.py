@@ -26,6 +26,7 @@ from triton.language.extra import cuda, libdevice
 
 from sglang_bcg_fixes.kernels.gdn_extend import Shape
 from sglang_bcg_fixes.kernels.gdn_extend.metadata import CHUNK_FIELDS, SEQUENCE_FIELDS, Tables
+from sglang_bcg_fixes.model import Accepted, Rejected
 
 # two to the -160th is zero in fp32, and 64 such gates are a sum that fp32 still resolves
 LEAST_GATE = tl.constexpr(-160.0)
@@ -584,6 +585,19 @@ class Scratch:
             # of queries and keys, or of values
             windows=empty(programs, 2 * _power_of_two(shape.width - 1) * max(shape.keys, shape.values)),
         )
+
+
+# whose shared memory holds the tiles of `advance`
+GENERATIONS = (9, 10)
+
+
+def ready(device: int) -> Accepted | Rejected:
+    if torch.version.hip is not None:
+        return Rejected("it is made for NVIDIA's GPUs")
+    major, minor = torch.cuda.get_device_capability(device)
+    if major not in GENERATIONS:
+        return Rejected(f"its tiles need the shared memory of sm_90 or sm_100, and this is an sm_{major}{minor}")
+    return Accepted()
 
 
 def registers(limit: int | None) -> dict[str, int]:
