@@ -9,10 +9,10 @@ what the tables of a step were is gone before the next one.
 
 from __future__ import annotations
 
+import array
 import functools
 import importlib
 import json
-import logging
 import pathlib
 import sys
 import types
@@ -21,7 +21,7 @@ from typing import Any
 
 from sglang_on_cpu import graphs, one_batch, prefill
 
-from tests.releases import layer_stacks
+from sglang_bcg_fixes.kernels import select
 
 Found = dict[str, Any]
 MODULE = "sglang_bcg_fixes.kernels.gdn_extend.installed"
@@ -60,9 +60,8 @@ class World:
     """One model in one process, with its requests' states in sight."""
 
     def __init__(self, **server_args: Any) -> None:
-        self.sglang = one_batch.import_sglang(with_graphs=True)
+        one_batch.import_sglang(with_graphs=True)
         one_batch.load_plugins()
-        self.said = layer_stacks.Said()
         options = {
             "max_mamba_cache_size": 12,
             "max_running_requests": 4,
@@ -70,8 +69,6 @@ class World:
             "json_model_override_args": EVERY_EXPERT,
         }
         self.loaded = one_batch.load("qwen3next", **{**options, **server_args})
-        # SGLang takes away the handlers that it finds
-        logging.getLogger().addHandler(self.said)
         self.runner = self.loaded.model_runner
         one_batch.randomize(self.runner.model)
         self.installed = importlib.import_module(MODULE)
@@ -98,13 +95,19 @@ class World:
         getattr(pool, "mamba_allocator", pool.mamba_pool).alloc(1)
         for pool in self.pools:
             pool.fill_(float("nan"))
-        requests, used = self.requests(script), set[int]()
+        texts = prefill._prompts([sum(lengths) for lengths in script])
+        requests: dict[int, Any] = {}
+        used: set[int] = set()
         found = []
         for step in range(max(map(len, script))):
-            new = {number: lengths[step] for number, lengths in enumerate(script) if step < len(lengths)}
-            going = [number for number, length in new.items() if length]
+            going = [number for number, lengths in enumerate(script) if step < len(lengths) and lengths[step]]
             for number in going:
-                self.go_on(requests[number], sum(script[number][:step]), new[number])
+                start = sum(script[number][:step])
+                text = texts[number][: start + script[number][step]]
+                if start:
+                    self.go_on(requests[number], text, start)
+                else:
+                    requests[number] = self.begin(text)
             self.spoil_tables()
             before = graphs.counters.replays
             with torch.no_grad():
@@ -128,42 +131,24 @@ class World:
             )
         return found
 
-    def requests(self, script: Sequence[Sequence[int]]) -> list[Any]:
+    def begin(self, prompt: list[int]) -> Any:
         import numpy
 
-        prompts = [
-            numpy.array(prompt, dtype=numpy.int32) for prompt in prefill._prompts([max(1, sum(s)) for s in script])
-        ]
-        made = self.loaded.benchmark.prepare_synthetic_inputs_for_latency_test(len(prompts), 1, prompts)
-        for request, prompt in zip(made, prompts, strict=True):
-            request.whole_prompt = list(prompt)
-        return made
+        prompts = [numpy.array(prompt, dtype=numpy.int32)]
+        (request,) = self.loaded.benchmark.prepare_synthetic_inputs_for_latency_test(1, len(prompt), prompts)
+        return request
 
-    def go_on(self, request: Any, start: int, length: int) -> None:
+    def go_on(self, request: Any, text: Any, start: int) -> None:
         """Its next tokens, behind those whose keys and states it has."""
-        if start:
-            cut = types.SimpleNamespace(cut_len=start)
-            text = [request.whole_prompt[: start + length]]
-            self.loaded.benchmark.prepare_extend_inputs_for_correctness_test(cut, text, [request], self.runner)
-            self.point_at_its_own_row(request, start)
-        else:
-            self.cut(request, length)
-
-    def point_at_its_own_row(self, request: Any, start: int) -> None:
-        """SGLang's benchmark takes the number of a request for that of its row, in early releases."""
+        cut = types.SimpleNamespace(cut_len=start)
+        known = getattr(request, "full_untruncated_fill_ids", None)
+        if isinstance(known, array.array):
+            text = array.array(known.typecode, text)
+        self.loaded.benchmark.prepare_extend_inputs_for_correctness_test(cut, [text], [request], self.runner)
         if hasattr(request, "req_pool_idx") and hasattr(request, "prefix_indices"):
+            # SGLang's benchmark takes the number of a request for that of its row, in early releases
             row = self.runner.req_to_token_pool.req_to_token[request.req_pool_idx, :start]
             request.prefix_indices = row.to(request.prefix_indices.dtype)
-
-    def cut(self, request: Any, length: int) -> None:
-        """To its first tokens, as SGLang's benchmark does for what it will extend."""
-        for name in ("origin_input_ids", "fill_ids", "full_untruncated_fill_ids"):
-            if hasattr(request, name):
-                setattr(request, name, type(getattr(request, name))(request.whole_prompt[:length]))
-        if hasattr(request, "set_extend_input_len"):
-            request.set_extend_input_len(length)
-        if hasattr(request, "extend_end"):
-            request.extend_end = length
 
     def spoil_tables(self) -> None:
         for served in list(self.installed._of_runner.values()):
@@ -171,8 +156,7 @@ class World:
                 table.fill_(GARBAGE)
 
     def left(self) -> dict[str, int]:
-        select = importlib.import_module("sglang_bcg_fixes.kernels.select")
-        return dict(select.selected("gdn_extend").left) if "gdn_extend" in select._selected else {}
+        return dict(select._selected["gdn_extend"].left) if "gdn_extend" in select._selected else {}
 
 
 def compared(one: Sequence[Found], other: Sequence[Found]) -> Found:
@@ -217,6 +201,10 @@ def scenario(world: World, scripts: Sequence[Any], buckets: Sequence[int]) -> Fo
 
 def right() -> Found:
     return scenario(World(), [*RAGGED, *CHUNKED], prefill.BUCKETS)
+
+
+def brief() -> Found:
+    return scenario(World(), [RAGGED[0], RAGGED[3], CHUNKED[-1]], prefill.BUCKETS)
 
 
 def short() -> Found:

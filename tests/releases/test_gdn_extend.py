@@ -12,14 +12,17 @@ import pytest
 from sglang_bcg_fixes import flags, plan, probe, registry
 from sglang_bcg_fixes.kernels.gdn_extend import installed
 from sglang_bcg_fixes.kernels.gdn_extend.kernel import KERNEL, NOT_MEASURED
-from tests import processes
+from tests import processes, wheels
 from tests.releases import gdn_prefill
 
 Root = Callable[[str], pathlib.Path]
 Found = dict[str, Any]
 
 # one of each form of runner, backend and layer that our kernels know
-RELEASES = ("0.5.12.post1",)
+RELEASES = (
+    *("0.5.11", "0.5.12.post1", "0.5.13.post1", "0.5.14", "0.5.15.post1", "0.5.16"),
+    *("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"),
+)
 ONE = "0.5.12.post1"
 # of states and windows of the first layer: SGLang's own kernels round on the way, ours do not
 FIRST = {"first conv": 0.0, "first state": 0.002, "first kept conv": 0.0, "first kept state": 0.002}
@@ -66,18 +69,22 @@ def assert_captured_and_right(report: Found, scripts: int) -> None:
     assert report["left"] == {}
 
 
-@pytest.mark.parametrize("release", RELEASES)
-def test_replays_are_right_and_break_at_attention_only(run: Callable[..., Found], release: str) -> None:
-    report = run(release, "right")
-    assert_captured_and_right(report, len(gdn_prefill.RAGGED) + len(gdn_prefill.CHUNKED))
+def test_replays_are_right_and_break_at_attention_only(run: Callable[..., Found]) -> None:
+    assert_captured_and_right(run(ONE, "right"), len(gdn_prefill.RAGGED) + len(gdn_prefill.CHUNKED))
+
+
+@pytest.mark.parametrize("release", [release for release in RELEASES if release != ONE])
+def test_so_they_are_on_other_releases(run: Callable[..., Found], release: str) -> None:
+    assert_captured_and_right(run(release, "brief"), 3)
 
 
 def test_the_triton_kernels_are_right_too(run: Callable[..., Found]) -> None:
     assert_captured_and_right(run(ONE, "short", "triton"), len(gdn_prefill.SHORT))
 
 
-def test_checkpoints_for_the_prefix_cache_are_written_from_inside(run: Callable[..., Found]) -> None:
-    report = run(ONE, "checkpoints")
+@pytest.mark.parametrize("release", [ONE, "0.5.15.post1"])
+def test_checkpoints_for_the_prefix_cache_are_written_from_inside(run: Callable[..., Found], release: str) -> None:
+    report = run(release, "checkpoints")
     assert_captured_and_right(report, len(gdn_prefill.LONG))
     assert all("first kept state" in script for script in report["scripts"])
 
@@ -174,9 +181,10 @@ def served(tracking: bool = False) -> installed.Served:
         ({"req_pool_indices": [0, 0, 0]}, "more than 2 sequences in a batch"),
         ({"extend_seq_lens": [0]}, "other lengths than requests"),
         ({"extend_seq_lens": None}, "other lengths than requests"),
-        ({"mamba_track_mask": object()}, "checkpoints that were not captured"),
+        ({"mamba_track_mask": [True, False]}, "checkpoints that were not captured"),
         ({"tbo_children": []}, "a batch with tbo_children"),
         ({"multi_item_delimiter_indices": object()}, "a batch with multi_item_delimiter_indices"),
+        ({"global_num_tokens_cpu": [4, 4]}, "a batch with global_num_tokens_cpu"),
     ],
 )
 def test_batches_that_are_refused(changed: Found, reason: str) -> None:
@@ -184,14 +192,24 @@ def test_batches_that_are_refused(changed: Found, reason: str) -> None:
         served().refuse(batch(**changed))
 
 
+def test_what_was_not_asked_about_before_a_replay_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match=f"replayed is more than 2 sequences in a batch. Set {KERNEL.flag}=off"):
+        served().fill(None, batch(req_pool_indices=[0, 0, 0]))
+
+
 def test_batches_that_are_served() -> None:
     served().refuse(batch())
     served().refuse(batch(forward_mode=types.SimpleNamespace(name="MIXED")))
-    served(tracking=True).refuse(batch(mamba_track_mask=object()))
+    served(tracking=True).refuse(batch(mamba_track_mask=[True, False]))
+
+
+def test_checkpoints_of_other_rows_are_refused() -> None:
+    with pytest.raises(installed.Unserved, match="other checkpoints than requests"):
+        served(tracking=True).refuse(batch(mamba_track_mask=[True]))
 
 
 def test_the_source_is_known(release_root: Root) -> None:
-    for release in RELEASES:
+    for release in wheels.RELEASES:
         source = probe.Source(probe.Folder(release_root(release)))
         assert probe.ask(KERNEL, source).verdict.value == "affected", release
 

@@ -8,6 +8,8 @@ cannot serve is not replayed. The log says once why, and each is counted.
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +20,7 @@ from sglang_bcg_fixes import graph_break
 from sglang_bcg_fixes.kernels import select
 from sglang_bcg_fixes.kernels.gdn_extend import Shape, refusal
 from sglang_bcg_fixes.kernels.gdn_extend.kernel import KERNEL
-from sglang_bcg_fixes.kernels.gdn_extend.metadata import Tracking
+from sglang_bcg_fixes.kernels.gdn_extend.metadata import CHUNK, Tracking
 
 Tensor = torch.Tensor
 Original = Callable[..., Any]
@@ -28,7 +30,14 @@ MOST_SEQUENCES = 128
 # of a batch that a captured extend may stand for
 MODES = ("EXTEND", "MIXED")
 # what the batch of a server option or request kind carries that the kernels know nothing of
-UNKNOWN_PARTS = ("multi_item_delimiter_indices", "tbo_parent_token_range", "tbo_children")
+UNKNOWN_PARTS = (
+    *("multi_item_delimiter_indices", "tbo_parent_token_range", "tbo_children"),
+    # of all ranks under DP attention, which then all decide alike
+    "global_num_tokens_cpu",
+)
+
+
+OFF = f"Set {KERNEL.flag}=off, and please report how this server is started"
 
 
 class Unserved(Exception):
@@ -48,7 +57,9 @@ class Served:
         self.form = select.selected(KERNEL.op).module(device.index)
         self.tuning = self.form.Tuning()
         self.tables = self.form.Tables(runner.max_num_tokens, min(self.pool.size, MOST_SEQUENCES), device)
-        self.tracking = leaves_checkpoints(model_runner.server_args)
+        # how far apart checkpoints for the prefix cache are, where it may want states from inside an extend
+        self.unit = checkpoint_unit(model_runner.server_args)
+        self.tracking = self.unit is not None
         # by layer: none where it is captured with our kernels, or why it is not
         self.layers: dict[int, str | None] = {}
         self.is_filled = False
@@ -101,6 +112,8 @@ class Served:
             raise Unserved("other lengths than requests")
         if batch.mamba_track_mask is not None and not self.tracking:
             raise Unserved("checkpoints that were not captured")
+        if batch.mamba_track_mask is not None and len(batch.mamba_track_mask) != sequences:
+            raise Unserved("other checkpoints than requests")
         if getattr(self.pool, "layer_transfer_counter", None) is not None:
             raise Unserved("states that are loaded layer by layer")
         for name in UNKNOWN_PARTS:
@@ -109,10 +122,13 @@ class Served:
 
     def fill(self, backend: Any, batch: Any) -> None:
         """The tables of the step that SGLang's backend has just prepared."""
-        self.refuse(batch)
+        try:
+            self.refuse(batch)
+        except Unserved as reason:
+            raise RuntimeError(f"bcg-fixes {KERNEL.op}: replayed is {reason}. {OFF}") from None
         tracking = None
-        if batch.mamba_track_mask is not None:
-            tracking = Tracking(batch.mamba_track_mask, batch.mamba_track_indices, batch.mamba_track_seqlens)
+        if self.unit is not None and batch.mamba_track_mask is not None and batch.mamba_track_seqlens is not None:
+            tracking = Tracking(batch.mamba_track_mask, batch.mamba_track_indices, batch.mamba_track_seqlens, self.unit)
         slots = backend.forward_metadata.mamba_cache_indices
         self.tables.fill(batch.extend_seq_lens, slots, batch.extend_prefix_lens, tracking)
         self.is_filled = True
@@ -121,8 +137,7 @@ class Served:
         """Before a replay: one step's tables are good for one."""
         if not self.is_filled:
             raise RuntimeError(
-                f"bcg-fixes {KERNEL.op}: a captured prefill would be replayed with the states of an earlier batch. Set "
-                f"{KERNEL.flag}=off, and please report how this server is started"
+                f"bcg-fixes {KERNEL.op}: a captured prefill is replayed with the states of an earlier batch. {OFF}"
             )
         self.is_filled = False
 
@@ -157,16 +172,14 @@ def capture(original: Original, self: Any) -> None:
 def forward(original: Original, self: Any, forward_batch: Any, mixed_qkv: Any, a: Any, b: Any) -> Any:
     served = _capturing
     # a runner also warms up without a graph, with batches of other sizes
-    if served is not None and is_in_graph() and served.takes(self, mixed_qkv, a, b):
+    if served is not None and is_for_graph(forward_batch) and served.takes(self, mixed_qkv, a, b):
         return served.extend(self, mixed_qkv, a, b)
     return original(self, forward_batch, mixed_qkv, a, b)
 
 
 def prepared(result: None, self: Any, forward_batch: Any) -> None:
     served = _of_backend.get(self)
-    if served is None or _capturing is not None or not is_in_graph():
-        return
-    if forward_batch.forward_mode.name in MODES:
+    if served is not None and _capturing is None and is_for_graph(forward_batch):
         served.fill(self, forward_batch)
 
 
@@ -221,7 +234,8 @@ def refuse_configuration(model_runner: Any) -> None:
     backend = backend_of(model_runner)
     if type(backend) is not GDNAttnBackend:
         raise Unserved(f"the backend is a {type(backend or model_runner.attn_backend).__name__}")
-    for reason in refused_options(model_runner.server_args):
+    reasons = refused_options(model_runner.server_args) or ["deterministic inference"] * is_deterministic()
+    for reason in reasons:
         raise Unserved(reason)
 
 
@@ -248,10 +262,33 @@ def refused_options(arguments: Any) -> list[str]:
     return [reason for reason, holds in reasons.items() if holds]
 
 
-def leaves_checkpoints(arguments: Any) -> bool:
-    """Whether the prefix cache may want states from inside an extend."""
-    answer = getattr(arguments, "enable_mamba_extra_buffer", None)
-    return bool(answer() if callable(answer) else answer)
+def checkpoint_unit(arguments: Any) -> int | None:
+    """SGLang's mamba_cache_chunk_size; none where no prefix cache has a buffer for states from inside an extend."""
+    context = runtime_context()
+    if hasattr(arguments, "enable_mamba_extra_buffer"):
+        wanted = arguments.enable_mamba_extra_buffer()
+    else:
+        wanted = context.get_exec().mamba.enable_mamba_extra_buffer
+    if not wanted:
+        return None
+    of_context = getattr(context, "mamba_cache_chunk_size", None)
+    unit = int(of_context() if of_context else arguments.mamba_cache_chunk_size)
+    if unit % CHUNK:
+        raise Unserved(f"checkpoints {unit} tokens apart")
+    return unit
+
+
+def is_deterministic() -> bool:
+    """As later releases resolve it; before, it is an option."""
+    get_exec = getattr(runtime_context(), "get_exec", None)
+    found = getattr(get_exec(), "deterministic", None) if get_exec else None
+    return bool(getattr(found, "enable_deterministic_inference", False))
+
+
+def runtime_context() -> Any:
+    """Where later releases keep what their options come to; None before."""
+    name = "sglang.srt.runtime_context"
+    return importlib.import_module(name) if importlib.util.find_spec(name) else None
 
 
 def shape_of(layer: Any) -> Shape:
@@ -267,6 +304,7 @@ def why_not(layer: Any, mixed_qkv: Any, a: Any, b: Any, cache: Any) -> str | Non
     (conv,), state = cache.conv, cache.temporal
     wrong = {
         f"{layer.num_q_heads} query heads on {layer.num_k_heads} key heads": layer.num_q_heads != layer.num_k_heads,
+        "states that are kept as steps": getattr(cache, "replayssm_d", None) is not None,
         "strided state pools": not (conv.is_contiguous() and state.is_contiguous()),
         "projections whose rows are not in one piece": {mixed_qkv.stride(1), a.stride(1), b.stride(1)} != {1},
         "weights that are not in one piece": not (
@@ -277,8 +315,9 @@ def why_not(layer: Any, mixed_qkv: Any, a: Any, b: Any, cache: Any) -> str | Non
     return found or refusal(shape_of(layer), kind=mixed_qkv.dtype, activation=layer.activation, conv=conv, state=state)
 
 
-def is_in_graph() -> bool:
-    return bool(graph_break.load("context").is_in_breakable_cuda_graph())
+def is_for_graph(batch: Any) -> bool:
+    """Whether it is an extend that is captured or replayed."""
+    return graph_break.load("context").is_in_breakable_cuda_graph() and batch.forward_mode.name in MODES
 
 
 def is_interpreted() -> bool:
