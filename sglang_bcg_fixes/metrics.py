@@ -60,7 +60,9 @@ class Metrics:
             self.count(fallbacks.why(runner, batch))
 
     def count(self, reason: str) -> None:
-        if self._fallbacks is not None:
+        if self._fallbacks is None:
+            return
+        with self._giving_up():
             self._fallbacks.labels(reason, self._process).inc()
 
     @contextlib.contextmanager

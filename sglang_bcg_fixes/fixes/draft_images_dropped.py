@@ -5,8 +5,9 @@ answers stay right, they come slower. From 0.5.17 with default flags, where the 
 graphs (Qwen3.5, Kimi-K2.5 from 0.5.18); before, where the breakable backend is chosen explicitly.
 Cause: A draft's layers take the target's embeddings of images from the batch. They are captured with a batch that has
 none, so that the graph looks up the ids.
-Change: A draft whose graph has no buffer for embeddings prefills batches with images without it. Under DP attention,
-where all ranks must decide alike and none knows of the others' images, nothing is changed.
+Change: Only with SGLANG_BCG_FIX_DRAFT_IMAGES_DROPPED=on, for nothing is answered wrongly without it. A draft whose
+graph has no buffer for embeddings prefills batches with images without it. Under DP attention, where all ranks must
+decide alike and none knows of the others' images, nothing is changed.
 Remove when: No release before 0.5.22 has to be served.
 """
 
@@ -67,5 +68,5 @@ FIX = Fix(
     },
     patches=(PatchPoint(CAN_RUN, How.AROUND, f"{__name__}:refuse_images"),),
     mitigations=PREFILL_GRAPHS_OFF,
-    verify=("llama_prefix_cache",),
+    default="off",
 )
