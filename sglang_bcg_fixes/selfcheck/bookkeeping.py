@@ -33,8 +33,10 @@ class Bookkeeping:
     def restore(self) -> None:
         """Every attribute is the object that it was, with the content that it had."""
         for held, values in zip(self.objects, self.values, strict=True):
-            vars(held).clear()
+            # never without what it had: a pool may have threads
             vars(held).update(values)
+            for name in vars(held).keys() - values.keys():
+                del vars(held)[name]
         for value, content in self.contents.values():
             refill(value, content)
 
