@@ -100,8 +100,9 @@ def test_batches_that_captured_kernels_cannot_serve_run_eagerly(run: Callable[..
     assert "with the states of an earlier batch" in report["not filled"]
 
 
-def test_a_configuration_that_is_not_served_keeps_the_break(run: Callable[..., Found]) -> None:
-    report = run(ONE, "configured")
+@pytest.mark.parametrize("release", [ONE, "0.5.23"])
+def test_a_configuration_that_is_not_served_keeps_the_break(run: Callable[..., Found], release: str) -> None:
+    report = run(release, "configured")
     assert set(report["breaks"].values()) == {LAYERS}
     assert_same(report["script"])
     assert set(report["script"]["replays"]) == {LAYERS + 1}
@@ -147,6 +148,11 @@ def test_mutants_are_noticed(run: Callable[..., Found]) -> None:
 def test_configurations_that_are_refused(option: str, value: Any, reason: str) -> None:
     arguments = types.SimpleNamespace(**{"pp_size": 1, option: value})
     assert installed.refused_options(arguments) == [reason]
+
+
+def test_sizes_are_those_that_options_come_to() -> None:
+    arguments, parallel = types.SimpleNamespace(pp_size=1), types.SimpleNamespace(attn_cp_size=2, attn_dp_size=4)
+    assert installed.refused_options(arguments, parallel) == ["DP attention", "context parallelism"]
 
 
 def test_a_plain_configuration_is_not_refused() -> None:

@@ -234,19 +234,21 @@ def refuse_configuration(model_runner: Any) -> None:
     backend = backend_of(model_runner)
     if type(backend) is not GDNAttnBackend:
         raise Unserved(f"the backend is a {type(backend or model_runner.attn_backend).__name__}")
-    reasons = refused_options(model_runner.server_args) or ["deterministic inference"] * is_deterministic()
+    get_parallel = getattr(runtime_context(), "get_parallel", None)
+    sized = (model_runner, get_parallel()) if get_parallel else (model_runner,)
+    reasons = refused_options(model_runner.server_args, *sized) or ["deterministic inference"] * is_deterministic()
     for reason in reasons:
         raise Unserved(reason)
 
 
-def refused_options(arguments: Any) -> list[str]:
-    """A release without one of these options has nothing of the kind."""
+def refused_options(arguments: Any, *sized: Any) -> list[str]:
+    """A release without one of these options has nothing of the kind; the others know sizes that follow from them."""
 
     def asked(*names: str) -> bool:
         return any(getattr(arguments, name, False) for name in names)
 
     def several(name: str) -> bool:
-        return int(getattr(arguments, name, 1) or 1) > 1
+        return any(int(getattr(each, name, 1) or 1) > 1 for each in (arguments, *sized))
 
     reasons = {
         "deterministic inference": asked("enable_deterministic_inference"),
