@@ -212,6 +212,20 @@ def brief() -> Found:
     return scenario(World(), [RAGGED[0], RAGGED[3], CHUNKED[-1]], prefill.BUCKETS)
 
 
+def mixed() -> Found:
+    """As when chunks are mixed with decoding: requests of one new token beside those of several."""
+    world = World()
+    modes = importlib.import_module("sglang.srt.model_executor.forward_batch_info").ForwardMode
+    forward = world.runner.forward
+
+    def forward_mixed(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        batch.forward_mode = modes.MIXED
+        return forward(batch, *args, **kwargs)
+
+    world.runner.forward = forward_mixed
+    return scenario(world, [CHUNKED[-1]], prefill.BUCKETS)
+
+
 def short() -> Found:
     from sglang_bcg_fixes.kernels.gdn_extend import triton
 

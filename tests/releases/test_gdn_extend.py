@@ -78,6 +78,10 @@ def test_so_they_are_on_other_releases(run: Callable[..., Found], release: str) 
     assert_captured_and_right(run(release, "brief"), 3)
 
 
+def test_chunks_mixed_with_decoding_are_replayed_too(run: Callable[..., Found]) -> None:
+    assert_captured_and_right(run(ONE, "mixed"), 1)
+
+
 def test_the_triton_kernels_are_right_too(run: Callable[..., Found]) -> None:
     assert_captured_and_right(run(ONE, "short", "triton"), len(gdn_prefill.SHORT))
 
@@ -89,8 +93,9 @@ def test_checkpoints_for_the_prefix_cache_are_written_from_inside(run: Callable[
     assert all("first kept state" in script for script in report["scripts"])
 
 
-def test_batches_that_captured_kernels_cannot_serve_run_eagerly(run: Callable[..., Found]) -> None:
-    report = run(ONE, "refused")
+@pytest.mark.parametrize("release", [ONE, "0.5.23"])
+def test_batches_that_captured_kernels_cannot_serve_run_eagerly(run: Callable[..., Found], release: str) -> None:
+    report = run(release, "refused")
     assert set(report["breaks"].values()) == {ATTENTION_LAYERS}
     assert_right(report["not too many"])
     for name in ("too many", "by layer"):
