@@ -82,7 +82,7 @@ def watches_of_refusals(source: Source) -> Iterator[Fix]:
     """What is hooked beside, where SGLang shows metrics."""
     for question in runners.MAY_REPLAY:
         if source.has_module(question.partition(":")[0]):
-            yield watch(REFUSALS, question, How.AFTER, "after_question")
+            yield watch(REFUSALS, question, How.AFTER, f"{__name__}:after_question")
 
 
 def watch(name: str, where: str, how: How, body: str) -> Fix:

@@ -87,7 +87,7 @@ def observe() -> Found:
     wrong = [name for name, run, right in chunks_in_pages(world) if run() != right]
     outcome = plugin.load().report.kernels[KERNEL.op]
     return {
-        "outcome": [outcome.name, outcome.state],
+        "outcome": [outcome.choice.name, outcome.state],
         "steps": len(steps),
         **compared(world, steps, stock),
         "odd": {name: [run() == odd[name], reasons()] for name, run in odd_steps(world)},

@@ -11,10 +11,9 @@ request (to 0.5.12.post1), and drafts of a tree whose last step is on a page too
 
 from __future__ import annotations
 
-import importlib.machinery
-
+from sglang_bcg_fixes.kernels import has_triton
 from sglang_bcg_fixes.kernels.fa_metadata import program
-from sglang_bcg_fixes.model import Accepted, Finding, How, Impl, Kernel, PatchPoint, Rejected
+from sglang_bcg_fixes.model import Accepted, Finding, How, Impl, Kernel, PatchPoint
 from sglang_bcg_fixes.probe import Source, affected
 
 MODULE = "sglang.srt.layers.attention.flashattention_backend"
@@ -53,12 +52,6 @@ def probe(source: Source) -> Finding:
         *(found for where in SOMETIMES if (found := source.find(where))),
     ]
     return affected("what each mode fills is known for this source", *read)
-
-
-def has_triton() -> Accepted | Rejected:
-    if importlib.machinery.PathFinder.find_spec("triton"):
-        return Accepted()
-    return Rejected("triton is not installed; SGLang's own requirements bring it")
 
 
 KERNEL = Kernel(

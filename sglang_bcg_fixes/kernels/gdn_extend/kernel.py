@@ -11,11 +11,10 @@ this.
 
 from __future__ import annotations
 
-import importlib.machinery
-
 from sglang_bcg_fixes.graph_break import DECORATOR_MODULES
+from sglang_bcg_fixes.kernels import has_triton
 from sglang_bcg_fixes.kernels.gdn_extend.reference import TOLERANCE
-from sglang_bcg_fixes.model import Accepted, Finding, How, Impl, Kernel, PatchPoint, Rejected
+from sglang_bcg_fixes.model import Accepted, Finding, How, Impl, Kernel, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected
 
 BACKEND_MODULE = "sglang.srt.layers.attention.linear.gdn_backend"
@@ -53,12 +52,6 @@ def probe(source: Source) -> Finding:
         source.need(*REPLAY),
     ]
     return affected("what an extend of such a layer does is known for this source", *read)
-
-
-def has_triton() -> Accepted | Rejected:
-    if importlib.machinery.PathFinder.find_spec("triton"):
-        return Accepted()
-    return Rejected("triton is not installed; SGLang's own requirements bring it")
 
 
 KERNEL = Kernel(
