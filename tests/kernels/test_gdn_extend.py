@@ -88,10 +88,11 @@ def test_other_shapes(shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("part", [16, 32])
-def test_values_in_parts_have_the_same_bits(part: int) -> None:
+def test_values_in_parts(part: int) -> None:
     drawn = cases.draw(Shape(1, 1, 16, 32, 4), [20], device="cpu", dtype=torch.float16)
-    whole, parts = (cases.Launched(drawn, dataclasses.replace(TUNING, part=each), AROUND, CHUNK) for each in (32, part))
-    assert cases.differences(whole.run(), parts.run(), drawn.tokens) == []
+    # not bit by bit: the interpreter multiplies with numpy, whose order of sums is the processor's affair
+    launched = cases.Launched(drawn, dataclasses.replace(TUNING, part=part), AROUND, CHUNK)
+    assert cases.faults(drawn, launched.run(), CHUNK, EXACT) == []
 
 
 def test_nothing_around_a_sequence_changes_its_bits() -> None:
