@@ -14,7 +14,6 @@ from typing import Any
 MEM_CACHE = "sglang.srt.mem_cache"
 # larger ones hold what slots contain, not which are free; those are pools.py's
 LARGEST = 64 * 2**20
-PLAIN = (type(None), bool, int, float, str, tuple, range, frozenset)
 CONTAINERS = (list, dict, set, collections.deque)
 
 
@@ -24,7 +23,9 @@ class Bookkeeping:
     def __init__(self, *roots: Any) -> None:
         self.objects = list(reachable(roots))
         self.values = [dict(vars(held)) for held in self.objects]
-        self.contents = {id(value): (value, copied(value)) for value in self.held() if copied(value) is not None}
+        held = {id(value): value for value in self.held()}
+        copies = ((value, copied(value)) for value in held.values())
+        self.contents = [(value, content) for value, content in copies if content is not None]
 
     def held(self) -> Iterator[Any]:
         for values in self.values:
@@ -37,7 +38,7 @@ class Bookkeeping:
             vars(held).update(values)
             for name in vars(held).keys() - values.keys():
                 del vars(held)[name]
-        for value, content in self.contents.values():
+        for value, content in self.contents:
             refill(value, content)
 
 
