@@ -19,20 +19,18 @@ from typing import Any
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
 
-OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner"
-RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
-CAN_RUN = (f"{RUNNER}.can_run_graph", f"{OLD_RUNNER}.can_run")
 STATES = "static_draft_hidden_states"
 BUFFER = "input_embeds"
 
 
 def probe(source: Source) -> Finding:
-    allot = source.need(f"{RUNNER}._build_capture_spec_info", f"{OLD_RUNNER}._init_buffers")
-    gate = source.need(*CAN_RUN)
+    allot = source.need(f"{PREFILL}._build_capture_spec_info", f"{OLD_PREFILL}._init_buffers")
+    gate = source.need(*MAY_REPLAY)
     if not allot.mentions(f"self.{STATES}"):
         return absent("drafts get no prefill graph", allot)
-    if source.find(f"{RUNNER}._use_draft_input_embeds"):
+    if source.find(f"{PREFILL}._use_draft_input_embeds"):
         return fixed("the graph of an EAGLE3 draft is given embeddings", allot)
     if "contains_mm_inputs" not in gate.text:
         return affected("drafts are captured looking up the ids, and batches with images are replayed", allot, gate)
@@ -66,7 +64,7 @@ FIX = Fix(
         "e59b654df577": "PrefillCudaGraphRunner.can_run_graph, 0.5.20",
         "bb2ea7e5516a": "PrefillCudaGraphRunner.can_run_graph, 0.5.21",
     },
-    patches=(PatchPoint(CAN_RUN, How.AROUND, f"{__name__}:refuse_images"),),
+    patches=(PatchPoint(MAY_REPLAY, How.AROUND, f"{__name__}:refuse_images"),),
     mitigations=PREFILL_GRAPHS_OFF,
     default="off",
 )

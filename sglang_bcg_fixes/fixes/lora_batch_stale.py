@@ -21,15 +21,13 @@ from typing import Any
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, affected, fixed, unknown
-from sglang_bcg_fixes.runners import OLD_PREFILL, PREFILL
-
-CAN_RUN = (f"{OLD_PREFILL}.can_run", f"{PREFILL}.can_run_graph")
+from sglang_bcg_fixes.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
 
 logger = logging.getLogger("sglang_bcg_fixes")
 
 
 def probe(source: Source) -> Finding:
-    gate = source.need(*CAN_RUN)
+    gate = source.need(*MAY_REPLAY)
     if "self.model_runner.lora_manager.can_use_prefill_cuda_graph" in gate.calls:
         return fixed("a batch with adapters is asked whether the graph's lists can hold it", gate)
     made = source.need(f"{OLD_PREFILL}._build_capture_forward_batch", f"{PREFILL}.capture_prepare")
@@ -86,7 +84,7 @@ FIX = Fix(
         "d30c7c1a668e": "PrefillCudaGraphRunner.can_run_graph, 0.5.22",
         "312d8b3b674b": "PrefillCudaGraphRunner.can_run_graph, 0.5.23",
     },
-    patches=(PatchPoint(CAN_RUN, How.AROUND, f"{__name__}:refuse_adapters"),),
+    patches=(PatchPoint(MAY_REPLAY, How.AROUND, f"{__name__}:refuse_adapters"),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

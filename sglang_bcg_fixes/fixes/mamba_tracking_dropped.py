@@ -23,7 +23,7 @@ from sglang_bcg_fixes import patching
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
-from sglang_bcg_fixes.runners import OLD_PREFILL, PREFILL
+from sglang_bcg_fixes.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
 
 MIXER = "sglang.srt.layers.attention.hybrid_linear_attn_backend:Mamba2AttnBackend.forward"
 ASK_THE_METADATA = frozenset({"GDNAttnBackend", "KDAAttnBackend"})
@@ -109,7 +109,7 @@ FIX = Fix(
         "8e8296e7d7e7": "Mamba2AttnBackend.forward, 0.5.20 to 0.5.23",
         "c00fa2f2d487": "PrefillCudaGraphRunner._is_mamba_track_enabled, 0.5.20 to 0.5.23",
     },
-    patches=(PatchPoint((f"{OLD_PREFILL}.can_run", f"{PREFILL}.can_run_graph"), How.AROUND, f"{__name__}:can_run"),),
+    patches=(PatchPoint(MAY_REPLAY, How.AROUND, f"{__name__}:can_run"),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("falcon_h1_checkpoints",),
 )

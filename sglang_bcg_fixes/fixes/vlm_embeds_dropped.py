@@ -26,12 +26,11 @@ from typing import Any
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Definition, Source, affected, fixed
-from sglang_bcg_fixes.runners import OLD_PREFILL, PREFILL
+from sglang_bcg_fixes.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
 
 REPLAY = "replay_layer_forward"
 DEEPSTACK_MODEL = "sglang.srt.models.qwen3_vl:Qwen3LLMModel.forward"
 DEEPSTACK = "input_deepstack_embeds"
-CAN_RUN = (f"{OLD_PREFILL}.can_run", f"{PREFILL}.can_run_graph")
 VOTE = f"{PREFILL}.can_replay_locally"
 
 logger = logging.getLogger("sglang_bcg_fixes")
@@ -200,10 +199,10 @@ FIX = Fix(
         "595ba4ba9c7a": "PrefillCudaGraphRunner._execute_body_capture.replay_layer_forward, 0.5.23",
     },
     patches=(
-        PatchPoint(CAN_RUN, How.AROUND, f"{__name__}:refuse_images", needed=takes_no_embeddings),
-        PatchPoint(CAN_RUN, How.AROUND, f"{__name__}:refuse_keyword", needed=asks_for_truth),
-        PatchPoint(CAN_RUN, How.AROUND, f"{__name__}:refuse_deepstack", needed=drops_deepstack_only),
-        PatchPoint(CAN_RUN, How.AROUND, f"{__name__}:refuse_positions", needed=drops_positions_only),
+        PatchPoint(MAY_REPLAY, How.AROUND, f"{__name__}:refuse_images", needed=takes_no_embeddings),
+        PatchPoint(MAY_REPLAY, How.AROUND, f"{__name__}:refuse_keyword", needed=asks_for_truth),
+        PatchPoint(MAY_REPLAY, How.AROUND, f"{__name__}:refuse_deepstack", needed=drops_deepstack_only),
+        PatchPoint(MAY_REPLAY, How.AROUND, f"{__name__}:refuse_positions", needed=drops_positions_only),
         PatchPoint((VOTE,), How.AROUND, f"{__name__}:vote_against_deepstack", needed=vote_knows_images),
     ),
     mitigations=PREFILL_GRAPHS_OFF,

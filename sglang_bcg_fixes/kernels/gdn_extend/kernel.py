@@ -16,15 +16,13 @@ from sglang_bcg_fixes.kernels import has_triton
 from sglang_bcg_fixes.kernels.gdn_extend.reference import TOLERANCE
 from sglang_bcg_fixes.model import Accepted, Finding, How, Impl, Kernel, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected
+from sglang_bcg_fixes.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
 
 BACKEND_MODULE = "sglang.srt.layers.attention.linear.gdn_backend"
 BACKEND = f"{BACKEND_MODULE}:GDNAttnBackend"
 PREPARED = f"{BACKEND}.init_forward_metadata"
 LAYER = "sglang.srt.layers.radix_linear_attention:RadixLinearAttention.forward"
-OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner:BreakableCudaGraphRunner"
-RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
-CAPTURE = (f"{RUNNER}.capture", f"{OLD_RUNNER}._capture_all")
-CAN_REPLAY = (f"{RUNNER}.can_run_graph", f"{OLD_RUNNER}.can_run")
+CAPTURE = (f"{PREFILL}.capture", f"{OLD_PREFILL}._capture_all")
 REPLAY = tuple(f"{module}:BreakableCUDAGraph.replay" for module in DECORATOR_MODULES)
 MAMBA = "sglang.srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase"
 # what is read of the step, and what a checkpoint is
@@ -48,7 +46,7 @@ def probe(source: Source) -> Finding:
         source.need(f"{BACKEND}.forward_extend"),
         *map(source.need, STEP),
         source.need(*CAPTURE),
-        source.need(*CAN_REPLAY),
+        source.need(*MAY_REPLAY),
         source.need(*REPLAY),
     ]
     return affected("what an extend of such a layer does is known for this source", *read)
@@ -140,7 +138,7 @@ KERNEL = Kernel(
         PatchPoint((PREPARED,), How.AFTER, f"{BODIES}:prepared"),
         PatchPoint((LAYER,), How.AROUND, f"{BODIES}:forward"),
         PatchPoint(CAPTURE, How.AROUND, f"{BODIES}:capture"),
-        PatchPoint(CAN_REPLAY, How.AROUND, f"{BODIES}:can_replay"),
+        PatchPoint(MAY_REPLAY, How.AROUND, f"{BODIES}:can_replay"),
         PatchPoint(REPLAY, How.BEFORE, f"{BODIES}:before_replay"),
     ),
     # SGLang imports it for such a model only, when all the others have been
