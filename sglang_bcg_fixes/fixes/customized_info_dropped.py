@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes.fixes.single_request_capture import replaced_forward
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Definition, Source, absent, affected, fixed
+from sglang_bcg_fixes.replaced import replaced
 from sglang_bcg_fixes.runners import OLD_PREFILL, PREFILL
 
 TRIM = f"{PREFILL}._trim_logits_output"
@@ -60,7 +60,7 @@ def keep_when_replaying(original: Callable[..., Any], self: Any, forward_batch: 
         answers.append(forward(*args, **kwargs))
         return answers[-1]
 
-    with replaced_forward(model, watched):
+    with replaced(model, "forward", watched):
         output = original(self, forward_batch, **kwargs)
     if answers and hasattr(output, PART):
         output.customized_info = answers[-1].customized_info

@@ -18,16 +18,15 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from sglang_bcg_fixes.fixes.single_request_capture import replaced_forward
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, unknown
+from sglang_bcg_fixes.replaced import replaced
+from sglang_bcg_fixes.runners import OLD_PREFILL_MODULE, PREFILL
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-OLD_RUNNER = "sglang.srt.model_executor.breakable_cuda_graph_runner"
-RUNNER = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner:PrefillCudaGraphRunner"
 SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
 BUFFER = "input_embeds"
 
@@ -40,7 +39,7 @@ class Handed(Exception):
 
 
 def probe(source: Source) -> Finding:
-    if source.has_module(OLD_RUNNER):
+    if source.has_module(OLD_PREFILL_MODULE):
         return absent("such drafts get no prefill graph")
     rule = source.find(f"{SETUP}:has_standard_gqa_for_all_local_layers")
     if rule is None:
@@ -51,7 +50,7 @@ def probe(source: Source) -> Finding:
         if setup.mentions("attention_layers) < ") and setup.mentions("model_config.num_hidden_layers"):
             return absent("such drafts have fewer layers than their configuration says, and get no graph", setup)
         return unknown("which drafts get a graph is decided in a way that no known release does", setup)
-    runner = source.need(f"{RUNNER}.__init__")
+    runner = source.need(f"{PREFILL}.__init__")
     for_eagle3 = runner.mentions("register_input_embeds=self.is_multimodal or self._use_draft_input_embeds")
     if runner.mentions("self.static_draft_hidden_states") and (for_eagle3 or not runner.mentions("register_input")):
         others = " or EAGLE3" if for_eagle3 else ""
@@ -92,7 +91,7 @@ def handed_to_the_layers(runner: Any) -> tuple[int, Tensor] | None:
         raise Handed(signature.bind(*args, **kwargs))
 
     batch, _ = runner.capture_prepare(runner.capture_num_tokens[0])
-    with torch.no_grad(), replaced_forward(layers, leave), runner._prefill_forward_context(batch):
+    with torch.no_grad(), replaced(layers, "forward", leave), runner._prefill_forward_context(batch):
         try:
             model.forward(batch.input_ids, batch.positions, batch)
         except Handed as handed:
@@ -120,7 +119,7 @@ FIX = Fix(
         "2d4de8250293": "PrefillCudaGraphRunner.__init__, 0.5.22",
         "b4be21fb6da8": "PrefillCudaGraphRunner.__init__, 0.5.23",
     },
-    patches=(PatchPoint((f"{RUNNER}.capture",), How.BEFORE, f"{__name__}:give_the_draft_a_buffer"),),
+    patches=(PatchPoint((f"{PREFILL}.capture",), How.BEFORE, f"{__name__}:give_the_draft_a_buffer"),),
     mitigations=PREFILL_GRAPHS_OFF,
     default="off",
 )

@@ -17,6 +17,7 @@ from typing import Any
 
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, affected, fixed
+from sglang_bcg_fixes.replaced import replaced
 
 REGISTRY = "sglang.srt.configs.linear_attn_model_registry:get_linear_attn_config"
 WRAPPER = "sglang.srt.layers.attention.attention_registry:attn_backend_wrapper"
@@ -35,15 +36,8 @@ def with_the_models_own_layers(original: Callable[..., Any], runner: Any, full_a
     registered = config.linear_attn_registry_result
     if registered is None:
         return original(runner, full_attn_backend)
-    before = vars(config).get(LAYERS)
-    setattr(config, LAYERS, getattr(registered[1], LAYERS))
-    try:
+    with replaced(config, LAYERS, getattr(registered[1], LAYERS)):
         return original(runner, full_attn_backend)
-    finally:
-        if before is None:
-            delattr(config, LAYERS)
-        else:
-            setattr(config, LAYERS, before)
 
 
 FIX = Fix(

@@ -28,7 +28,8 @@ from sglang_bcg_fixes.fixes import mla_dispatch_unaware
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, affected, fixed, unknown
-from sglang_bcg_fixes.runners import OLD_PREFILL, PREFILL
+from sglang_bcg_fixes.replaced import replaced
+from sglang_bcg_fixes.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -52,7 +53,7 @@ def probe(source: Source) -> Finding:
     captured = source.need(f"{OLD_PREFILL}._run_forward", f"{PREFILL}._run_forward")
     if "self.layer_model.forward" in captured.calls:
         return fixed("the layers are captured without the logits", captured)
-    admission = source.need(f"{OLD_PREFILL}.can_run", f"{PREFILL}.can_run_graph")
+    admission = source.need(*MAY_REPLAY)
     if "self.model_runner.model.forward" in captured.calls and admission.mentions("forward_batch.batch_size > 1"):
         replay = source.need(f"{OLD_PREFILL}.replay")
         capture = (source.need(f"{OLD_PREFILL}._warmup"), source.need(f"{OLD_PREFILL}._capture_all"))
@@ -100,7 +101,7 @@ class CapturedLayers:
             graph.replay()
             return output
 
-        with replaced_forward(self.stack.module, forward):
+        with replaced(self.stack.module, "forward", forward):
             yield
 
     def unlike_capture(self, given: dict[str, Any], batch: Any) -> str | None:
@@ -133,19 +134,6 @@ class CapturedLayers:
         """No part of an answer may lie in the buffers: the next replay overwrites them."""
         ours = {buffer.untyped_storage().data_ptr() for buffer in self.buffers}
         return map_tensors(output, lambda part: part.clone() if part.untyped_storage().data_ptr() in ours else part)
-
-
-@contextlib.contextmanager
-def replaced_forward(module: Any, forward: Callable[..., Any]) -> Iterator[None]:
-    had_its_own, before = "forward" in vars(module), module.forward
-    module.forward = forward
-    try:
-        yield
-    finally:
-        if had_its_own:
-            module.forward = before
-        else:
-            del module.forward
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
@@ -217,7 +205,7 @@ def run_layers(original: Callable[..., Any], self: Any, forward_batch: Any, num_
     """The original's contexts, with the layers where it calls the model."""
     layers = captured_layers(self)
     assert layers, "nothing is captured without layers"
-    with replaced_forward(self.model_runner.model, layers.run):
+    with replaced(self.model_runner.model, "forward", layers.run):
         return original(self, forward_batch, num_tokens)
 
 

@@ -1,7 +1,7 @@
 """While serving: every N-th replayed prefill is run eagerly as well, and the two are compared.
 
 The request gets what the eager run answered and wrote, so it is right either way. Nothing waits for the comparison: its
-numbers are read when the next prefill comes. Other batches pay one addition.
+numbers are read when the next prefill comes. Other prefills pay for asking the runner once more.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from sglang_bcg_fixes import flags, read_back
 from sglang_bcg_fixes.model import Fix, How
 from sglang_bcg_fixes.probe import Source
+from sglang_bcg_fixes.replaced import replaced
 from sglang_bcg_fixes.selfcheck import at_start, check, judge, pools
 
 NAME = "canary"
@@ -92,7 +93,7 @@ def around_forward(original: Callable[..., Any], self: Any, forward_batch: Any, 
     replayed = observe(self, forward_batch, states, original(self, forward_batch, *args, **kwargs))
     for place, copied in before:
         place.put_back(copied)
-    with check.replaced(runner, check.question(runner), refuse):
+    with replaced(runner, check.question(runner), refuse):
         output = original(self, again, *args, **kwargs)
     eager = observe(self, again, states, output)
     size = f"a prefill of {len(forward_batch.input_ids)} tokens in {forward_batch.batch_size} requests"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sglang_bcg_fixes import graph_break
+from sglang_bcg_fixes.replaced import replaced
 from sglang_bcg_fixes.selfcheck import batches, judge
 from sglang_bcg_fixes.selfcheck.batches import Batch, OneBatch
 from sglang_bcg_fixes.selfcheck.bookkeeping import Bookkeeping, Randomness
@@ -130,19 +131,6 @@ class Switch:
             raise
         finally:
             self.is_on = False
-
-
-@contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    had_its_own, before = name in vars(owner), getattr(owner, name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if had_its_own:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
 
 
 class Check:

@@ -1,0 +1,21 @@
+"""An attribute that is another one for a while: of an instance, a module of a model, or a class."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """What the owner had of its own comes back; what it had from its class shows again."""
+    had_its_own, before = name in vars(owner), vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if had_its_own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
