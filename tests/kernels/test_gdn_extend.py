@@ -259,8 +259,9 @@ def noticed() -> dict[str, bool]:
         assert ready == "ready", done.stderr[-3000:]
         told = dict(line.split("\t") for line in lines)
         found |= {name: result == "True" for name, result in told.items()}
-        if done.returncode:
-            # the memory that a mutant has spoilt may be python's own
+        if len(told) < len(left):
+            # the memory that a mutant has spoilt may be python's own; what dies after the last has told of all
+            assert done.returncode != 0, done.stderr[-3000:]
             found[left[len(told)]] = True
     return found
 
