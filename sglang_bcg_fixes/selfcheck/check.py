@@ -208,7 +208,7 @@ class Check:
     ) -> tuple[str, judge.Difference | None]:
         if not self.switch.replays:
             return NOT_REPLAYED, None
-        found = judge.differences(eager, again, replayed)
+        found = judge.differences(eager, again, replayed, self.model_runner.dtype)
         if judge.is_blind(eager) or any(not each.noise <= judge.MOST for each in found):
             return INCONCLUSIVE, None
         first = next((each for each in found if each.is_too_large), None)

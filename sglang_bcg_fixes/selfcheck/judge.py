@@ -2,7 +2,8 @@
 
 Nothing is guessed about rounding that can be measured: each batch runs eagerly twice, and what these two runs differ by
 is allowed to a replay four times over. Where they are equal in every bit, a replay may still take another kernel for
-the same product, so it may differ by what rounding each layer twice would do, growing as a random walk.
+the same product, so it may differ by what rounding each layer twice would do, growing as a random walk. What is rounded
+is in the model's numbers or in the values' own, whichever are coarser: a state in fp32 is made of products in bfloat16.
 A graph that reads what it must not gives something unrelated: a difference about as large as the values.
 """
 
@@ -54,21 +55,24 @@ def observe(places: list[Place], logits: Any) -> list[Observation]:
     return [*found, Observation(last, LOGITS, logits)]
 
 
-def differences(eager: list[Observation], again: list[Observation], replayed: list[Observation]) -> list[Difference]:
-    """In the order of the layers."""
+def differences(
+    eager: list[Observation], again: list[Observation], replayed: list[Observation], dtype: Any
+) -> list[Difference]:
+    """In the order of the layers, of a model that computes in this dtype."""
     noises, ones, others = (
         distances(one, other).tolist() for one, other in ((eager, again), (eager, replayed), (again, replayed))
     )
     return [
-        Difference(each.layer, each.kind, min(one, other), noise, allowed(each, noise))
+        Difference(each.layer, each.kind, min(one, other), noise, allowed(each, noise, dtype))
         for each, noise, one, other in zip(eager, noises, ones, others, strict=True)
     ]
 
 
-def allowed(place: Observation, noise: float) -> float:
+def allowed(place: Observation, noise: float, dtype: Any) -> float:
     import torch
 
-    rounding = ROUNDINGS_A_LAYER * torch.finfo(place.values.dtype).eps * (place.layer + 1) ** 0.5
+    eps = max(torch.finfo(each).eps for each in (place.values.dtype, dtype))
+    rounding = ROUNDINGS_A_LAYER * eps * (place.layer + 1) ** 0.5
     return float(min(max(TIMES_THE_NOISE * noise, rounding), MOST))
 
 

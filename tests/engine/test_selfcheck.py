@@ -63,13 +63,13 @@ def observed(*values: float, layer: int = 0, dtype: torch.dtype = torch.float32)
 def test_a_difference_counts_against_what_eager_runs_differ_by(
     eager: tuple[float, ...], again: tuple[float, ...], replayed: tuple[float, ...], is_wrong: bool
 ) -> None:
-    [found] = judge.differences(observed(*eager), observed(*again), observed(*replayed))
+    [found] = judge.differences(observed(*eager), observed(*again), observed(*replayed), torch.float32)
     assert found.is_too_large == is_wrong, found
 
 
 def test_rounding_grows_with_depth_and_with_the_type() -> None:
-    def most(layer: int, dtype: torch.dtype) -> float:
-        return judge.allowed(judge.Observation(layer, "keys", torch.ones(1, dtype=dtype)), 0.0)
+    def most(layer: int, dtype: torch.dtype, of_model: torch.dtype = torch.float32) -> float:
+        return judge.allowed(judge.Observation(layer, "keys", torch.ones(1, dtype=dtype)), 0.0, of_model)
 
     assert most(0, torch.float32) < most(0, torch.float16) < most(0, torch.bfloat16) < most(8, torch.bfloat16)
     assert most(0, torch.float8_e4m3fn) == judge.MOST == most(10**6, torch.bfloat16)
