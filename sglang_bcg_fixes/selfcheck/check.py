@@ -23,8 +23,12 @@ INCONCLUSIVE, NOT_REPLAYED = "inconclusive", "not replayed"
 QUESTIONS = ("can_run", "can_run_graph")
 # beside what the first run compiles; what would take longer is left out and said
 SECONDS = 3.0
+# of each batch: two eager ones, and the replay
+RUNS = 3
 # the prompts of a batch, and the one that pads
 REQUESTS = 4
+# whether what runs just now is a check's and not a request's
+_is_running = [False]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,16 +173,18 @@ class Check:
     def cases(self, books: Bookkeeping) -> Iterator[Case]:
         # kernels that are compiled now need not be for the first request
         self.observe(self.batches[0], 0, books, replay=False)
-        started, seconds_a_token = time.perf_counter(), 0.0
+        clock = Clock(time.perf_counter())
         for seed, batch in enumerate(self.batches):
-            tokens = batch.prefix + batch.bucket
-            left = SECONDS - (time.perf_counter() - started)
             # one batch is checked, whatever the clock says
-            if seed and self.any_rank(seconds_a_token * tokens > left):
+            if seed and self.any_rank(not clock.allows(batch)):
                 continue
-            found = self.case(batch, seed, books)
-            # of the quickest so far: small batches cost more than their tokens
-            seconds_a_token = min(seconds_a_token or found.seconds, found.seconds / tokens)
+            began = time.perf_counter()
+            eager = self.observe(batch, seed, books, replay=False)
+            wait_for(self.model_runner.device)
+            clock.note(batch, time.perf_counter() - began)
+            if seed and self.any_rank(not clock.allows(batch, RUNS - 1)):
+                continue
+            found = self.case(batch, seed, books, eager, began)
             if self.any_rank(found.verdict == WRONG):
                 yield found if found.verdict == WRONG else dataclasses.replace(found, verdict=WRONG, first=None)
                 return
@@ -215,9 +221,32 @@ class Check:
         return (WRONG, first) if first else (RIGHT, None)
 
 
-def give_memory_back(device: str) -> None:
+@dataclasses.dataclass
+class Clock:
+    """Whether there is time for a batch, by the quickest run so far: small ones cost more than their tokens."""
+
+    started: float
+    seconds_a_token: float = 0.0
+
+    def note(self, batch: Batch, seconds: float) -> None:
+        mine = seconds / (batch.prefix + batch.bucket)
+        self.seconds_a_token = min(self.seconds_a_token or mine, mine)
+
+    def allows(self, batch: Batch, runs: int = 1) -> bool:
+        left = SECONDS - (time.perf_counter() - self.started)
+        return runs * self.seconds_a_token * (batch.prefix + batch.bucket) <= left
+
+
+def wait_for(device: str) -> None:
     import torch
 
     if torch.device(device).type == "cuda":
         torch.cuda.synchronize()
+
+
+def give_memory_back(device: str) -> None:
+    import torch
+
+    wait_for(device)
+    if torch.device(device).type == "cuda":
         torch.cuda.empty_cache()
