@@ -35,12 +35,20 @@ class Outcome:
     reason: str
     cases: tuple[Case, ...] = ()
     seconds: float = 0.0
+    # of the GPU's memory, more than before
+    kept_bytes: int = 0
     # the module in which the first difference was seen
     layer: Any = None
 
     def as_dict(self) -> dict[str, Any]:
         cases = [case.as_dict() for case in self.cases]
-        return {"verdict": self.verdict, "reason": self.reason, "seconds": round(self.seconds, 3), "batches": cases}
+        return {
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "seconds": round(self.seconds, 3),
+            "kept_bytes": self.kept_bytes,
+            "batches": cases,
+        }
 
     def line(self) -> str:
         return f"self-check: {self.verdict}: {self.reason}"
@@ -82,7 +90,7 @@ def places_of(fix: Fix) -> list[str]:
 
 def look(model_runner: Any) -> Outcome:
     """Run the check; what goes wrong in the check itself is said and never taken for a result."""
-    started = time.perf_counter()
+    started, bytes_before = time.perf_counter(), allocated_bytes(model_runner.device)
     ranks, any_rank = tensor_parallel_ranks()
     cases: list[Case] = []
     try:
@@ -101,7 +109,8 @@ def look(model_runner: Any) -> Outcome:
         verdict = check.WRONG if isinstance(error, ReplayDied) else NOT_CHECKED
         reason = f"replaying ended in {error}" if isinstance(error, ReplayDied) else f"{type(error).__name__}: {error}"
         return Outcome(verdict, reason, tuple(cases), time.perf_counter() - started)
-    return judged(model_runner, tuple(cases), time.perf_counter() - started)
+    outcome = judged(model_runner, tuple(cases), time.perf_counter() - started)
+    return dataclasses.replace(outcome, kept_bytes=allocated_bytes(model_runner.device) - bytes_before)
 
 
 def judged(model_runner: Any, cases: tuple[Case, ...], seconds: float) -> Outcome:
@@ -195,6 +204,12 @@ def tensor_parallel_ranks() -> tuple[int, Callable[[bool], bool]]:
         return bool(answer.item())
 
     return group.world_size, any_rank
+
+
+def allocated_bytes(device: str) -> int:
+    import torch
+
+    return torch.cuda.memory_allocated() if torch.device(device).type == "cuda" else 0
 
 
 def is_lost(device: str) -> bool:

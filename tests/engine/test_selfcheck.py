@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import subprocess
 import sys
 
@@ -189,6 +190,7 @@ def test_ranks_agree_and_do_not_wait_for_one_that_died(tmp_path) -> None:
         for rank in range(2)
     ]
     said = [rank.communicate(timeout=120)[1] for rank in ranks]
-    assert ranks[1].returncode == 3 and ranks[0].returncode == 1, said
+    # as it ends, torch's own threads may abort over a connection that is gone
+    assert ranks[1].returncode == 3 and ranks[0].returncode in (1, -signal.SIGABRT), said
     assert "bcg-fixes refuses to serve: the self-check ended in " in said[0], said[0]
     assert "SGLANG_BCG_SELFCHECK=off" in said[0] and "the other rank is dead" not in said[0]
