@@ -57,6 +57,10 @@ class ReplayDied(Exception):
     """A batch that runs eagerly ended in an error when it was replayed."""
 
 
+def is_running() -> bool:
+    return _is_running[0]
+
+
 def graph_runner(model_runner: Any) -> Any:
     """The runner of breakable prefill graphs that has captured something, wherever this release keeps it."""
     for name in ("prefill_cuda_graph_runner", "piecewise_cuda_graph_runner"):
@@ -122,7 +126,11 @@ class Switch:
             replaced(self.runner, self.name, answer),
             replaced(graph_class, "replay", count),
         ):
-            yield self
+            _is_running[0] = True
+            try:
+                yield self
+            finally:
+                _is_running[0] = False
 
     @contextlib.contextmanager
     def on(self, wanted: bool) -> Iterator[None]:
@@ -190,12 +198,10 @@ class Check:
                 return
             yield found
 
-    def case(self, batch: Batch, seed: int, books: Bookkeeping) -> Case:
-        started = time.perf_counter()
-        eager, again = (self.observe(batch, seed, books, replay=False) for _ in range(2))
-        replayed = self.observe(batch, seed, books, replay=True)
+    def case(self, batch: Batch, seed: int, books: Bookkeeping, eager: list[judge.Observation], began: float) -> Case:
+        again, replayed = (self.observe(batch, seed, books, replay=replay) for replay in (False, True))
         verdict, first = self.verdict(eager, again, replayed)
-        return Case(batch, verdict, first, time.perf_counter() - started)
+        return Case(batch, verdict, first, time.perf_counter() - began)
 
     def observe(self, batch: Batch, seed: int, books: Bookkeeping, replay: bool) -> list[judge.Observation]:
         """What one run writes and answers, from the same beginning as every other.

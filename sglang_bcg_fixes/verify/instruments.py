@@ -20,8 +20,11 @@ from sglang_bcg_fixes.hookspecs import hookimpl
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint, Verdict
 from sglang_bcg_fixes.probe import Source
 from sglang_bcg_fixes.runners import BY_PHASE, EXECUTOR, PREFILL
+from sglang_bcg_fixes.selfcheck import check
 
 PHASES = ("prefill", "decode", "draft_extend")
+# of prefills that nobody has asked for
+SELFCHECK = "self-check"
 # older and newer releases name the question and the answer differently
 QUESTIONS, ANSWERS = ("can_run", "can_run_graph"), ("replay", "execute")
 PRIMITIVES = tuple(
@@ -41,8 +44,9 @@ _replayed: list[int] = [0]
 _layers: list[Any] = [None]
 
 
-def note(*line: Any) -> None:
+def note(phase: str, *rest: Any) -> None:
     """One write to a file opened for appending is whole or absent, whatever kills the process afterwards."""
+    line = (SELFCHECK if check.is_running() else phase, *rest)
     pid = os.getpid()
     if pid not in _file:
         # the registry, which the report rests on, imports this module
