@@ -50,7 +50,7 @@ class Settings:
     report_dir: pathlib.Path
     cache_dir: pathlib.Path
     parent_digest: str | None
-    selfcheck: str = "off"
+    selfcheck: str = "warn"
     canary: int = 0
 
     @property
@@ -82,7 +82,7 @@ def table(fixes: Iterable[Fix], kernels: Iterable[Kernel]) -> list[Flag]:
         Flag(
             SELFCHECK,
             "|".join(SELFCHECK_STATES),
-            "off",
+            "warn",
             "Before the first request, compare replayed prefills with the same code run eagerly: docs/selfcheck.md. "
             "warn: where they differ, serve prefill eagerly. strict: refuse to serve.",
         ),

@@ -225,8 +225,8 @@ def environment_of(arm: str, case: Case, known: registry.Registry, alone: str | 
         asked_for = fix.id == alone if arm == ALONE else fix.default == "off" and case.name in fix.verify
         if fix.patches and asked_for and arm not in (STOCK, CHECKED):
             found[fix.flag] = "on"
-    if arm == CHECKED:
-        found[flags.SELFCHECK] = "warn"
+    # where a defect or a difference is to be seen, graphs that fail the check must stay
+    found[flags.SELFCHECK] = "warn" if arm in (PATCHED, CHECKED) else "off"
     if arm == REFERENCE:
         wanted.append(f"refuse_{case.phase}")
     if arm == PADDED:
