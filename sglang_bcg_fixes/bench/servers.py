@@ -14,34 +14,44 @@ import functools
 import json
 import os
 import pathlib
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TextIO
 
-from sglang_bcg_fixes import registry
+from sglang_bcg_fixes import flags, registry
 from sglang_bcg_fixes.bench import model, timing
 from sglang_bcg_fixes.bench.rows import GREEN, RED, TOKENS_PER_SECOND, Row
+from sglang_bcg_fixes.kernels.gdn_extend import kernel as gdn_extend
 from sglang_bcg_fixes.probe import Source
+from sglang_bcg_fixes.selfcheck import check
 from sglang_bcg_fixes.verify import cases, command, compare
 from sglang_bcg_fixes.verify.cases import Call
 from sglang_bcg_fixes.verify.servers import FINISHED, Outcome, Runner, ended_by_signals, lines_in, outcome
 
 PART = "server"
 FIRST_TOKEN, THROUGHPUT = "time to first token", "output throughput"
+KERNEL, CANARY = "kernel", "canary"
 ARMS = {
     command.PATCHED: "breakable graphs, patched",
+    KERNEL: "breakable graphs, patched, delta net inside",
+    CANARY: "breakable graphs, patched, every prefill compared",
     command.REFERENCE: "breakable graphs, replay refused",
     command.EAGER: "no prefill graphs",
     command.STOCK: "breakable graphs, stock",
 }
+# patched servers with something more in their environment
+MORE = {KERNEL: {gdn_extend.KERNEL.flag: "triton"}, CANARY: {flags.CANARY: "1"}}
 BUCKETS = (256, 1024, 4096, 8192)
 # just below each bucket, so that every replay has padding
 LENGTHS = tuple(bucket - 3 for bucket in BUCKETS)
 TOGETHER, PROMPT, OUTPUT = 16, 1021, 32
-# how far logprobs may be from the reference's: as far as those of other right kernels, and never so far
-TIMES_NOISE, NEVER_NEAR = 2, 1.0
+# how far logprobs may be from the reference's; those that have nothing to do with each other are ten apart
+NEAR = 2.0
 # all of them, with their models, states and graphs
-GIB = 80
+GIB = 20 * len(ARMS)
+# of a server's log, where a kernel does not run
+LEFT = re.compile(rf"{gdn_extend.KERNEL.op} is left to SGLang's own code here: .*")
 # room for one call
 PIPE_BYTES = 2**20
 # a server that waits for its turn is silent, too; one that is asked has this long
@@ -116,7 +126,7 @@ class Alive:
 def measure(
     python: str, known: registry.Registry, source: Source, folder: pathlib.Path, rounds: int, say: Say
 ) -> Iterator[list[Row]]:
-    runs = command.runs_of(CASE, tuple(ARMS), known, source, BUCKETS, folder)
+    runs = runs_of(known, source, folder)
     with (
         ended_by_signals(),
         Runner([python, "-m", command.ENGINE], len(runs), LIMITS) as runner,
@@ -134,6 +144,18 @@ def measure(
         yield rows_of(alive, THROUGHPUT, PROMPT, TOGETHER, timing.LEAST_ROUNDS, say)
 
 
+def runs_of(known: registry.Registry, source: Source, folder: pathlib.Path) -> list[command.Run]:
+    order = [arm for arm in ARMS if arm not in MORE]
+    found = {each.arm: each for each in command.runs_of(CASE, order, known, source, BUCKETS, folder)}
+    patched = found[command.PATCHED]
+    for arm, more in MORE.items():
+        name = f"{CASE.name}/{arm}"
+        environment = {**patched.server.environment, **more}
+        server = dataclasses.replace(patched.server, name=name, folder=folder / name, environment=environment)
+        found[arm] = dataclasses.replace(patched, arm=arm, server=server)
+    return [found[arm] for arm in ARMS]
+
+
 def start(each: command.Run, runner: Runner, pipes: contextlib.ExitStack) -> Alive:
     folder = each.server.folder
     folder.mkdir(parents=True)
@@ -144,7 +166,10 @@ def start(each: command.Run, runner: Runner, pipes: contextlib.ExitStack) -> Ali
     # one that reads no more must not block whoever asks
     fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     job = {**{name: value for name, value in each.server.job.items() if name != "calls"}, "pipe": str(path)}
-    run = dataclasses.replace(each, server=dataclasses.replace(each.server, job=job))
+    # a server that is near the reference, and not equal to it, is right only if it has checked itself
+    checks = each.arm not in (command.REFERENCE, command.EAGER)
+    environment = {**each.server.environment, flags.SELFCHECK: "warn" if checks else "off"}
+    run = dataclasses.replace(each, server=dataclasses.replace(each.server, job=job, environment=environment))
     return Alive(run, runner.start(run.server), pipe)
 
 
@@ -164,10 +189,9 @@ def every_one(alive: Sequence[Alive], do: Callable[[Alive], object], say: Say, d
 
 
 def judge(alive: Sequence[Alive], say: Say) -> None:
-    """Against the server that refuses to replay; and first the one without graphs, which shows how near is near."""
+    """Against the server that refuses to replay."""
     reference = next(each.now() for each in alive if each.run.arm == command.REFERENCE)
-    noise = 0.0
-    for each in sorted(alive, key=lambda each: each.run.arm != command.EAGER):
+    for each in alive:
         if each.why:
             continue
         calls, mine = each.run.calls, each.now()
@@ -175,10 +199,11 @@ def judge(alive: Sequence[Alive], say: Say) -> None:
             each.why = compare.doubt_about(CASE, calls, [mine])
         elif each.run.arm == command.EAGER:
             each.why = why_no_baseline(calls, mine, reference)
-            if reference.finished:
-                noise = gap(calls, mine, reference)
         else:
-            each.why = why_wrong(calls, mine, reference, noise)
+            each.why = why_wrong(calls, mine, reference)
+        left = LEFT.search(each.run.server.log.read_text(errors="replace"))
+        if each.run.arm == KERNEL and left and not each.why:
+            each.why = f"proves nothing: {left[0]}"
         if reference.finished:
             equal = compare.compare(CASE, calls, mine, reference)
             count = sum(request.outcome == compare.EQUAL for request in equal)
@@ -198,10 +223,11 @@ def why_no_baseline(calls: Sequence[Call], mine: Outcome, reference: Outcome) ->
     return "" if 2 * same > len(pairs) else f"only {same} of {len(pairs)} first tokens are the reference's"
 
 
-def why_wrong(calls: Sequence[Call], mine: Outcome, reference: Outcome, noise: float) -> str:
+def why_wrong(calls: Sequence[Call], mine: Outcome, reference: Outcome) -> str:
     """Equal in every bit is right. A replay is padded, and large products may round otherwise for another size.
 
-    Then right is what repeats itself in every bit, and is as near to the reference as a server without graphs.
+    Then right is what repeats itself in every bit, begins near the reference, and has found itself right layer by
+    layer: through so many random layers, a last bit can become another token.
     """
     found = compare.judge(CASE, calls, mine, [reference])
     doubtful = not mine.finished or compare.proves_nothing(CASE, mine) or compare.doubt_about(CASE, calls, [reference])
@@ -210,20 +236,19 @@ def why_wrong(calls: Sequence[Call], mine: Outcome, reference: Outcome, noise: f
     itself = [each for each in compare.compare(CASE, calls, mine, None) if each.outcome != compare.EQUAL]
     if itself:
         return f"{itself[0].part}, {itself[0].length} tokens: {itself[0].difference}"
-    limit, off = min(TIMES_NOISE * noise, NEVER_NEAR), gap(calls, mine, reference)
-    return "" if off <= limit else f"{found.why}; logprobs off by {off:.3g}, where {limit:.3g} is near"
+    if not mine.selfcheck or mine.selfcheck["verdict"] != check.RIGHT:
+        return f"{found.why}; self-check: {mine.selfcheck['verdict'] if mine.selfcheck else 'none'}"
+    off = gap(calls, mine, reference)
+    return "" if off <= NEAR else f"{found.why}; first logprobs off by {off:.3g}, where {NEAR} is near"
 
 
 def gap(calls: Sequence[Call], mine: Outcome, reference: Outcome) -> float:
-    """The largest difference of a logprob, over what both servers name up to the first token that differs."""
+    """The largest difference of a logprob of the first token, over what both servers name."""
     worst = 0.0
     for one, other in answers(calls, mine, reference):
-        for step, tops in enumerate(zip(one["top"], other["top"], strict=True)):
-            ours, theirs = ({token: logprob for logprob, token in top} for top in tops)
-            both = ours.keys() & theirs.keys()
-            worst = max([worst, *(abs(ours[token] - theirs[token]) for token in both)]) if both else float("inf")
-            if one["tokens"][step] != other["tokens"][step]:
-                break
+        ours, theirs = ({token: logprob for logprob, token in each["top"][0]} for each in (one, other))
+        both = ours.keys() & theirs.keys()
+        worst = max([worst, *(abs(ours[token] - theirs[token]) for token in both)]) if both else float("inf")
     return worst
 
 
@@ -271,6 +296,7 @@ def rows_of(alive: Sequence[Alive], measured: str, length: int, together: int, r
                 "new_tokens": new,
                 "prefill_passes": dict(each.prefills() - before[each.run.arm]),
                 "answers": each.compared,
+                **({"selfcheck": selfcheck} if (selfcheck := each.now().selfcheck) else {}),
             },
         )
         rows.append(row if each.why else row.with_times(timing.spreads(samples[each.run.arm])[measured]))

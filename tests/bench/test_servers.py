@@ -15,7 +15,7 @@ from sglang_bcg_fixes.verify import command as verify
 from sglang_bcg_fixes.verify.servers import Outcome
 from tests import processes
 
-PATCHED, REFUSED, EAGER, STOCK = servers.ARMS.values()
+PATCHED, KERNEL, CANARY, REFUSED, EAGER, STOCK = servers.ARMS.values()
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_right_servers_are_timed_in_turn(measure: Callable) -> None:
     assert all(row.details["prefill_passes"] in ({"replayed": 6}, {"refused": 6}) for row in found)
     assert {row.arm for row in found if "refused" in row.details["prefill_passes"]} == {REFUSED}
     printed = "\n".join(command.report(found))
-    lines = [line.split("  ") for line in printed.splitlines() if PATCHED in line]
+    lines = [line.split("  ") for line in printed.splitlines() if f"{PATCHED}  " in line]
     assert len(lines) == 3 and all(line[-1].strip() != "-" for line in lines)
 
 
@@ -77,14 +77,17 @@ def test_a_red_server_has_no_time_and_the_others_have(measure: Callable, misbeha
     assert f"red, and so without times: {STOCK}" in printed and why in printed
 
 
-def test_without_bits_an_answer_is_right_as_near_as_without_graphs() -> None:
-    def answered(*logprobs: float, again: float | None = None, replayed: str = "replayed") -> Outcome:
+def test_without_bits_an_answer_is_right_that_is_near_and_has_checked_itself() -> None:
+    def answered(
+        *logprobs: float, again: float | None = None, replayed: str = "replayed", said: str = "right"
+    ) -> Outcome:
         values = [*logprobs, logprobs[0] if again is None else again]
         calls = [
             {"answers": [{"tokens": [7], "logprobs": [value], "top": [[[value, 7], [value - 9, 8]]]}]}
             for value in values
         ]
-        return Outcome("finished", 0, 0, calls, [["prefill", replayed, 8, 1, 8]], [], [])
+        found = {"verdict": said} if said else None
+        return Outcome("finished", 0, 0, calls, [["prefill", replayed, 8, 1, 8]], [], [], found)
 
     script = cases.Script()
     first = script.ask("alone", [3], 1)
@@ -92,15 +95,16 @@ def test_without_bits_an_answer_is_right_as_near_as_without_graphs() -> None:
     script.ask_again("again", first)
     reference = answered(-1.0, -2.0, replayed="refused")
 
-    def why(mine: Outcome, noise: float) -> str:
-        return servers.why_wrong(script.calls, mine, reference, noise)
+    def why(mine: Outcome) -> str:
+        return servers.why_wrong(script.calls, mine, reference)
 
-    assert why(answered(-1.0, -2.0), 0.0) == ""
-    assert why(answered(-1.0, -2.1), 0.06) == ""
-    assert "off by 0.1, where 0.08 is near" in why(answered(-1.0, -2.1), 0.04)
-    assert "where 1 is near" in why(answered(-1.0, -3.5), 9.0)
-    assert "asked again" in why(answered(-1.0, -2.1, again=-1.01), 0.06)
-    assert "proves nothing" in why(answered(-1.0, -2.1, replayed="refused"), 0.06)
+    assert why(answered(-1.0, -2.0, said="")) == ""
+    assert why(answered(-1.0, -2.1)) == ""
+    assert "self-check: wrong" in why(answered(-1.0, -2.1, said="wrong"))
+    assert "self-check: none" in why(answered(-1.0, -2.1, said=""))
+    assert "off by 2.5, where 2.0 is near" in why(answered(-1.0, -4.5))
+    assert "asked again" in why(answered(-1.0, -2.1, again=-1.01))
+    assert "proves nothing" in why(answered(-1.0, -2.1, replayed="refused"))
 
 
 def test_without_a_sound_reference_nothing_is_timed(measure: Callable) -> None:
