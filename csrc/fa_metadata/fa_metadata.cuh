@@ -16,6 +16,8 @@ constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
 // loads that a thread has in flight
 constexpr int kInFlight = 4;
+// the same where each is 16 bytes of slots, and four loads of what they are in the window's pool follow from it
+constexpr int kTranslatedInFlight = 2;
 // the same of flags, which are bytes
 constexpr int kFlagsInFlight = 8;
 // lengths that a thread sums
@@ -209,12 +211,16 @@ __device__ __forceinline__ void copy(int* out, const int* in, int count, Team te
     if (team.rank < count - tail) out[tail + team.rank] = __ldg(in + tail + team.rank);
 }
 
+// A slot's place in the window's pool. Places fit 32 bits, so the low word says all, and -1 stays -1.
+__device__ __forceinline__ int in_window(const i64* mapping, int slot) {
+    return slot < 0 ? -1 : __ldg(reinterpret_cast<const int*>(mapping) + 2 * i64(slot));
+}
+
 // The pages of a row: `slots` is the slot of its first token. Either table may be null.
 __device__ __forceinline__ void gather(int* table, int* swa_table, const int* slots, const i64* mapping, int page_shift,
                                        int live, Team team) {
     for (int first = team.rank; first < live; first += kInFlight * team.size) {
-        int slot[kInFlight];
-        i64 swa[kInFlight];
+        int slot[kInFlight], swa[kInFlight];
 #pragma unroll
         for (int j = 0; j < kInFlight; ++j) {
             const int column = first + j * team.size;
@@ -223,7 +229,7 @@ __device__ __forceinline__ void gather(int* table, int* swa_table, const int* sl
         if (swa_table) {
 #pragma unroll
             for (int j = 0; j < kInFlight; ++j) {
-                if (first + j * team.size < live) swa[j] = slot[j] < 0 ? -1 : __ldg(mapping + slot[j]);
+                if (first + j * team.size < live) swa[j] = in_window(mapping, slot[j]);
             }
         }
 #pragma unroll
@@ -232,10 +238,47 @@ __device__ __forceinline__ void gather(int* table, int* swa_table, const int* sl
             if (column < live) {
                 // the shift rounds down, so a page of -1 stays -1
                 if (table) table[column] = slot[j] >> page_shift;
-                if (swa_table) swa_table[column] = static_cast<int>(swa[j] >> page_shift);
+                if (swa_table) swa_table[column] = swa[j] >> page_shift;
             }
         }
     }
+}
+
+// The same where a page is a slot and there is a window: 16 bytes at a time where all sides reach a boundary together.
+__device__ __forceinline__ void translate(int* table, int* swa_table, const int* slots, const i64* mapping, int live,
+                                          Team team) {
+    const int head = static_cast<int>(smaller(live, elements_to_boundary(swa_table)));
+    if (!is_aligned(slots + head) || !is_aligned(swa_table + head) || (table && !is_aligned(table + head))) {
+        gather(table, swa_table, slots, mapping, 0, live, team);
+        return;
+    }
+    const int vectors = (live - head) / 4;
+    const int tail = head + 4 * vectors;
+    gather(table, swa_table, slots, mapping, 0, head, team);
+    for (int first = team.rank; first < vectors; first += kTranslatedInFlight * team.size) {
+        int4 slot[kTranslatedInFlight], swa[kTranslatedInFlight];
+#pragma unroll
+        for (int j = 0; j < kTranslatedInFlight; ++j) {
+            const int v = first + j * team.size;
+            if (v < vectors) slot[j] = __ldg(reinterpret_cast<const int4*>(slots + head) + v);
+        }
+#pragma unroll
+        for (int j = 0; j < kTranslatedInFlight; ++j) {
+            if (first + j * team.size < vectors) {
+                swa[j] = make_int4(in_window(mapping, slot[j].x), in_window(mapping, slot[j].y),
+                                   in_window(mapping, slot[j].z), in_window(mapping, slot[j].w));
+            }
+        }
+#pragma unroll
+        for (int j = 0; j < kTranslatedInFlight; ++j) {
+            const int v = first + j * team.size;
+            if (v < vectors) {
+                if (table) reinterpret_cast<int4*>(table + head)[v] = slot[j];
+                reinterpret_cast<int4*>(swa_table + head)[v] = swa[j];
+            }
+        }
+    }
+    gather(table ? table + tail : nullptr, swa_table + tail, slots + tail, mapping, 0, live - tail, team);
 }
 
 // One row of one or two tables, from token `start` of `tokens`, which has `left` tokens from there on.
@@ -245,6 +288,8 @@ __device__ __forceinline__ void fill_row(int* table, int* swa_table, const int* 
     const int live = static_cast<int>(smaller(pages, width));
     if (page_shift == 0 && !swa_table) {
         copy(table, tokens + start, live, team);
+    } else if (page_shift == 0) {
+        translate(table, swa_table, tokens + start, mapping, live, team);
     } else {
         gather(table, swa_table, tokens + start, mapping, page_shift, live, team);
     }

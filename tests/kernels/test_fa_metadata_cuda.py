@@ -192,9 +192,15 @@ MUTANTS = {
     ),
     "a tail that is not zeroed": ("if (table) zero(table + live, width - live, team);", ""),
     "a missing slot that is looked up": (
-        "slot[j] < 0 ? -1 : __ldg(mapping + slot[j])",
-        "__ldg(mapping + (slot[j] < 0 ? 0 : slot[j]))",
+        "slot < 0 ? -1 : __ldg(reinterpret_cast<const int*>(mapping) + 2 * i64(slot))",
+        "__ldg(reinterpret_cast<const int*>(mapping) + 2 * i64(slot < 0 ? 0 : slot))",
     ),
+    "a translation without its head": ("gather(table, swa_table, slots, mapping, 0, head, team);", ""),
+    "a translation without its tail": (
+        "gather(table ? table + tail : nullptr, swa_table + tail, slots + tail, mapping, 0, live - tail, team);",
+        "",
+    ),
+    "a slot that is translated as its neighbour": ("in_window(mapping, slot[j].y)", "in_window(mapping, slot[j].x)"),
     "a page too few": ("(count + (i64(1) << shift) - 1) >> shift", "count >> shift"),
     "the draft's others first": ("sees ? seen_place", "!sees ? seen_place"),
     "runs that meet at a warp's end": ("lane == 0 ? page_before : neighbour", "neighbour"),
@@ -271,7 +277,7 @@ def test_the_constants_are_the_headers() -> None:
         "DropLast": cuda.DROP_LAST,
         "ZeroTail": cuda.ZERO_TAIL,
     }
-    headers_own = ("InFlight", "FlagsInFlight", "Items")
+    headers_own = ("InFlight", "TranslatedInFlight", "FlagsInFlight", "Items")
     assert found == expected | {name: found[name] for name in headers_own}
     assert sorted(PROGRAM.kernels) == sorted(re.findall(r"__global__ void __launch_bounds__\(.*?\)\s*(\w+)\(", text))
 

@@ -31,8 +31,8 @@ WHOLE_WARP, WHOLE_BLOCK = WARP.bit_length() - 1, THREADS.bit_length() - 1
 WIDE_SEQ_LENS, WIDE_REQ_POOL_INDICES, WIDE_ROW_START, WIDE_EXTEND_LENS, WIDE_OUT_CACHE_LOC = 1, 2, 4, 8, 16
 DROP_LAST, ZERO_TAIL = 32, 64
 
-# columns of a row that a thread reads before it writes: copied 16 bytes at a time, or gathered
-COPIED, GATHERED = 16, 4
+# columns of a row that a thread reads before it writes: copied or translated 16 bytes at a time, or gathered
+COPIED, TRANSLATED, GATHERED = 16, 8, 4
 # of a multiprocessor: enough to keep memory busy, and no more, since each costs time where rows are short
 BUSY_THREADS = 512
 # flags of draft tokens; the sums count them once more beside the rows, or wait for the rows in a launch of their own
@@ -114,7 +114,7 @@ def fa_metadata(
     team_shift, teams = 0, 1
     if page_table is not None:
         width, stride = page_table.shape[1], page_table.stride()[0]
-        at_once = COPIED if page_size == 1 and swa_page_table is None else GATHERED
+        at_once = columns_at_once(page_size, swa_page_table)
         team_shift, teams, row_blocks = shared_rows(kernels.busy_threads, bs, width, at_once)
     if swa_page_table is not None:
         swa_stride = swa_page_table.stride()[0]
@@ -253,7 +253,7 @@ def local_attention(
 ) -> None:
     kernels = on_device(seqused.get_device())
     bs, width = seqused.shape[0], block_table.shape[1]
-    at_once = COPIED if page_size == 1 and mapping is None else GATHERED
+    at_once = columns_at_once(page_size, mapping)
     team_shift, teams, row_blocks = shared_rows(kernels.busy_threads, bs, width, at_once)
     kernels.local_attention(
         max(1, row_blocks),
@@ -275,6 +275,12 @@ def local_attention(
         teams,
         is_wide(seq_lens) * WIDE_SEQ_LENS | is_wide(req_pool_indices) * WIDE_REQ_POOL_INDICES | zero_tail * ZERO_TAIL,
     )
+
+
+def columns_at_once(page_size: int, window: Tensor | None) -> int:
+    if page_size > 1:
+        return GATHERED
+    return COPIED if window is None else TRANSLATED
 
 
 def shared_rows(busy_threads: int, bs: int, width: int, at_once: int) -> tuple[int, int, int]:
