@@ -1,0 +1,127 @@
+"""Gated delta net's extend on a GPU: every kind of step against the fp32 reference, eagerly and replayed.
+
+    python benchmarks/gdn_extend.py --cases 100
+    compute-sanitizer --tool memcheck python benchmarks/gdn_extend.py --cases 3 --tokens 700
+
+The steps are those of tests/kernels/test_gdn_extend.py in a model's sizes, and random ones: prefixes, sequences without
+tokens or without a slot, checkpoints, padding, few programs and many, in spans. What no kernel may touch is NaN. Every
+step runs eagerly and in a graph that was captured for another batch, and both have the same bits; each sequence alone
+has them, too. How fast it is says `bcg-fixes bench --layer`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import random
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import triton
+
+from sglang_bcg_fixes.bench import gdn_layer
+from sglang_bcg_fixes.kernels.gdn_extend import Shape, cases
+from sglang_bcg_fixes.kernels.gdn_extend import triton as form
+
+SMALL = Shape(key_heads=2, value_heads=6, keys=64, values=32, width=3)
+LENGTHS = (0, 1, 2, 3, 15, 63, 64, 65, 127, 128, 129, 200, 511, 700, 1024, 2047, 5000)
+
+
+def shapes() -> dict[str, Shape]:
+    found = {
+        name: Shape(each.key_heads, each.value_heads, each.head, each.head, each.width)
+        for name, each in gdn_layer.SHAPES.items()
+    }
+    return {**found, "small": SMALL}
+
+
+def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int) -> cases.Step:
+    lengths: list[int] = []
+    for _ in range(source.choice((1, 1, 2, 4, 8, 33))):
+        fitting = [length for length in LENGTHS if sum(lengths) + length <= most_tokens]
+        lengths.append(source.choice(fitting))
+    if not any(lengths):
+        lengths[0] = source.randint(1, 70)
+    some = [number for number in range(len(lengths)) if source.random() < 0.3]
+    return cases.draw(
+        shape,
+        lengths,
+        device="cuda",
+        # of few numbers in bfloat16, one that is rounded badly is half of a result
+        dtype=torch.float16 if shape is SMALL else source.choice((torch.bfloat16, torch.float16)),
+        gates=source.choice(list(cases.GATES)),
+        fresh=[number for number in some if source.random() < 0.5],
+        gone=[number for number in range(len(lengths)) if source.random() < 0.1],
+        tracked={number: source.randint(0, lengths[number]) for number in some} if source.random() < 0.5 else None,
+        bias=source.random() < 0.3,
+        equal_keys=source.random() < 0.1,
+        seed=seed,
+    )
+
+
+def surroundings(step: cases.Step, source: random.Random) -> cases.Surroundings:
+    return cases.Surroundings(
+        padding=source.choice((0, 1, 63, 300)),
+        more_tokens=source.choice((0, 500)),
+        max_sequences=source.choice((len(step.lengths), 128)),
+        columns_between=source.choice((0, 8)),
+        span=source.choice((None, None, 1024)),
+    )
+
+
+def faults(step: cases.Step, around: cases.Surroundings, tuning: form.Tuning) -> Iterator[str]:
+    launched = cases.Launched(step, tuning, around)
+    eager = launched.run()
+    yield from cases.faults(step, eager)
+    # captured while the tables say that there is nothing to do
+    launched.tables.fill(*(torch.zeros(1, dtype=torch.int32, device="cuda") for _ in range(3)))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        launched.extend()
+    launched.restore()
+    launched.fill()
+    graph.replay()
+    rows = len(eager.output)
+    yield from (f"replayed: {difference}" for difference in cases.differences(eager, launched.after(), rows))
+    for number, slot in enumerate(step.slots):
+        if slot < 0 or not step.lengths[number] or len(step.slots) == 1:
+            continue
+        alone = step.alone(number)
+        after = cases.Launched(alone, tuning, cases.Surroundings(padding=7)).run()
+        if not cases.same_bits(after.output[: alone.tokens], eager.output[step.rows(number)]):
+            yield f"sequence {number}: its output is another one alone"
+        if not cases.same_bits(after.state[slot], eager.state[slot]):
+            yield f"sequence {number}: its state is another one alone"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cases", type=int, default=100, help="random steps of each shape")
+    parser.add_argument("--tokens", type=int, default=9000, help="at most so many in a step")
+    parser.add_argument("--json", type=pathlib.Path, help="write the counts there")
+    options = parser.parse_args()
+    counts: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    counts["triton"] = triton.__version__
+    wrong = 0
+    for name, shape in shapes().items():
+        source, found = random.Random(name), []
+        for seed in range(options.cases):
+            step = draw(shape, source, options.tokens, seed)
+            around = surroundings(step, source)
+            tuning = dataclasses.replace(form.Tuning(), overlap=seed % 4 == 3)
+            mine = [f"{name}, seed {seed}, {step.lengths}: {fault}" for fault in faults(step, around, tuning)]
+            found += mine[:3]
+        print(*found[:20], f"{name}: {options.cases} steps, {len(found)} faults", sep="\n", file=sys.stderr, flush=True)
+        counts[name] = {"steps": options.cases, "faults": found}
+        wrong += len(found)
+    if options.json:
+        options.json.write_text(json.dumps(counts, indent=1) + "\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
