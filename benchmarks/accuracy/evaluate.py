@@ -9,6 +9,7 @@ Every arm is a fresh server that answers all questions greedily: one after the o
     reference   prefill graphs are captured and never replayed: what replays have to be equal to
     stock       breakable prefill graphs and no fix
     patched     the same with the plugin's fixes
+    kernels     the same with the plugin's fixes and its own gated delta net; not asked for by default
     eager       no prefill graphs and no fix; twice, because its difference from itself is what concurrency does
 
 A server that dies or hangs is a result: what it has not answered is wrong, and the end of its log is kept.
@@ -83,8 +84,11 @@ def environment_of(arm: str) -> dict[str, str]:
     wanted = [*instruments.COUNTERS, *(["refuse_prefill"] if arm == "reference" else [])]
     return {
         "SGLANG_PLUGINS": "bcg_fixes",
-        flags.FIXES: "auto" if arm in ("reference", "patched") else "off",
+        flags.FIXES: "off" if arm in ("stock", "eager") else "auto",
+        # graphs that fail the check must stay: it is the answers that are judged here
+        flags.SELFCHECK: "off",
         flags.INSTRUMENTS: ",".join(wanted),
+        **({f"{flags.PREFIX}KERNEL_GDN_EXTEND": "triton"} if arm == "kernels" else {}),
     }
 
 
