@@ -26,6 +26,8 @@ from sglang_bcg_fixes.verify import instruments
 FINISHED, INTERRUPTED = "finished", "interrupted"
 TAIL_LINES, ERROR_LINES = 15, 6
 ERROR = re.compile(r"^\S*(Error|Exception)\b|illegal memory access|bcg-fixes refuses", re.MULTILINE)
+# where pip keeps packages
+INSTALLED = re.compile(r"/[^\s\"':]*/(?:site|dist)-packages/")
 # the first server of a machine compiles kernels; a call is a fraction of a second
 START_LIMIT, SILENCE_LIMIT = 300, 90
 SECONDS_BETWEEN_LOOKS = 0.2
@@ -172,7 +174,7 @@ def outcome(server: Server, ending: str, seconds: float) -> Outcome:
     lines = lines_in(server.answers)
     reports = [json.loads(file.read_text()) for file in sorted(server.reports.glob("*.json"))]
     applied = {fix["id"] for report in reports for fix in report["fixes"] if fix["state"] == "applied"}
-    text = server.log.read_text(errors="replace").replace(str(pathlib.Path.home()), "~")
+    text = without_places(server.log.read_text(errors="replace"), server.folder)
     return Outcome(
         ending=ending,
         seconds=round(seconds, 1),
@@ -189,6 +191,17 @@ def tail_of(lines: list[str]) -> list[str]:
     """The last errors and the last lines: what SGLang prints when it dies buries the error under threads' stacks."""
     errors = list(dict.fromkeys(line for line in lines if ERROR.search(line)))[-ERROR_LINES:]
     return [line[:300] for line in (*errors, *lines[-TAIL_LINES:])]
+
+
+def without_places(text: str, folder: pathlib.Path) -> str:
+    """What a log says, without where this machine keeps things: it goes into files that others read."""
+    # the case and the arm stay
+    text = text.replace(f"{folder.parents[1]}/", "")
+    entries = [entry.rstrip("/") for entry in sys.path if os.path.isabs(entry)]
+    # one may lie in another, and the root of all names nothing
+    for entry in sorted(filter(None, entries), key=len, reverse=True):
+        text = text.replace(f"{entry}/", "")
+    return INSTALLED.sub("", text).replace(str(pathlib.Path.home()), "~")
 
 
 def lines_in(file: pathlib.Path) -> list[Any]:

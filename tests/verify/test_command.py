@@ -128,6 +128,20 @@ def test_what_goes_wrong_is_red(
         assert "fallbacks: admitted, not replayed 4" in printed
 
 
+def test_a_log_does_not_tell_where_this_machine_keeps_things(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", ["", "/", str(tmp_path), f"{tmp_path}/unpacked/"])
+    folder = tmp_path / "made"
+    text = (
+        f"{folder}/a_case/patched-1/log; {tmp_path}/unpacked/sglang/a.py:3 {pathlib.Path.home()}/x\n"
+        'File "/opt/venv/lib/python3.12/site-packages/torch/b.py", line 2\n/usr/lib/python3/dist-packages/c.py'
+    )
+    assert servers.without_places(text, folder / "a_case" / "patched-1") == (
+        'a_case/patched-1/log; sglang/a.py:3 ~/x\nFile "torch/b.py", line 2\nc.py'
+    )
+
+
 @pytest.mark.parametrize("misbehaviour", ["hangs", "hangs at start"])
 def test_a_server_that_hangs_is_red_and_is_killed(
     verify: Verify, rows: Callable, monkeypatch: pytest.MonkeyPatch, misbehaviour: str
