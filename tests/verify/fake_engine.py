@@ -32,11 +32,13 @@ def main(arguments: list[str]) -> None:
     wrong = wrongs.get(arm(), wrongs.get("stock", "nothing") if arm() == "checked" else "nothing")
     reports = pathlib.Path(os.environ["SGLANG_BCG_REPORT_DIR"])
     passes = (reports / "1.passes").open("w", buffering=1)
-    if arm() == "checked":
-        found = {"verdict": "wrong", "reason": "it was noticed"}
+    said = "wrong" if arm() == "checked" else os.environ.get("PATCHED_SAYS")
+    if said:
+        found = {"verdict": said, "reason": "it was noticed", "seconds": 1.5, "kept_bytes": 0}
         (reports / "1.json").write_text(json.dumps({"fixes": [], "selfcheck": found}))
     asked = 0
-    print("an ordinary line", flush=True)
+    print("Capture cuda graph end. Time elapsed: 9.99 s. mem usage=9.99 GB. avail mem=1.00 GB.")
+    print("Capture piecewise CUDA graph end. Time elapsed: 1.25 s. mem usage=0.50 GB. avail mem=1.00 GB.", flush=True)
     if wrong == "dies at start":
         sys.exit("AssertionError: out_cache_loc_swa has different dtype")
     if wrong == "hangs at start":

@@ -1,0 +1,101 @@
+"""Does the self-check cry wolf, what does it notice, and what does it cost a start? Servers are started, not asked.
+
+    python benchmarks/selfcheck_starts.py --starts 50 --json selfcheck_starts.json      # a GPU, and some minutes
+
+Each prefill case of `bcg-fixes verify` starts `patched`, in turn, until there were so many starts: not one of these may
+be called anything but right. Then each starts once as `checked`, with every fix off: what is called wrong there, or
+dies, is what this SGLang has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import dataclasses
+import pathlib
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from sglang_bcg_fixes import registry, release
+from sglang_bcg_fixes.bench.rows import number
+from sglang_bcg_fixes.probe import Source
+from sglang_bcg_fixes.selfcheck import check
+from sglang_bcg_fixes.verify import cases, command, environment
+from sglang_bcg_fixes.verify.compare import FOR_INFORMATION, GREEN, RED, Judged
+
+PATCHED, CHECKED = command.PATCHED, command.CHECKED
+
+
+def cases_of(known: registry.Registry, source: Source) -> list[cases.Case]:
+    """Those that replay prefills with the fixes that are on by default."""
+    on_request = {name for fix in known.fixes if fix.default == "off" for name in fix.verify}
+    return [
+        case
+        for case in cases.CASES
+        if case.wants_prefill_graphs and case.applies_to(source) and case.name not in on_request
+    ]
+
+
+def runs_of(
+    chosen: Sequence[cases.Case], starts: int, known: registry.Registry, source: Source, folder: pathlib.Path
+) -> Iterator[command.Run]:
+    for place, case in enumerate(chosen):
+        often = starts // len(chosen) + (place < starts % len(chosen))
+        for run in command.runs_of(case, [*[PATCHED] * often, CHECKED], known, source, cases.BUCKETS, folder):
+            job = {**run.server.job, "calls": []}
+            yield dataclasses.replace(run, calls=(), server=dataclasses.replace(run.server, job=job))
+
+
+def judged(run: command.Run, outcome: command.Outcome) -> Judged:
+    found = outcome.selfcheck
+    said = f"{found['verdict']}: {found['reason']}" if found else f"no self-check: {outcome.ending}"
+    if run.arm == CHECKED:
+        return Judged(FOR_INFORMATION, said, [])
+    is_right = outcome.finished and found is not None and found["verdict"] == check.RIGHT
+    return Judged(GREEN if is_right else RED, "" if is_right else said, [])
+
+
+def report(found: Sequence[command.Row]) -> Iterator[str]:
+    for arm in (PATCHED, CHECKED):
+        mine = [(run, outcome) for run, outcome, _ in found if run.arm == arm]
+        verdicts = collections.Counter((o.selfcheck or {"verdict": "no self-check"})["verdict"] for _, o in mine)
+        yield f"{arm}: {len(mine)} starts; " + ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items())
+        checked = [outcome.selfcheck for _, outcome in mine if outcome.selfcheck]
+        for what, unit in (("seconds", "s"), ("kept_bytes", "bytes kept")):
+            values = [each[what] for each in checked if what in each]
+            if values:
+                yield f"  median {number(statistics.median(values), '.1f')}, most {number(max(values), '.1f')} {unit}"
+    for run, _, verdict in found:
+        if verdict.why:
+            yield f"{run.server.name}: {verdict.state}, {verdict.why}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--starts", type=int, default=50, help="of servers with fixes (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, metavar="N", help="servers at a time (default: by free memory, at most 4)")
+    parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("selfcheck_starts.json"))
+    options = parser.parse_args(arguments)
+    here: dict[str, Any] = environment.look(sys.executable)
+    source, known, began = release.installed(), registry.discover(), time.monotonic()
+    if source is None or not here["gpu"]:
+        raise SystemExit(f"{sys.executable} has no SGLang with a GPU: {here.get('why', 'no SGLang')}")
+    chosen, jobs = cases_of(known, source), options.jobs or command.jobs_that_fit(here)
+    with tempfile.TemporaryDirectory(prefix="bcg-starts-") as made:
+        folder = pathlib.Path(made)
+        command.make_models(sys.executable, chosen, folder)
+        found = command.serve(list(runs_of(chosen, options.starts, known, source, folder)), sys.executable, jobs)
+    rows = [(run, outcome, judged(run, outcome)) for run, outcome in found]
+    print("\n".join(report(rows)))
+    content = command.as_dict(rows, here, {"starts": options.starts, "jobs": jobs}, time.monotonic() - began)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(command.with_a_line_for_each_server(content))
+    return 0 if all(verdict.state != RED for _, _, verdict in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,37 @@
+"""benchmarks/selfcheck_starts.py, with servers that say just what it must notice."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from benchmarks import selfcheck_starts
+from sglang_bcg_fixes import release
+from tests.verify.test_command import RELEASE, here, verify
+
+__all__ = ["here", "verify"]
+
+
+@pytest.mark.parametrize(("said", "status"), [("right", 0), ("wrong", 1), ("not checked", 1), ("", 1)])
+def test_a_start_with_fixes_that_is_not_right_is_red(
+    here: dict[str, object],
+    release_root,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    said: str,
+    status: int,
+) -> None:
+    monkeypatch.setattr(release, "installed", lambda: release.in_folder(release_root(RELEASE)))
+    monkeypatch.setenv("PATCHED_SAYS", said)
+    file = tmp_path / "found.json"
+    assert selfcheck_starts.main(["--starts", "3", "--jobs", "4", "--json", str(file)]) == status
+    servers = json.loads(file.read_text())["servers"]
+    assert [row["arm"] for row in servers] == ["patched"] * 3 + ["checked"]
+    assert {row["verdict"] for row in servers[:3]} == {"red" if status else "green"}
+    assert servers[3]["verdict"] == "for information" and "it was noticed" in servers[3]["why"]
+    printed = capsys.readouterr().out
+    assert f"patched: 3 starts; 3 {said or 'no self-check'}\n" in printed
+    assert "checked: 1 starts; 1 wrong\n" in printed
