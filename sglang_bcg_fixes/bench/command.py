@@ -207,6 +207,9 @@ def server_table(asked: Sequence[Row]) -> Iterator[str]:
             [row.measured, str(row.tokens), str(row.sequences), row.arm, *times, row.unit, number(faster, ".2f")]
         )
     yield from rows.table(head, lines)
+    captures = {row.arm: row.details["capture"] for row in asked if row.details.get("capture")}
+    for arm, capture in captures.items():
+        yield f"{arm}: prefill graphs captured in {capture['seconds']:.1f} s, {capture['gigabytes']:.2f} GB"
 
 
 def say(line: str) -> None:

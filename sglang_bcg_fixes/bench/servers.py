@@ -52,6 +52,8 @@ NEAR = 2.0
 GIB = 20 * len(ARMS)
 # of a server's log, where a kernel does not run
 LEFT = re.compile(rf"{gdn_extend.KERNEL.op} is left to SGLang's own code here: .*")
+# of its log, what the prefill graphs have cost
+CAPTURE = re.compile(r"Capture .*?(?:piecewise|prefill) CUDA graph end\..*?([\d.]+) s.*?mem usage=([\d.]+) GB")
 # room for one call
 PIPE_BYTES = 2**20
 # a server that waits for its turn is silent, too; one that is asked has this long
@@ -296,12 +298,19 @@ def rows_of(alive: Sequence[Alive], measured: str, length: int, together: int, r
                 "new_tokens": new,
                 "prefill_passes": dict(each.prefills() - before[each.run.arm]),
                 "answers": each.compared,
+                "capture": capture_of(each.run.server.log.read_text(errors="replace")),
                 **({"selfcheck": selfcheck} if (selfcheck := each.now().selfcheck) else {}),
             },
         )
         rows.append(row if each.why else row.with_times(timing.spreads(samples[each.run.arm])[measured]))
         say(f"{measured}, {length} tokens in {together}, {row.arm}: {each.why or rows[-1].median} {row.unit}")
     return rows
+
+
+def capture_of(log: str) -> dict[str, float] | None:
+    """Of all sizes together, as SGLang says it."""
+    found = CAPTURE.search(log)
+    return {"seconds": float(found[1]), "gigabytes": float(found[2])} if found else None
 
 
 def make_model(python: str, folder: pathlib.Path) -> None:
