@@ -151,8 +151,8 @@ def of_the_drafts_of(source: Source, adaptive: bool) -> Flags:
 class Case:
     """`phase` is the kind of pass that must be replayed, with at least `requests` in one of them.
 
-    `module` must be there for the model to be known, `watches` names defects that the case shows and that this version
-    has no fix for, and `extra` are flags beside those of every case.
+    `module` must be there for the model to be known, and `served` says whether it is with these flags; `watches` names
+    defects that the case shows and that this version has no fix for, and `extra` are flags beside those of every case.
     """
 
     name: str
@@ -167,6 +167,7 @@ class Case:
     extra: Callable[[Source], Flags] = lambda source: {}
     watches: tuple[str, ...] = ()
     module: str = ""
+    served: Callable[[Source], bool] = lambda source: True
     # speculative decoding of the earlier releases has none to give
     logprobs: bool = True
 
@@ -175,7 +176,7 @@ class Case:
         return self.phase == "prefill"
 
     def applies_to(self, source: Source) -> bool:
-        return not self.module or source.has_module(self.module)
+        return (not self.module or source.has_module(self.module)) and self.served(source)
 
     def flags(self, source: Source, buckets: Sequence[int], eager: bool = False) -> Flags:
         """By the options that this source has, never by its version."""
@@ -228,6 +229,12 @@ def with_checkpoints(source: Source) -> Flags:
     renamed = source.has_option("--mamba-radix-cache-strategy")
     strategy = "--mamba-radix-cache-strategy" if renamed else "--mamba-scheduler-strategy"
     return {**with_radix_cache(source), strategy: "extra_buffer"}
+
+
+def keeps_checkpoints(source: Source) -> bool:
+    """Before its mixers wrote any, SGLang refuses to start such a model with them."""
+    mixer = source.find("sglang.srt.layers.attention.hybrid_linear_attn_backend:Mamba2AttnBackend.forward")
+    return mixer is not None and mixer.mentions("mamba_track_mask")
 
 
 def mixture_in_triton(source: Source) -> Flags:
@@ -337,6 +344,7 @@ CASES = (
         "falcon_h1",
         script=warm_prefixes,
         extra=with_checkpoints,
+        served=keeps_checkpoints,
         module="sglang.srt.models.falcon_h1",
     ),
     Case(

@@ -14,6 +14,8 @@ from sglang_bcg_fixes.verify.cases import BUCKETS, CASES, FEW_BUCKETS, Case
 from tests.wheels import RELEASES
 
 FIXES = {fix.id: fix for fix in registry.discover().fixes}
+# SGLang does not start with these models and flags
+REFUSED = {("falcon_h1_checkpoints", release) for release in ("0.5.11", "0.5.12", "0.5.12.post1")}
 by_name = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
@@ -40,7 +42,7 @@ def test_a_case_says_what_it_shows_of_a_model_that_can_be_made(case: Case) -> No
 def test_the_release_knows_every_flag(release: str, release_root: Callable[[str], pathlib.Path]) -> None:
     source = Source(Folder(release_root(release)))
     for case in CASES:
-        assert case.applies_to(source), f"{case.name} is never run on {release}"
+        assert case.applies_to(source) != ((case.name, release) in REFUSED), f"{case.name} on {release}"
         for eager in (False, True):
             unknown = [name for name in case.flags(source, BUCKETS, eager) if not source.has_option(name)]
             assert not unknown, f"{case.name}: {unknown}"
