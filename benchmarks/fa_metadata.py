@@ -39,6 +39,7 @@ from sglang_bcg_fixes.bench.rows import GREEN, HOT, RED, Row
 from sglang_bcg_fixes.kernels import select
 from sglang_bcg_fixes.kernels.fa_metadata import cases, reference
 from sglang_bcg_fixes.kernels.fa_metadata.kernel import KERNEL
+from sglang_bcg_fixes.verify import environment
 
 Tensor = torch.Tensor
 
@@ -511,21 +512,6 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def header(options: argparse.Namespace) -> dict[str, Any]:
-    import triton
-
-    version = importlib.import_module("sglang.version").__version__ if importlib.util.find_spec("sglang") else None
-    return {
-        "format": 1,
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "sglang": version,
-        "rounds": options.rounds,
-        "context": options.context,
-    }
-
-
 def main() -> int:
     options = arguments()
     began = time.monotonic()
@@ -534,7 +520,8 @@ def main() -> int:
     if options.check_only:
         return 0 if len(right) == len(forms) else 1
     newest = module_from(options.newest / "metadata.py") if options.newest else None
-    file, device, failures = rows.File(options.jsonl, header(options)), Cuda(), set[str]()
+    header = {**environment.header(environment.here()), "rounds": options.rounds, "context": options.context}
+    file, device, failures = rows.File(options.jsonl, header), Cuda(), set[str]()
     not_installed = install(next(iter(right))) if right else "no form is right"
     if not_installed:
         failures.add(f"ours could not be installed in SGLang: {not_installed}")

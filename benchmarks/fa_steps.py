@@ -24,7 +24,6 @@ from typing import Any
 
 from sglang_bcg_fixes import registry, release
 from sglang_bcg_fixes.bench import rows, servers, timing
-from sglang_bcg_fixes.bench.command import header
 from sglang_bcg_fixes.bench.rows import GREEN, RED, Row
 from sglang_bcg_fixes.bench.servers import Alive, Ended
 from sglang_bcg_fixes.kernels.fa_metadata.kernel import KERNEL
@@ -172,7 +171,7 @@ def main() -> int:
     if source is None or importlib.util.find_spec("sgl_kernel.flash_attn") is None:
         raise SystemExit(f"{sys.executable} has no SGLang with FlashAttention 3")
     arms, batches = options.arms.split(","), [int(word) for word in options.batches.split(",")]
-    file = rows.File(options.jsonl, header(environment.here(), options.rounds))
+    file = rows.File(options.jsonl, {**environment.header(environment.here()), "rounds": options.rounds})
     found: list[Row] = []
     engine = [sys.executable, "-m", command.ENGINE]
     kinds = options.kinds.split(",")

@@ -21,11 +21,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import triton
 
 from sglang_bcg_fixes.bench import gdn_layer
 from sglang_bcg_fixes.kernels.gdn_extend import Shape, cases
 from sglang_bcg_fixes.kernels.gdn_extend import triton as form
+from sglang_bcg_fixes.verify import environment
 
 SMALL = Shape(key_heads=2, value_heads=6, keys=64, values=32, width=3)
 LENGTHS = (0, 1, 2, 3, 15, 63, 64, 65, 127, 128, 129, 200, 511, 700, 1024, 2047, 5000)
@@ -104,8 +104,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=9000, help="at most so many in a step")
     parser.add_argument("--json", type=pathlib.Path, help="write the counts there")
     options = parser.parse_args()
-    counts: dict[str, Any] = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
-    counts["triton"] = triton.__version__
+    counts: dict[str, Any] = environment.header(environment.here())
     wrong = 0
     for name, shape in shapes().items():
         source, found = random.Random(name), []

@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import collections
-import datetime
 import functools
 import json
 import pathlib
@@ -281,8 +280,7 @@ def main() -> None:
         results = evaluate(options, pathlib.Path(folder))
     if options.json:
         about = {
-            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            **{name: value for name, value in environment.here().items() if name != "root"},
+            **environment.header(environment.here()),
             "questions": options.questions,
             "task": task.digest(task.test_problems(options.questions)),
             "jobs": options.jobs,

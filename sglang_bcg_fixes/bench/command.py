@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import pathlib
 import subprocess
@@ -52,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
     source = verify.installed_source(options, here)
     if not here["gpu"]:
         raise BenchError(f"there is nothing to measure without a GPU: {here['why']}. Run this where SGLang serves")
-    file = rows.File(options.jsonl, header(here, rounds))
+    file = rows.File(options.jsonl, {**environment.header(here), "rounds": rounds})
     complete = True
     with ended_by_signals():
         for name, part in parts(options, here, source, shapes, rounds):
@@ -83,12 +82,6 @@ def choose(options: argparse.Namespace) -> tuple[list[str], int]:
     if rounds < timing.LEAST_ROUNDS:
         raise BenchError(f"--rounds {rounds}: at least {timing.LEAST_ROUNDS}, or the spread says nothing")
     return shapes, rounds
-
-
-def header(here: dict[str, Any], rounds: int) -> dict[str, Any]:
-    known = {name: value for name, value in here.items() if name not in ("root", "has_entry_point")}
-    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    return {"format": 1, "date": date, **known, "rounds": rounds}
 
 
 Part = Callable[[], Iterator[list[Row]]]

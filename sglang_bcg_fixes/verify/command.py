@@ -6,7 +6,6 @@ import argparse
 import concurrent.futures
 import contextlib
 import dataclasses
-import datetime
 import json
 import os
 import pathlib
@@ -391,9 +390,7 @@ def known_defects(case: Case, known: registry.Registry, source: Source) -> list[
 
 def as_dict(judged: Sequence[Row], here: dict[str, Any], how: dict[str, Any], seconds: float) -> dict[str, Any]:
     return {
-        "format": 1,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        **{name: value for name, value in here.items() if name != "root"},
+        **environment.header(here),
         **how,
         "seconds": round(seconds),
         "servers": [row_as_dict(*row) for row in judged],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
 import json
 import pathlib
@@ -51,6 +52,13 @@ def here() -> dict[str, Any]:
         "versions": versions,
         **gpu(),
     }
+
+
+def header(found: dict[str, Any]) -> dict[str, Any]:
+    """What a file of results begins with: when and on what, and not where on that machine."""
+    known = {name: value for name, value in found.items() if name not in ("root", "has_entry_point")}
+    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return {"format": 1, "date": date, **known}
 
 
 def gpu() -> dict[str, Any]:
