@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 REQUIREMENTS := tools/sglang_on_cpu/requirements.txt tests/requirements.txt
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' tools/sglang_on_cpu/requirements.txt)
 
-.PHONY: serve test lint wheels gpu bench cost docs fix clean
+.PHONY: serve test lint wheels gpu bench record cost docs fix clean
 .DEFAULT_GOAL := test
 
 serve:
@@ -32,6 +32,9 @@ gpu:
 
 bench:
 	$(PYTHON) -m sglang_bcg_fixes bench --jsonl benchmarks/results/bench.jsonl
+
+record:
+	$(PYTHON) benchmarks/record.py --folder recorded
 
 cost: wheels
 	$(BIN)/python benchmarks/cost_of_being_there.py --release 0.5.12.post1 --release 0.5.23 --json cost_of_being_there.json

@@ -1,0 +1,150 @@
+"""Everything that benchmarks/results holds of one SGLang, measured again: the installed one, on this machine's GPUs.
+
+    python benchmarks/record.py --folder recorded                       # some hours on one GPU, less on several
+    python benchmarks/record.py --folder recorded --only bench,fa_metadata --seconds 500
+    python benchmarks/record.py --list
+
+Each GPU takes the next recording that nobody has taken. A recording has a process group of its own, a log beside its
+file, and at most `--seconds`; then it is told to end, writes what it has, and the GPU goes on with the next one. Write
+to a folder outside the checkout: what a file says of its commit must not depend on the files before it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+
+from sglang_bcg_fixes import flags, release
+from sglang_bcg_fixes.verify.servers import ended_by_signals
+
+HERE = pathlib.Path(__file__).parent
+COMMAND = ("-m", "sglang_bcg_fixes")
+# between being told to end and being ended
+SECONDS_TO_END, SECONDS_BETWEEN_LOOKS = 20.0, 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Recording:
+    """What python is told; FILE stands for the file that is written."""
+
+    words: tuple[str, ...]
+    suffix: str = "json"
+
+    def command(self, file: pathlib.Path) -> list[str]:
+        return [sys.executable, *(str(file) if word == "FILE" else word for word in self.words)]
+
+
+def script(name: str, *words: str) -> tuple[str, ...]:
+    return (str(HERE / name), *words)
+
+
+RECORDINGS = {
+    "bench": Recording((*COMMAND, "bench", "--jsonl", "FILE"), "jsonl"),
+    "fa_metadata": Recording(script("fa_metadata.py", "--forms", "triton,cuda", "--jsonl", "FILE"), "jsonl"),
+    "fa_steps": Recording(script("fa_steps.py", "--jsonl", "FILE"), "jsonl"),
+    "gdn_extend": Recording(script("gdn_extend.py", "--json", "FILE")),
+    "selfcheck_starts": Recording(script("selfcheck_starts.py", "--json", "FILE")),
+    "verify": Recording((*COMMAND, "verify", "--arms", "stock,patched,alone", "--json", "FILE")),
+    "accuracy": Recording(
+        script("accuracy/evaluate.py", "--arms", "reference,stock,patched,kernels,eager,eager", "--json", "FILE")
+    ),
+    "break_lifetimes": Recording(script("break_lifetimes.py", "--json", "FILE")),
+}
+
+
+def gpus() -> list[str]:
+    """As CUDA_VISIBLE_DEVICES names them."""
+    if chosen := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        return chosen.split(",")
+    import torch
+
+    return [str(number) for number in range(torch.cuda.device_count())]
+
+
+def record(name: str, gpu: str, file: pathlib.Path, seconds: float, over: threading.Event) -> str:
+    """How it ended; the log says why."""
+    began = time.monotonic()
+    environment = {**flags.environment_without_ours(), "CUDA_VISIBLE_DEVICES": gpu, "PYTHONUNBUFFERED": "1"}
+    with file.with_suffix(".log").open("wb") as log:
+        process = subprocess.Popen(
+            RECORDINGS[name].command(file),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        while process.poll() is None and time.monotonic() - began < seconds and not over.wait(SECONDS_BETWEEN_LOOKS):
+            pass
+        status = process.poll()
+        if status is None:
+            process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(SECONDS_TO_END)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return "ended before it was done" if status is None else f"exit status {status}"
+
+
+def work(
+    gpu: str, names: collections.deque[str], folder: pathlib.Path, version: str, seconds: float, over: threading.Event
+) -> Iterator[bool]:
+    """Until nothing is left: was the file written?"""
+    while names and not over.is_set():
+        # other GPUs take from the same, and one of them may have been quicker
+        with contextlib.suppress(IndexError):
+            name = names.popleft()
+            file, began = folder / f"{name}-{version}.{RECORDINGS[name].suffix}", time.monotonic()
+            ending = record(name, gpu, file, seconds, over)
+            what = file if file.is_file() else f"no file, see {file.with_suffix('.log')}"
+            print(f"GPU {gpu}, {name}: {ending}, {time.monotonic() - began:.0f} s; {what}", flush=True)
+            yield file.is_file()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--folder", type=pathlib.Path, help="for the files and their logs")
+    parser.add_argument("--only", default=",".join(RECORDINGS), metavar="A,B", help="in this order")
+    parser.add_argument("--seconds", type=float, default=3600, help="at most, each (default: %(default)s)")
+    parser.add_argument("--list", action="store_true", help="print the commands and start none")
+    options = parser.parse_args(arguments)
+    chosen = options.only.split(",")
+    for name in chosen:
+        if name not in RECORDINGS:
+            raise SystemExit(f"--only: no recording '{name}'{flags.nearest(name, list(RECORDINGS))}")
+    if options.list:
+        for name in chosen:
+            print(name, *RECORDINGS[name].command(pathlib.Path("FILE"))[1:])
+        return 0
+    source, devices = release.installed(), gpus()
+    if source is None or not devices:
+        raise SystemExit(f"{sys.executable} has {'no GPU' if source else 'no SGLang'}")
+    if options.folder is None:
+        raise SystemExit("--folder: name one for the files")
+    options.folder.mkdir(parents=True, exist_ok=True)
+    left, over = collections.deque(chosen), threading.Event()
+    with ended_by_signals(), concurrent.futures.ThreadPoolExecutor(len(devices)) as pool:
+        make = functools.partial(work, names=left, folder=options.folder, version=source.version)
+        working = [pool.submit(lambda gpu=gpu: list(make(gpu, seconds=options.seconds, over=over))) for gpu in devices]
+        try:
+            there = [is_there for each in working for is_there in each.result()]
+        finally:
+            over.set()
+    return 0 if len(there) == len(chosen) and all(there) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
