@@ -243,8 +243,8 @@ def main() -> None:
             row[what] = json.loads(said[0].removeprefix("RESULT ")) if said else done.stderr.strip()[-500:]
             print(f"{arm:9} {what:48} {row[what]}", flush=True)
         rows.append(row)
-    here = {name: value for name, value in environment.look(sys.executable).items() if name != "root"}
-    content = {**here, "sizes": SIZES, "layers": LAYERS, "heads": HEADS, "arms": rows}
+    here = environment.look(sys.executable)
+    content = {**environment.header(here), "sizes": SIZES, "layers": LAYERS, "heads": HEADS, "arms": rows}
     options.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
