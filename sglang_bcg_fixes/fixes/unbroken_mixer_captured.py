@@ -1,13 +1,16 @@
 """A mixer with a state of its own is captured without asking whether it breaks the graph
 
 Symptom: A model whose mixer nobody has given a graph break (one of your own, or one that a later release adds, as
-Falcon-H1 was) answers wrongly with HTTP 200: every replay computes with the state of the dummy batch.
+Falcon-H1 was) answers wrongly with HTTP 200: every replay computes with the state of the dummy batch. So does
+DeepSeek-V3.2 from 0.5.11 to 0.5.14, if breakable graphs are chosen explicitly and it does not stop at start-up: its
+indexer is captured, and each replay attends to the tokens that the dummy batch's lengths lead to.
 Cause: The prefill runner asks whether each layer has attention. It does not ask whether a mixer beside it, which keeps
-a state from token to token, runs in a break of the graph.
+a state from token to token, or an indexer, which chooses what attention sees, runs in a break of the graph.
 Change: Before anything is captured, the model's modules are walked. A module whose code reaches the store of recurrent
-states, and which neither has a break nor is below one that has, is refused: no prefill graph is captured for this
-model, prefill runs eagerly, and one warning names the module. Mixers that SGLang or a fix of this package breaks are
-captured as before. Switched off, every model is captured as SGLang would.
+states, and which neither has a break nor is below one that has, is refused, and so is an indexer that knows nothing of
+breakable graphs: no prefill graph is captured for this model, prefill runs eagerly, and one warning names the module.
+Mixers that SGLang or a fix of this package breaks are captured as before. Switched off, every model is captured as
+SGLang would.
 Remove when: Every release that has to be served refuses such a mixer by itself.
 """
 
@@ -38,6 +41,8 @@ REFUSED = "bcg_fixes_unbroken_mixer"
 # names that only code which handles recurrent states has
 STATES = frozenset({"conv_state_metadata", "mamba2_layer_cache", "sconv_state", "short_conv_layer_cache"})
 BACKEND = "linear_attn_backend"
+# what code asks that chooses, by the lengths of the batch, which tokens attention will see
+CHOICE = "get_indexer_metadata"
 # what is asked of that backend by code that handles the states itself
 BESIDE_FORWARD = frozenset({"forward_metadata", *STATES})
 # fixes that put a break where there was none
@@ -73,7 +78,11 @@ def unbroken_mixers(model: Module, linear_backend: Any) -> Iterator[str]:
 def handles_states(kind: type[Module]) -> bool:
     from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
 
-    return issubclass(kind, RadixLinearAttention) or not names_in(kind).isdisjoint({BACKEND, *STATES})
+    names = names_in(kind)
+    if issubclass(kind, RadixLinearAttention) or not names.isdisjoint({BACKEND, *STATES}):
+        return True
+    # one that asks for breakable graphs was written for them; it imports its break where it calls it
+    return CHOICE in names and not any("breakable" in name for name in names)
 
 
 def has_break(kind: type[Module], linear_backend: Any) -> bool:
@@ -148,9 +157,10 @@ def refuse(runner: Any) -> bool:
     if found:
         kind = type(model_runner.model)
         logger.warning(
-            "bcg-fixes %s: no prefill graphs for %s.%s, prefill runs eagerly: %s%s handles recurrent states, and no "
-            "break of the graph is known there: a replay would compute with the state of another batch. The answers "
-            "are right; %s ends this warning. If you know that it runs in a break, %s=off captures it",
+            "bcg-fixes %s: no prefill graphs for %s.%s, prefill runs eagerly: %s%s handles recurrent states, or "
+            "chooses what attention sees, and no break of the graph is known there: a replay would compute with what "
+            "belongs to another batch. The answers are right; %s ends this warning. If you know that it runs in a "
+            "break, %s=off captures it",
             FIX.id,
             kind.__module__,
             kind.__qualname__,

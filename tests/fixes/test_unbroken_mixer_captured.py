@@ -68,6 +68,20 @@ class Inside(nn.Module):
         return [pool.conv_state_metadata(layer) for layer in range(2)]
 
 
+class Chooses(nn.Module):
+    """As the indexer of DeepSeek-V3.2."""
+
+    def forward(self, backend: Any) -> Any:
+        return backend.get_indexer_metadata(0).lengths
+
+
+class ChoosesInABreak(Chooses):
+    """As the same of later releases, which imports its break where it calls it."""
+
+    def forward(self, backend: Any) -> Any:
+        return backend.is_in_breakable_cuda_graph() or super().forward(backend)
+
+
 class CallsTheBackend(nn.Module):
     def forward(self, backend: Any) -> Any:
         return backend.linear_attn_backend.forward(self)
@@ -119,7 +133,7 @@ def unbroken(module: nn.Module, backend: Any = None) -> list[str]:
 
 @pytest.mark.parametrize(
     "kind",
-    [ReadsStates, Inherits, ThroughAFunction, Inside, CallsTheBackend, BypassesTheBackend],
+    [ReadsStates, Inherits, ThroughAFunction, Inside, CallsTheBackend, BypassesTheBackend, Chooses],
     ids=lambda k: k.__name__,
 )
 def test_what_handles_states_without_a_break_is_found(kind: type[nn.Module]) -> None:
@@ -130,7 +144,9 @@ def test_so_is_linear_attention(radix_linear_attention: type[nn.Module]) -> None
     assert unbroken(radix_linear_attention()) == ["layers.0 (RadixLinearAttention)"]
 
 
-@pytest.mark.parametrize("kind", [Plain, BreaksByItself, HasABreak, MakesABreak], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(
+    "kind", [Plain, BreaksByItself, HasABreak, MakesABreak, ChoosesInABreak], ids=lambda k: k.__name__
+)
 def test_what_has_a_break_is_not(kind: type[nn.Module]) -> None:
     assert unbroken(kind(), LinearBackend()) == []
 

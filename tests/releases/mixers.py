@@ -19,6 +19,13 @@ from sglang_on_cpu import graphs, one_batch, prefill
 from sglang_bcg_fixes.fixes import unbroken_mixer_captured as fix
 from tests.releases import layer_stacks
 
+SPARSE = {**layer_stacks.DEEPSEEK, "q_lora_rank": 64, "index_topk": 64, "index_head_dim": 128, "index_n_heads": 4}
+POOLED = {"index_kpool": 4, "index_kpool_always_select_tail": True, "index_kpool_compress": True}
+layer_stacks.MODELS |= {
+    "DeepseekV32ForCausalLM": layer_stacks.text("deepseek_v3", **SPARSE),
+    "DeepseekV32ForCausalLM pooled": layer_stacks.text("deepseek_v3", **SPARSE, **POOLED),
+}
+
 
 def walked(architectures: list[str]) -> dict[str, list[str]]:
     one_batch.load("llama", dtype="bfloat16")
@@ -29,7 +36,7 @@ def walked(architectures: list[str]) -> dict[str, list[str]]:
     return {
         name: list(fix.unbroken_mixers(layer_stacks.build(name)[1], Mamba2AttnBackend))
         for name in architectures
-        if name in known
+        if layer_stacks.architecture_of(name) in known
     }
 
 

@@ -21,10 +21,14 @@ FALCON_LAYERS, NEMOTRON_LAYERS = 2, 3
 ARCHITECTURES = (
     *("BailingMoeV2_5ForCausalLM", "FalconH1ForCausalLM", "GraniteMoeHybridForCausalLM", "KimiLinearForCausalLM"),
     *("Lfm2ForCausalLM", "LlamaForCausalLM", "NemotronHForCausalLM", "Qwen3NextForCausalLM"),
+    *("DeepseekV32ForCausalLM", "DeepseekV32ForCausalLM pooled"),
 )
 FALCON = [f"model.layers.{layer} (FalconH1HybridAttentionDecoderLayer)" for layer in range(4)]
 # SGLang itself makes no graphs for these two
 GRANITE = [f"model.layers.{layer} (GraniteMoeHybridMambaDecoderLayer)" for layer in (0, 2)]
+# its indexer breaks from 0.5.15 on, and the pooled one has since there is one
+DEEPSEEK = [f"model.layers.{layer}.self_attn.indexer (Indexer)" for layer in range(4)]
+SPARSE = {"DeepseekV32ForCausalLM": DEEPSEEK, "DeepseekV32ForCausalLM pooled": DEEPSEEK}
 LFM2 = [f"model.layers.{layer}.conv (Lfm2ShortConv)" for layer in (0, 2)]
 
 
@@ -98,7 +102,8 @@ def test_a_mixer_without_a_break_is_refused_and_served_eagerly(run: Run, release
 @pytest.mark.parametrize(
     ("release", "environment", "refused"),
     [
-        ("0.5.11", {}, {"Lfm2ForCausalLM": LFM2}),
+        ("0.5.11", {}, {"Lfm2ForCausalLM": LFM2, **SPARSE}),
+        ("0.5.14", {}, {"Lfm2ForCausalLM": LFM2, **SPARSE}),
         ("0.5.17", {}, {"Lfm2ForCausalLM": LFM2}),
         ("0.5.23", {}, {"Lfm2ForCausalLM": LFM2}),
         (
@@ -114,6 +119,7 @@ def test_a_mixer_without_a_break_is_refused_and_served_eagerly(run: Run, release
                 "GraniteMoeHybridForCausalLM": GRANITE,
                 "KimiLinearForCausalLM": [f"model.layers.{i}.self_attn.attn (RadixLinearAttention)" for i in range(3)],
                 "Lfm2ForCausalLM": LFM2,
+                **SPARSE,
                 "Qwen3NextForCausalLM": [f"model.layers.{i}.linear_attn.attn (RadixLinearAttention)" for i in (0, 2)],
             },
         ),
