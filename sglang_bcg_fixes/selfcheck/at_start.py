@@ -175,7 +175,7 @@ def wrong_outcome(
         f"{batch}: {first.kind} of {name}{into}: off by {first}",
         cases,
         seconds,
-        before if is_fed else layer,
+        layer=before if is_fed else layer,
     )
 
 
