@@ -135,7 +135,7 @@ def test_a_log_does_not_tell_where_this_machine_keeps_things(
     folder = tmp_path / "made"
     text = (
         f"{folder}/a_case/patched-1/log; {tmp_path}/unpacked/sglang/a.py:3 {pathlib.Path.home()}/x\n"
-        'File "/opt/venv/lib/python3.12/site-packages/torch/b.py", line 2\n/usr/lib/python3/dist-packages/c.py'
+        'File "/srv/venv/lib/python3.12/site-packages/torch/b.py", line 2\n/usr/lib/python3/dist-packages/c.py'
     )
     assert servers.without_places(text, folder / "a_case" / "patched-1") == (
         'a_case/patched-1/log; sglang/a.py:3 ~/x\nFile "torch/b.py", line 2\nc.py'
