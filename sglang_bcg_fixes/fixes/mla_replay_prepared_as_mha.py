@@ -1,24 +1,28 @@
 """Replays of latent attention are prepared for the form that was not captured
 
-Symptom: DeepSeek, Kimi-Linear and other models with latent attention (MLA) end at their first replayed prefill, with a
-shape mismatch in `q.view` on FlashAttention 3. Only where the breakable backend is chosen explicitly: its default is
-off for these models.
+Symptom: DeepSeek, Kimi-Linear and other models with latent attention (MLA) end at their first replayed prefill on
+FlashAttention 3, with a shape mismatch in `q.view`. Only where the breakable backend is chosen explicitly: its default
+is off for these models.
 Cause: 0.5.17 pins the absorbed form (MLA) under a breakable graph for every model, and still tells each replay that the
-expanded one (MHA) was captured, unless the model is on a list that has one name.
-Change: A fix would leave that out where the absorbed form is pinned, and have TensorRT-LLM plan for it. This version
-only watches for it.
+expanded one (MHA) was captured, unless the model is on a list that has one name. FlashAttention believes the batch.
+Change: Where prefill runs on FlashAttention 3, which is always captured in the absorbed form, a replay's batch says so.
+Other backends do not ask it, or choose the expanded form, and stay as they are; TensorRT-LLM plans another form than
+the one captured there, which this does not mend.
 Remove when: 0.5.17 has not to be served.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix
+from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
 from sglang_bcg_fixes.runners import PREFILL
 
 HANDLER = "sglang.srt.models.deepseek_common.attention_backend_handler:_handle_attention_backend"
 RESTORE = f"{PREFILL}._restore_mha_capture_state"
+LOAD = f"{PREFILL}.load_batch"
 
 
 def probe(source: Source) -> Finding:
@@ -28,12 +32,19 @@ def probe(source: Source) -> Finding:
     handler = source.need(HANDLER)
     if "is_in_breakable_cuda_graph" not in handler.calls:
         return absent("the expanded form is captured, too", handler, restore)
-    load = source.need(f"{PREFILL}.load_batch")
+    load = source.need(LOAD)
     if load.mentions("self.has_mha_companion_layers and (not self.mla_pinned_under_bcg)"):
         return affected("the absorbed form is captured, and replays are prepared for the other one", handler, load)
     if load.mentions("self.has_mha_companion_layers and (not is_cuda())"):
         return fixed("on CUDA replays are not prepared for the expanded form", handler, load)
     return unknown("replays are prepared in a way that no known release does", handler, load)
+
+
+def in_the_absorbed_form(batch: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    is_breakable = type(self.backend).__name__ == "BreakableCudaGraphBackend"
+    if is_breakable and self.has_mha_companion_layers and self.model_runner.prefill_attention_backend_str == "fa3":
+        batch.set_attn_attend_prefix_cache(None)
+    return batch
 
 
 FIX = Fix(
@@ -54,5 +65,7 @@ FIX = Fix(
         "6106f4655ca1": "PrefillCudaGraphRunner.load_batch, 0.5.22",
         "0436d47b0308": "PrefillCudaGraphRunner.load_batch, 0.5.23",
     },
+    patches=(PatchPoint((LOAD,), How.AFTER, f"{__name__}:in_the_absorbed_form"),),
     mitigations=PREFILL_GRAPHS_OFF,
+    verify=("kimi_linear_prefill_graph",),
 )

@@ -18,6 +18,7 @@ NOT_NEEDED = (
     "fused_mla_tail_uninitialised",
     "linear_attention_captured",
     "linear_tail_uninitialised",
+    "mla_replay_prepared_as_mha",
     "no_bucket_fits",
     "sparse_attention_captured",
     "ssm_mixer_captured",
