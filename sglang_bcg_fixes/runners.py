@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 EXECUTOR, SPECULATIVE = "sglang.srt.model_executor", "sglang.srt.speculative"
 OLD_PREFILL_MODULE = f"{EXECUTOR}.breakable_cuda_graph_runner"
 PREFILL_MODULE = f"{EXECUTOR}.runner.prefill_cuda_graph_runner"
@@ -20,3 +22,9 @@ BY_PHASE = {
     "draft": (DRAFT,),
     "draft_extend": (DRAFT_EXTEND,),
 }
+
+
+def makes_breakable_graphs(runner: Any) -> bool:
+    """Whether this prefill runner does: later ones make other kinds too, which have no breaks, by a backend."""
+    backend = getattr(runner, "backend", None)
+    return backend is None or type(backend).__name__ == "BreakableCudaGraphBackend"

@@ -18,7 +18,7 @@ from typing import Any
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
-from sglang_bcg_fixes.runners import PREFILL
+from sglang_bcg_fixes.runners import PREFILL, makes_breakable_graphs
 
 HANDLER = "sglang.srt.models.deepseek_common.attention_backend_handler:_handle_attention_backend"
 RESTORE = f"{PREFILL}._restore_mha_capture_state"
@@ -41,8 +41,8 @@ def probe(source: Source) -> Finding:
 
 
 def in_the_absorbed_form(batch: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-    is_breakable = type(self.backend).__name__ == "BreakableCudaGraphBackend"
-    if is_breakable and self.has_mha_companion_layers and self.model_runner.prefill_attention_backend_str == "fa3":
+    on_flash_attention = self.model_runner.prefill_attention_backend_str == "fa3"
+    if makes_breakable_graphs(self) and self.has_mha_companion_layers and on_flash_attention:
         batch.set_attn_attend_prefix_cache(None)
     return batch
 

@@ -27,7 +27,7 @@ from sglang_bcg_fixes import graph_break, patching
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, affected
-from sglang_bcg_fixes.runners import OLD_PREFILL, PREFILL
+from sglang_bcg_fixes.runners import OLD_PREFILL, PREFILL, makes_breakable_graphs
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -147,9 +147,7 @@ def is_refused(runner: Any) -> bool:
 
 
 def refuse(runner: Any) -> bool:
-    # the runner of later releases makes other kinds of graphs too, which have no breaks at all
-    backend = getattr(runner, "backend", None)
-    if backend is not None and type(backend).__name__ != "BreakableCudaGraphBackend":
+    if not makes_breakable_graphs(runner):
         return False
     model_runner = runner.model_runner
     linear_backend = getattr(model_runner.attn_backend, BACKEND, None)

@@ -21,6 +21,7 @@ from sglang_bcg_fixes.kernels import select
 from sglang_bcg_fixes.kernels.gdn_extend import Shape, refusal
 from sglang_bcg_fixes.kernels.gdn_extend.kernel import KERNEL
 from sglang_bcg_fixes.kernels.gdn_extend.metadata import CHUNK, Tracking
+from sglang_bcg_fixes.runners import makes_breakable_graphs
 
 Tensor = torch.Tensor
 Original = Callable[..., Any]
@@ -206,9 +207,7 @@ def before_replay(self: Any) -> None:
 
 
 def begin(runner: Any) -> Served | None:
-    backend = getattr(runner, "backend", None)
-    # later runners make other kinds of graphs too, which have no breaks
-    if backend is not None and type(backend).__name__ != "BreakableCudaGraphBackend":
+    if not makes_breakable_graphs(runner):
         return None
     try:
         return Served(runner)
