@@ -30,16 +30,6 @@ from sglang_bcg_fixes.verify.compare import FOR_INFORMATION, GREEN, RED, Judged
 PATCHED, CHECKED = command.PATCHED, command.CHECKED
 
 
-def cases_of(known: registry.Registry, source: Source) -> list[cases.Case]:
-    """Those that replay prefills with the fixes that are on by default."""
-    on_request = {name for fix in known.fixes if fix.default == "off" for name in fix.verify}
-    return [
-        case
-        for case in cases.CASES
-        if case.wants_prefill_graphs and case.applies_to(source) and case.name not in on_request
-    ]
-
-
 def runs_of(
     chosen: Sequence[cases.Case], starts: int, known: registry.Registry, source: Source, folder: pathlib.Path
 ) -> Iterator[command.Run]:
@@ -84,7 +74,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     source, known, began = release.installed(), registry.discover(), time.monotonic()
     if source is None or not here["gpu"]:
         raise SystemExit(f"{sys.executable} has no SGLang with a GPU: {here.get('why', 'no SGLang')}")
-    chosen, jobs = cases_of(known, source), options.jobs or command.jobs_that_fit(here)
+    chosen = [case for case in command.run_by_default(known, source) if case.wants_prefill_graphs]
+    jobs = options.jobs or command.jobs_that_fit(here)
     with tempfile.TemporaryDirectory(prefix="bcg-starts-") as made:
         folder = pathlib.Path(made)
         command.make_models(sys.executable, chosen, folder)

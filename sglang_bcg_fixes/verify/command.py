@@ -142,13 +142,18 @@ def choose_cases(options: argparse.Namespace, known: registry.Registry, source: 
         chosen = [case for case in chosen if not fix or case.name in fix.verify or fix.id in case.watches]
         chosen = [case for case in chosen if not options.case or case.name in options.case]
     else:
-        only_on_request = {name for fix in known.fixes if fix.default == "off" for name in fix.verify}
-        chosen = [case for case in chosen if case.name not in only_on_request]
+        chosen = run_by_default(known, source)
         if options.quick:
             chosen = one_for_each(needed_fixes(known, source), chosen) or chosen[:2]
     if not chosen:
         raise VerifyError(f"no case applies to SGLang {source.version} here; `bcg-fixes verify --plan` shows what does")
     return chosen
+
+
+def run_by_default(known: registry.Registry, source: Source) -> list[Case]:
+    """The cases of this source, but for those of fixes that are off by default."""
+    on_request = {name for fix in known.fixes if fix.default == "off" for name in fix.verify}
+    return [case for case in cases.CASES if case.applies_to(source) and case.name not in on_request]
 
 
 def needed_fixes(known: registry.Registry, source: Source) -> list[Fix]:
