@@ -103,15 +103,16 @@ def work(
     gpu: str, names: collections.deque[str], folder: pathlib.Path, version: str, seconds: float, over: threading.Event
 ) -> Iterator[bool]:
     """Until nothing is left: was the file written?"""
-    while names and not over.is_set():
-        # other GPUs take from the same, and one of them may have been quicker
-        with contextlib.suppress(IndexError):
+    while not over.is_set():
+        try:
             name = names.popleft()
-            file, began = folder / f"{name}-{version}.{RECORDINGS[name].suffix}", time.monotonic()
-            ending = record(name, gpu, file, seconds, over)
-            what = file if file.is_file() else f"no file, see {file.with_suffix('.log')}"
-            print(f"GPU {gpu}, {name}: {ending}, {time.monotonic() - began:.0f} s; {what}", flush=True)
-            yield file.is_file()
+        except IndexError:
+            return
+        file, began = folder / f"{name}-{version}.{RECORDINGS[name].suffix}", time.monotonic()
+        ending = record(name, gpu, file, seconds, over)
+        what = file if file.is_file() else f"no file, see {file.with_suffix('.log')}"
+        print(f"GPU {gpu}, {name}: {ending}, {time.monotonic() - began:.0f} s; {what}", flush=True)
+        yield file.is_file()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
