@@ -203,9 +203,9 @@ def judge(alive: Sequence[Alive], say: Say) -> None:
             each.why = why_no_baseline(calls, mine, reference)
         else:
             each.why = why_wrong(calls, mine, reference)
-        left = LEFT.search(each.run.server.log.read_text(errors="replace"))
-        if each.run.arm == KERNEL and left and not each.why:
-            each.why = f"proves nothing: {left[0]}"
+        if each.run.arm == KERNEL and not each.why:
+            left = LEFT.search(each.run.server.log.read_text(errors="replace"))
+            each.why = f"proves nothing: {left[0]}" if left else ""
         if reference.finished:
             equal = compare.compare(CASE, calls, mine, reference)
             count = sum(request.outcome == compare.EQUAL for request in equal)
