@@ -20,7 +20,6 @@ from sglang_bcg_fixes.hookspecs import hookimpl
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint, Verdict
 from sglang_bcg_fixes.probe import Source
 from sglang_bcg_fixes.runners import BY_PHASE, EXECUTOR, PREFILL
-from sglang_bcg_fixes.selfcheck import check
 
 PHASES = ("prefill", "decode", "draft_extend")
 # of prefills that nobody has asked for
@@ -46,6 +45,9 @@ _layers: list[Any] = [None]
 
 def note(phase: str, *rest: Any) -> None:
     """One write to a file opened for appending is whole or absent, whatever kills the process afterwards."""
+    # the registry imports this module in every process, and only servers that are measured note anything
+    from sglang_bcg_fixes.selfcheck import check
+
     line = (SELFCHECK if check.is_running() else phase, *rest)
     pid = os.getpid()
     if pid not in _file:
