@@ -51,10 +51,11 @@ def script(name: str, *words: str) -> tuple[str, ...]:
 
 
 RECORDINGS = {
-    "bench": Recording((*COMMAND, "bench", "--jsonl", "FILE"), "jsonl"),
-    "fa_metadata": Recording(script("fa_metadata.py", "--forms", "triton,cuda", "--jsonl", "FILE"), "jsonl"),
+    "bench": Recording((*COMMAND, "bench", "--flashinfer", "--jsonl", "FILE"), "jsonl"),
+    "fa_metadata": Recording(script("fa_metadata.py", "--forms", "cuda,triton", "--jsonl", "FILE"), "jsonl"),
     "fa_steps": Recording(script("fa_steps.py", "--jsonl", "FILE"), "jsonl"),
     "gdn_extend": Recording(script("gdn_extend.py", "--json", "FILE")),
+    "gdn_tuning": Recording(script("gdn_tuning.py", "--json", "FILE")),
     "selfcheck_starts": Recording(script("selfcheck_starts.py", "--json", "FILE")),
     "verify": Recording((*COMMAND, "verify", "--arms", "stock,patched,alone", "--json", "FILE")),
     "accuracy": Recording(

@@ -31,6 +31,9 @@ class BenchError(Exception):
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--layer", action="store_true", help="only the linear attention layers")
     command.add_argument("--servers", action="store_true", help="only the servers")
+    command.add_argument(
+        "--flashinfer", action="store_true", help="layers on FlashInfer's kernel, too; it may compile for ten minutes"
+    )
     command.add_argument("--quick", action="store_true", help="few sizes and few rounds")
     command.add_argument("--shapes", default=",".join(gdn_layer.SHAPES), metavar="A,B", help="default: %(default)s")
     command.add_argument("--rounds", type=int, metavar="N", help=f"default: {ROUNDS}; at least {timing.LEAST_ROUNDS}")
@@ -95,6 +98,7 @@ def parts(
         for name in shapes:
             tokens, sequences = (FEW_TOKENS, FEW_SEQUENCES) if options.quick else (TOKENS, SEQUENCES)
             job = {"shape": name, "tokens": tokens, "sequences": sequences, "rounds": rounds}
+            job["flashinfer"] = options.flashinfer
             yield f"layer, {name}", lambda job=job: layer_rows(options.python, source, job)  # type: ignore[misc]
     if options.servers or both:
         yield "servers", lambda: server_rows(options.python, source, here["free_gib"], rounds)

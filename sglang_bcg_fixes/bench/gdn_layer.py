@@ -2,23 +2,27 @@
 
     python -m sglang_bcg_fixes.bench.gdn_layer JOB
 
-JOB is JSON: {"shape", "tokens", "sequences", "rounds"}. Every case is one line of JSON on stdout, a list of rows; what
-it is doing is on stderr. More kernels to compare are one entry in KERNELS.
+JOB is JSON: {"shape", "tokens", "sequences", "rounds", "flashinfer"}. Every case is one line of JSON on stdout, a list
+of rows; what it is doing is on stderr. More kernels to compare are one entry in KERNELS.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import sys
 import types
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sglang_bcg_fixes.bench import timing
 from sglang_bcg_fixes.bench.rows import COLD, GREEN, HOT, RED, Row
 from sglang_bcg_fixes.kernels.gdn_extend import reference
 from sglang_bcg_fixes.probe import Source
+
+if TYPE_CHECKING:
+    from sglang_bcg_fixes.kernels.gdn_extend.triton import Call, Tuning
 
 GDN = "sglang.srt.layers.attention.linear.gdn_backend:GDNAttnBackend"
 LAYER = "sglang.srt.layers.radix_linear_attention:RadixLinearAttention"
@@ -176,7 +180,7 @@ class Problem:
 Layer = Callable[[int], None]
 
 
-def of_sglang(problem: Problem) -> Layer:
+def of_sglang(problem: Problem, flashinfer: bool = False) -> Layer:
     """GDNAttnBackend.forward_extend and the copy into the break's output, on pools that are ours."""
     import torch
     from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
@@ -232,6 +236,11 @@ def of_sglang(problem: Problem) -> Layer:
     batch.extend_start_loc = (real.cumsum(0) - real).to(torch.int32)
     batch.extend_prefix_lens, batch.extend_prefix_lens_cpu = prefixes, [PREFIX] * len(lengths)
     backend = GDNAttnBackend(runner)
+    if flashinfer:
+        # as --linear-attn-prefill-backend would have it
+        from sglang.srt.layers.attention.linear.utils import LinearAttnKernelBackend as Kind
+
+        backend.kernel_dispatcher = type(backend.kernel_dispatcher)(Kind("triton"), Kind("flashinfer"))
     # once for all layers of a step, as SGLang does
     backend.init_forward_metadata(batch)
 
@@ -249,6 +258,13 @@ CAPTURED_SEQUENCES = 128
 
 
 def of_ours(problem: Problem) -> Layer:
+    call = calls_of_ours(problem)
+    return lambda number: call(number).launch()
+
+
+def calls_of_ours(
+    problem: Problem, tuning: Tuning | None = None, sequences: int = CAPTURED_SEQUENCES
+) -> Callable[[int], Call]:
     """Our kernels in the captured graph's place, on static tables made for many more sequences than there are."""
     import torch
 
@@ -256,15 +272,15 @@ def of_ours(problem: Problem) -> Layer:
 
     inputs, shape = problem.inputs, problem.shape
     heads = Shape(shape.key_heads, shape.value_heads, shape.head, shape.head, shape.width)
-    tokens, tuning = sum(problem.lengths), triton.Tuning()
-    tables = metadata.Tables(tokens, max(CAPTURED_SEQUENCES, len(problem.lengths)), problem.device)
+    tokens, tuning = sum(problem.lengths), tuning or triton.Tuning()
+    tables = metadata.Tables(tokens, max(sequences, len(problem.lengths)), problem.device)
     scratch = triton.Scratch.for_rows(tokens, tables, heads, problem.output.dtype, tuning)
     lengths = torch.tensor(problem.lengths, dtype=torch.int32, device=problem.device)
     # once for all layers of a step, as SGLang's own metadata
     tables.fill(lengths, problem.slots, torch.full_like(lengths, PREFIX))
 
-    def layer(number: int) -> None:
-        triton.extend(
+    def call(number: int) -> Call:
+        return triton.Call(
             inputs.mixed_qkv,
             inputs.a,
             inputs.b,
@@ -278,14 +294,18 @@ def of_ours(problem: Problem) -> Layer:
             tables=tables,
             scratch=scratch,
             output=problem.output[0],
+            tracking=False,
             tuning=tuning,
         )
 
-    return layer
+    return call
 
 
+SGLANG, FLASHINFER = "sglang", "sglang flashinfer"
 # each makes, for a problem, the function that runs one of its layers; the first is what the others are held against
-KERNELS: dict[str, Callable[[Problem], Layer]] = {"sglang": of_sglang, "bcg_fixes triton": of_ours}
+KERNELS: dict[str, Callable[[Problem], Layer]] = {SGLANG: of_sglang, "bcg_fixes triton": of_ours}
+# only where it is asked for: at its first use it compiles for some ten minutes
+ON_FLASHINFER = {FLASHINFER: functools.partial(of_sglang, flashinfer=True)}
 
 
 @dataclasses.dataclass
@@ -316,7 +336,9 @@ class Comparison:
         return Measured(arm, RED if why else GREEN, why, {name: round(value, 5) for name, value in errors.items()})
 
 
-def measure(problem: Problem, device: Device, rounds: int) -> list[Measured]:
+def measure(
+    problem: Problem, device: Device, rounds: int, kernels: Mapping[str, Callable[[Problem], Layer]]
+) -> list[Measured]:
     """Every kernel launched by the host and captured; only those that are right are timed, and those in turn."""
     import torch
 
@@ -326,9 +348,9 @@ def measure(problem: Problem, device: Device, rounds: int) -> list[Measured]:
     with torch.no_grad():
         wanted = reference.recurrent(problem.inputs)
         replay_flushes = device.capture(lambda: flushes(problem, device))
-        for name, builder in KERNELS.items():
+        for name, builder in kernels.items():
             try:
-                compare = Comparison(problem, wanted, of_sglang)
+                compare = Comparison(problem, wanted, None if name == FLASHINFER else of_sglang)
                 arms |= judged(name, builder(problem), compare, device, replay_flushes, found)
             except Exception as error:
                 # another kernel may do; this one is red, and says why
@@ -412,11 +434,13 @@ def rows_of(found: Sequence[Measured], name: str, tokens: int, sequences: int, f
             yield dataclasses.replace(row, measured=measured, l2=l2).with_times(spread)
 
 
-def case_of(name: str, tokens: int, sequences: int, rounds: int, device: Device, gpu: str) -> list[Row]:
+def case_of(
+    name: str, tokens: int, sequences: int, rounds: int, device: Device, gpu: str, flashinfer: bool = False
+) -> list[Row]:
     shape = SHAPES[name]
     problem = Problem(shape, [tokens // sequences] * sequences, device.name)
     try:
-        found = measure(problem, device, rounds)
+        found = measure(problem, device, rounds, KERNELS | ON_FLASHINFER if flashinfer else KERNELS)
     except Exception as error:
         # out of memory, or a GPU that another case has left broken: said, and the next case is tried
         found = [Measured(f"sglang, {EAGER}", RED, f"{type(error).__name__}: {error}"[:500])]
@@ -432,7 +456,7 @@ def main(arguments: list[str]) -> None:
     device, gpu = Cuda(), torch.cuda.get_device_name()
     wanted = [(tokens, sequences) for tokens in job["tokens"] for sequences in job["sequences"]]
     for number, (tokens, sequences) in enumerate(wanted, 1):
-        rows = case_of(job["shape"], tokens, sequences, job["rounds"], device, gpu)
+        rows = case_of(job["shape"], tokens, sequences, job["rounds"], device, gpu, job["flashinfer"])
         device.release()
         where = f"[{number}/{len(wanted)}] {job['shape']}, {tokens} tokens in {sequences}"
         print(f"{where}: {summary(rows)}", file=sys.stderr, flush=True)

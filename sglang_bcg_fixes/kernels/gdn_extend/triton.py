@@ -727,10 +727,12 @@ class Call:
             **({"launch_pdl": True} if tuning.overlap else {}),
         )
 
+    def launch(self) -> None:
+        for span in range(self.spans):
+            self.prepare(span)
+            self.advance(span)
+
 
 def extend(mixed_qkv: Any, a: Any, b: Any, *, tracking: bool = False, tuning: Tuning = Tuning(), **others: Any) -> None:
     """Two launches for each span of tokens; Call has the other parameters, the package's docstring what is done."""
-    call = Call(mixed_qkv, a, b, tracking=tracking, tuning=tuning, **others)
-    for span in range(call.spans):
-        call.prepare(span)
-        call.advance(span)
+    Call(mixed_qkv, a, b, tracking=tracking, tuning=tuning, **others).launch()

@@ -1,0 +1,187 @@
+"""What each of the two kernels of a gated delta net layer takes on a GPU, and what it would with another tuning.
+
+    python benchmarks/gdn_tuning.py --json gdn_tuning.json                      # needs no SGLang; some minutes
+    python benchmarks/gdn_tuning.py --once advance --tokens 16384               # for a profiler: one launch, no times
+
+Every tuning changes a little of triton.Tuning; one whose answers have other bits is red, and has no times. The last arm
+has the tuning as it is, and tables for no more sequences than there are: what that saves is what padding costs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from sglang_bcg_fixes.bench import gdn_layer, timing
+from sglang_bcg_fixes.bench.rows import GREEN, RED
+from sglang_bcg_fixes.kernels.gdn_extend import reference
+from sglang_bcg_fixes.kernels.gdn_extend.triton import Tuning
+from sglang_bcg_fixes.verify import environment
+
+CASES = ((256, 1), (256, 16), (256, 64), (1024, 1), (1024, 64), (4096, 1), (8192, 8), (16384, 1), (16384, 16))
+AS_IT_IS, FEW_TABLES = "as it is", "tables for these sequences only"
+CHANGES: tuple[dict[str, Any], ...] = (
+    {"prepare_registers": None},
+    {"prepare_registers": 128},
+    {"prepare_registers": 224},
+    {"prepare_registers": None, "prepare_programs": 264},
+    {"prepare_registers": 128, "prepare_programs": 528},
+    {"strip": 4},
+    {"prepare_warps": 8},
+    {"advance_stages": 1},
+    {"advance_stages": 1, "advance_programs": 264},
+    {"advance_stages": 1, "advance_programs": 396},
+    {"advance_stages": 2},
+    {"advance_stages": 2, "advance_programs": 264},
+    {"advance_stages": 4},
+    {"advance_warps": 8},
+    {"part": 32, "advance_stages": 2, "advance_programs": 264},
+    {"part": 128, "advance_warps": 8},
+    {"overlap": True},
+)
+PREPARE, ADVANCE, LAYER = "prepare_us", "advance_us", "layer_us"
+
+
+def arms() -> Iterator[tuple[str, Tuning, bool]]:
+    """What it is called, and whether its tables are made for many more sequences."""
+    yield AS_IT_IS, Tuning(), True
+    for change in CHANGES:
+        name = ", ".join(f"{field} {value}" for field, value in change.items())
+        yield name, dataclasses.replace(Tuning(), **change), True
+    yield FEW_TABLES, Tuning(), False
+
+
+@dataclasses.dataclass
+class Arm:
+    """One tuning of one case: every layer prepared, every layer advanced, and one after the other, in graphs."""
+
+    name: str
+    why: str = ""
+    prepared: Callable[[], object] | None = None
+    advanced: Callable[[], object] | None = None
+    whole: Callable[[], object] | None = None
+
+    def timed(self, device: gdn_layer.Device, layers: int) -> timing.Sample:
+        graphs = {PREPARE: self.prepared, ADVANCE: self.advanced, LAYER: self.whole}
+        return {what: 1e6 * device.seconds(graph) / layers for what, graph in graphs.items() if graph}
+
+
+def build(name: str, call_of: Callable[[int], Any], problem: gdn_layer.Problem, device: gdn_layer.Device) -> Arm:
+    calls = [call_of(number) for number in range(problem.layers)]
+
+    def spans(each: str) -> None:
+        for call in calls:
+            for span in range(call.spans):
+                getattr(call, each)(span)
+
+    def step() -> None:
+        for call in calls:
+            call.launch()
+
+    # compiles
+    step()
+    device.synchronize()
+    graphs = [device.capture(work) for work in (lambda: spans("prepare"), lambda: spans("advance"), step)]
+    return Arm(name, "", *graphs)
+
+
+def results(arm: Arm, problem: gdn_layer.Problem, device: gdn_layer.Device) -> list[torch.Tensor]:
+    assert arm.whole
+    problem.restore()
+    arm.whole()
+    device.synchronize()
+    return [problem.output.clone(), problem.conv[-1, 1:].clone(), problem.state[-1, 1:].clone()]
+
+
+def case_of(tokens: int, sequences: int, shape: gdn_layer.Shape, device: gdn_layer.Device, rounds: int) -> list[Any]:
+    problem = gdn_layer.Problem(shape, [tokens // sequences] * sequences, device.name)
+    problem.restore()
+    found: list[Arm] = []
+    wanted: list[torch.Tensor] = []
+    for name, tuning, many in arms():
+        try:
+            call_of = gdn_layer.calls_of_ours(problem, tuning, gdn_layer.CAPTURED_SEQUENCES if many else sequences)
+            arm = build(name, call_of, problem, device)
+            got = results(arm, problem, device)
+        except Exception as error:
+            # a tuning that this GPU has not the memory for; the others do not depend on it
+            found.append(Arm(name, f"{type(error).__name__}: {error}"[:200]))
+            continue
+        if not wanted:
+            wanted = got
+            errors = reference.errors(problem.results(problem.layers - 1), reference.recurrent(problem.inputs))
+            arm.why = reference.why_wrong(errors, None)
+        elif not all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True)):
+            arm.why = "other bits than the tuning as it is"
+        found.append(arm)
+    right = {arm.name: arm for arm in found if not arm.why}
+    samples = timing.in_turn(
+        {name: lambda arm=arm: arm.timed(device, problem.layers) for name, arm in right.items()},  # type: ignore[misc]
+        rounds,
+    )
+    rows = []
+    for arm in found:
+        row: dict[str, Any] = {"tokens": tokens, "sequences": sequences, "tuning": arm.name}
+        row |= {"verdict": RED if arm.why else GREEN, "why": arm.why}
+        if arm.name in samples:
+            row |= {what: spread.median for what, spread in timing.spreads(samples[arm.name]).items()}
+        rows.append(row)
+        say(" ".join(f"{name} {value}" for name, value in row.items() if value != ""))
+    return rows
+
+
+def once(kernel: str, tokens: int, sequences: int, shape: gdn_layer.Shape) -> None:
+    """Everything is compiled first: a profiler is to look at the last launch of the name."""
+    problem = gdn_layer.Problem(dataclasses.replace(shape, layers=1), [tokens // sequences] * sequences, "cuda")
+    problem.restore()
+    call = gdn_layer.calls_of_ours(problem)(0)
+    call.launch()
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStart()
+    getattr(call, kernel)(0)
+    torch.cuda.synchronize()
+    torch.cuda.cudart().cudaProfilerStop()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--shape", choices=gdn_layer.SHAPES, default="qwen3_next")
+    parser.add_argument("--rounds", type=int, default=timing.LEAST_ROUNDS)
+    parser.add_argument("--once", choices=("prepare", "advance"), help="profile this one between start and stop")
+    parser.add_argument("--tokens", type=int, default=16384, help="of --once (default: %(default)s)")
+    parser.add_argument("--sequences", type=int, default=1, help="of --once (default: %(default)s)")
+    parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("gdn_tuning.json"))
+    options = parser.parse_args()
+    shape = gdn_layer.SHAPES[options.shape]
+    if options.once:
+        once(options.once, options.tokens, options.sequences, shape)
+        return 0
+    device, rows = gdn_layer.Cuda(), list[dict[str, Any]]()
+    content = {**environment.header(environment.here()), "shape": options.shape, "rounds": options.rounds, "rows": rows}
+    for tokens, sequences in CASES:
+        rows += case_of(tokens, sequences, shape, device, options.rounds)
+        device.release()
+        # whoever is in a hurry has what there is
+        options.json.write_text(with_a_line_for_each_row(content))
+    return 0 if all(row["verdict"] == GREEN for row in rows if row["tuning"] in (AS_IT_IS, FEW_TABLES)) else 1
+
+
+def with_a_line_for_each_row(content: dict[str, Any]) -> str:
+    head = {name: value for name, value in content.items() if name != "rows"}
+    rows = ",\n".join(json.dumps(row) for row in content["rows"])
+    return f'{json.dumps(head)[:-1]}, "rows": [\n{rows}\n]}}\n'
+
+
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
