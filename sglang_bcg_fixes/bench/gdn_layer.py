@@ -272,7 +272,8 @@ def calls_of_ours(
 
     inputs, shape = problem.inputs, problem.shape
     heads = Shape(shape.key_heads, shape.value_heads, shape.head, shape.head, shape.width)
-    tokens, tuning = sum(problem.lengths), tuning or triton.Tuning()
+    tokens = sum(problem.lengths)
+    tuning = tuning or triton.tuning_for(tokens)
     tables = metadata.Tables(tokens, max(sequences, len(problem.lengths)), problem.device)
     scratch = triton.Scratch.for_rows(tokens, tables, heads, problem.output.dtype, tuning)
     lengths = torch.tensor(problem.lengths, dtype=torch.int32, device=problem.device)

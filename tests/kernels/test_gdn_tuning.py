@@ -19,6 +19,7 @@ few = functools.partial(triton.Tuning, prepare_programs=2, advance_programs=2)
 def test_only_a_tuning_with_the_same_bits_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     changes = ({"advance_stages": 1}, {"advance_stages": 2}, {"strip": 5})
     monkeypatch.setattr(gdn_tuning, "Tuning", few)
+    monkeypatch.setattr(triton, "Tuning", few)
     monkeypatch.setattr(gdn_tuning, "CHANGES", changes)
     launch = triton.Call.launch
 
@@ -29,9 +30,16 @@ def test_only_a_tuning_with_the_same_bits_is_timed(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(triton.Call, "launch", wrong_with_two_stages)
     rows = {row["tuning"]: row for row in gdn_tuning.case_of(70, 2, SHAPE, Cpu(), 5)}
-    assert list(rows) == ["as it is", "advance_stages 1", "advance_stages 2", "strip 5", gdn_tuning.FEW_TABLES]
+    assert list(rows) == [
+        "as it is",
+        "advance_stages 1",
+        "advance_stages 2",
+        "strip 5",
+        "chosen",
+        gdn_tuning.FEW_TABLES,
+    ]
     timed = {name for name, row in rows.items() if gdn_tuning.LAYER in row}
-    assert timed == {"as it is", "advance_stages 1", gdn_tuning.FEW_TABLES}
+    assert timed == {"as it is", "advance_stages 1", "chosen", gdn_tuning.FEW_TABLES}
     assert all(rows[name][what] > 0 for name in timed for what in (gdn_tuning.PREPARE, gdn_tuning.ADVANCE))
     assert rows["advance_stages 2"]["why"] == "other bits than the tuning as it is"
     assert rows["strip 5"]["verdict"] == "red" and rows["strip 5"]["why"]

@@ -56,7 +56,6 @@ class Served:
         if device.type != "cuda" and select.selected(KERNEL.op).impl.name == "triton" and not is_interpreted():
             raise Unserved(f"tensors on {device.type}")
         self.form = select.selected(KERNEL.op).module(device.index)
-        self.tuning = self.form.Tuning()
         self.tables = self.form.Tables(runner.max_num_tokens, min(self.pool.size, MOST_SEQUENCES), device)
         # how far apart checkpoints for the prefix cache are, where it may want states from inside an extend
         self.unit = checkpoint_unit(model_runner.server_args)
@@ -79,6 +78,7 @@ class Served:
     def extend(self, layer: Any, mixed_qkv: Tensor, a: Tensor, b: Tensor) -> Tensor:
         cache, shape = self.cache(layer), shape_of(layer)
         rows = mixed_qkv.shape[0]
+        tuning = self.form.tuning_for(rows)
         output = torch.empty(1, rows, shape.value_heads, shape.values, dtype=mixed_qkv.dtype, device=mixed_qkv.device)
         self.form.extend(
             mixed_qkv,
@@ -93,10 +93,10 @@ class Served:
             state=cache.temporal,
             tables=self.tables,
             # from the graph's own pool, where what comes after this layer takes it again
-            scratch=self.form.Scratch.for_rows(rows, self.tables, shape, mixed_qkv.dtype, self.tuning),
+            scratch=self.form.Scratch.for_rows(rows, self.tables, shape, mixed_qkv.dtype, tuning),
             output=output[0],
             tracking=self.tracking,
-            tuning=self.tuning,
+            tuning=tuning,
         )
         return output
 

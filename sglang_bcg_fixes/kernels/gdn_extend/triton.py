@@ -536,7 +536,7 @@ def advance(
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """How the two kernels are launched; alike for every batch, so that a batch's bits do not depend on its bucket."""
+    """How the two kernels are launched. A batch's bits do not depend on it: benchmarks/gdn_tuning.py compares them."""
 
     prepare_programs: int = 396
     prepare_warps: int = 4
@@ -547,6 +547,15 @@ class Tuning:
     advance_stages: int = 3
     part: int = 64
     overlap: bool = False
+
+
+# of a graph for at most so many rows: as many programs find work as a GPU holds with all the registers they want
+FEW_ROWS, FOR_FEW_ROWS = 1024, {"prepare_registers": None}
+
+
+def tuning_for(rows: int) -> Tuning:
+    """Of a graph that is captured for so many rows."""
+    return dataclasses.replace(Tuning(), **FOR_FEW_ROWS) if rows <= FEW_ROWS else Tuning()  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass
