@@ -15,7 +15,7 @@ import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -71,6 +71,8 @@ class Arm:
     prepared: Callable[[], object] | None = None
     advanced: Callable[[], object] | None = None
     whole: Callable[[], object] | None = None
+    # whose memory the graphs read
+    calls: Sequence[Any] = ()
 
     def timed(self, device: gdn_layer.Device, layers: int) -> timing.Sample:
         graphs = {PREPARE: self.prepared, ADVANCE: self.advanced, LAYER: self.whole}
@@ -93,7 +95,7 @@ def build(name: str, call_of: Callable[[int], Any], problem: gdn_layer.Problem, 
     step()
     device.synchronize()
     graphs = [device.capture(work) for work in (lambda: spans("prepare"), lambda: spans("advance"), step)]
-    return Arm(name, "", *graphs)
+    return Arm(name, "", *graphs, calls=calls)
 
 
 def results(arm: Arm, problem: gdn_layer.Problem, device: gdn_layer.Device) -> list[torch.Tensor]:
