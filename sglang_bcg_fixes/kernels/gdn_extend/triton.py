@@ -550,7 +550,7 @@ class Tuning:
 
 
 # of a graph for at most so many rows: as many programs find work as a GPU holds with all the registers they want
-FEW_ROWS, FOR_FEW_ROWS = 1024, {"prepare_registers": None}
+FEW_ROWS, FOR_FEW_ROWS = 1024, {"prepare_registers": None, "advance_stages": 1, "advance_programs": 264}
 
 
 def tuning_for(rows: int) -> Tuning:
