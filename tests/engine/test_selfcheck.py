@@ -74,6 +74,8 @@ def test_rounding_grows_with_depth_and_with_the_type() -> None:
 
     assert most(0, torch.float32) < most(0, torch.float16) < most(0, torch.bfloat16) < most(8, torch.bfloat16)
     assert most(0, torch.float8_e4m3fn) == judge.MOST == most(10**6, torch.bfloat16)
+    # of a few tokens, one of which may go to another expert
+    assert judge.allowed(judge.Observation(0, judge.LOGITS, torch.ones(1)), 0.0, torch.float32) == judge.MOST
     # a state that is kept in fp32 is made of products in the model's type
     assert most(3, torch.float32, torch.bfloat16) == most(3, torch.bfloat16)
 
