@@ -26,7 +26,7 @@ STEPS: dict[str, tuple[list[int], dict[str, Any]]] = {
     "around a chunk": ([15, 16, 17], {}),
     "several chunks": ([70, 31, 48], {}),
     "nobody": ([0, 0], {}),
-    "some have nothing": ([0, 3, 0, 18, 0], {}),
+    "some have nothing": ([0, 3, 0, 18, 0], {"fresh": [2]}),
     "without prefix": ([20, 2, 16, 1], {"fresh": [0, 1]}),
     "without a slot": ([20, 2, 16, 1], {"gone": [0, 2]}),
     "all without a slot": ([20, 2], {"gone": [0, 1]}),
@@ -37,6 +37,7 @@ STEPS: dict[str, tuple[list[int], dict[str, Any]]] = {
     "keys alike": ([40], {"equal_keys": True, "gates": "near 0"}),
     "checkpoints": ([40, 33, 16, 3, 5], {"tracked": {0: 39, 1: 33, 2: 16, 3: 3}, "fresh": [1]}),
     "checkpoints of some, and not at the end": ([49, 20, 20], {"tracked": {0: 17, 2: 20}, "gone": [1]}),
+    "a checkpoint of nothing": ([20, 18], {"tracked": {0: 3, 1: 16}, "fresh": [0]}),
 }
 
 

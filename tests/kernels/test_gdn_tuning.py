@@ -20,6 +20,7 @@ def test_only_a_tuning_with_the_same_bits_is_timed(monkeypatch: pytest.MonkeyPat
     changes = ({"advance_stages": 1}, {"advance_stages": 2}, {"strip": 5})
     monkeypatch.setattr(gdn_tuning, "Tuning", few)
     monkeypatch.setattr(triton, "Tuning", few)
+    monkeypatch.setattr(triton, "FOR_FEW_ROWS", {"advance_stages": 1})
     monkeypatch.setattr(gdn_tuning, "CHANGES", changes)
     launch = triton.Call.launch
 

@@ -232,6 +232,7 @@ def short() -> Found:
     world = World()
     # on the interpreter every program takes its time, work or none
     triton.Tuning = functools.partial(triton.Tuning, prepare_programs=2, advance_programs=2)  # type: ignore[misc]
+    triton.FOR_FEW_ROWS = {}
     return scenario(world, SHORT, prefill.BUCKETS)
 
 

@@ -74,6 +74,10 @@ class Step:
             b=self.b[rows],
         )
 
+    @property
+    def with_work(self) -> list[int]:
+        return [number for number, slot in enumerate(self.slots) if slot >= 0 and self.lengths[number]]
+
     def rows(self, number: int) -> slice:
         start = sum(self.lengths[:number])
         return slice(start, start + self.lengths[number])
@@ -229,8 +233,8 @@ class Launched:
 
 
 def wanted(step: Step, lengths: Sequence[int] | None = None) -> reference.Results:
-    """The reference on the sequences that have a slot, in their order; of their first `lengths` tokens only."""
-    taken = [number for number, slot in enumerate(step.slots) if slot >= 0]
+    """The reference on the sequences that have work, in their order; of their first `lengths` tokens only."""
+    taken = step.with_work
     slots = [step.slots[number] for number in taken]
     kept = [step.lengths[number] if lengths is None else lengths[number] for number in taken]
     starts = [step.rows(number).start for number in taken]
@@ -265,14 +269,14 @@ def same_bits(one: Any, other: Any) -> bool:
 def faults(step: Step, after: After, chunk: int = CHUNK, tolerance: float = reference.TOLERANCE) -> list[str]:
     """What is wrong with what a step has left behind, against the reference."""
     found: list[str] = []
-    taken = [number for number, slot in enumerate(step.slots) if slot >= 0]
-    used = {step.slots[number] for number in taken if step.lengths[number]}
+    taken = step.with_work
+    used = {step.slots[number] for number in taken}
     real = torch.zeros(len(after.output), dtype=torch.bool, device=step.device)
     for number in taken:
         real[step.rows(number)] = True
     if not bool((after.output[~real] == 0).all()):
         found.append("rows without a token are not zero")
-    if any(step.lengths[number] for number in taken):
+    if taken:
         results = wanted(step)
         slots = [step.slots[number] for number in taken]
         got = reference.Results(after.output[real], after.conv[slots], after.state[slots])
@@ -281,7 +285,7 @@ def faults(step: Step, after: After, chunk: int = CHUNK, tolerance: float = refe
     boundaries = {
         number: (min(length, step.lengths[number] + step.prefixes[number]) - step.prefixes[number]) // chunk * chunk
         for number, length in enumerate(step.tracked)
-        if length is not None and number in taken and step.lengths[number]
+        if length is not None and number in taken
     }
     if boundaries:
         there = wanted(step, [boundaries.get(number, 0) for number in range(len(step.lengths))])
@@ -291,8 +295,9 @@ def faults(step: Step, after: After, chunk: int = CHUNK, tolerance: float = refe
             if not same_bits(after.conv[slot], there.conv[place].to(after.conv.dtype)):
                 found.append(f"the window of the checkpoint of sequence {number} after {boundary} tokens")
             error = reference.relative(after.state[slot], there.state[place])
-            # a state that nothing has changed is not rounded either
-            if not error <= (tolerance if boundary else 0):
+            # a state that nothing has changed is not rounded either; one head's own gates and keys may round it more
+            # than all do in the mean: SGLang's states of one sequence are off by 0.0053
+            if not error <= (reference.OF_SGLANGS * tolerance if boundary else 0):
                 found.append(f"the state of the checkpoint of sequence {number} is off by {error:.5f}")
     untouched = [slot for slot in range(len(step.state)) if slot not in used]
     if not same_bits(after.state[untouched], step.state[untouched]):

@@ -102,8 +102,11 @@ def errors(found: Results, wanted: Results) -> dict[str, float]:
 
 
 def relative(found: Any, wanted: Any) -> float:
-    wrong = (found.float() - wanted.float()).square().mean().sqrt()
-    return float(wrong / wanted.float().square().mean().sqrt())
+    differences = found.float() - wanted.float()
+    wrong, size = (float(each.square().mean().sqrt()) for each in (differences, wanted.float()))
+    if not size:
+        return float("inf") if wrong else 0.0
+    return wrong / size
 
 
 def why_wrong(found: dict[str, float], of_sglang: dict[str, float] | None) -> str:

@@ -549,7 +549,7 @@ class Tuning:
     overlap: bool = False
 
 
-# of a graph for at most so many rows: as many programs find work as a GPU holds with all the registers they want
+# of a graph for at most so many rows: they are few chunks, of many sequences perhaps, and there is nothing to prefetch
 FEW_ROWS, FOR_FEW_ROWS = 1024, {"prepare_registers": None, "advance_stages": 1, "advance_programs": 264}
 
 
