@@ -3,6 +3,7 @@
     python benchmarks/fa_metadata.py                    # with the installed SGLang: some minutes
     python benchmarks/fa_metadata.py --newest FOLDER    # which holds metadata.py of a late release, with its kernels
     python benchmarks/fa_metadata.py --check-only --cases 2000
+    python benchmarks/fa_metadata.py --plot-only FILE   # tables and a picture of an earlier JSONL, without a GPU
 
 First random calls (large ones too), eager and in a captured graph that is replayed with other lengths. A form with one
 wrong integer is red, and so has no times. Then arms in turn: the installed SGLang's eager method and the method that it
@@ -479,6 +480,30 @@ def summary(found: list[Row]) -> Iterator[str]:
             yield f"{mine} against {base}, {what}: median {middle:.2f}x, least {ratios[least]:.2f}x at {least}"
 
 
+def draw(found: list[Row], file: pathlib.Path) -> None:
+    """How many times as fast as what SGLang does before a replay, over what has to be moved."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 3, figsize=(13, 4), sharey=True)
+    names = (NEWEST, f"{OURS}triton", f"{OURS}cuda", INSTALLED_REPLAY)
+    for panel, what in zip(panels, (DEVICE, HOST, WALL), strict=True):
+        base = {row.case: row for row in found if (row.arm, row.measured) == (REPLAY, what)}
+        for name in names:
+            mine = [row for row in found if (row.arm, row.measured) == (name, what)]
+            ups = [(row.details["bytes"], rows.speed_up(base.get(row.case), row)) for row in mine]
+            panel.plot(*zip(*[each for each in ups if each[1]], strict=True), ".", label=name, markersize=4)
+        panel.axhline(1, color="k", linewidth=0.5)
+        panel.set(xscale="log", yscale="log", xlabel="bytes to be moved", title=what)
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("times as fast as SGLang before a replay")
+    panels[-1].legend(fontsize=7)
+    figure.tight_layout()
+    figure.savefig(file, dpi=110)
+
+
 def module_from(path: pathlib.Path) -> Any:
     spec = importlib.util.spec_from_file_location(f"newest_{path.stem}", path)
     assert spec and spec.loader, path
@@ -501,6 +526,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--newest", type=pathlib.Path, metavar="FOLDER", help="with a late release's metadata.py")
     parser.add_argument("--cases", type=int, default=250, help="random calls of each operation and form")
     parser.add_argument("--check-only", action="store_true")
+    parser.add_argument("--plot-only", type=pathlib.Path, metavar="FILE", help="of an earlier run; needs matplotlib")
     parser.add_argument("--rounds", type=int, default=timing.LEAST_ROUNDS)
     parser.add_argument("--batches", type=numbers, default=BATCHES)
     parser.add_argument("--lengths", type=numbers, default=LENGTHS)
@@ -514,6 +540,11 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     options = arguments()
+    if options.plot_only:
+        found = rows.read(options.plot_only)[1]
+        print("\n".join([*table(found), *summary(found)]))
+        draw(found, options.plot_only.with_suffix(".png"))
+        return 0
     began = time.monotonic()
     forms = load_forms(options.forms.split(","))
     right = {name: form for name, form in forms.items() if not check(form, name, options.cases, "cuda")}
@@ -525,7 +556,7 @@ def main() -> int:
     not_installed = install(next(iter(right))) if right else "no form is right"
     if not_installed:
         failures.add(f"ours could not be installed in SGLang: {not_installed}")
-    found: list[Row] = []
+    found = []
     todo = list(all_cases(options))
     for number, case in enumerate(todo):
         if time.monotonic() - began > options.seconds:
