@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from sglang_bcg_fixes import flags, plan, probe, registry
-from sglang_bcg_fixes.kernels.fa_metadata.kernel import KERNEL, MODULE, NOT_MEASURED
+from sglang_bcg_fixes.kernels.fa_metadata.kernel import KERNEL, MODULE
+from sglang_bcg_fixes.model import Accepted, Rejected
 from tests import processes
 
 Root = Callable[[str], pathlib.Path]
@@ -287,13 +288,16 @@ def test_a_source_that_nobody_has_read_keeps_its_own(release_root: Root) -> None
     assert set(drifted.rejected) == {impl.name for impl in KERNEL.impls}
 
 
-def test_auto_takes_nothing_before_servers_have_been_measured(release_root: Root) -> None:
+def test_auto_takes_cuda_or_else_triton(release_root: Root) -> None:
     files = probe.Folder(release_root(RELEASES[-1]))
-    auto = choice(files)
-    assert auto.impl is None
-    assert "for tests" in auto.rejected["reference"]
-    for name in ("triton", "cuda"):
-        assert auto.rejected[name] == f"only with {KERNEL.flag}={name}: {NOT_MEASURED}"
+    source = probe.Source(files)
+    for answer, name in ((Accepted(), "cuda"), (Rejected("no driver"), "triton")):
+        impls = [dataclasses.replace(impl, accepts=lambda answer=answer: answer) for impl in KERNEL.impls[:1]]
+        kernel = dataclasses.replace(KERNEL, impls=(*impls, *KERNEL.impls[1:]))
+        auto = plan.choose(kernel, "auto", probe.ask(KERNEL, source))
+        assert auto.impl and auto.impl.name == name
+        assert "for tests" in auto.rejected["reference"]
+    assert auto.rejected["cuda"] == "no driver"
     assert choice(files, **{KERNEL.flag: "triton"}).impl
     assert choice(files, **{KERNEL.flag: "reference"}).impl
     assert choice(files, **{KERNEL.flag: "off"}).impl is None
