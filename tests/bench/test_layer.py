@@ -95,6 +95,19 @@ def test_a_wrong_arm_has_no_time_and_no_speed_up(table: Callable, wrong: str) ->
     assert all(row.verdict == "green" and row.median for row in found if row.arm.startswith("sglang"))
 
 
+def test_flashinfer_is_asked_only_where_it_is_wanted_and_held_against_the_reference_alone(
+    table: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gdn_layer, "ON_FLASHINFER", {gdn_layer.FLASHINFER: lambda problem: plain(problem)})
+    assert {row.arm for row in table(sglang="")[0]} == {"sglang, eager", "sglang, captured"}
+    limits: list[dict[str, float] | None] = []
+    why_wrong = reference.why_wrong
+    monkeypatch.setattr(reference, "why_wrong", lambda found, other: limits.append(other) or why_wrong(found, other))
+    found = gdn_layer.case_of(*CASE, 5, Cpu(), "NVIDIA H200", flashinfer=True)
+    assert [row.verdict for row in found if row.arm.startswith(f"{gdn_layer.FLASHINFER}, ")] == ["green"] * 6
+    assert limits == [None] * 4
+
+
 def test_a_replay_that_differs_from_its_own_eager_run_is_red(table: Callable) -> None:
     found, printed = table(sglang="", ours="differs when replayed")
     captured = [row for row in found if row.arm == "ours, captured"]

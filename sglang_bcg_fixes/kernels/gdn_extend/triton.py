@@ -536,7 +536,7 @@ def advance(
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """How the two kernels are launched. A batch's bits do not depend on it: benchmarks/gdn_tuning.py compares them."""
+    """How the two kernels are launched; whatever is chosen, the bits are the same: benchmarks/gdn_tuning.py looks."""
 
     prepare_programs: int = 396
     prepare_warps: int = 4
