@@ -126,6 +126,14 @@ def test_the_canary_answers_rightly_and_turns_wrong_graphs_off(
     assert "`bcg-fixes explain linear_attention_captured`" in log
 
 
+def test_the_check_sees_what_is_replayed_also_where_every_prefill_is_compared(
+    checked: Callable[..., tuple[dict[str, Any], str]],
+) -> None:
+    environ = {"SGLANG_BCG_FIXES": "off", "SGLANG_BCG_CANARY": "1"}
+    found, _log = checked("0.5.12.post1", "qwen3next", "--freed-memory", "kept", mode="warn", **environ)
+    assert found["selfcheck"]["verdict"] == "wrong" and not found["canary"], found
+
+
 @pytest.mark.parametrize(("release", "model"), [("0.5.12.post1", "qwen3next"), ("0.5.23", "llama")])
 def test_the_canary_leaves_right_graphs_alone(
     checked: Callable[..., tuple[dict[str, Any], str]], release: str, model: str
