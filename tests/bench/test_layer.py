@@ -220,7 +220,9 @@ def test_a_part_that_fails_leaves_the_others_alone(
     here |= {"gpu": "none", "free_gib": 140}
     monkeypatch.setattr(environment, "look", lambda python: here)
     monkeypatch.setattr(command, "LAYER_MODULE", "tests.bench.no_such_module")
-    row = rows.Row("server", "time to first token", "ms", "no prefill graphs", "tiny", 8, 1, "green", median=2.0)
+    row = rows.Row(
+        "server", "time to first token", "ms", "no prefill graphs", "tiny", 8, 1, "green", median=2.0, p20=2.0, p80=2.0
+    )
     monkeypatch.setattr(command, "server_rows", lambda *_: iter([[row]]))
     file = tmp_path / "found.jsonl"
     assert cli.main(["bench", "--jsonl", str(file)]) == 1
