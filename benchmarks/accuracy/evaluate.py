@@ -12,7 +12,8 @@ Every arm is a fresh server that answers all questions greedily: one after the o
     kernels     the same with the plugin's fixes and its own gated delta net; not asked for by default
     eager       no prefill graphs and no fix; twice, because its difference from itself is what concurrency does
 
-A server that dies or hangs is a result: what it has not answered is wrong, and the end of its log is kept.
+A server that dies or hangs is a result: what it has not answered is wrong, and the end of its log is kept. So is one
+that an interrupt cuts off.
 """
 
 from __future__ import annotations
@@ -251,7 +252,10 @@ def evaluate(options: argparse.Namespace, folder: pathlib.Path) -> list[dict[str
             server = servers.Server(f"{position} {arm}", folder / str(position), job, environment_of(arm))
             waiting.append((arm, server, runner.start(server)))
         progress = servers.Progress(runner, len(arms), SECONDS * -(-len(arms) // options.jobs))
-        progress.follow({future: server for _, server, future in waiting})
+        try:
+            progress.follow({future: server for _, server, future in waiting})
+        except KeyboardInterrupt:
+            print("interrupted; this is what there is so far", file=sys.stderr, flush=True)
     lines = {server.name: servers.lines_in(server.answers) for _, server, _ in waiting}
     answers = {name: answers_in(some, len(problems)) for name, some in lines.items()}
     # an arm is compared with the first server of every arm, the second eager one with the first
@@ -260,7 +264,8 @@ def evaluate(options: argparse.Namespace, folder: pathlib.Path) -> list[dict[str
     for arm, server, future in waiting:
         others = {other: answers[name] for other, name in sorted(first.items()) if name != server.name}
         phases = judge(answers[server.name], others, problems)
-        results.append(result_of(arm, server, future.result(), phases, lines[server.name]))
+        outcome = servers.NEVER_STARTED if future.cancelled() else future.result()
+        results.append(result_of(arm, server, outcome, phases, lines[server.name]))
     return results
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import pathlib
 import random
+import signal
 import sys
 import types
 from collections.abc import Callable
@@ -314,6 +316,27 @@ def test_what_a_dead_server_did_not_answer_is_wrong(
     assert again["phases"]["serial"]["differs_from"] == {"stock": 2, "eager": 0}
     assert stock["cached_tokens"]["serial"] == 6
     assert "| stock: ended with exit status 3 while it served | 50.0% | 0.0% |" in evaluate.summary([stock])
+
+
+def test_what_was_answered_before_an_interrupt_is_kept(
+    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "server.py"
+    hangs = STANDS_FOR_A_SERVER.replace("sys.exit(3)", "time.sleep(60)")
+    script.write_text(hangs.format(accuracy=str(ACCURACY)))
+    monkeypatch.setattr(evaluate, "SERVER", [sys.executable, str(script)])
+    monkeypatch.setattr(evaluate.release, "installed", lambda: in_folder(release_root("0.5.12.post1")))
+    options = argparse.Namespace(questions=4, arms="eager,stock,stock", jobs=2, model=CHECKPOINT)
+    say = evaluate.servers.Progress.say
+
+    def interrupt_after_the_first(progress: Any, line: str) -> None:
+        say(progress, line)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(evaluate.servers.Progress, "say", interrupt_after_the_first)
+    eager, stock, never = evaluate.evaluate(options, tmp_path / "servers")
+    assert eager["ending"] == "finished" and eager["phases"]["serial"]["accuracy"] == 1
+    assert "interrupted" in stock["ending"] and "interrupted" in never["ending"]
 
 
 @pytest.mark.parametrize(("differing", "times"), [(0, {"median": 5}), (1, None)])
