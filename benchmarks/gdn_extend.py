@@ -23,11 +23,13 @@ from typing import Any
 import torch
 
 from sglang_bcg_fixes.bench import gdn_layer
-from sglang_bcg_fixes.kernels.gdn_extend import Shape, cases
+from sglang_bcg_fixes.kernels.gdn_extend import Shape, cases, reference
 from sglang_bcg_fixes.kernels.gdn_extend import triton as form
 from sglang_bcg_fixes.verify import environment
 
 SMALL = Shape(key_heads=2, value_heads=6, keys=64, values=32, width=3)
+# of one sequence alone; with random gates and keys SGLang's own state of one is off by 0.0053
+OF_CHECKPOINT = reference.OF_SGLANGS * reference.TOLERANCE
 LENGTHS = (0, 1, 2, 3, 15, 63, 64, 65, 127, 128, 129, 200, 511, 700, 1024, 2047, 5000)
 
 
@@ -76,7 +78,7 @@ def surroundings(step: cases.Step, source: random.Random) -> cases.Surroundings:
 def faults(step: cases.Step, around: cases.Surroundings, tuning: form.Tuning) -> Iterator[str]:
     launched = cases.Launched(step, tuning, around)
     eager = launched.run()
-    yield from cases.faults(step, eager)
+    yield from cases.faults(step, eager, of_checkpoint=OF_CHECKPOINT)
     # captured while the tables say that there is nothing to do
     launched.tables.fill(*(torch.zeros(1, dtype=torch.int32, device="cuda") for _ in range(3)))
     graph = torch.cuda.CUDAGraph()
