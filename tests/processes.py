@@ -12,6 +12,8 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from tests import warm
+
 REPOSITORY = pathlib.Path(__file__).parent.parent
 FAKE_SGLANG = REPOSITORY / "tests" / "engine" / "fake_sglang"
 # of a release that runs on the CPU
@@ -39,14 +41,25 @@ def environment_of(paths: Iterable[pathlib.Path], given: Mapping[str, str]) -> d
     return {**inherited, **given}
 
 
+def on_cpu(
+    root: pathlib.Path,
+    *arguments: str,
+    paths: Iterable[pathlib.Path] = (),
+    environment: Mapping[str, str] | None = None,
+    timeout: int = 300,
+) -> subprocess.CompletedProcess[str]:
+    """Python with a release that runs on the CPU, and our plugin where the environment names no other."""
+    whole = environment_of([root, REPOSITORY / "tools", *paths], {**ON_CPU, **(environment or {})})
+    return warm.starter(whole).run(arguments, whole, timeout)
+
+
 def beside(root: pathlib.Path, *arguments: str, timeout: int = 300, **environment: str) -> tuple[Any, str]:
-    """Python with a release that runs on the CPU: what it printed behind RESULT, as JSON, and its whole log."""
+    """What it printed behind RESULT, as JSON, and its whole log."""
     with tempfile.TemporaryDirectory() as reports:
-        done = python(
+        done = on_cpu(
+            root,
             *arguments,
-            paths=[root, REPOSITORY / "tools"],
             environment={
-                **ON_CPU,
                 "SGLANG_BCG_REPORT_DIR": reports,
                 # fixes are looked at without kernels, which have tests of their own and are slow where none compiles
                 "SGLANG_BCG_KERNEL_FA_METADATA": "off",

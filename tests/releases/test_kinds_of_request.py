@@ -28,10 +28,10 @@ SAMPLE = [
 def outcomes(root: pathlib.Path, plugins: str, server: str, folder: pathlib.Path) -> dict[str, str]:
     """For every case: replays, eager, or wrong and how."""
     report = folder / "report.json"
-    process = processes.python(
+    process = processes.on_cpu(
+        root,
         *("-m", "tests.releases.kinds_of_request", str(report), server),
-        paths=[root, processes.REPOSITORY / "tools"],
-        environment={"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "SGLANG_PLUGINS": plugins},
+        environment={"SGLANG_PLUGINS": plugins},
         timeout=400,
     )
     assert process.returncode == 0, process.stderr[-4000:]

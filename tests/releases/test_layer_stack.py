@@ -34,10 +34,10 @@ def examined(root: pathlib.Path, *models: str, **environ: str) -> dict[str, dict
     """What the release says of each model, in a process of its own; without our plugin unless the environment asks."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder, "report.json")
-        done = processes.python(
+        done = processes.on_cpu(
+            root,
             *("-m", "tests.releases.layer_stacks", str(report), *models),
-            paths=[root, processes.REPOSITORY / "tools"],
-            environment={"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "SGLANG_PLUGINS": "__none__", **environ},
+            environment={"SGLANG_PLUGINS": "__none__", **environ},
             timeout=600,
         )
         assert done.returncode == 0, done.stderr[-4000:]

@@ -37,14 +37,10 @@ def run(release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path) -> 
     def run(release: str, module: str, *options: str, plugins: str = "bcg_fixes", **environment: str) -> dict:
         out = tmp_path / "report.json"
         options = (*options, "--json", str(out)) if module == "sglang_on_cpu.prefill" else (str(out), *options)
-        process = processes.python(
+        process = processes.on_cpu(
+            release_root(release),
             *("-m", module, *options),
-            paths=[release_root(release), processes.REPOSITORY / "tools"],
-            environment={
-                **{"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "SGLANG_PLUGINS": plugins},
-                **environment,
-            },
-            timeout=300,
+            environment={"SGLANG_PLUGINS": plugins, **environment},
         )
         assert process.returncode == 0, process.stderr[-4000:]
         found: dict = json.loads(out.read_text())

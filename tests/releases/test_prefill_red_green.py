@@ -34,12 +34,7 @@ def prefill(release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path)
         report = tmp_path / "report.json"
         requests = "1" if release in SINGLE_REQUEST else "2"
         command = ["-m", "sglang_on_cpu.prefill", "--requests", requests, "--json", str(report), *options]
-        process = processes.python(
-            *command,
-            paths=[release_root(release), processes.REPOSITORY / "tools"],
-            environment={"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "SGLANG_PLUGINS": plugins},
-            timeout=300,
-        )
+        process = processes.on_cpu(release_root(release), *command, environment={"SGLANG_PLUGINS": plugins})
         assert process.returncode == 0, process.stderr[-4000:]
         found = json.loads(report.read_text())
         assert found["release"] == release

@@ -97,18 +97,7 @@ print("RESULT", json.dumps({
 
 
 def run(root: pathlib.Path, code: str, reports: pathlib.Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    return processes.python(
-        "-c",
-        PRELUDE + code,
-        paths=[root, processes.REPOSITORY / "tools"],
-        environment={
-            "TRITON_INTERPRET": "1",
-            "SGLANG_PLUGINS": "bcg_fixes",
-            "SGLANG_BCG_REPORT_DIR": str(reports),
-            **environ,
-        },
-        timeout=300,
-    )
+    return processes.on_cpu(root, "-c", PRELUDE + code, environment={"SGLANG_BCG_REPORT_DIR": str(reports), **environ})
 
 
 def result(done: subprocess.CompletedProcess[str]) -> dict:

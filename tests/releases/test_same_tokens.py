@@ -29,10 +29,9 @@ def test_the_plugin_does_not_change_eager_tokens(
     models = MODELS_OF_0_5_15 if release == "0.5.15" else MODELS
     report = tmp_path / "report.json"
     arms = [word for name, environment in ARMS.items() for word in ("--arm", name, *environment)]
-    process = processes.python(
+    process = processes.on_cpu(
+        release_root(release),
         *("-m", "sglang_on_cpu.one_batch", "--model", *models, "--json", str(report), *arms),
-        paths=[release_root(release), processes.REPOSITORY / "tools"],
-        environment={"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
         timeout=600,
     )
     assert process.returncode == 0, process.stderr[-4000:]
