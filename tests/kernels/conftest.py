@@ -12,7 +12,7 @@ from sglang_bcg_fixes.kernels.cuda import driver, nvrtc
 
 HERE = pathlib.Path(__file__).parent
 # bfloat16 and libdevice, which Triton's interpreter has not
-interpreter.install()
+interpreter.install(overflow_is_an_error=True)
 
 
 @pytest.fixture(scope="session")

@@ -128,6 +128,6 @@ def noticed(name: str, folder: pathlib.Path) -> bool:
 if __name__ == "__main__":
     from sglang_on_cpu import interpreter
 
-    interpreter.install()
+    interpreter.install(overflow_is_an_error=True)
     print("ready", flush=True)
     mutants.tell(sys.argv[1:], noticed)

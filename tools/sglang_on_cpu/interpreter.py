@@ -81,6 +81,9 @@ def _bfloat16_is_a_number() -> None:
 def _aliases_of_builtins_are_interpreted() -> None:
     # the interpreter patches the names in `tl`; a kernel's module that says `exp = tl.exp` keeps the unpatched one
     patch_lang = interpreter._patch_lang
+    searched: set[int] = set()
+    # of the launch that is under way
+    patched: set[int] = set()
 
     def interpreted(builtin):
         @functools.wraps(builtin)
@@ -92,10 +95,25 @@ def _aliases_of_builtins_are_interpreted() -> None:
         return call
 
     def patch_lang_and_aliases(fn):
-        for name, value in list(fn.__globals__.items()):
-            if callable(value) and tl.core.is_builtin(value) and not hasattr(value, "is_interpreted_alias"):
-                fn.__globals__[name] = interpreted(value)
-        return patch_lang(fn)
+        if id(fn) not in searched:
+            searched.add(id(fn))
+            for name, value in list(fn.__globals__.items()):
+                if callable(value) and tl.core.is_builtin(value) and not hasattr(value, "is_interpreted_alias"):
+                    fn.__globals__[name] = interpreted(value)
+        languages = {id(value) for value in fn.__globals__.values() if value is tl or value is tl.core}
+        if languages and languages <= patched:
+            # a kernel calls its functions thousands of times, and a search of all of `tl` each time is half of it
+            return interpreter._LangPatchScope()
+        scope = patch_lang(fn)
+        patched.update(languages)
+        restore = scope.restore
+
+        def restore_all():
+            patched.clear()
+            restore()
+
+        scope.restore = restore_all
+        return scope
 
     interpreter._patch_lang = patch_lang_and_aliases
 
@@ -109,6 +127,17 @@ def _a_tensor_of_one_value_is_an_index() -> None:
         tensor.__index__ = lambda self: int(self.handle.data.item())
 
     interpreter._patch_lang_tensor = patch_tensor_and_index
+
+
+def _numpy_types_are_looked_up_once() -> None:
+    of_type = interpreter._get_np_dtype
+    of_scalar = functools.cache(lambda name: of_type(tl.dtype(name)))
+
+    def get_np_dtype(type_):
+        scalar = type_.element_ty if isinstance(type_, tl.block_type) else type_
+        return of_type(type_) if isinstance(scalar, tl.pointer_type) else of_scalar(scalar.name)
+
+    interpreter._get_np_dtype = get_np_dtype
 
 
 def _libdevice_in_numpy() -> None:
@@ -133,8 +162,11 @@ def _no_grid_dependency_to_wait_for() -> None:
             setattr(cuda, name, lambda *_, **__: None)
 
 
-def install() -> None:
-    """Call before a module with Triton kernels is imported. Calling it again does nothing."""
+def install(overflow_is_an_error: bool = False) -> None:
+    """Call before a module with Triton kernels is imported. Calling it again does nothing.
+
+    A GPU looks for no overflow of integers, and to look for it makes every sum and product several.
+    """
     global _installed
     if _installed:
         return
@@ -143,5 +175,7 @@ def install() -> None:
     _bfloat16_is_a_number()
     _aliases_of_builtins_are_interpreted()
     _a_tensor_of_one_value_is_an_index()
+    _numpy_types_are_looked_up_once()
     _libdevice_in_numpy()
     _no_grid_dependency_to_wait_for()
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=overflow_is_an_error)
