@@ -10,6 +10,8 @@ from tests import wheels
 
 # before anything imports triton: its own functions are made for the interpreter or for a GPU at that moment
 os.environ.setdefault("TRITON_INTERPRET", "1")
+# there is a worker for every core
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 DRIFTED = pathlib.PurePath("sglang/srt/layers/radix_linear_attention.py")
 
