@@ -1,13 +1,14 @@
 """Replays of latent attention are prepared for the form that was not captured
 
 Symptom: DeepSeek, Kimi-Linear and other models with latent attention (MLA) end at their first replayed prefill on
-FlashAttention 3, with a shape mismatch in `q.view`. Only where the breakable backend is chosen explicitly: its default
-is off for these models.
+FlashAttention 3, with a shape mismatch in `q.view`. On TensorRT-LLM (Blackwell) absorbed queries are handed to the
+kernel for expanded ones. Only where the breakable backend is chosen explicitly: its default is off for these models.
 Cause: 0.5.17 pins the absorbed form (MLA) under a breakable graph for every model, and still tells each replay that the
 expanded one (MHA) was captured, unless the model is on a list that has one name. FlashAttention believes the batch.
+TensorRT-LLM's backend plans for the absorbed form under a piecewise graph only.
 Change: Where prefill runs on FlashAttention 3, which is always captured in the absorbed form, a replay's batch says so.
-Other backends do not ask it, or choose the expanded form, and stay as they are; TensorRT-LLM plans another form than
-the one captured there, which this does not mend.
+TensorRT-LLM plans under a breakable graph what it plans under a piecewise one. Other backends do not ask the batch, or
+choose the expanded form, and stay as they are.
 Remove when: 0.5.17 has not to be served.
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_bcg_fixes.fixes import mla_dispatch_unaware
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
@@ -23,6 +25,7 @@ from sglang_bcg_fixes.runners import PREFILL, makes_breakable_graphs
 HANDLER = "sglang.srt.models.deepseek_common.attention_backend_handler:_handle_attention_backend"
 RESTORE = f"{PREFILL}._restore_mha_capture_state"
 LOAD = f"{PREFILL}.load_batch"
+PLAN = "sglang.srt.layers.attention.trtllm_mla_backend:TRTLLMMLABackend.init_forward_metadata"
 
 
 def probe(source: Source) -> Finding:
@@ -34,7 +37,8 @@ def probe(source: Source) -> Finding:
         return absent("the expanded form is captured, too", handler, restore)
     load = source.need(LOAD)
     if load.mentions("self.has_mha_companion_layers and (not self.mla_pinned_under_bcg)"):
-        return affected("the absorbed form is captured, and replays are prepared for the other one", handler, load)
+        wrong = "the absorbed form is captured, and replays are prepared for the other one"
+        return affected(wrong, handler, load, source.need(PLAN))
     if load.mentions("self.has_mha_companion_layers and (not is_cuda())"):
         return fixed("on CUDA replays are not prepared for the expanded form", handler, load)
     return unknown("replays are prepared in a way that no known release does", handler, load)
@@ -57,6 +61,7 @@ FIX = Fix(
         "57900f0e98a5": "PrefillCudaGraphRunner._restore_mha_capture_state, 0.5.16",
         "36655451c160": "_handle_attention_backend, 0.5.17 to 0.5.19",
         "e1d6250b9115": "PrefillCudaGraphRunner.load_batch, 0.5.17",
+        "8dd10cbe99cf": "TRTLLMMLABackend.init_forward_metadata, 0.5.17",
         "92d205a6594f": "PrefillCudaGraphRunner.load_batch, 0.5.18",
         "0afcfecdfd81": "PrefillCudaGraphRunner.load_batch, 0.5.19",
         "4d9bacfaaebe": "_handle_attention_backend, 0.5.20 to 0.5.23",
@@ -65,7 +70,10 @@ FIX = Fix(
         "6106f4655ca1": "PrefillCudaGraphRunner.load_batch, 0.5.22",
         "0436d47b0308": "PrefillCudaGraphRunner.load_batch, 0.5.23",
     },
-    patches=(PatchPoint((LOAD,), How.AFTER, f"{__name__}:in_the_absorbed_form"),),
+    patches=(
+        PatchPoint((LOAD,), How.AFTER, f"{__name__}:in_the_absorbed_form"),
+        PatchPoint((PLAN,), How.AROUND, f"{mla_dispatch_unaware.__name__}:as_under_a_piecewise_graph"),
+    ),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("kimi_linear_prefill_graph",),
 )

@@ -759,6 +759,19 @@ def _weak_references_of_device_tensors(module) -> None:
     module._weak_ref_if_tensor = weak_ref_if_tensor
 
 
+def _lengths_on_the_host(batch_type: type) -> None:
+    """A batch's `seq_lens_cpu` stays on the host on a GPU machine, and attention may read it while capturing."""
+    make = batch_type.__init__
+
+    @functools.wraps(make)
+    def made(self, *args, **kwargs):
+        make(self, *args, **kwargs)
+        if torch.is_tensor(self.seq_lens_cpu):
+            host(self.seq_lens_cpu)
+
+    batch_type.__init__ = made
+
+
 def after_import() -> None:
     """Call once sglang is importable, before plugins are loaded: a plugin may replace what this wraps."""
     import sglang
@@ -771,3 +784,6 @@ def after_import() -> None:
     from sglang.srt.layers.moe import fused_moe_native
 
     fused_moe_native.moe_forward_native = opaque(fused_moe_native.moe_forward_native)
+    from sglang.srt.model_executor import forward_batch_info
+
+    _lengths_on_the_host(forward_batch_info.ForwardBatch)
