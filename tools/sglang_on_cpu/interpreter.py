@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 
 import numpy as np
 import torch
@@ -81,7 +82,7 @@ def _bfloat16_is_a_number() -> None:
 def _aliases_of_builtins_are_interpreted() -> None:
     # the interpreter patches the names in `tl`; a kernel's module that says `exp = tl.exp` keeps the unpatched one
     patch_lang = interpreter._patch_lang
-    searched: set[int] = set()
+    searched: weakref.WeakSet = weakref.WeakSet()
     # of the launch that is under way
     patched: set[int] = set()
 
@@ -95,8 +96,8 @@ def _aliases_of_builtins_are_interpreted() -> None:
         return call
 
     def patch_lang_and_aliases(fn):
-        if id(fn) not in searched:
-            searched.add(id(fn))
+        if fn not in searched:
+            searched.add(fn)
             for name, value in list(fn.__globals__.items()):
                 if callable(value) and tl.core.is_builtin(value) and not hasattr(value, "is_interpreted_alias"):
                     fn.__globals__[name] = interpreted(value)
