@@ -34,9 +34,10 @@ CHOOSE = {
     f"{HANDLERS}:handle_attention_trtllm_mla": (f"{HANDLERS}:AttentionBackendRegistry._handlers['trtllm_mla']",),
     f"{HANDLERS}:handle_attention_triton": (f"{HANDLERS}:AttentionBackendRegistry._handlers['triton']",),
 }
+TENSORRT_PLAN = "sglang.srt.layers.attention.trtllm_mla_backend:TRTLLMMLABackend.init_forward_metadata"
 PLAN = (
     "sglang.srt.layers.attention.flashinfer_mla_backend:FlashInferMLAAttnBackend.init_forward_metadata",
-    "sglang.srt.layers.attention.trtllm_mla_backend:TRTLLMMLABackend.init_forward_metadata",
+    TENSORRT_PLAN,
 )
 WARM_UP = f"{OLD_PREFILL}._warmup"
 

@@ -25,7 +25,6 @@ from sglang_bcg_fixes.runners import PREFILL, makes_breakable_graphs
 HANDLER = "sglang.srt.models.deepseek_common.attention_backend_handler:_handle_attention_backend"
 RESTORE = f"{PREFILL}._restore_mha_capture_state"
 LOAD = f"{PREFILL}.load_batch"
-PLAN = "sglang.srt.layers.attention.trtllm_mla_backend:TRTLLMMLABackend.init_forward_metadata"
 
 
 def probe(source: Source) -> Finding:
@@ -38,7 +37,7 @@ def probe(source: Source) -> Finding:
     load = source.need(LOAD)
     if load.mentions("self.has_mha_companion_layers and (not self.mla_pinned_under_bcg)"):
         wrong = "the absorbed form is captured, and replays are prepared for the other one"
-        return affected(wrong, handler, load, source.need(PLAN))
+        return affected(wrong, handler, load, source.need(mla_dispatch_unaware.TENSORRT_PLAN))
     if load.mentions("self.has_mha_companion_layers and (not is_cuda())"):
         return fixed("on CUDA replays are not prepared for the expanded form", handler, load)
     return unknown("replays are prepared in a way that no known release does", handler, load)
@@ -72,7 +71,11 @@ FIX = Fix(
     },
     patches=(
         PatchPoint((LOAD,), How.AFTER, f"{__name__}:in_the_absorbed_form"),
-        PatchPoint((PLAN,), How.AROUND, f"{mla_dispatch_unaware.__name__}:as_under_a_piecewise_graph"),
+        PatchPoint(
+            (mla_dispatch_unaware.TENSORRT_PLAN,),
+            How.AROUND,
+            f"{mla_dispatch_unaware.__name__}:as_under_a_piecewise_graph",
+        ),
     ),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("kimi_linear_prefill_graph",),

@@ -14,45 +14,27 @@ RELEASES = ("0.5.11", "0.5.12.post1", "0.5.13.post1", "0.5.14", "0.5.15.post1")
 CODE = """
 import json, types
 from sglang_on_cpu import one_batch, prefill
-one_batch.import_sglang(with_graphs=True)
-one_batch.load_plugins()
-import torch
-from sglang.srt.layers.attention.flashinfer_mla_backend import FlashInferMLAAttnBackend
-from sglang.srt.layers.attention.trtllm_mla_backend import TRTLLMMLABackend
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
+from tests.fixes import small_deepseek
+from tests.fixes.small_deepseek import PROMPTS
+loaded = small_deepseek.load()
 from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry, AttnForwardMethod
 from sglang_bcg_fixes import graph_break
 from sglang_bcg_fixes.plugin import load
 
-PROMPTS, ID = [[5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6]], "mla_dispatch_unaware"
+ID = "mla_dispatch_unaware"
 BACKENDS = ("triton", "fa3", "flashinfer", "flashmla", "cutlass_mla", "trtllm_mla")
-loaded = one_batch.load("deepseek_v2", attention_backend="fa3")
-model = loaded.model_runner.model
-one_batch.randomize(model)
-# the absorbed weights are made from the others
-model.post_load_weights()
 process = load()
 scope = graph_break.load("context").enable_breakable_cuda_graph
 
 attention = types.SimpleNamespace(
     flashinfer_mla_disable_ragged=False, disable_chunked_prefix_cache=False, chunked_prefix_cache_threshold=0)
-batch = types.SimpleNamespace(
-    forward_mode=ForwardMode.EXTEND, extend_prefix_lens_cpu=[0], extend_seq_lens_cpu=[3], seq_lens_cpu=[3],
-    seq_lens=torch.tensor([3]), extend_prefix_lens=torch.tensor([0]), req_pool_indices=None, seq_lens_sum=3,
-    attn_dcp_metadata=None, attn_cp_metadata=None, get_max_chunk_capacity=lambda: 1024)
+batch = small_deepseek.batch()
 
 def chosen():
     return {name: AttentionBackendRegistry.get_handler(name)(attention, batch).name for name in BACKENDS}
 
 def planned():
-    plans = []
-    for kind in (FlashInferMLAAttnBackend, TRTLLMMLABackend):
-        backend = object.__new__(kind)
-        backend.prefill_wrapper_paged, backend.disable_chunked_prefix_cache = None, False
-        update = lambda *_, use_ragged, **__: plans.append("ragged" if use_ragged else "paged")
-        backend.indices_updater_prefill = types.SimpleNamespace(update=update)
-        backend.init_forward_metadata(batch)
-    return plans + [backend.forward_prefill_metadata.fallback_to_flashinfer_impl]
+    return [*small_deepseek.planned_by_flashinfer(), *small_deepseek.planned_by_tensorrt()]
 
 def dispatch():
     found = {"outside": [chosen(), planned()]}

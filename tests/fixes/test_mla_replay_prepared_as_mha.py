@@ -12,19 +12,14 @@ from sglang_bcg_fixes.fixes import mla_replay_prepared_as_mha as fix
 from tests import processes
 
 PRELUDE = """
-import json, sys, types
+import json, sys
 from sglang_on_cpu import graphs, one_batch, prefill
-one_batch.import_sglang(with_graphs=True)
-one_batch.load_plugins()
+from tests.fixes.small_deepseek import PROMPTS, load as load_model, planned_by_tensorrt
+loaded = load_model()
 from sglang_bcg_fixes import graph_break
 from sglang_bcg_fixes.plugin import load
 
-ID, PROMPTS = "mla_replay_prepared_as_mha", [[5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6]]
-loaded = one_batch.load("deepseek_v2", attention_backend="fa3")
-model = loaded.model_runner.model
-one_batch.randomize(model)
-# the absorbed weights are made from the others
-model.post_load_weights()
+ID = "mla_replay_prepared_as_mha"
 tokens, logits = one_batch.generate(loaded, PROMPTS, 3)
 runner = prefill.capture_prefill(loaded.model_runner, (8, 16))
 # as on an NVIDIA GPU: where it is false, captures are taken to be of the expanded form
@@ -35,28 +30,10 @@ again, replayed = one_batch.generate(loaded, PROMPTS, 3)
 found |= {"same": again == tokens, "off": (replayed - logits).abs().max().item(), "replays": graphs.counters.replays}
 """
 CODE = """
-import torch
-from sglang.srt.layers.attention.trtllm_mla_backend import TRTLLMMLABackend
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
-
-batch = types.SimpleNamespace(
-    forward_mode=ForwardMode.EXTEND, extend_prefix_lens_cpu=[0], extend_seq_lens_cpu=[3], seq_lens_cpu=[3],
-    seq_lens=torch.tensor([3]), extend_prefix_lens=torch.tensor([0]), req_pool_indices=None, seq_lens_sum=3,
-    attn_dcp_metadata=None, attn_cp_metadata=None)
-
-def planned():
-    "Whether the absorbed form is planned, and for which of FlashInfer's kernels."
-    plans, backend = [], object.__new__(TRTLLMMLABackend)
-    backend.prefill_wrapper_paged, backend.disable_chunked_prefix_cache = None, False
-    update = lambda *_, use_ragged, **__: plans.append("ragged" if use_ragged else "paged")
-    backend.indices_updater_prefill = types.SimpleNamespace(update=update)
-    backend.init_forward_metadata(batch)
-    return [backend.forward_prefill_metadata.fallback_to_flashinfer_impl, *plans]
-
 def plans():
-    outside = planned()
+    outside = planned_by_tensorrt()
     with graph_break.load("context").enable_breakable_cuda_graph():
-        return {"eager": outside, "under a graph": planned()}
+        return {"eager": outside, "under a graph": planned_by_tensorrt()}
 
 found["plans"] = plans()
 ledger.undo(ID)
@@ -78,7 +55,7 @@ def test_the_first_replay_is_answered_and_ends_the_server_without(
     assert found["applied"] and found["same"] and 0 < found["off"] < 0.005, found
     assert "is invalid for input of size" in found["error"]
     # TensorRT-LLM's kernels are not run here: they are for Blackwell alone
-    assert found["plans"] == {"eager": [False], "under a graph": [True, "paged"]}
+    assert found["plans"] == {"eager": [False], "under a graph": ["paged", True]}
     assert found["stock plans"] == {"eager": [False], "under a graph": [False]}
 
 

@@ -1,0 +1,72 @@
+"""For code in a process of its own beside a release: a small model with latent attention, and what backends plan."""
+
+from __future__ import annotations
+
+import importlib
+import types
+from typing import Any
+
+ATTENTION = "sglang.srt.layers.attention"
+PLANNERS = {"flashinfer_mla_backend": "FlashInferMLAAttnBackend", "trtllm_mla_backend": "TRTLLMMLABackend"}
+PROMPTS = [[5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6]]
+
+
+def load() -> Any:
+    """The model with random weights on FlashAttention 3, after SGLang has loaded the plugin."""
+    from sglang_on_cpu import one_batch
+
+    one_batch.import_sglang(with_graphs=True)
+    one_batch.load_plugins()
+    # before the runner is imported: what is patched in both can be undone alone then, nothing else is above it
+    for module in PLANNERS:
+        importlib.import_module(f"{ATTENTION}.{module}")
+    loaded = one_batch.load("deepseek_v2", attention_backend="fa3")
+    model = loaded.model_runner.model
+    one_batch.randomize(model)
+    # the absorbed weights are made from the others
+    model.post_load_weights()
+    return loaded
+
+
+def batch() -> Any:
+    """One request without a prefix, as far as dispatch and planning ask."""
+    import torch
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    return types.SimpleNamespace(
+        forward_mode=ForwardMode.EXTEND,
+        extend_prefix_lens_cpu=[0],
+        extend_seq_lens_cpu=[3],
+        seq_lens_cpu=[3],
+        seq_lens=torch.tensor([3]),
+        extend_prefix_lens=torch.tensor([0]),
+        req_pool_indices=None,
+        seq_lens_sum=3,
+        attn_dcp_metadata=None,
+        attn_cp_metadata=None,
+        get_max_chunk_capacity=lambda: 1024,
+    )
+
+
+def planned_by_flashinfer() -> list[Any]:
+    """For which kernels it plans: ragged for the expanded form, paged for the absorbed one."""
+    return _plan("flashinfer_mla_backend")[1]
+
+
+def planned_by_tensorrt() -> list[Any]:
+    """What it has FlashInfer plan, and whether FlashInfer's absorbed form is run in the place of its own kernel."""
+    backend, plans = _plan("trtllm_mla_backend")
+    return [*plans, backend.forward_prefill_metadata.fallback_to_flashinfer_impl]
+
+
+def _plan(module: str) -> tuple[Any, list[Any]]:
+    family = getattr(importlib.import_module(f"{ATTENTION}.{module}"), PLANNERS[module])
+    backend, plans = object.__new__(family), list[Any]()
+    backend.prefill_wrapper_paged, backend.disable_chunked_prefix_cache = None, False
+
+    def update(*_: Any, use_ragged: bool, **__: Any) -> None:
+        plans.append("ragged" if use_ragged else "paged")
+
+    backend.indices_updater_prefill = types.SimpleNamespace(update=update)
+    backend.init_forward_metadata(batch())
+    return backend, plans
