@@ -54,7 +54,7 @@ def on_cpu(
 
 
 def beside(root: pathlib.Path, *arguments: str, timeout: int = 300, **environment: str) -> tuple[Any, str]:
-    """What it printed behind RESULT, as JSON, and its whole log."""
+    """The result of `on_cpu` without kernels, and its whole log."""
     with tempfile.TemporaryDirectory() as reports:
         done = on_cpu(
             root,
@@ -67,9 +67,14 @@ def beside(root: pathlib.Path, *arguments: str, timeout: int = 300, **environmen
             },
             timeout=timeout,
         )
+    return result(done), done.stdout + done.stderr
+
+
+def result(done: subprocess.CompletedProcess[str]) -> Any:
+    """What it printed behind RESULT, as JSON."""
     assert done.returncode == 0, done.stderr[-4000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
-    return json.loads(line.removeprefix("RESULT ")), done.stdout + done.stderr
+    return json.loads(line.removeprefix("RESULT "))
 
 
 def code(text: str) -> str:

@@ -6,6 +6,7 @@ the code that runs, all is as in a process of its own: its path, its environment
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import json
@@ -43,9 +44,7 @@ class Starter:
     """The process that forks, with the environment that its packages were imported in."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        # its own path would be theirs, too
-        self.environment = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
-        self._process: subprocess.Popen[str] | None = None
+        self.environment = environment
         # one at a time: it waits for what it has forked
         self._turn = threading.Lock()
 
@@ -69,15 +68,12 @@ class Starter:
             raise subprocess.TimeoutExpired(command, timeout, *printed)
         return subprocess.CompletedProcess(command, returncode, *printed)
 
+    @functools.cached_property
+    def _process(self) -> subprocess.Popen[str]:
+        command, pipe = [sys.executable, __file__], subprocess.PIPE
+        return subprocess.Popen(command, env=self.environment, stdin=pipe, stdout=pipe, text=True)
+
     def _ask(self, asked: dict[str, Any]) -> int | None:
-        if self._process is None:
-            self._process = subprocess.Popen(
-                [sys.executable, __file__],
-                env=self.environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-            )
         process = self._process
         assert process.stdin and process.stdout
         process.stdin.write(json.dumps(asked) + "\n")
@@ -93,8 +89,9 @@ _starters: dict[frozenset[tuple[str, str]], Starter] = {}
 
 def starter(environment: Mapping[str, str]) -> Starter:
     """The one whose packages were imported in this environment, as far as they read it."""
-    read = {(name, value) for name, value in environment.items() if name.startswith(READ_WHEN_IMPORTED)}
-    return _starters.setdefault(frozenset(pair for pair in read if pair[0] != "PYTHONPATH"), Starter(environment))
+    imported_in = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
+    read = frozenset(pair for pair in imported_in.items() if pair[0].startswith(READ_WHEN_IMPORTED))
+    return _starters.setdefault(read, Starter(imported_in))
 
 
 def forked() -> dict[str, Any]:

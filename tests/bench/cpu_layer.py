@@ -13,7 +13,7 @@ from sglang_on_cpu import one_batch
 
 from sglang_bcg_fixes.bench import gdn_layer, timing
 from sglang_bcg_fixes.kernels.gdn_extend import triton
-from tests.bench.cpu_device import Cpu
+from tests.bench.cpu_device import Cpu, once
 
 if __name__ == "__main__":
     one_batch.import_sglang()
@@ -38,6 +38,5 @@ if __name__ == "__main__":
             return right(self, layer=layer, forward_batch=forward_batch, **others)
 
         gdn_backend.GDNAttnBackend.forward_extend = forgets
-    # each takes a second here, and nobody looks at the times
-    timing.in_turn = lambda arms, _: {name: [arm()] for name, arm in arms.items()}  # type: ignore[assignment, misc]
+    timing.in_turn = once  # type: ignore[assignment]
     gdn_layer.main(sys.argv[1:])

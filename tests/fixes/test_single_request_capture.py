@@ -183,7 +183,7 @@ json.dump([modes, left_out, refused, unresolved, sorted(set(asked))], sys.stdout
 
 
 def test_on_the_release_modes_and_fields_are_told_apart(release_root) -> None:
-    process = processes.on_cpu(release_root("0.5.11"), "-c", ON_THE_RELEASE)
+    process = processes.on_cpu(release_root("0.5.11"), "-c", ON_THE_RELEASE, timeout=120)
     assert process.returncode == 0, process.stderr[-3000:]
     modes, left_out, refused, unresolved, asked = json.loads(process.stdout.splitlines()[-1])
     assert modes == ["EXTEND", "MIXED"]

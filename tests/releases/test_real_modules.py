@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pathlib
 import subprocess
@@ -100,12 +99,6 @@ def run(root: pathlib.Path, code: str, reports: pathlib.Path, **environ: str) ->
     return processes.on_cpu(root, "-c", PRELUDE + code, environment={"SGLANG_BCG_REPORT_DIR": str(reports), **environ})
 
 
-def result(done: subprocess.CompletedProcess[str]) -> dict:
-    assert done.returncode == 0, done.stderr[-4000:]
-    line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
-    return json.loads(line.removeprefix("RESULT "))
-
-
 def since(release: str, first: str) -> bool:
     return RELEASES.index(release) >= RELEASES.index(first)
 
@@ -114,7 +107,7 @@ def since(release: str, first: str) -> bool:
 def test_exactly_what_is_needed_is_changed_and_comes_off_again(
     release_root: Root, release: str, tmp_path: pathlib.Path
 ) -> None:
-    found = result(run(release_root(release), WHOLE_CYCLE, tmp_path / "reports"))
+    found = processes.result(run(release_root(release), WHOLE_CYCLE, tmp_path / "reports"))
     affected = release in AFFECTED
     operation = OPERATION if affected else BREAK
     tail = not affected and not since(release, "0.5.19")
@@ -145,7 +138,7 @@ print("RESULT", json.dumps({"changed": differences(before, attributes())}))
 
 def test_a_drifted_release_stays_as_it_is_and_says_so(drifted_root: pathlib.Path, tmp_path: pathlib.Path) -> None:
     done = run(drifted_root, UNTOUCHED, tmp_path / "reports", **OTHERS_OFF)
-    assert result(done)["changed"] == []
+    assert processes.result(done)["changed"] == []
     assert "unknown linear_attention_captured" in done.stderr and "please report it" in done.stderr, done.stderr
 
 
@@ -162,5 +155,5 @@ def test_a_drifted_release_is_refused_through_sglangs_own_loader(
 
 def test_without_the_plugins_name_sglang_does_not_load_it(release_root: Root, tmp_path: pathlib.Path) -> None:
     done = run(release_root("0.5.12.post1"), UNTOUCHED, tmp_path / "reports", SGLANG_PLUGINS="__none__")
-    assert result(done)["changed"] == [] and "bcg-fixes" not in done.stderr
+    assert processes.result(done)["changed"] == [] and "bcg-fixes" not in done.stderr
     assert not os.path.exists(tmp_path / "reports")

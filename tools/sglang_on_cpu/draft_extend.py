@@ -171,7 +171,7 @@ class Requests:
                 "positions": torch.cat([torch.arange(first, first + new) for _, first, new in new_tokens]),
                 "req_pool_indices": torch.tensor(rows),
                 "seq_lens": int32(step.seq_lens),
-                "seq_lens_cpu": graphs.host(int32(step.seq_lens)) if on_host else None,
+                "seq_lens_cpu": int32(step.seq_lens) if on_host else None,
                 "seq_lens_sum": sum(step.seq_lens) if on_host else None,
                 "out_cache_loc": torch.cat(
                     [self.table[row, first : first + new] for row, first, new in new_tokens]
