@@ -6,6 +6,7 @@ wanted, BCG_FIXES_CUDA_ARCHS="90a;100a" compiles with nvcc into the wheel; BCG_F
 
 from __future__ import annotations
 
+import importlib
 import os
 import pathlib
 import re
@@ -25,7 +26,7 @@ except ModuleNotFoundError:
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-from sglang_bcg_fixes.kernels.cuda import cubins, nvrtc  # noqa: E402
+from sglang_bcg_fixes.kernels.cuda import cubins, nvrtc, program  # noqa: E402
 
 
 def version() -> str:
@@ -42,6 +43,11 @@ def entry_points() -> dict[str, list[str]]:
 
 def headers() -> list[pathlib.Path]:
     return sorted((HERE / "csrc").glob("*/*.cuh"))
+
+
+def program_of(header: pathlib.Path) -> program.Program:
+    found: program.Program = importlib.import_module(f"sglang_bcg_fixes.kernels.{header.stem}.program").PROGRAM
+    return found
 
 
 def architectures() -> list[str]:
@@ -76,7 +82,7 @@ class BuildWithKernels(build_py):
             target = pathlib.Path(self.build_lib) / "sglang_bcg_fixes" / header.relative_to(HERE)
             target.parent.mkdir(parents=True, exist_ok=True)
             self.copy_file(str(header), str(target))
-            for architecture in architectures():
+            for architecture in filter(program_of(header).runs_on, architectures()):
                 compile_ahead(header, architecture, target.with_suffix(f".{architecture}.cubin"))
 
 

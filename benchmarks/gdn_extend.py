@@ -1,6 +1,7 @@
 """Gated delta net's extend on a GPU: every kind of step against the fp32 reference, eagerly and replayed.
 
-    python benchmarks/gdn_extend.py --cases 100
+    python benchmarks/gdn_extend.py --cases 100                 # the CUDA form
+    python benchmarks/gdn_extend.py --cases 100 --form triton
     compute-sanitizer --tool memcheck python benchmarks/gdn_extend.py --cases 3 --tokens 700
 
 The steps are those of tests/kernels/test_gdn_extend.py in a model's sizes, and random ones: prefixes, sequences without
@@ -23,14 +24,16 @@ from typing import Any
 import torch
 
 from sglang_bcg_fixes.bench import gdn_layer
-from sglang_bcg_fixes.kernels.gdn_extend import Shape, cases, reference
-from sglang_bcg_fixes.kernels.gdn_extend import triton as form
+from sglang_bcg_fixes.kernels.gdn_extend import Shape, cases, cuda, metadata, reference, triton
 from sglang_bcg_fixes.verify import environment
 
 SMALL = Shape(key_heads=2, value_heads=6, keys=64, values=32, width=3)
 # of one sequence alone; with random gates and keys SGLang's own state of one is off by 0.0053
 OF_CHECKPOINT = reference.OF_SGLANGS * reference.TOLERANCE
 LENGTHS = (0, 1, 2, 3, 15, 63, 64, 65, 127, 128, 129, 200, 511, 700, 1024, 2047, 5000)
+
+
+FORMS: dict[str, Any] = {"cuda": cuda, "triton": triton}
 
 
 def shapes() -> dict[str, Shape]:
@@ -75,8 +78,8 @@ def surroundings(step: cases.Step, source: random.Random) -> cases.Surroundings:
     )
 
 
-def faults(step: cases.Step, around: cases.Surroundings, tuning: form.Tuning) -> Iterator[str]:
-    launched = cases.Launched(step, tuning, around)
+def faults(step: cases.Step, around: cases.Surroundings, tuning: triton.Tuning, form: Any) -> Iterator[str]:
+    launched = cases.Launched(step, tuning, around, modules=(form, metadata))
     eager = launched.run()
     yield from cases.faults(step, eager, of_checkpoint=OF_CHECKPOINT)
     # captured while the tables say that there is nothing to do
@@ -93,7 +96,7 @@ def faults(step: cases.Step, around: cases.Surroundings, tuning: form.Tuning) ->
         if slot < 0 or not step.lengths[number] or len(step.slots) == 1:
             continue
         alone = step.alone(number)
-        after = cases.Launched(alone, tuning, cases.Surroundings(padding=7)).run()
+        after = cases.Launched(alone, tuning, cases.Surroundings(padding=7), modules=(form, metadata)).run()
         if not cases.same_bits(after.output[: alone.tokens], eager.output[step.rows(number)]):
             yield f"sequence {number}: its output is another one alone"
         if not cases.same_bits(after.state[slot], eager.state[slot]):
@@ -103,18 +106,22 @@ def faults(step: cases.Step, around: cases.Surroundings, tuning: form.Tuning) ->
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cases", type=int, default=100, help="random steps of each shape")
+    parser.add_argument("--form", choices=FORMS, default="cuda")
     parser.add_argument("--tokens", type=int, default=9000, help="at most so many in a step")
     parser.add_argument("--json", type=pathlib.Path, help="write the counts there")
     options = parser.parse_args()
-    counts: dict[str, Any] = environment.header(environment.here())
+    counts: dict[str, Any] = environment.header(environment.here()) | {"form": options.form}
     wrong = 0
     for name, shape in shapes().items():
         source, found = random.Random(name), []
         for seed in range(options.cases):
             step = draw(shape, source, options.tokens, seed)
             around = surroundings(step, source)
-            tuning = dataclasses.replace(form.Tuning(), overlap=seed % 4 == 3)
-            mine = [f"{name}, seed {seed}, {step.lengths}: {fault}" for fault in faults(step, around, tuning)]
+            tuning = dataclasses.replace(triton.Tuning(), overlap=options.form == "triton" and seed % 4 == 3)
+            mine = [
+                f"{name}, seed {seed}, {step.lengths}: {fault}"
+                for fault in faults(step, around, tuning, FORMS[options.form])
+            ]
             found += mine[:3]
         print(*found[:20], f"{name}: {options.cases} steps, {len(found)} faults", sep="\n", file=sys.stderr, flush=True)
         counts[name] = {"steps": options.cases, "faults": found}

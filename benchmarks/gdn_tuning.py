@@ -49,13 +49,17 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"part": 128, "advance_warps": 8},
     {"overlap": True},
 )
+# the others are of `advance` in Triton
+OF_PREPARE = ("prepare_registers", "prepare_programs", "prepare_warps", "strip")
 PREPARE, ADVANCE, LAYER = "prepare_us", "advance_us", "layer_us"
 
 
-def arms(tokens: int) -> Iterator[tuple[str, Tuning, bool]]:
+def arms(tokens: int, form: str) -> Iterator[tuple[str, Tuning, bool]]:
     """What it is called, and whether its tables are made for many more sequences."""
     yield AS_IT_IS, Tuning(), True
     for change in CHANGES:
+        if form == gdn_layer.CUDA and not all(field in OF_PREPARE for field in change):
+            continue
         name = ", ".join(f"{field} {value}" for field, value in change.items())
         yield name, dataclasses.replace(Tuning(), **change), True
     yield CHOSEN, tuning_for(tokens), True
@@ -106,14 +110,23 @@ def results(arm: Arm, problem: gdn_layer.Problem, device: gdn_layer.Device) -> l
     return [problem.output.clone(), problem.conv[-1, 1:].clone(), problem.state[-1, 1:].clone()]
 
 
-def case_of(tokens: int, sequences: int, shape: gdn_layer.Shape, device: gdn_layer.Device, rounds: int) -> list[Any]:
+def case_of(
+    tokens: int,
+    sequences: int,
+    shape: gdn_layer.Shape,
+    device: gdn_layer.Device,
+    rounds: int,
+    form: str = gdn_layer.TRITON,
+) -> list[Any]:
     problem = gdn_layer.Problem(shape, [tokens // sequences] * sequences, device.name)
     problem.restore()
     found: list[Arm] = []
     wanted: list[torch.Tensor] = []
-    for name, tuning, many in arms(tokens):
+    for name, tuning, many in arms(tokens, form):
         try:
-            call_of = gdn_layer.calls_of_ours(problem, tuning, gdn_layer.CAPTURED_SEQUENCES if many else sequences)
+            call_of = gdn_layer.calls_of_ours(
+                problem, form, tuning, gdn_layer.CAPTURED_SEQUENCES if many else sequences
+            )
             arm = build(name, call_of, problem, device)
             got = results(arm, problem, device)
         except Exception as error:
@@ -143,11 +156,11 @@ def case_of(tokens: int, sequences: int, shape: gdn_layer.Shape, device: gdn_lay
     return rows
 
 
-def once(kernel: str, tokens: int, sequences: int, shape: gdn_layer.Shape) -> None:
+def once(kernel: str, tokens: int, sequences: int, shape: gdn_layer.Shape, form: str) -> None:
     """Everything is compiled first: a profiler is to look at the last launch of the name."""
     problem = gdn_layer.Problem(dataclasses.replace(shape, layers=1), [tokens // sequences] * sequences, "cuda")
     problem.restore()
-    call = gdn_layer.calls_of_ours(problem)(0)
+    call = gdn_layer.calls_of_ours(problem, form)(0)
     call.launch()
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaProfilerStart()
@@ -159,6 +172,7 @@ def once(kernel: str, tokens: int, sequences: int, shape: gdn_layer.Shape) -> No
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", choices=gdn_layer.SHAPES, default="qwen3_next")
+    parser.add_argument("--form", choices=(gdn_layer.TRITON, gdn_layer.CUDA), default=gdn_layer.CUDA)
     parser.add_argument("--rounds", type=int, default=timing.LEAST_ROUNDS)
     parser.add_argument("--once", choices=("prepare", "advance"), help="profile this one between start and stop")
     parser.add_argument("--tokens", type=int, default=16384, help="of --once (default: %(default)s)")
@@ -167,12 +181,13 @@ def main() -> int:
     options = parser.parse_args()
     shape = gdn_layer.SHAPES[options.shape]
     if options.once:
-        once(options.once, options.tokens, options.sequences, shape)
+        once(options.once, options.tokens, options.sequences, shape, options.form)
         return 0
     device, rows = gdn_layer.Cuda(), list[dict[str, Any]]()
-    content = {**environment.header(environment.here()), "shape": options.shape, "rounds": options.rounds, "rows": rows}
+    content = {**environment.header(environment.here()), "shape": options.shape, "form": options.form}
+    content |= {"rounds": options.rounds, "rows": rows}
     for tokens, sequences in CASES:
-        rows += case_of(tokens, sequences, shape, device, options.rounds)
+        rows += case_of(tokens, sequences, shape, device, options.rounds, options.form)
         device.release()
         # whoever is in a hurry has what there is
         options.json.write_text(with_a_line_for_each_row(content))

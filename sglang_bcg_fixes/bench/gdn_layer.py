@@ -31,6 +31,8 @@ MODE = "sglang.srt.model_executor.forward_batch_info:ForwardMode"
 NEEDED = (f"{GDN}.init_forward_metadata", f"{GDN}.forward_extend", LAYER, BATCH, MODE)
 PART = "layer"
 EAGER, CAPTURED = "eager", "captured"
+# forms of our own kernels
+TRITON, CUDA = "triton", "cuda"
 WALL, HOST, DEVICE = "wall time of a layer", "host time of a layer", "device time of a layer"
 SEED, PREFIX, CHUNK = 0, 64, 64
 
@@ -257,18 +259,20 @@ def of_sglang(problem: Problem, flashinfer: bool = False) -> Layer:
 CAPTURED_SEQUENCES = 128
 
 
-def of_ours(problem: Problem) -> Layer:
-    call = calls_of_ours(problem)
+def of_ours(problem: Problem, form: str) -> Layer:
+    call = calls_of_ours(problem, form)
     return lambda number: call(number).launch()
 
 
 def calls_of_ours(
-    problem: Problem, tuning: Tuning | None = None, sequences: int = CAPTURED_SEQUENCES
+    problem: Problem, form: str = TRITON, tuning: Tuning | None = None, sequences: int = CAPTURED_SEQUENCES
 ) -> Callable[[int], Call]:
     """Our kernels in the captured graph's place, on static tables made for many more sequences than there are."""
     import torch
 
-    from sglang_bcg_fixes.kernels.gdn_extend import Shape, metadata, triton
+    from sglang_bcg_fixes.kernels.gdn_extend import Shape, cuda, metadata, triton
+
+    forms: dict[str, type[Call]] = {TRITON: triton.Call, CUDA: cuda.Call}
 
     inputs, shape = problem.inputs, problem.shape
     heads = Shape(shape.key_heads, shape.value_heads, shape.head, shape.head, shape.width)
@@ -281,7 +285,7 @@ def calls_of_ours(
     tables.fill(lengths, problem.slots, torch.full_like(lengths, PREFIX))
 
     def call(number: int) -> Call:
-        return triton.Call(
+        return forms[form](
             inputs.mixed_qkv,
             inputs.a,
             inputs.b,
@@ -303,8 +307,9 @@ def calls_of_ours(
 
 
 SGLANG, FLASHINFER = "sglang", "sglang flashinfer"
+OURS = {f"bcg_fixes {form}": functools.partial(of_ours, form=form) for form in (TRITON, CUDA)}
 # each makes, for a problem, the function that runs one of its layers; the first is what the others are held against
-KERNELS: dict[str, Callable[[Problem], Layer]] = {SGLANG: of_sglang, "bcg_fixes triton": of_ours}
+KERNELS: dict[str, Callable[[Problem], Layer]] = {SGLANG: of_sglang, **OURS}
 # only where it is asked for: at its first use it compiles for some ten minutes
 ON_FLASHINFER = {FLASHINFER: functools.partial(of_sglang, flashinfer=True)}
 

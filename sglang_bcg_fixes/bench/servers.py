@@ -41,7 +41,7 @@ ARMS = {
     command.STOCK: "breakable graphs, stock",
 }
 # patched servers with something more in their environment
-MORE = {KERNEL: {gdn_extend.KERNEL.flag: "triton"}, CANARY: {flags.CANARY: "1"}}
+MORE = {KERNEL: {gdn_extend.KERNEL.flag: "cuda"}, CANARY: {flags.CANARY: "1"}}
 BUCKETS = (256, 1024, 4096, 8192)
 # just below each bucket, so that every replay has padding
 LENGTHS = tuple(bucket - 3 for bucket in BUCKETS)

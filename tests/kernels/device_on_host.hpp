@@ -4,16 +4,19 @@
 // undefined.
 //
 // Modelled: barriers of a block, shuffles and ballots of whole warps, static shared memory. Not modelled: the order in
-// which memory accesses of different threads become visible, atomics, dynamic shared memory, anything of one chip only.
+// which memory accesses of different threads become visible, atomics. What Hopper has beyond that is in
+// hopper_on_host.hpp.
 #pragma once
 
 #include <ucontext.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <random>
@@ -35,12 +38,20 @@ inline Dim threadIdx, blockIdx, blockDim, gridDim;
 struct alignas(16) int4 {
     int x, y, z, w;
 };
+struct alignas(8) float2 {
+    float x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+inline float2 make_float2(float x, float y) { return {x, y}; }
 inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
 
 template <typename T>
 T __ldg(const T* place) {
     return *place;
 }
+inline float rsqrtf(float x) { return 1 / std::sqrt(x); }
 inline int __popc(unsigned bits) { return __builtin_popcount(bits); }
 
 namespace host {
@@ -57,14 +68,28 @@ struct Meeting {
     uint64_t values[2][kWarp];
 };
 
+// Where threads wait for so many arrivals, again and again.
+struct Barrier {
+    int arrivals = 0;
+    int missing = 0;
+    long round = 0;
+};
+
 struct Fiber {
     ucontext_t context;
     std::unique_ptr<char[]> stack{new char[kStack]};
     unsigned thread;
     bool done;
-    // what it waits for: this meeting to be past this round
+    // what it waits for: this meeting to be past this round, or this barrier
     const Meeting* waits;
+    const Barrier* waits_at;
     long round;
+
+    bool may_go() const {
+        if (waits_at) return waits_at->round > round;
+        return !waits || waits->round > round;
+    }
+    const char* purpose() const { return waits_at ? "what a barrier waits for" : waits->purpose; }
 };
 
 struct Block {
@@ -74,6 +99,10 @@ struct Block {
     ucontext_t scheduler;
     Fiber* running = nullptr;
     std::function<void()> kernel;
+    // what is under way beside the threads, and done at some time, in this order
+    std::deque<std::function<void()>> under_way;
+    // before each block, with the run's seed
+    std::function<void(unsigned)> prepare = [](unsigned) {};
     std::string problem;
 };
 inline Block block;
@@ -136,15 +165,18 @@ inline void start(Fiber& fiber, unsigned thread) {
     fiber.thread = thread;
     fiber.done = false;
     fiber.waits = nullptr;
+    fiber.waits_at = nullptr;
     makecontext(&fiber.context, enter, 0);
 }
 
-inline void run_block(unsigned threads, std::mt19937& chance) {
+inline void run_block(unsigned threads, std::mt19937& chance, unsigned seed) {
     block.all = Meeting();
     block.all.size = static_cast<int>(threads);
     block.warps.assign((threads + kWarp - 1) / kWarp, Meeting());
     for (Meeting& warp : block.warps) warp.size = kWarp;
     if (block.fibers.size() != threads) block.fibers = std::vector<Fiber>(threads);
+    block.under_way.clear();
+    block.prepare(seed);
     std::vector<Fiber*> left;
     for (unsigned thread = 0; thread < threads; ++thread) {
         start(block.fibers[thread], thread);
@@ -154,16 +186,22 @@ inline void run_block(unsigned threads, std::mt19937& chance) {
         std::shuffle(left.begin(), left.end(), chance);
         bool moved = false;
         for (Fiber* fiber : left) {
-            if (fiber->waits && fiber->waits->round <= fiber->round) continue;
+            if (!fiber->may_go()) continue;
             moved = true;
             fiber->waits = nullptr;
+            fiber->waits_at = nullptr;
             block.running = fiber;
             threadIdx.x = fiber->thread;
             swapcontext(&block.scheduler, &fiber->context);
             if (!block.problem.empty()) return;
         }
+        if (!block.under_way.empty() && (!moved || chance() % 4 == 0)) {
+            block.under_way.front()();
+            block.under_way.pop_front();
+            moved = true;
+        }
         if (!moved) {
-            block.problem = std::string("some threads never reach ") + left[0]->waits->purpose + ", block " +
+            block.problem = std::string("some threads never reach ") + left[0]->purpose() + ", block " +
                             std::to_string(blockIdx.x) + " thread " + std::to_string(left[0]->thread);
             return;
         }
@@ -184,13 +222,15 @@ inline const char* run(std::function<void()> kernel, unsigned blocks, unsigned t
     blockDim.x = threads;
     for (unsigned place : order) {
         blockIdx.x = place;
-        run_block(threads, chance);
+        run_block(threads, chance, seed);
         if (!block.problem.empty()) return block.problem.c_str();
     }
     return nullptr;
 }
 
 }  // namespace host
+
+inline void __syncwarp() { host::meet(host::own_warp(), "__syncwarp"); }
 
 inline void __syncthreads() { host::meet(host::block.all, "__syncthreads"); }
 
@@ -205,6 +245,12 @@ template <typename T>
 T __shfl_sync(unsigned mask, T value, int source) {
     host::check_mask(mask);
     return host::shuffle(value, source % host::kWarp, "__shfl_sync");
+}
+
+template <typename T>
+T __shfl_xor_sync(unsigned mask, T value, int distance) {
+    host::check_mask(mask);
+    return host::shuffle(value, threadIdx.x % host::kWarp ^ distance, "__shfl_xor_sync");
 }
 
 inline unsigned __ballot_sync(unsigned mask, bool vote) {

@@ -9,6 +9,12 @@ struct launch {
     unsigned char parameters[512];
 };
 struct launch last;
+struct setting {
+    void* function;
+    int attribute;
+    int value;
+};
+struct setting last_setting;
 int fail_with;
 int launches;
 size_t parameter_bytes;
@@ -35,6 +41,11 @@ int cuModuleGetFunction(void** function, void* module, const char* name) {
 
 int cuFuncGetAttribute(int* value, int attribute, void* function) {
     *value = attribute == 4 ? 48 : 0;
+    return fail_with;
+}
+
+int cuFuncSetAttribute(void* function, int attribute, int value) {
+    last_setting = (struct setting){function, attribute, value};
     return fail_with;
 }
 

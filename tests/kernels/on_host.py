@@ -26,11 +26,13 @@ def compiler() -> str | None:
     return shutil.which("g++")
 
 
-def build(header: pathlib.Path, kernels: Mapping[str, str], folder: pathlib.Path) -> ctypes.CDLL:
+def build(
+    header: pathlib.Path, kernels: Mapping[str, str], folder: pathlib.Path, device: str = "device_on_host.hpp"
+) -> ctypes.CDLL:
     """The kernels, each with the name of its parameter struct, as `<kernel>_on_host` of a library."""
     source, library = folder / "on_host.cpp", folder / "on_host.so"
     exports = "\n".join(f"ON_HOST({kernel}, {parameters})" for kernel, parameters in kernels.items())
-    source.write_text(f'#include "device_on_host.hpp"\n#include "{header}"\n{exports}\n')
+    source.write_text(f'#include "{device}"\n#include "{header}"\n{exports}\n')
     command = [str(compiler()), *OPTIONS, *CHECKS, f"-I{HERE}", str(source), "-o", str(library)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not done.returncode, f"{' '.join(command)}\n{done.stdout}{done.stderr}"

@@ -23,14 +23,23 @@ class Launch(ctypes.Structure):
     )
 
 
+class Setting(ctypes.Structure):
+    _fields_ = (("function", ctypes.c_uint64), ("attribute", ctypes.c_int), ("value", ctypes.c_int))
+
+
 def last(library: ctypes.CDLL) -> Launch:
     return Launch.in_dll(library, "last")
 
 
-def launcher(library: ctypes.CDLL, stream: int):
+def launcher(library: ctypes.CDLL, stream: int, shared_bytes: int = 0):
     ctypes.c_size_t.in_dll(library, "parameter_bytes").value = LAYOUT.size
     function = driver.load(CUBIN, ("kernel",))["kernel"]
-    return driver.launcher(function, 256, LAYOUT, lambda: stream)
+    return driver.launcher(function, 256, LAYOUT, lambda: stream, shared_bytes)
+
+
+def last_setting(library: ctypes.CDLL) -> tuple[int, int, int]:
+    found = Setting.in_dll(library, "last_setting")
+    return found.function, found.attribute, found.value
 
 
 # the default stream, and an address above 32 bits, which ctypes would cut if it were given as an int
@@ -44,6 +53,25 @@ def test_a_launch_hands_over_everything_whole(fake_driver: ctypes.CDLL, stream: 
     assert list(seen.sizes) == [70000, 1, 1, 256, 1, 1, 0]
     assert seen.stream == stream
     assert LAYOUT.unpack(bytes(seen.parameters[: LAYOUT.size])) == fields
+
+
+def test_shared_memory_is_asked_for_once_and_is_in_every_launch(fake_driver: ctypes.CDLL) -> None:
+    before = last_setting(fake_driver)
+    launcher(fake_driver, 0)
+    assert last_setting(fake_driver) == before
+    launch = launcher(fake_driver, 0, 200_000)
+    # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    assert last_setting(fake_driver) == (0x7000000000000000 + len("kernel"), 8, 200_000)
+    for _ in range(2):
+        launch(3, 0, 0, 0, 0)
+        assert list(last(fake_driver).sizes) == [3, 1, 1, 256, 1, 1, 200_000]
+
+
+def test_more_shared_memory_than_there_is_is_refused_before_a_launch(fake_driver: ctypes.CDLL) -> None:
+    function = driver.load(CUBIN, ("kernel",))["kernel"]
+    ctypes.c_int.in_dll(fake_driver, "fail_with").value = 1
+    with pytest.raises(driver.DriverError, match="cuFuncSetAttribute: error 1"):
+        driver.launcher(function, 256, LAYOUT, lambda: 0, 2**20)
 
 
 def test_what_the_driver_refuses_is_raised_in_its_words(fake_driver: ctypes.CDLL) -> None:

@@ -7,9 +7,7 @@ import functools
 import pathlib
 import random
 import re
-import shutil
-import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,7 +16,7 @@ import torch
 from sglang_bcg_fixes.kernels.cuda import nvrtc
 from sglang_bcg_fixes.kernels.fa_metadata import cases, cuda, reference
 from sglang_bcg_fixes.kernels.fa_metadata.program import PROGRAM
-from tests.kernels import on_host
+from tests.kernels import headers, on_host
 
 SEEDS = 60
 MANY = cases.Sizes(rows=2500, tokens=3000, locations=3000, draft_tokens=80)
@@ -214,14 +212,7 @@ MUTANTS = {
 
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_the_cases_see_a_mistake(mutant: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = PROGRAM.file.read_text()
-    right, wrong = MUTANTS[mutant]
-    squeezed = re.sub(r"\s+", " ", text)
-    assert re.sub(r"\s+", " ", right) in squeezed, f"the header has changed: {right}"
-    pattern = r"\s+".join(map(re.escape, right.split()))
-    header = tmp_path / "mutant.cuh"
-    header.write_text(re.sub(pattern, lambda _: wrong, text))
-    mutated = build(header, tmp_path)
+    mutated = build(headers.mutant(PROGRAM.file, *MUTANTS[mutant], tmp_path), tmp_path)
     monkeypatch.setattr(cuda, "on_device", lambda device: mutated)
 
     assert next(faults(), None), f"nothing sees {mutant}"
@@ -230,36 +221,17 @@ def test_the_cases_see_a_mistake(mutant: str, tmp_path: pathlib.Path, monkeypatc
 def faults() -> Iterator[str]:
     """What the cases say of the CUDA form, until one of them sees something."""
     for name in CHOSEN:
-        yield from seen(functools.partial(cases.differences_in, CHOSEN[name](), cuda, reference))
+        yield from headers.seen(functools.partial(cases.differences_in, CHOSEN[name](), cuda, reference))
     for seed in range(SEEDS):
         for operation in cases.OPERATIONS:
             call = (operation, seed, cuda, reference, cases.Sizes(), "cpu")
-            yield from seen(functools.partial(cases.differences, *call))
-
-
-def seen(compare: Callable[[], list[str]]) -> list[str]:
-    try:
-        return compare()
-    except on_host.KernelFault as fault:
-        return [str(fault)]
-
-
-def c_struct(name: str) -> str:
-    """The fields of a struct of the header as the codes of Python's struct module."""
-    body = re.search(rf"struct {name} \{{(.*?)\n\}};", PROGRAM.file.read_text(), re.DOTALL)
-    assert body, name
-    codes = {"*": "Q", "i64": "q", "int": "i"}
-    lines = [line.strip() for line in body.group(1).splitlines() if line.strip() and not line.strip().startswith("//")]
-    return "".join(codes["*" if "*" in line else line.split()[0]] for line in lines)
+            yield from headers.seen(functools.partial(cases.differences, *call))
 
 
 @pytest.mark.parametrize("kernel", PARAMETERS)
 def test_the_packing_is_the_headers_struct(kernel: str) -> None:
     name, layout = PARAMETERS[kernel]
-    packed = re.sub(r"(\d+)([A-Za-z])", lambda found: int(found[1]) * found[2], layout.format)
-    assert packed == c_struct(name)
-    # native alignment leaves no gap before a field, and pads the end as C does
-    assert layout.size == -(-sum({"Q": 8, "q": 8, "i": 4}[code] for code in packed) // 8) * 8
+    headers.assert_packs(layout, PROGRAM.file, name)
 
 
 def test_the_constants_are_the_headers() -> None:
@@ -282,31 +254,14 @@ def test_the_constants_are_the_headers() -> None:
     assert sorted(PROGRAM.kernels) == sorted(re.findall(r"__global__ void __launch_bounds__\(.*?\)\s*(\w+)\(", text))
 
 
-def resources(log: str) -> dict[str, tuple[str, ...]]:
-    """From ptxas: stack, stores and loads of spilled registers, for each kernel."""
-    pattern = r"Function properties for (\w+)\n.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill"
-    return {kernel: numbers for kernel, *numbers in re.findall(pattern, log)}
-
-
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_nvcc_compiles_it_without_a_warning_or_a_spill(architecture: str, tmp_path: pathlib.Path) -> None:
-    nvcc = shutil.which("nvcc")
-    if not nvcc:
-        pytest.skip("no nvcc here; CI has one")
-    target = f"-gencode=arch=compute_{architecture},code=sm_{architecture}"
-    strict = ["-Werror", "all-warnings", "-Xcompiler", "-Wall,-Wextra,-Werror", "-Xptxas", "-v,-warn-spills"]
     for file in sorted(PROGRAM.file.parent.iterdir()):
-        what = ["-x", "cu", "-cubin"] if file.suffix == ".cuh" else ["-c"]
-        command = [nvcc, *nvrtc.OPTIONS, target, *strict, *what, str(file), "-o", str(tmp_path / "out")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert not done.returncode, done.stderr
-        assert resources(done.stderr) == {kernel: ["0", "0", "0"] for kernel in PARAMETERS}, done.stderr
+        log = headers.nvcc_log(file, architecture, tmp_path)
+        assert headers.resources(log) == dict.fromkeys(PARAMETERS, headers.NOTHING_SPILLED), log
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_nvrtc_compiles_it_without_a_warning_or_a_spill(architecture: str, nvrtc_13: nvrtc.Compiler) -> None:
-    options = [f"--gpu-architecture=sm_{architecture}", *nvrtc.OPTIONS, "--ptxas-options=-v"]
-    cubin, log = nvrtc_13.cubin(PROGRAM.source(), PROGRAM.header, options)
-    assert "warning" not in log, log
-    assert resources(log) == {kernel: ["0", "0", "0"] for kernel in PARAMETERS}, log
-    assert all(kernel.encode() in cubin for kernel in PARAMETERS)
+    log = headers.nvrtc_log(PROGRAM.source(), PROGRAM.header, architecture, nvrtc_13)
+    assert headers.resources(log) == dict.fromkeys(PARAMETERS, headers.NOTHING_SPILLED), log

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import dataclasses
 import logging
 import pathlib
 
@@ -110,6 +111,15 @@ def test_code_built_ahead_runs_on_later_chips_of_its_major_only(small) -> None:
     small.file.with_suffix(".sm_90a.cubin").write_bytes(cubins.seal(cubins.key(small.source(), "sm_90a"), b"\x7fELF"))
     found = {c: bool(program.precompiled(small, c)) for c in [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (9, 1), (10, 0)]}
     assert [capability for capability, there in found.items() if there] == [(8, 0), (8, 6), (8, 9), (9, 0)]
+
+
+def test_a_program_for_one_architecture_runs_on_no_other(small, nvrtc_13, fake_driver) -> None:
+    hoppers = dataclasses.replace(small, only="sm_90a")
+    # even what lies in a wheel
+    small.file.with_suffix(".sm_80.cubin").write_bytes(cubins.seal(cubins.key(small.source(), "sm_80"), b"\x7fELF"))
+    assert compiled(program.machine_code(hoppers, HOPPER, 13))
+    answer = program.ready(lambda: program.machine_code(hoppers, (8, 0), 13))
+    assert answer == Rejected("small.cuh is written for sm_90a, and this is an sm_80")
 
 
 def test_a_chip_that_the_compiler_does_not_know_is_a_reason(small, nvrtc_13, fake_driver) -> None:

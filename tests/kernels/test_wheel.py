@@ -13,7 +13,8 @@ import pytest
 
 from tests import processes
 
-HEADER = "sglang_bcg_fixes/csrc/fa_metadata/fa_metadata.cuh"
+HEADERS = tuple(f"csrc/{operation}/{operation}.cuh" for operation in ("fa_metadata", "gdn_extend"))
+HEADER = f"sglang_bcg_fixes/{HEADERS[0]}"
 WHAT_IS_THERE = """
 import json
 from sglang_bcg_fixes.kernels.cuda import program
@@ -61,9 +62,9 @@ def cubins(folder: pathlib.Path) -> list[str]:
 
 def test_a_wheel_carries_the_header_and_nothing_compiled(checkout: pathlib.Path, tmp_path: pathlib.Path) -> None:
     built(checkout, tmp_path)
-    assert (tmp_path / "installed" / HEADER).read_bytes() == (
-        checkout / "csrc/fa_metadata/fa_metadata.cuh"
-    ).read_bytes()
+    for header in HEADERS:
+        packed = tmp_path / "installed" / "sglang_bcg_fixes" / header
+        assert packed.read_bytes() == (checkout / header).read_bytes()
     assert not cubins(tmp_path)
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")
@@ -74,7 +75,8 @@ def test_machine_code_is_built_ahead_and_found(checkout: pathlib.Path, tmp_path:
     if not shutil.which("nvcc"):
         pytest.skip("no nvcc here; CI has one")
     built(checkout, tmp_path, BCG_FIXES_CUDA_ARCHS="90a; 80")
-    assert cubins(tmp_path) == ["fa_metadata.sm_80.cubin", "fa_metadata.sm_90a.cubin"]
+    # the other header has instructions of one architecture only
+    assert cubins(tmp_path) == ["fa_metadata.sm_80.cubin", "fa_metadata.sm_90a.cubin", "gdn_extend.sm_90a.cubin"]
     assert "sm_90a, from " in asked(tmp_path / "installed")
     # the same checkout, and the header is another one now
     header = tmp_path / "installed" / HEADER
@@ -101,9 +103,10 @@ def test_a_source_distribution_has_what_a_wheel_is_built_from(checkout: pathlib.
     shutil.unpack_archive(archive, tmp_path)
     (source,) = (path for path in tmp_path.iterdir() if path.is_dir())
     built(source, tmp_path / "wheels")
-    assert (tmp_path / "wheels" / "installed" / HEADER).is_file()
+    for header in HEADERS:
+        assert (tmp_path / "wheels" / "installed" / "sglang_bcg_fixes" / header).is_file()
 
 
 def test_a_checkout_has_the_header_beside_the_package(checkout: pathlib.Path) -> None:
-    assert f'["{checkout / "csrc/fa_metadata/fa_metadata.cuh"}", true, null]' in asked(checkout)
+    assert f'["{checkout / HEADERS[0]}", true, null]' in asked(checkout)
     assert not (checkout / "sglang_bcg_fixes" / "csrc").exists()

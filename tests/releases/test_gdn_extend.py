@@ -203,6 +203,13 @@ def test_batches_that_are_refused(changed: Found, reason: str) -> None:
         served().refuse(batch(**changed))
 
 
+@pytest.mark.parametrize("interpreted", [False, True])
+def test_forms_that_run_without_a_gpu(interpreted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installed, "is_interpreted", lambda: interpreted)
+    forms = [impl.name for impl in KERNEL.impls if installed.runs_on_the_host(impl.name)]
+    assert forms == ["triton"] * interpreted + ["reference"]
+
+
 def test_what_was_not_asked_about_before_a_replay_is_an_error() -> None:
     with pytest.raises(RuntimeError, match=f"replayed is more than 2 sequences in a batch. Set {KERNEL.flag}=off"):
         served().fill(None, batch(req_pool_indices=[0, 0, 0]))
@@ -231,4 +238,4 @@ def test_auto_changes_nothing(release_root: Root) -> None:
     made = plan.make(found, flags.read(found.fixes, found.kernels, {}), source)
     (choice,) = (choice for choice in made.kernels if choice.op == KERNEL.op)
     assert choice.impl is None
-    assert NOT_MEASURED in choice.rejected["triton"]
+    assert all(NOT_MEASURED in choice.rejected[form] for form in ("cuda", "triton"))

@@ -12,7 +12,7 @@ from typing import Any
 
 LIBRARY = "libcuda.so.1"
 # of CUfunction_attribute
-LOCAL_BYTES, REGISTERS = 3, 4
+LOCAL_BYTES, REGISTERS, MOST_SHARED_BYTES = 3, 4, 8
 
 
 class DriverError(Exception):
@@ -94,12 +94,19 @@ STREAMS = Streams()
 
 
 def launcher(
-    function: Function, threads: int, layout: struct.Struct, current_stream: Callable[[], int]
+    function: Function,
+    threads: int,
+    layout: struct.Struct,
+    current_stream: Callable[[], int],
+    shared_bytes: int = 0,
 ) -> Callable[..., None]:
     """`launch(blocks, *fields)`: one kernel whose only parameter is a struct, packed from the fields.
 
     Each thread has a buffer of its own, which the driver has copied when the call returns.
     """
+    if shared_bytes:
+        # more than 48 KiB have to be asked for
+        call("cuFuncSetAttribute", ctypes.c_void_p(function.handle), MOST_SHARED_BYTES, shared_bytes)
     frames = threading.local()
     launch_kernel, pack_into, size = library().cuLaunchKernel, layout.pack_into, layout.size
     handle = ctypes.c_void_p(function.handle)
@@ -116,7 +123,7 @@ def launcher(
             buffer, parameters = new_frame()
         pack_into(buffer, 0, *fields)
         stream = STREAMS[current_stream()]
-        code = launch_kernel(handle, blocks, 1, 1, threads, 1, 1, 0, stream, parameters, None)
+        code = launch_kernel(handle, blocks, 1, 1, threads, 1, 1, shared_bytes, stream, parameters, None)
         if code:
             raise DriverError(f"launch of {function.name} with {blocks} blocks: {reason(code)}")
 

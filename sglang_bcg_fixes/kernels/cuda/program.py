@@ -29,14 +29,21 @@ class Unavailable(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """`header` is a path below csrc/, `kernels` are the names of its extern "C" __global__ functions."""
+    """`header` is a path below csrc/, `kernels` are the names of its extern "C" __global__ functions.
+
+    `only` is the one architecture that has its instructions, if there are such.
+    """
 
     header: str
     kernels: tuple[str, ...]
+    only: str | None = None
 
     @property
     def file(self) -> pathlib.Path:
         return SOURCES / self.header
+
+    def runs_on(self, architecture: str) -> bool:
+        return self.only in (None, architecture)
 
     def source(self) -> bytes:
         try:
@@ -88,10 +95,13 @@ def precompiled(program: Program, capability: Capability) -> MachineCode | None:
 
 def machine_code(program: Program, capability: Capability, cuda_major: int) -> MachineCode:
     """Built ahead, or kept from an earlier process, or compiled now."""
+    target = architecture(capability)
+    if not program.runs_on(target):
+        raise Unavailable(f"{program.header} is written for {program.only}, and this is an {target}")
     built = precompiled(program, capability)
     if built:
         return built
-    compiler, target, folder = nvrtc.compiler(cuda_major), architecture(capability), flags.cache_dir() / "cubins"
+    compiler, folder = nvrtc.compiler(cuda_major), flags.cache_dir() / "cubins"
     if capability[0] * 10 + capability[1] not in compiler.architectures():
         known = f"NVRTC {nvrtc.dotted(compiler.version)} ({compiler.file})"
         raise Unavailable(f"{known} does not know {target}; install the nvidia-cuda-nvrtc of a later CUDA {cuda_major}")

@@ -7,7 +7,8 @@
     refusal(shape, ...)                                why a layer cannot be run by them, asked once
 
 `reference.py` says it in plain torch and fp32, token after token; `triton.py` does it in two launches for each span of
-tokens (`Tables(..., span=...)`: one span is the default, less scratch and more launches the choice).
+tokens (`Tables(..., span=...)`: one span is the default, less scratch and more launches the choice), and so does
+`cuda.py`, on Hopper.
 
 What holds for `extend`:
 

@@ -53,7 +53,7 @@ class Served:
         refuse_configuration(model_runner)
         self.pool = backend_of(model_runner).req_to_token_pool
         device = torch.empty(0, device=model_runner.device).device
-        if device.type != "cuda" and select.selected(KERNEL.op).impl.name == "triton" and not is_interpreted():
+        if device.type != "cuda" and not runs_on_the_host(select.selected(KERNEL.op).impl.name):
             raise Unserved(f"tensors on {device.type}")
         self.form = select.selected(KERNEL.op).module(device.index)
         self.tables = self.form.Tables(runner.max_num_tokens, min(self.pool.size, MOST_SEQUENCES), device)
@@ -319,6 +319,10 @@ def why_not(layer: Any, mixed_qkv: Any, a: Any, b: Any, cache: Any) -> str | Non
 def is_for_graph(batch: Any) -> bool:
     """Whether it is an extend that is captured or replayed."""
     return graph_break.load("context").is_in_breakable_cuda_graph() and batch.forward_mode.name in MODES
+
+
+def runs_on_the_host(form: str) -> bool:
+    return form == "reference" or (form == "triton" and is_interpreted())
 
 
 def is_interpreted() -> bool:

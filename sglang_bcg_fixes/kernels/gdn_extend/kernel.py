@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from sglang_bcg_fixes.graph_break import DECORATOR_MODULES
 from sglang_bcg_fixes.kernels import has_triton
+from sglang_bcg_fixes.kernels.gdn_extend import program
 from sglang_bcg_fixes.kernels.gdn_extend.reference import TOLERANCE
 from sglang_bcg_fixes.model import Accepted, Finding, How, Impl, Kernel, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected
@@ -56,6 +57,8 @@ KERNEL = Kernel(
     op="gdn_extend",
     doc=__doc__,
     impls=(
+        # written for Hopper; there it is the faster one
+        Impl("cuda", program.installed, f"{FOLDER}.cuda", graph_safe=True, only_by_name=NOT_MEASURED),
         Impl("triton", has_triton, f"{FOLDER}.triton", graph_safe=True, only_by_name=NOT_MEASURED),
         Impl(
             "reference",

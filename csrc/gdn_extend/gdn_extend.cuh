@@ -1,0 +1,1388 @@
+// The gated delta rule along each sequence, for Hopper: what `advance` of triton.py does, after the same `prepare`. The
+// contract and the formulas are in sglang_bcg_fixes/kernels/gdn_extend.
+//
+// In `advance` a block has a warpgroup that only loads, chunk after chunk into a ring in shared memory, and two that
+// compute. The state stays in registers for a whole sequence: values are its rows and keys its columns, so that what
+// one product leaves in registers is the next one's left operand. With many sequences each of the two has 64 values of
+// a head; where there are as many blocks as halves of heads, one goes along with the state, and the other makes the
+// output of what the first one hands it. The bits are the same. No host headers: NVRTC compiles this file on the user's
+// machine.
+#ifndef BCG_GDN_EXTEND_CUH
+#define BCG_GDN_EXTEND_CUH
+
+namespace bcg {
+
+using i64 = long long;
+using u64 = unsigned long long;
+using u32 = unsigned;
+using u16 = unsigned short;
+
+constexpr int kWarp = 32;
+constexpr int kGroup = 128;
+constexpr int kThreads = 3 * kGroup;
+// registers of a thread that loads, and of one that computes: together what a multiprocessor has
+constexpr int kLoaderRegisters = 40;
+constexpr int kComputerRegisters = 232;
+
+constexpr int kChunk = 64;
+constexpr int kKeys = 128;
+constexpr int kValues = 128;
+// values that one warpgroup computes
+constexpr int kPart = 64;
+constexpr int kParts = kValues / kPart;
+constexpr int kSequenceFields = 8;
+// floats of a chunk and head in `decays`, and how many of them are read: from its start, to its end, and of all
+constexpr int kDecays = 3 * kChunk;
+constexpr int kDecayBytes = 4 * (2 * kChunk + 4);
+
+// a tile has 64 rows of 128 bytes, whose pieces of 16 bytes are swizzled as the tensor cores want them
+constexpr int kRowBytes = 128;
+constexpr int kPieces = kRowBytes / 16;
+constexpr int kTile = kChunk * kRowBytes;
+constexpr int kEightRows = 8 * kRowBytes;
+// of a stage: keys and queries are two tiles each, half of the keys in each; then T, P, and the values of each part
+constexpr int kKeyTiles = 0;
+constexpr int kQueryTiles = 2 * kTile;
+constexpr int kInverseTile = 4 * kTile;
+constexpr int kScoreTile = 5 * kTile;
+constexpr int kValueTiles = 6 * kTile;
+constexpr int kStages = 3;
+constexpr int kStageOfOnePart = kValueTiles + kTile;
+constexpr int kStageOfTwoParts = kValueTiles + 2 * kTile;
+// what one warpgroup hands the other, twice: the state before a chunk, in two tiles, and n
+constexpr int kHandovers = 2;
+constexpr int kHandover = 3 * kTile;
+constexpr int kHandoversAt = (kStages * (kStageOfOnePart + kDecayBytes) + 1023) / 1024 * 1024;
+constexpr int kEndOfOnePart = kHandoversAt + kHandovers * kHandover;
+constexpr int kEndOfTwoParts = kStages * (kStageOfTwoParts + kDecayBytes);
+constexpr int kBarriers = kEndOfOnePart > kEndOfTwoParts ? kEndOfOnePart : kEndOfTwoParts;
+// two of each stage, and three of each handover
+constexpr int kHandoverBarriers = kBarriers + 16 * kStages;
+constexpr int kSharedBytes = kHandoverBarriers + 24 * kHandovers;
+static_assert(kSharedBytes <= 227 * 1024, "more than a block can have");
+
+// The parameters, as cuda.py packs them: eight bytes each, then four bytes each. Halves are bf16 or f16.
+struct GdnAdvance {
+    const u16* queries;
+    const u16* keys;
+    const u16* inverses;
+    const u16* scores;
+    const float* decays;
+    u16* output;
+    float* state;
+    const int* sequences;
+    const int* counts;
+    const int* bounds;
+    i64 state_slot;
+    int span;
+    int first_token;
+    int rows_of_output;
+    int last_token;
+    int capacity;
+    int key_heads;
+    int value_heads;
+    int tracking;
+};
+
+// the bits of `flags`
+enum Flag : int {
+    kTracking = 1,
+    kFloatALog = 2,
+    kFloatDtBias = 4,
+};
+
+struct GdnPrepare {
+    const u16* x;
+    const u16* a;
+    const u16* b;
+    const u16* weights;
+    const u16* bias;
+    const void* A_log;
+    const void* dt_bias;
+    u16* conv;
+    u16* queries;
+    u16* keys;
+    u16* inverses;
+    u16* scores;
+    float* decays;
+    u16* output;
+    const int* chunks;
+    const int* counts;
+    const int* bounds;
+    i64 conv_slot;
+    i64 conv_channel;
+    i64 conv_past;
+    int span;
+    int first_token;
+    int x_row;
+    int a_row;
+    int b_row;
+    int rows_of_output;
+    int last_token;
+    int capacity;
+    int max_chunks;
+    int key_heads;
+    int value_heads;
+    int flags;
+};
+
+#ifdef __CUDACC__
+
+// What Hopper has for this. Addresses are those of shared memory.
+
+extern __shared__ __align__(1024) unsigned char shared_bytes[];
+
+__device__ __forceinline__ u32 shared_memory() { return static_cast<u32>(__cvta_generic_to_shared(shared_bytes)); }
+
+template <int kCount>
+__device__ __forceinline__ void take_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+template <int kCount>
+__device__ __forceinline__ void give_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+}
+
+__device__ __forceinline__ void make_barrier(u32 barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+__device__ __forceinline__ void barriers_are_made() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+__device__ __forceinline__ void arrive(u32 barrier) {
+    asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
+}
+
+__device__ __forceinline__ void wait(u32 barrier, u32 parity) {
+    u32 done;
+    do {
+        asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
+                     : "=r"(done)
+                     : "r"(barrier), "r"(parity)
+                     : "memory");
+    } while (!done);
+}
+
+// 16 bytes, on their way when this returns
+__device__ __forceinline__ void copy_piece(u32 to, const void* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
+}
+
+// arrives when all that this thread copies has
+__device__ __forceinline__ void arrive_when_copied(u32 barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// what was copied may now be an operand of a product
+__device__ __forceinline__ void operands_are_written() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+__device__ __forceinline__ float shared_float(u32 from) {
+    float found;
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(found) : "r"(from) : "memory");
+    return found;
+}
+
+__device__ __forceinline__ float2 shared_pair(u32 from) {
+    float2 found;
+    asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];" : "=f"(found.x), "=f"(found.y) : "r"(from) : "memory");
+    return found;
+}
+
+__device__ __forceinline__ float4 shared_four(u32 from) {
+    float4 found;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(found.x), "=f"(found.y), "=f"(found.z), "=f"(found.w)
+                 : "r"(from)
+                 : "memory");
+    return found;
+}
+
+__device__ __forceinline__ int4 shared_piece(u32 from) {
+    int4 found;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(found.x), "=r"(found.y), "=r"(found.z), "=r"(found.w)
+                 : "r"(from)
+                 : "memory");
+    return found;
+}
+
+__device__ __forceinline__ void set_shared(u32 to, float value) {
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
+}
+
+__device__ __forceinline__ void set_shared(u32 to, u32 value) {
+    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void set_shared(u32 to, u16 value) {
+    asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(value) : "memory");
+}
+
+__device__ __forceinline__ void set_shared(u32 to, int4 value) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(value.x), "r"(value.y), "r"(value.z),
+                 "r"(value.w)
+                 : "memory");
+}
+
+// four matrices of 8x8 halves, as a product leaves them in the registers of a warp, turned: the n-th eight lanes say
+// where the columns of the n-th one go
+__device__ __forceinline__ void store_turned(u32 to, u32 first, u32 second, u32 third, u32 fourth) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(first),
+                 "r"(second), "r"(third), "r"(fourth)
+                 : "memory");
+}
+
+// the same, not turned: the lanes say where the rows go
+__device__ __forceinline__ void store_straight(u32 to, u32 first, u32 second, u32 third, u32 fourth) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(first),
+                 "r"(second), "r"(third), "r"(fourth)
+                 : "memory");
+}
+
+// two halves, the first one in the lower bits
+template <bool kBf16>
+__device__ __forceinline__ u32 halves(float first, float second) {
+    u32 both;
+    if constexpr (kBf16) {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+    } else {
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+    }
+    return both;
+}
+
+// Read anew wherever it is asked for: what follows from it then takes no registers in between.
+__device__ __forceinline__ int own_thread() {
+    int found;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(found));
+    return found;
+}
+
+// to two units of the last place, and too small a number is zero
+__device__ __forceinline__ float power_of_two(float exponent) {
+    float found;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(exponent));
+    return found;
+}
+
+__device__ __forceinline__ float one_over(float number) {
+    float found;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(number));
+    return found;
+}
+
+template <bool kBf16>
+__device__ __forceinline__ float widened(u16 half) {
+    float wide;
+    if constexpr (kBf16) {
+        wide = __uint_as_float(u32(half) << 16);
+    } else {
+        asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(half));
+    }
+    return wide;
+}
+
+// before products, after what else has written their registers
+__device__ __forceinline__ void registers_are_written() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+
+__device__ __forceinline__ void close_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+
+// for all but the last so many closed groups
+template <int kLeft>
+__device__ __forceinline__ void wait_for_products() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
+}
+
+#define BCG_16(d, i)                                                                                            \
+    "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
+        "+f"(d[i + 7]), "+f"(d[i + 8]), "+f"(d[i + 9]), "+f"(d[i + 10]), "+f"(d[i + 11]), "+f"(d[i + 12]),      \
+        "+f"(d[i + 13]), "+f"(d[i + 14]), "+f"(d[i + 15])
+#define BCG_32_REGISTERS                                                                                        \
+    "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, " \
+    "%23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define BCG_64_REGISTERS                                                                                          \
+    BCG_32_REGISTERS                                                                                              \
+    ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
+    "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+// 64x64, 16 deep, both operands from shared memory
+#define BCG_FROM_SHARED(kind)                                                                                          \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." kind "." kind \
+                 " {" BCG_32_REGISTERS "}, %32, %33, p, 1, 1, %35, %36;\n}"                                            \
+                 : BCG_16(d, 0), BCG_16(d, 16)                                                                         \
+                 : "l"(left), "l"(right), "r"(adds), "n"(kLeftTurned), "n"(kRightTurned))
+
+// the same, the left one from registers
+#define BCG_FROM_REGISTERS(kind)                                                                                       \
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." kind "." kind \
+                 " {" BCG_32_REGISTERS "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"                                \
+                 : BCG_16(d, 0), BCG_16(d, 16)                                                                         \
+                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"(adds), "n"(kRightTurned))
+
+// 64x128, 16 deep, the left one from registers, the right one turned
+#define BCG_WIDE_FROM_REGISTERS(kind)                                                               \
+    asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." kind "." kind " {" BCG_64_REGISTERS \
+                 "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"                                        \
+                 : BCG_16(d, 0), BCG_16(d, 16), BCG_16(d, 32), BCG_16(d, 48)                        \
+                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right))
+
+// An operand's rows are summed along; of one that is turned they are summed down.
+template <bool kBf16, bool kLeftTurned, bool kRightTurned>
+__device__ __forceinline__ void multiply(float (&d)[32], u64 left, u64 right, int adds) {
+    if constexpr (kBf16) {
+        BCG_FROM_SHARED("bf16");
+    } else {
+        BCG_FROM_SHARED("f16");
+    }
+}
+
+template <bool kBf16, bool kRightTurned>
+__device__ __forceinline__ void multiply(float (&d)[32], const u32* left, u64 right, int adds) {
+    if constexpr (kBf16) {
+        BCG_FROM_REGISTERS("bf16");
+    } else {
+        BCG_FROM_REGISTERS("f16");
+    }
+}
+
+template <bool kBf16>
+__device__ __forceinline__ void multiply_wide(float (&d)[64], const u32* left, u64 right) {
+    if constexpr (kBf16) {
+        BCG_WIDE_FROM_REGISTERS("bf16");
+    } else {
+        BCG_WIDE_FROM_REGISTERS("f16");
+    }
+}
+
+#endif
+
+__device__ __forceinline__ int at_least(int one, int other) { return one > other ? one : other; }
+__device__ __forceinline__ int at_most(int one, int other) { return one < other ? one : other; }
+__device__ __forceinline__ int chunks_of(int tokens) { return (at_least(tokens, 0) + kChunk - 1) / kChunk; }
+
+// Where a piece of 16 bytes of a tile's row lies.
+__device__ __forceinline__ int piece_of(int row, int piece) { return row * kRowBytes + ((piece ^ (row % 8)) * 16); }
+
+// An operand in swizzled tiles: eight rows are followed by the next eight; where rows are 64 wide and the operand is
+// wider, its next tile follows. Steps along it are steps of its address.
+__device__ __forceinline__ u64 operand(u32 address) {
+    constexpr u64 kSwizzled128 = u64(1) << 62;
+    return kSwizzled128 | u64(kEightRows / 16) << 32 | u64(kTile / 16) << 16 | u64(address / 16);
+}
+// 16 further along a row, which must be of one tile, or 16 rows further
+constexpr u32 kAlongRow = 2;
+constexpr u32 kSixteenRows = 2 * kEightRows / 16;
+// Never into the upper half: one addition.
+__device__ __forceinline__ u64 further(u64 operand, u32 steps) {
+    return (operand >> 32 << 32) | u32(u32(operand) + steps);
+}
+
+// How this block's work is cut. The number of sequences is read on the device, so every launch is good for any.
+struct Cut {
+    u32 memory;
+    int parts;
+    int stage_bytes;
+    int items;
+
+    __device__ __forceinline__ explicit Cut(const GdnAdvance& job) {
+        memory = shared_memory();
+        const int halves_of_heads = job.counts[2] * job.value_heads * kParts;
+        // every block half a head, if there are as many
+        parts = halves_of_heads > static_cast<int>(gridDim.x) ? kParts : 1;
+        items = halves_of_heads / parts;
+        stage_bytes = parts == 1 ? kStageOfOnePart : kStageOfTwoParts;
+    }
+
+    __device__ __forceinline__ u32 tiles(int stage) const { return memory + stage * stage_bytes; }
+    __device__ __forceinline__ u32 decays(int stage) const {
+        return memory + kStages * stage_bytes + stage * kDecayBytes;
+    }
+    __device__ __forceinline__ u32 full(int stage) const { return memory + kBarriers + 16 * stage; }
+    __device__ __forceinline__ u32 empty(int stage) const { return full(stage) + 8; }
+    __device__ __forceinline__ u32 state(int handover) const { return memory + kHandoversAt + handover * kHandover; }
+    __device__ __forceinline__ u32 n(int handover) const { return state(handover) + 2 * kTile; }
+    __device__ __forceinline__ u32 has_state(int handover) const { return memory + kHandoverBarriers + 24 * handover; }
+    __device__ __forceinline__ u32 has_n(int handover) const { return has_state(handover) + 8; }
+    __device__ __forceinline__ u32 is_taken(int handover) const { return has_state(handover) + 16; }
+};
+
+// A place in a ring, and whether it has been gone round an odd number of times.
+struct Place {
+    int stage = 0;
+    u32 round = 0;
+
+    __device__ __forceinline__ void advance(int stages) {
+        if (++stage == stages) {
+            stage = 0;
+            round ^= 1;
+        }
+    }
+};
+
+// An item of work: a head of a sequence, or one part of its values; of this span, which may begin and end within the
+// sequence, but not within a chunk.
+struct Item {
+    int start;
+    int end;
+    int slot;
+    int head;
+    int part;
+    int begin;
+    int stop;
+    int checkpoint;
+    int track_slot;
+    int first_chunk;
+
+    __device__ __forceinline__ Item(const GdnAdvance& job, const Cut& cut, int number) {
+        const int of_sequence = job.value_heads * (kParts / cut.parts);
+        const int* fields = job.sequences + number / of_sequence * kSequenceFields;
+        start = fields[0];
+        end = at_most(fields[1], job.rows_of_output);
+        slot = fields[2];
+        head = number / (kParts / cut.parts) % job.value_heads;
+        part = cut.parts == 1 ? number % kParts : 0;
+        begin = start + chunks_of(job.first_token - start) * kChunk;
+        stop = at_most(start + chunks_of(job.last_token - start) * kChunk, end);
+        track_slot = job.tracking ? fields[4] : -1;
+        checkpoint = start + at_least(fields[3], 0);
+        first_chunk = fields[5] - job.bounds[job.span];
+    }
+};
+
+// The warpgroup that loads: each thread one piece of eight rows' 16, all rows in turn.
+__device__ __forceinline__ void load(const GdnAdvance& job, const Cut& cut) {
+    constexpr int kRowsAtOnce = kGroup / kPieces;
+    const int thread = threadIdx.x % kGroup, piece = thread % kPieces, first = thread / kPieces;
+    const int group = job.value_heads / job.key_heads;
+    Place place;
+    for (int number = blockIdx.x; number < cut.items; number += gridDim.x) {
+        const Item item(job, cut, number);
+        const i64 of_keys = i64(item.head / group) * job.capacity - job.first_token;
+        const i64 of_values = i64(item.head) * job.capacity - job.first_token;
+        for (int first_row = item.begin; first_row < item.stop; first_row += kChunk) {
+            const u32 tiles = cut.tiles(place.stage);
+            // the first time round nothing has to be given back
+            wait(cut.empty(place.stage), place.round ^ 1);
+#pragma unroll
+            for (int step = 0; step < kChunk / kRowsAtOnce; ++step) {
+                const int in_chunk = first + step * kRowsAtOnce;
+                // past the end the last row again: no neighbour is read, and what comes of it is multiplied by zero
+                const int row = at_most(first_row + in_chunk, item.end - 1);
+                const int lies = piece_of(in_chunk, piece);
+                const i64 at_keys = (of_keys + row) * kKeys + piece * 8;
+                const i64 at_matrix = (of_values + row) * kChunk + piece * 8;
+                const i64 at_values =
+                    (i64(row) * job.value_heads + item.head) * kValues + item.part * kPart + piece * 8;
+                copy_piece(tiles + kKeyTiles + lies, job.keys + at_keys);
+                copy_piece(tiles + kKeyTiles + kTile + lies, job.keys + at_keys + kKeys / 2);
+                copy_piece(tiles + kInverseTile + lies, job.inverses + at_matrix);
+                copy_piece(tiles + kValueTiles + lies, job.output + at_values);
+                if (cut.parts == kParts) copy_piece(tiles + kValueTiles + kTile + lies, job.output + at_values + kPart);
+                copy_piece(tiles + kQueryTiles + lies, job.queries + at_keys);
+                copy_piece(tiles + kQueryTiles + kTile + lies, job.queries + at_keys + kKeys / 2);
+                copy_piece(tiles + kScoreTile + lies, job.scores + at_matrix);
+            }
+            if (thread < kDecayBytes / 16) {
+                const int chunk = item.first_chunk + (first_row - item.start) / kChunk;
+                const float* decays = job.decays + (i64(chunk) * job.value_heads + item.head) * kDecays;
+                copy_piece(cut.decays(place.stage) + 16 * thread, decays + 4 * thread);
+            }
+            arrive_when_copied(cut.full(place.stage));
+            place.advance(kStages);
+        }
+    }
+}
+
+// In a thread's registers two columns next to each other of row n follow those of row n + 8, and then come the next
+// eight columns: as a product leaves them, and, as halves, as the next one takes them.
+constexpr int kEights = kChunk / 8;
+
+// A chunk's output, which lies turned in the registers, to where its values were, and from there into the rows: of 32
+// bytes for each warp, which waits for no other.
+__device__ __forceinline__ void store_output(const GdnAdvance& job, const Item& item, const u32 (&o)[16], u32 tile,
+                                             int part, int first_row) {
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x % kGroup / kWarp;
+#pragma unroll
+    for (int eight = 0; eight < kEights; eight += 2) {
+        const int token = 8 * (eight + lane / 16) + lane % 8;
+        const u32* const four = &o[2 * eight];
+        store_turned(tile + piece_of(token, 2 * warp + lane / 8 % 2), four[0], four[1], four[2], four[3]);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+        const int token = lane / 2 + 16 * step, piece = 2 * warp + lane % 2, row = first_row + token;
+        const int4 values = shared_piece(tile + piece_of(token, piece));
+        const i64 at = (i64(row) * job.value_heads + item.head) * kValues + part * kPart + piece * 8;
+        if (row < item.end) *reinterpret_cast<int4*>(job.output + at) = values;
+    }
+    __syncwarp();
+}
+
+__device__ __forceinline__ void load_state(float (&S)[64], const float* state) {
+#pragma unroll
+    for (int eight = 0; eight < kKeys / 8; ++eight) {
+        const float2 upper = *reinterpret_cast<const float2*>(state + 8 * eight);
+        const float2 lower = *reinterpret_cast<const float2*>(state + 8 * kKeys + 8 * eight);
+        S[4 * eight] = upper.x;
+        S[4 * eight + 1] = upper.y;
+        S[4 * eight + 2] = lower.x;
+        S[4 * eight + 3] = lower.y;
+    }
+}
+
+__device__ __forceinline__ void scale(float (&S)[64], float factor) {
+#pragma unroll
+    for (int each = 0; each < 64; ++each) S[each] *= factor;
+}
+
+__device__ __forceinline__ void store_state(float* state, const float (&S)[64]) {
+#pragma unroll
+    for (int eight = 0; eight < kKeys / 8; ++eight) {
+        *reinterpret_cast<float2*>(state + 8 * eight) = make_float2(S[4 * eight], S[4 * eight + 1]);
+        *reinterpret_cast<float2*>(state + 8 * kKeys + 8 * eight) = make_float2(S[4 * eight + 2], S[4 * eight + 3]);
+    }
+}
+
+template <bool kBf16, int kCount>
+__device__ __forceinline__ void round(u32 (&rounded)[kCount], const float (&exact)[2 * kCount]) {
+#pragma unroll
+    for (int pair = 0; pair < kCount; ++pair) rounded[pair] = halves<kBf16>(exact[2 * pair], exact[2 * pair + 1]);
+}
+
+// n = v T, without what the state knows of v already; it is waited for later
+template <bool kBf16>
+__device__ __forceinline__ void begin_chunk(float (&n)[32], u32 tiles, int of_values) {
+    const u64 values = operand(tiles + of_values), inverse = operand(tiles + kInverseTile);
+#pragma unroll
+    for (int step = 0; step < kChunk / 16; ++step) {
+        multiply<kBf16, true, false>(n, further(values, step * kSixteenRows), further(inverse, step * kAlongRow),
+                                     step > 0);
+    }
+    close_products();
+}
+
+// d = S times the keys, or the queries, of every token
+template <bool kBf16>
+__device__ __forceinline__ void look_up(float (&d)[32], const u32 (&S)[32], u32 tiles) {
+    const u64 all = operand(tiles);
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+        const u64 right = further(all, step / 4 * (kTile / 16) + step % 4 * kAlongRow);
+        multiply<kBf16, false>(d, &S[4 * step], right, step > 0);
+    }
+    close_products();
+}
+
+// d += left times T or P
+template <bool kBf16>
+__device__ __forceinline__ void add_product(float (&d)[32], const u32 (&left)[16], u32 tile) {
+    const u64 matrix = operand(tile);
+#pragma unroll
+    for (int step = 0; step < kChunk / 16; ++step)
+        multiply<kBf16, false>(d, &left[4 * step], further(matrix, step * kAlongRow), 1);
+    close_products();
+}
+
+// n = (v - S k) T, of all tokens, from v T and what the state knows of the values
+template <bool kBf16>
+__device__ __forceinline__ void correct(float (&n)[32], const float (&known)[32], u32 (&left)[16], u32 tiles,
+                                        u32 decays) {
+#pragma unroll
+    for (int eight = 0; eight < kEights; ++eight) {
+        const float2 minus = shared_pair(decays + 32 * eight);
+        left[2 * eight] = halves<kBf16>(known[4 * eight] * minus.x, known[4 * eight + 1] * minus.y);
+        left[2 * eight + 1] = halves<kBf16>(known[4 * eight + 2] * minus.x, known[4 * eight + 3] * minus.y);
+    }
+    registers_are_written();
+    add_product<kBf16>(n, left, tiles + kInverseTile);
+}
+
+// S += n times the keys, n as far as it is left at the chunk's end; `rounded` is n itself
+template <bool kBf16>
+__device__ __forceinline__ void learn(float (&S)[64], const float (&n)[32], u32 (&left)[16], u32 (&rounded)[16],
+                                      u32 tiles, u32 decays) {
+#pragma unroll
+    for (int eight = 0; eight < kEights; ++eight) {
+        const float2 to_end = shared_pair(decays + 4 * kChunk + 32 * eight);
+        const float* const four = &n[4 * eight];
+        left[2 * eight] = halves<kBf16>(four[0] * to_end.x, four[1] * to_end.y);
+        left[2 * eight + 1] = halves<kBf16>(four[2] * to_end.x, four[3] * to_end.y);
+        rounded[2 * eight] = halves<kBf16>(four[0], four[1]);
+        rounded[2 * eight + 1] = halves<kBf16>(four[2], four[3]);
+    }
+    registers_are_written();
+    const u64 keys = operand(tiles + kKeyTiles);
+#pragma unroll
+    for (int step = 0; step < kChunk / 16; ++step) {
+        multiply_wide<kBf16>(S, &left[4 * step], further(keys, step * kSixteenRows));
+    }
+    close_products();
+}
+
+// What the state before the chunk has for the queries, as much of it as is left.
+__device__ __forceinline__ void look_back(float (&o)[32], u32 decays) {
+#pragma unroll
+    for (int eight = 0; eight < kEights; ++eight) {
+        const float2 minus = shared_pair(decays + 32 * eight);
+        o[4 * eight] *= -minus.x;
+        o[4 * eight + 1] *= -minus.y;
+        o[4 * eight + 2] *= -minus.x;
+        o[4 * eight + 3] *= -minus.y;
+    }
+}
+
+// o = that, and what the chunk itself has
+template <bool kBf16>
+__device__ __forceinline__ void finish(float (&o)[32], const u32 (&n)[16], u32 tiles, u32 decays) {
+    look_back(o, decays);
+    registers_are_written();
+    add_product<kBf16>(o, n, tiles + kScoreTile);
+}
+
+// Sixteen rows and so many eights of columns, as halves, to their tiles.
+template <int kCount>
+__device__ __forceinline__ void hand_over(const u32 (&rounded)[kCount], u32 tiles, u32 barrier) {
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x % kGroup / kWarp;
+    const int row = 16 * warp + lane % 16;
+#pragma unroll
+    for (int eight = 0; eight < kCount / 2; eight += 2) {
+        const u32* const four = &rounded[2 * eight];
+        const int piece = eight + lane / 16;
+        store_straight(tiles + piece / kPieces * kTile + piece_of(row, piece % kPieces), four[0], four[1], four[2],
+                       four[3]);
+    }
+    operands_are_written();
+    __syncwarp();
+    if (lane == 0) arrive(barrier);
+}
+
+// A warpgroup that goes along with the state of one part, and hands over what the output is made of.
+template <bool kBf16>
+__device__ __forceinline__ void go_along(const GdnAdvance& job, const Cut& cut) {
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x % kGroup / kWarp;
+    const int own_row = 16 * warp + lane / 4, own_column = 2 * (lane % 4);
+    Place place, handover;
+    float S[64], known[32], n[32];
+    u32 rounded[32], left[16], right[16];
+    for (int number = blockIdx.x; number < cut.items; number += gridDim.x) {
+        const Item item(job, cut, number);
+        if (item.begin >= item.stop) continue;
+        const i64 in_slot = (i64(item.head) * kValues + item.part * kPart + own_row) * kKeys + own_column;
+        float* const state = job.state + item.slot * job.state_slot + in_slot;
+        float* const checkpoint = state + (item.track_slot - item.slot) * job.state_slot;
+        load_state(S, state);
+        if (item.track_slot >= 0 && item.checkpoint == item.begin) store_state(checkpoint, S);
+        round<kBf16>(rounded, S);
+        u32 tiles = cut.tiles(place.stage), decays = cut.decays(place.stage);
+        wait(cut.full(place.stage), place.round);
+        operands_are_written();
+        registers_are_written();
+        begin_chunk<kBf16>(n, tiles, kValueTiles);
+        look_up<kBf16>(known, rounded, tiles + kKeyTiles);
+        // the first time round nothing has to be taken
+        wait(cut.is_taken(handover.stage), handover.round ^ 1);
+        hand_over(rounded, cut.state(handover.stage), cut.has_state(handover.stage));
+        wait_for_products<0>();
+        correct<kBf16>(n, known, left, tiles, decays + 4 * own_column);
+        scale(S, shared_float(decays + 8 * kChunk));
+        wait_for_products<0>();
+        for (int first_row = item.begin; first_row + kChunk < item.stop; first_row += kChunk) {
+            learn<kBf16>(S, n, left, right, tiles, decays + 4 * own_column);
+            hand_over(right, cut.n(handover.stage), cut.has_n(handover.stage));
+            handover.advance(kHandovers);
+            const u32 empty_before = cut.empty(place.stage);
+            place.advance(kStages);
+            tiles = cut.tiles(place.stage);
+            decays = cut.decays(place.stage);
+            wait(cut.full(place.stage), place.round);
+            operands_are_written();
+            registers_are_written();
+            begin_chunk<kBf16>(n, tiles, kValueTiles);
+            wait_for_products<1>();
+            if (lane == 0) arrive(empty_before);
+            if (item.track_slot >= 0 && item.checkpoint == first_row + kChunk) store_state(checkpoint, S);
+            round<kBf16>(rounded, S);
+            registers_are_written();
+            look_up<kBf16>(known, rounded, tiles + kKeyTiles);
+            wait(cut.is_taken(handover.stage), handover.round ^ 1);
+            hand_over(rounded, cut.state(handover.stage), cut.has_state(handover.stage));
+            wait_for_products<0>();
+            correct<kBf16>(n, known, left, tiles, decays + 4 * own_column);
+            scale(S, shared_float(decays + 8 * kChunk));
+            wait_for_products<0>();
+        }
+        learn<kBf16>(S, n, left, right, tiles, decays + 4 * own_column);
+        hand_over(right, cut.n(handover.stage), cut.has_n(handover.stage));
+        handover.advance(kHandovers);
+        wait_for_products<0>();
+        if (lane == 0) arrive(cut.empty(place.stage));
+        place.advance(kStages);
+        if (item.track_slot >= 0 && item.checkpoint == item.stop) store_state(checkpoint, S);
+        store_state(state, S);
+    }
+}
+
+// The warpgroup beside it, which makes the output.
+template <bool kBf16>
+__device__ __forceinline__ void put_out(const GdnAdvance& job, const Cut& cut) {
+    const int lane = threadIdx.x % kWarp, own_column = 2 * (lane % 4);
+    Place place, handover;
+    float o[32];
+    u32 rounded[16];
+    for (int number = blockIdx.x; number < cut.items; number += gridDim.x) {
+        const Item item(job, cut, number);
+        for (int first_row = item.begin; first_row < item.stop; first_row += kChunk) {
+            const u32 tiles = cut.tiles(place.stage);
+            const u64 queries = operand(tiles + kQueryTiles), scores = operand(tiles + kScoreTile);
+            const u64 state = operand(cut.state(handover.stage)), n = operand(cut.n(handover.stage));
+            wait(cut.full(place.stage), place.round);
+            operands_are_written();
+            wait(cut.has_state(handover.stage), handover.round);
+            registers_are_written();
+#pragma unroll
+            for (int step = 0; step < kKeys / 16; ++step) {
+                const u32 along = step / 4 * (kTile / 16) + step % 4 * kAlongRow;
+                multiply<kBf16, false, false>(o, further(state, along), further(queries, along), step > 0);
+            }
+            close_products();
+            wait(cut.has_n(handover.stage), handover.round);
+            wait_for_products<0>();
+            look_back(o, cut.decays(place.stage) + 4 * own_column);
+            registers_are_written();
+#pragma unroll
+            for (int step = 0; step < kChunk / 16; ++step) {
+                multiply<kBf16, false, false>(o, further(n, step * kAlongRow), further(scores, step * kAlongRow), 1);
+            }
+            close_products();
+            wait_for_products<0>();
+            if (lane == 0) arrive(cut.is_taken(handover.stage));
+            round<kBf16>(rounded, o);
+            store_output(job, item, rounded, tiles + kValueTiles, item.part, first_row);
+            if (lane == 0) arrive(cut.empty(place.stage));
+            handover.advance(kHandovers);
+            place.advance(kStages);
+        }
+    }
+}
+
+// A warpgroup that computes all of one part, chunk after chunk. What needs the state only to be looked up, and
+// what needs none, is under way while registers are rounded and scaled.
+template <bool kBf16>
+__device__ __forceinline__ void compute(const GdnAdvance& job, const Cut& cut, int own_part) {
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x % kGroup / kWarp;
+    const int own_row = 16 * warp + lane / 4, own_column = 2 * (lane % 4);
+    const int of_values = kValueTiles + own_part * kTile;
+    Place place;
+    float S[64], known[32], n[32], o[32];
+    u32 rounded[32], left[16], right[16];
+    for (int number = blockIdx.x; number < cut.items; number += gridDim.x) {
+        const Item item(job, cut, number);
+        if (item.begin >= item.stop) continue;
+        const i64 in_slot = (i64(item.head) * kValues + own_part * kPart + own_row) * kKeys + own_column;
+        float* const state = job.state + item.slot * job.state_slot + in_slot;
+        float* const checkpoint = state + (item.track_slot - item.slot) * job.state_slot;
+        load_state(S, state);
+        if (item.track_slot >= 0 && item.checkpoint == item.begin) store_state(checkpoint, S);
+        round<kBf16>(rounded, S);
+        u32 tiles = cut.tiles(place.stage), decays = cut.decays(place.stage);
+        wait(cut.full(place.stage), place.round);
+        operands_are_written();
+        registers_are_written();
+        begin_chunk<kBf16>(n, tiles, of_values);
+        look_up<kBf16>(known, rounded, tiles + kKeyTiles);
+        look_up<kBf16>(o, rounded, tiles + kQueryTiles);
+        wait_for_products<1>();
+        correct<kBf16>(n, known, left, tiles, decays + 4 * own_column);
+        scale(S, shared_float(decays + 8 * kChunk));
+        wait_for_products<0>();
+        int first_row = item.begin;
+        for (; first_row + kChunk < item.stop; first_row += kChunk) {
+            learn<kBf16>(S, n, left, right, tiles, decays + 4 * own_column);
+            const u32 tiles_before = tiles, decays_before = decays, empty_before = cut.empty(place.stage);
+            place.advance(kStages);
+            tiles = cut.tiles(place.stage);
+            decays = cut.decays(place.stage);
+            wait(cut.full(place.stage), place.round);
+            operands_are_written();
+            registers_are_written();
+            begin_chunk<kBf16>(n, tiles, of_values);
+            wait_for_products<1>();
+            finish<kBf16>(o, right, tiles_before, decays_before + 4 * own_column);
+            if (item.track_slot >= 0 && item.checkpoint == first_row + kChunk) store_state(checkpoint, S);
+            round<kBf16>(rounded, S);
+            wait_for_products<0>();
+            round<kBf16>(right, o);
+            registers_are_written();
+            look_up<kBf16>(known, rounded, tiles + kKeyTiles);
+            store_output(job, item, right, tiles_before + of_values, own_part, first_row);
+            if (lane == 0) arrive(empty_before);
+            registers_are_written();
+            look_up<kBf16>(o, rounded, tiles + kQueryTiles);
+            wait_for_products<1>();
+            correct<kBf16>(n, known, left, tiles, decays + 4 * own_column);
+            scale(S, shared_float(decays + 8 * kChunk));
+            wait_for_products<0>();
+        }
+        learn<kBf16>(S, n, left, right, tiles, decays + 4 * own_column);
+        finish<kBf16>(o, right, tiles, decays + 4 * own_column);
+        wait_for_products<0>();
+        round<kBf16>(right, o);
+        store_output(job, item, right, tiles + of_values, own_part, first_row);
+        if (lane == 0) arrive(cut.empty(place.stage));
+        place.advance(kStages);
+        if (item.track_slot >= 0 && item.checkpoint == item.stop) store_state(checkpoint, S);
+        store_state(state, S);
+    }
+}
+
+template <bool kBf16>
+__device__ __forceinline__ void advance(const GdnAdvance& job) {
+    const Cut cut(job);
+    const int role = threadIdx.x / kGroup;
+    if (threadIdx.x == 0) {
+        constexpr int kWarpsOfGroup = kGroup / kWarp;
+        for (int stage = 0; stage < kStages; ++stage) {
+            make_barrier(cut.full(stage), kGroup);
+            // of each warp that computes
+            make_barrier(cut.empty(stage), 2 * kWarpsOfGroup);
+        }
+        for (int handover = 0; handover < kHandovers; ++handover) {
+            make_barrier(cut.has_state(handover), kWarpsOfGroup);
+            make_barrier(cut.has_n(handover), kWarpsOfGroup);
+            make_barrier(cut.is_taken(handover), kWarpsOfGroup);
+        }
+        barriers_are_made();
+    }
+    __syncthreads();
+    if (role == 0) {
+        give_registers<kLoaderRegisters>();
+        load(job, cut);
+    } else {
+        take_registers<kComputerRegisters>();
+        if (cut.parts == kParts) {
+            compute<kBf16>(job, cut, role - 1);
+        } else if (role == 1) {
+            go_along<kBf16>(job, cut);
+        } else {
+            put_out<kBf16>(job, cut);
+        }
+    }
+}
+
+// `prepare`: a block is one warpgroup. It takes a chunk's queries and keys of a key head, and what becomes of them for
+// each value head, or a chunk's values of a value head.
+
+constexpr int kWidth = 4;
+constexpr int kPast = kWidth - 1;
+// 16 bytes of a row, and rows that one thread goes along
+constexpr int kEight = 8;
+constexpr int kRowPieces = kKeys / kEight;
+constexpr int kStrip = kChunk / (kGroup / kRowPieces);
+// of these so many whose inputs are on their way at a time
+constexpr int kAtOnce = kWidth;
+// value heads of a key head that are worked on side by side
+constexpr int kMembers = 2;
+// rows of a diagonal block of the triangular system that is solved by substitution: a column is a thread's
+constexpr int kBlock = kChunk / 2;
+static_assert(kMembers * 2 * kBlock == kGroup, "a column for each thread");
+
+constexpr int kChunkFields = 8;
+// two to the -160th is zero in fp32, and 64 such gates are a sum that fp32 still resolves
+constexpr float kLeastGate = -160.0f;
+constexpr float kLog2E = 1.4426950408889634f;
+// above, softplus is the identity, as in SGLang
+constexpr float kSoftplusLinear = 20.0f;
+constexpr float kNormEpsilon = 1e-6f;
+// one over the root of the keys
+constexpr float kScale = 0.08838834764831845f;
+
+// Of shared memory. Of each member: the diagonal blocks, in fp32, and then T, where the queries were; their inverses,
+// in fp16, where the keys were; what is below them, in fp16; and P.
+constexpr int kQueriesAt = 0;
+constexpr int kKeysAt = 2 * kTile;
+constexpr int kBelowAt = 4 * kTile;
+constexpr int kScoresAt = 6 * kTile;
+constexpr int kWindowsAt = 8 * kTile;
+constexpr int kWindowBytes = 2 * kPast * kKeys;
+constexpr int kGatesAt = kWindowsAt + 2 * kWindowBytes;
+constexpr int kGainsAt = kGatesAt + 4 * kMembers * kChunk;
+constexpr int kSumsAt = kGainsAt + 4 * kMembers * kChunk;
+constexpr int kPrepareSharedBytes = kSumsAt + 4 * kGroup / kWarp;
+constexpr int kBlocksOfMultiprocessor = 3;
+static_assert(kBlocksOfMultiprocessor * (kPrepareSharedBytes + 1024) <= 228 * 1024, "more than a multiprocessor has");
+constexpr int kBlockBytes = 4 * kBlock * kBlock;
+
+struct Chunk {
+    int first_row;
+    int start;
+    int end;
+    int slot;
+    bool has_window;
+    int track_after;
+    int track_slot;
+
+    __device__ __forceinline__ Chunk(const GdnPrepare& job, const int* fields) {
+        first_row = fields[0];
+        start = fields[1];
+        end = at_most(fields[2], job.rows_of_output);
+        slot = fields[3];
+        has_window = fields[4] != 0;
+        track_after = fields[5];
+        track_slot = job.flags & kTracking ? fields[6] : -1;
+    }
+};
+
+// What a convolution at `end` looks back at: of a short sequence also what the slot has.
+__device__ __forceinline__ void window_before(u16 (&found)[kPast], const GdnPrepare& job, const Chunk& chunk,
+                                              int channel, const u16* own, int end) {
+#pragma unroll
+    for (int past = 0; past < kPast; ++past) {
+        const int row = end - kPast + past;
+        found[past] = 0;
+        if (row >= chunk.start) {
+            found[past] = job.x[i64(row) * job.x_row + channel];
+        } else if (chunk.has_window) {
+            found[past] = own[(kPast + row - chunk.start) * job.conv_past];
+        }
+    }
+}
+
+// In a sequence's first chunk, a thread for each of a head's channels: the window as it was goes to shared memory, and
+// into the pool what the next step needs. No other block reads or writes these channels of the pool.
+__device__ __forceinline__ void turn_window(const GdnPrepare& job, const Chunk& chunk, int first_channel, u32 window) {
+    const int channel = first_channel + own_thread();
+    u16* const own = job.conv + chunk.slot * job.conv_slot + channel * job.conv_channel;
+    u16 after[kPast], there[kPast];
+#pragma unroll
+    for (int past = 0; past < kPast; ++past) {
+        const u16 before = chunk.has_window ? own[past * job.conv_past] : u16(0);
+        set_shared(window + 2 * (past * kKeys + own_thread()), before);
+    }
+    window_before(after, job, chunk, channel, own, chunk.end);
+    window_before(there, job, chunk, channel, own, chunk.start + at_least(chunk.track_after, 0));
+#pragma unroll
+    for (int past = 0; past < kPast; ++past) {
+        own[past * job.conv_past] = after[past];
+        if (chunk.track_slot >= 0) {
+            own[(chunk.track_slot - chunk.slot) * job.conv_slot + past * job.conv_past] = there[past];
+        }
+    }
+}
+
+template <bool kBf16>
+__device__ __forceinline__ void widen(float (&wide)[kEight], int4 piece) {
+    const int two[4] = {piece.x, piece.y, piece.z, piece.w};
+#pragma unroll
+    for (int each = 0; each < kEight; ++each) wide[each] = widened<kBf16>(u16(u32(two[each / 2]) >> 16 * (each % 2)));
+}
+
+// A chunk's rows of one head, SiLU of the causal convolution: into `into`, where rows are `into_row` apart; queries and
+// keys are normed to the length `scale`, and go into the tiles, too. A thread goes along eight rows of eight channels.
+template <bool kBf16, bool kIsNormed>
+__device__ __forceinline__ void convolve(const GdnPrepare& job, const Chunk& chunk, int first_channel, u32 window,
+                                         u16* into, int into_row, float scale, u32 tiles) {
+    const int piece = own_thread() % kRowPieces, channel = first_channel + piece * kEight;
+    int in_chunk = own_thread() / kRowPieces * kStrip;
+    const u16* const x = job.x + channel;
+    const auto input = [&](int row) {
+        int4 found = make_int4(0, 0, 0, 0);
+        if (row >= chunk.start && row < chunk.end) {
+            found = __ldg(reinterpret_cast<const int4*>(x + i64(row) * job.x_row));
+        }
+        return found;
+    };
+    int4 earlier[kPast], next[kAtOnce];
+#pragma unroll
+    for (int number = 0; number < kPast; ++number) {
+        const int row = chunk.first_row + in_chunk + number - kPast;
+        // before the sequence there is the window
+        const int past = kPast + row - chunk.start;
+        earlier[number] = past >= kPast ? input(row) : shared_piece(window + 2 * (past * kKeys + piece * kEight));
+    }
+#pragma unroll
+    for (int number = 0; number < kAtOnce; ++number) next[number] = input(chunk.first_row + in_chunk + number);
+    // of each channel its taps, which are widened when they are wanted
+    int4 taps[kWidth], bias = make_int4(0, 0, 0, 0);
+#pragma unroll
+    for (int part = 0; part < kWidth; ++part) {
+        taps[part] = __ldg(reinterpret_cast<const int4*>(job.weights + channel * kWidth) + part);
+    }
+    if (job.bias) bias = __ldg(reinterpret_cast<const int4*>(job.bias + channel));
+    float inputs[kWidth][kEight];
+#pragma unroll
+    for (int number = 0; number < kPast; ++number) widen<kBf16>(inputs[number], earlier[number]);
+#pragma unroll 1
+    for (const int end = in_chunk + kStrip; in_chunk < end;) {
+        int4 now[kAtOnce];
+#pragma unroll
+        for (int number = 0; number < kAtOnce; ++number) now[number] = next[number];
+        if (in_chunk + kAtOnce < end) {
+#pragma unroll
+            for (int number = 0; number < kAtOnce; ++number) {
+                next[number] = input(chunk.first_row + in_chunk + kAtOnce + number);
+            }
+        }
+#pragma unroll
+        for (int number = 0; number < kAtOnce; ++number, ++in_chunk) {
+            widen<kBf16>(inputs[(number + kPast) % kWidth], now[number]);
+            float mixed[kEight], squares = 0, factor = 1;
+            widen<kBf16>(mixed, bias);
+#pragma unroll
+            for (int part = 0; part < kWidth; ++part) {
+                float of_two[kEight];
+                widen<kBf16>(of_two, taps[part]);
+#pragma unroll
+                for (int each = 0; each < kEight; ++each) {
+                    mixed[2 * part + each / kWidth] +=
+                        inputs[(number + each) % kWidth][2 * part + each / kWidth] * of_two[each];
+                }
+            }
+#pragma unroll
+            for (int each = 0; each < kEight; ++each) {
+                mixed[each] *= one_over(1.0f + power_of_two(-kLog2E * mixed[each]));
+                squares += mixed[each] * mixed[each];
+            }
+            if (kIsNormed) {
+#pragma unroll
+                for (int distance = kRowPieces / 2; distance; distance /= 2) {
+                    squares += __shfl_xor_sync(0xffffffffu, squares, distance);
+                }
+                factor = scale * rsqrtf(squares + kNormEpsilon);
+            }
+            int two[4];
+#pragma unroll
+            for (int pair = 0; pair < 4; ++pair) {
+                two[pair] = halves<kBf16>(mixed[2 * pair] * factor, mixed[2 * pair + 1] * factor);
+            }
+            const int4 made = make_int4(two[0], two[1], two[2], two[3]);
+            const int row = chunk.first_row + in_chunk;
+            if (row < chunk.end) *reinterpret_cast<int4*>(into + i64(row) * into_row + piece * kEight) = made;
+            if (kIsNormed) set_shared(tiles + piece / kPieces * kTile + piece_of(in_chunk, piece % kPieces), made);
+        }
+    }
+}
+
+template <bool kBf16>
+__device__ __forceinline__ float number_at(const void* numbers, int place, bool is_float) {
+    return is_float ? static_cast<const float*>(numbers)[place]
+                    : widened<kBf16>(static_cast<const u16*>(numbers)[place]);
+}
+
+// The gates and gains of two heads, a token for each thread: their running sums, in powers of two, for this block, and
+// what decays follow from them, for those that advance. All threads have to come here.
+template <bool kBf16>
+__device__ __forceinline__ void gate(const GdnPrepare& job, const Chunk& chunk, int number, int first_head, int heads,
+                                     u32 memory) {
+    const int member = own_thread() / kChunk, token = own_thread() % kChunk, lane = own_thread() % kWarp;
+    const int warp = own_thread() / kWarp, row = chunk.first_row + token;
+    const bool is_head = member < heads, is_real = is_head && row < chunk.end;
+    const int head = first_head + (is_head ? member : 0);
+    float sum = 0, gain = 0;
+    if (is_real) {
+        const float x = widened<kBf16>(job.a[i64(row) * job.a_row + head]) +
+                        number_at<kBf16>(job.dt_bias, head, job.flags & kFloatDtBias);
+        const float soft = x <= kSoftplusLinear ? log1pf(expf(x)) : x;
+        sum = -expf(number_at<kBf16>(job.A_log, head, job.flags & kFloatALog)) * soft * kLog2E;
+        // not fmaxf, which passes over what is not a number
+        sum = sum < kLeastGate ? kLeastGate : sum;
+        gain = one_over(1.0f + power_of_two(-kLog2E * widened<kBf16>(job.b[i64(row) * job.b_row + head])));
+    }
+#pragma unroll
+    for (int distance = 1; distance < kWarp; distance *= 2) {
+        const float before = __shfl_up_sync(0xffffffffu, sum, distance);
+        if (lane >= distance) sum += before;
+    }
+    if (lane == kWarp - 1) set_shared(memory + kSumsAt + 4 * warp, sum);
+    __syncthreads();
+    const float first_half = shared_float(memory + kSumsAt + 4 * (2 * member));
+    const float last = first_half + shared_float(memory + kSumsAt + 4 * (2 * member + 1));
+    if (token >= kWarp) sum = first_half + sum;
+    set_shared(memory + kGatesAt + 4 * own_thread(), sum);
+    set_shared(memory + kGainsAt + 4 * own_thread(), gain);
+    if (is_head) {
+        float* const decays = job.decays + (i64(number) * job.value_heads + head) * kDecays;
+        // rounding may leave the sum of all a little above that of some
+        const float rest = last - sum;
+        decays[token] = -power_of_two(sum);
+        decays[kChunk + token] = is_real ? power_of_two(rest > 0.0f ? 0.0f : rest) : 0.0f;
+        if (token == 0) decays[2 * kChunk] = power_of_two(last);
+    }
+}
+
+// Where a number of a diagonal block lies: fours of a row are swizzled, so that rows meet no bank twice.
+__device__ __forceinline__ u32 in_block(int row, int column) {
+    return 4 * (row * kBlock + ((column / 4) ^ (row % 8)) * 4 + column % 4);
+}
+
+// A tile of a member to its rows of the scratch.
+__device__ __forceinline__ void store_rows(const GdnPrepare& job, const Chunk& chunk, u16* rows, int head, u32 tile) {
+    const int piece = own_thread() % kPieces;
+    const i64 of_head = i64(head) * job.capacity - job.first_token;
+#pragma unroll
+    for (int step = 0; step < kChunk * kPieces / kGroup; ++step) {
+        const int in_chunk = own_thread() / kPieces + step * (kGroup / kPieces), row = chunk.first_row + in_chunk;
+        if (row < chunk.end) {
+            *reinterpret_cast<int4*>(rows + (of_head + row) * kChunk + piece * kEight) =
+                shared_piece(tile + piece_of(in_chunk, piece));
+        }
+    }
+}
+
+// Where two columns that follow each other lie in a tile.
+__device__ __forceinline__ u32 pair_of(int row, int column) { return piece_of(row, column / 8) + 2 * (column % 8); }
+
+// From the products of keys with keys, and of queries with them: P, and the triangular system, cut in blocks.
+template <bool kBf16>
+__device__ __forceinline__ void weigh(const float (&kk)[32], const float (&qk)[32], int member, u32 memory) {
+    const int lane = own_thread() % kWarp, warp = own_thread() / kWarp;
+    const u32 gates = memory + kGatesAt + 4 * member * kChunk, gains = memory + kGainsAt + 4 * member * kChunk;
+    const u32 scores = memory + kScoresAt + member * kTile, below = memory + kBelowAt + member * kTile;
+    const u32 blocks = memory + kQueriesAt + member * kTile;
+#pragma unroll
+    for (int lower = 0; lower < 2; ++lower) {
+        const int row = 16 * warp + lane / 4 + 8 * lower;
+        const float gate = shared_float(gates + 4 * row), gain = shared_float(gains + 4 * row);
+#pragma unroll
+        for (int eight = 0; eight < kEights; ++eight) {
+            const int column = 8 * eight + 2 * (lane % 4), at = 4 * eight + 2 * lower;
+            const float2 earlier = shared_pair(gates + 4 * column);
+            const float first = column <= row ? power_of_two(gate - earlier.x) : 0.0f;
+            const float second = column + 1 <= row ? power_of_two(gate - earlier.y) : 0.0f;
+            set_shared(scores + pair_of(row, column), halves<kBf16>(qk[at] * first, qk[at + 1] * second));
+            const float one = kk[at] * first * gain, other = kk[at + 1] * second * gain;
+            if (row / kBlock == column / kBlock) {
+                // of a block only what is below its diagonal is ever read
+                const u32 block = blocks + row / kBlock * kBlockBytes;
+                set_shared(block + in_block(row % kBlock, column % kBlock), one);
+                set_shared(block + in_block(row % kBlock, column % kBlock + 1), other);
+            } else if (row > column) {
+                set_shared(below + pair_of(row, column), halves<false>(one, other));
+            }
+        }
+    }
+}
+
+// A column of the inverse of I and what is below the diagonal, by substitution in fp32.
+__device__ __forceinline__ void substitute(float (&solved)[kBlock], int column, u32 block) {
+#pragma unroll
+    for (int row = 0; row < kBlock; ++row) {
+        float x = row == column ? 1.0f : 0.0f;
+#pragma unroll
+        for (int four = 0; four < (row + 3) / 4; ++four) {
+            const float4 found = shared_four(block + in_block(row, 4 * four));
+            const float earlier[4] = {found.x, found.y, found.z, found.w};
+#pragma unroll
+            for (int each = 0; each < 4; ++each) {
+                if (4 * four + each < row) x -= earlier[each] * solved[4 * four + each];
+            }
+        }
+        solved[row] = x;
+    }
+}
+
+// T of two heads, from the blocks of the system. An inverse's entries are k_i.(contractions) k_j and so at most 1: fp16
+// rounds them as finely as tf32 would. All threads have to come here.
+template <bool kBf16>
+__device__ __forceinline__ void invert(u32 memory) {
+    const int lane = own_thread() % kWarp, warp = own_thread() / kWarp;
+    const int own_member = own_thread() / kChunk, own_half = own_thread() / kBlock % 2, own = own_thread() % kChunk;
+    float solved[kBlock];
+    substitute(solved, own % kBlock, memory + kQueriesAt + own_member * kTile + own_half * kBlockBytes);
+    const u32 own_inverse = memory + kKeysAt + own_member * kTile, own_T = memory + kQueriesAt + own_member * kTile;
+#pragma unroll
+    for (int row = 0; row < kBlock; ++row) {
+        const int in_chunk = own_half * kBlock + row;
+        set_shared(own_inverse + pair_of(in_chunk, own), u16(halves<false>(solved[row], 0.0f)));
+    }
+    operands_are_written();
+    // all blocks are read, too
+    __syncthreads();
+    const float own_gain = shared_float(memory + kGainsAt + 4 * own_thread());
+#pragma unroll
+    for (int row = 0; row < kBlock; ++row) {
+        const int in_chunk = own_half * kBlock + row;
+        set_shared(own_T + pair_of(in_chunk, own), u16(halves<kBf16>(solved[row] * own_gain, 0.0f)));
+        // above the diagonal blocks there is nothing
+        if (own_half == 1) set_shared(own_T + pair_of(row, own), u16(0));
+    }
+#pragma unroll
+    for (int member = 0; member < kMembers; ++member) {
+        const u64 inverse = operand(memory + kKeysAt + member * kTile);
+        const u64 below = operand(memory + kBelowAt + member * kTile);
+        float product[32];
+        u32 left[8];
+        // what is right of the first half's columns, and above the second half's rows, is never looked at
+        registers_are_written();
+#pragma unroll
+        for (int step = 2; step < 4; ++step) {
+            multiply<false, false, true>(product, further(inverse, step * kAlongRow),
+                                         further(below, step * kSixteenRows), step > 2);
+        }
+        close_products();
+        wait_for_products<0>();
+#pragma unroll
+        for (int pair = 0; pair < 8; ++pair) left[pair] = halves<false>(product[2 * pair], product[2 * pair + 1]);
+        registers_are_written();
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+            multiply<false, true>(product, &left[4 * step], further(inverse, step * kSixteenRows), step > 0);
+        }
+        close_products();
+        wait_for_products<0>();
+        if (16 * warp >= kBlock) {
+#pragma unroll
+            for (int pair = 0; pair < 8; ++pair) {
+                const int row = 16 * warp + lane / 4 + pair % 2 * 8, column = pair / 2 * 8 + 2 * (lane % 4);
+                const float2 gains = shared_pair(memory + kGainsAt + 4 * (member * kChunk + column));
+                set_shared(memory + kQueriesAt + member * kTile + pair_of(row, column),
+                           halves<kBf16>(-product[2 * pair] * gains.x, -product[2 * pair + 1] * gains.y));
+            }
+        }
+    }
+}
+
+// What `convolve` has left of queries or keys, once more; behind the chunk's end zero, which changes no row before it.
+__device__ __forceinline__ void load_tiles(const Chunk& chunk, const u16* rows, u32 tiles) {
+    const int piece = own_thread() % kRowPieces;
+    for (int in_chunk = own_thread() / kRowPieces; in_chunk < kChunk; in_chunk += kGroup / kRowPieces) {
+        const int row = chunk.first_row + in_chunk;
+        int4 found = make_int4(0, 0, 0, 0);
+        if (row < chunk.end) found = *reinterpret_cast<const int4*>(rows + i64(row) * kKeys + piece * kEight);
+        set_shared(tiles + piece / kPieces * kTile + piece_of(in_chunk, piece % kPieces), found);
+    }
+}
+
+// d = left times right, of each row with each
+template <bool kBf16>
+__device__ __forceinline__ void multiply_tiles(float (&d)[32], u32 left, u32 right) {
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+        const u32 along = step / 4 * (kTile / 16) + step % 4 * kAlongRow;
+        multiply<kBf16, false, false>(d, further(operand(left), along), further(operand(right), along), step > 0);
+    }
+    close_products();
+}
+
+// A chunk's queries and keys of one key head, and the matrices of its value heads.
+template <bool kBf16>
+__device__ __forceinline__ void make_matrices(const GdnPrepare& job, int number, int key_head, u32 memory) {
+    const Chunk chunk(job, job.chunks + (job.bounds[job.span] + number) * kChunkFields);
+    if (chunk.slot < 0) return;
+    const int of_queries = key_head * kKeys, of_keys = (job.key_heads + key_head) * kKeys;
+    const int group = job.value_heads / job.key_heads;
+    const u32 queries = memory + kQueriesAt, keys = memory + kKeysAt, windows = memory + kWindowsAt;
+    const i64 of_head = (i64(key_head) * job.capacity - job.first_token) * kKeys;
+    if (chunk.first_row == chunk.start) {
+        turn_window(job, chunk, of_queries, windows);
+        turn_window(job, chunk, of_keys, windows + kWindowBytes);
+        __syncthreads();
+    }
+    convolve<kBf16, true>(job, chunk, of_queries, windows, job.queries + of_head, kKeys, kScale, queries);
+    convolve<kBf16, true>(job, chunk, of_keys, windows + kWindowBytes, job.keys + of_head, kKeys, 1.0f, keys);
+    for (int first = 0; first < group; first += kMembers) {
+        const int heads = at_most(group - first, kMembers), head = key_head * group + first;
+        if (first > 0) {
+            // the heads before have used their place
+            load_tiles(chunk, job.queries + of_head, queries);
+            load_tiles(chunk, job.keys + of_head, keys);
+        }
+        operands_are_written();
+        __syncthreads();
+        float kk[32], qk[32];
+        registers_are_written();
+        multiply_tiles<kBf16>(kk, keys, keys);
+        multiply_tiles<kBf16>(qk, queries, keys);
+        wait_for_products<0>();
+        // its barrier is also that of the products, whose tiles are written next
+        gate<kBf16>(job, chunk, number, head, heads, memory);
+        __syncthreads();
+        for (int member = 0; member < heads; ++member) weigh<kBf16>(kk, qk, member, memory);
+        __syncthreads();
+        for (int member = 0; member < heads; ++member) {
+            store_rows(job, chunk, job.scores, head + member, memory + kScoresAt + member * kTile);
+        }
+        invert<kBf16>(memory);
+        __syncthreads();
+        for (int member = 0; member < heads; ++member) {
+            store_rows(job, chunk, job.inverses, head + member, memory + kQueriesAt + member * kTile);
+        }
+        __syncthreads();
+    }
+}
+
+// A chunk's values of one head, where its output will stand: who reads them overwrites them.
+template <bool kBf16>
+__device__ __forceinline__ void make_values(const GdnPrepare& job, const Chunk& chunk, int head, u32 memory) {
+    const int first_channel = (2 * job.key_heads) * kKeys + head * kValues;
+    if (chunk.first_row == chunk.start) {
+        turn_window(job, chunk, first_channel, memory + kWindowsAt);
+        __syncthreads();
+    }
+    convolve<kBf16, false>(job, chunk, first_channel, memory + kWindowsAt, job.output + head * kValues,
+                           job.value_heads * kValues, 1.0f, 0);
+    // the window's place is the next item's
+    __syncthreads();
+}
+
+__device__ __forceinline__ void make_zeros(const GdnPrepare& job, int first_row, int end, int head) {
+    const int piece = own_thread() % kRowPieces;
+    for (int row = first_row + own_thread() / kRowPieces; row < at_most(first_row + kChunk, end);
+         row += kGroup / kRowPieces) {
+        u16* const to = job.output + (i64(row) * job.value_heads + head) * kValues + piece * kEight;
+        *reinterpret_cast<int4*>(to) = make_int4(0, 0, 0, 0);
+    }
+}
+
+// Items of work: every chunk's matrices by key head, then its values by value head, then the tail to zero.
+template <bool kBf16>
+__device__ __forceinline__ void prepare(const GdnPrepare& job) {
+    const u32 memory = shared_memory();
+    const int first_chunk = job.bounds[job.span];
+    const int chunks = at_most(job.bounds[job.span + 1] - first_chunk, job.max_chunks);
+    // of this span what is behind the last token
+    const int tail = at_least(job.counts[1], job.first_token), tail_chunks = chunks_of(job.last_token - tail);
+    const int matrices = chunks * job.key_heads, items = matrices + (chunks + tail_chunks) * job.value_heads;
+    for (int item = blockIdx.x; item < items; item += gridDim.x) {
+        const int number = (item - matrices) / job.value_heads, head = (item - matrices) % job.value_heads;
+        if (item < matrices) {
+            make_matrices<kBf16>(job, item / job.key_heads, item % job.key_heads, memory);
+        } else if (number >= chunks) {
+            make_zeros(job, tail + (number - chunks) * kChunk, job.last_token, head);
+        } else {
+            const Chunk chunk(job, job.chunks + (first_chunk + number) * kChunkFields);
+            if (chunk.slot >= 0) {
+                make_values<kBf16>(job, chunk, head, memory);
+            } else {
+                make_zeros(job, chunk.first_row, chunk.end, head);
+            }
+        }
+    }
+}
+
+}  // namespace bcg
+
+extern "C" __global__ void __launch_bounds__(bcg::kGroup, bcg::kBlocksOfMultiprocessor)
+    bcg_gdn_prepare_bf16(const __grid_constant__ bcg::GdnPrepare job) {
+    bcg::prepare<true>(job);
+}
+
+extern "C" __global__ void __launch_bounds__(bcg::kGroup, bcg::kBlocksOfMultiprocessor)
+    bcg_gdn_prepare_f16(const __grid_constant__ bcg::GdnPrepare job) {
+    bcg::prepare<false>(job);
+}
+
+extern "C" __global__ void __launch_bounds__(bcg::kThreads, 1)
+    bcg_gdn_advance_bf16(const __grid_constant__ bcg::GdnAdvance job) {
+    bcg::advance<true>(job);
+}
+
+extern "C" __global__ void __launch_bounds__(bcg::kThreads, 1)
+    bcg_gdn_advance_f16(const __grid_constant__ bcg::GdnAdvance job) {
+    bcg::advance<false>(job);
+}
+
+#endif

@@ -1,0 +1,182 @@
+"""Gated delta net's extend in CUDA C++ for Hopper: csrc/gdn_extend/gdn_extend.cuh.
+
+The tables are those of triton.py, and so are the kernels for heads of other sizes than 128.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sglang_bcg_fixes.kernels.cuda import driver, program
+from sglang_bcg_fixes.kernels.gdn_extend import triton
+from sglang_bcg_fixes.kernels.gdn_extend.metadata import CHUNK, Tables
+from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
+from sglang_bcg_fixes.kernels.gdn_extend.triton import Scratch, Tuning, tuning_for
+from sglang_bcg_fixes.model import Accepted, Rejected
+
+__all__ = ["Scratch", "Tables", "Tuning", "extend", "origin", "ready", "tuning_for"]
+
+# the structs of the header: pointers, strides, numbers
+GDN_PREPARE = struct.Struct("17Q3q12i0q")
+GDN_ADVANCE = struct.Struct("10Qq8i0q")
+# these are the header's too
+KEYS, VALUES, WIDTH = 128, 128, 4
+PREPARE_THREADS, PREPARE_SHARED_BYTES, BLOCKS_OF_MULTIPROCESSOR = 128, 68112, 3
+THREADS, SHARED_BYTES = 384, 223328
+TRACKING, FLOAT_A_LOG, FLOAT_DT_BIAS = 1, 2, 4
+KINDS = {torch.bfloat16: "bf16", torch.float16: "f16"}
+# whose instructions it is written in
+CAPABILITY = (9, 0)
+# what is read 16 bytes at a time
+PIECE = 16
+
+Launch = Callable[..., None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernels:
+    """The launches of one device, by the type of what is multiplied, and how many multiprocessors it has."""
+
+    prepare: dict[torch.dtype, Launch]
+    advance: dict[torch.dtype, Launch]
+    multiprocessors: int
+
+
+def ready(device: int) -> Accepted | Rejected:
+    """Compiles and loads what the device needs; to be asked before the first capture."""
+    found = torch.cuda.get_device_capability(device)
+    if torch.version.hip is not None or found != CAPABILITY:
+        return Rejected(f"it is made for sm_90, and this is an sm_{found[0]}{found[1]}")
+    return program.ready(lambda: on_device(device))
+
+
+def origin(device: int) -> str:
+    """Where the machine code came from, for `bcg-fixes status`."""
+    return program.load(PROGRAM, device).origin
+
+
+@functools.cache
+def on_device(device: int) -> Kernels:
+    functions = program.load(PROGRAM, device).functions
+    stream = functools.partial(torch._C._cuda_getCurrentRawStream, device)
+
+    def launches(kernel: str, threads: int, layout: struct.Struct, shared_bytes: int) -> dict[torch.dtype, Launch]:
+        return {
+            kind: driver.launcher(functions[f"{kernel}_{name}"], threads, layout, stream, shared_bytes)
+            for kind, name in KINDS.items()
+        }
+
+    return Kernels(
+        prepare=launches("bcg_gdn_prepare", PREPARE_THREADS, GDN_PREPARE, PREPARE_SHARED_BYTES),
+        advance=launches("bcg_gdn_advance", THREADS, GDN_ADVANCE, SHARED_BYTES),
+        multiprocessors=torch.cuda.get_device_properties(device).multi_processor_count,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Call(triton.Call):
+    """As in triton.py, but for the launches that csrc has a kernel for; the two understand each other's scratch."""
+
+    @property
+    def has_its_sizes(self) -> bool:
+        return (self.shape.keys, self.shape.values, self.tables.chunk) == (KEYS, VALUES, CHUNK)
+
+    @property
+    def can_prepare(self) -> bool:
+        rows, kind, floats = self.mixed_qkv, self.mixed_qkv.dtype, (torch.float32,)
+        read_whole = [rows, self.conv_weights, *([] if self.bias is None else [self.bias])]
+        return (
+            self.has_its_sizes
+            and self.shape.width == WIDTH
+            and rows.stride(0) * rows.element_size() % PIECE == 0
+            and all(each.data_ptr() % PIECE == 0 and each.dtype == kind for each in read_whole)
+            and self.A_log.dtype in (kind, *floats)
+            and self.dt_bias.dtype in (kind, *floats)
+        )
+
+    def prepare(self, span: int) -> None:
+        if not self.can_prepare:
+            super().prepare(span)
+            return
+        scratch, tables, shape = self.scratch, self.tables, self.shape
+        kernels = on_device(self.output.get_device())
+        first_token, last_token = self.tokens(span)
+        flags = self.tracking * TRACKING
+        flags += (self.A_log.dtype == torch.float32) * FLOAT_A_LOG
+        flags += (self.dt_bias.dtype == torch.float32) * FLOAT_DT_BIAS
+        kernels.prepare[self.output.dtype](
+            BLOCKS_OF_MULTIPROCESSOR * kernels.multiprocessors,
+            self.mixed_qkv.data_ptr(),
+            self.a.data_ptr(),
+            self.b.data_ptr(),
+            self.conv_weights.data_ptr(),
+            0 if self.bias is None else self.bias.data_ptr(),
+            self.A_log.data_ptr(),
+            self.dt_bias.data_ptr(),
+            self.conv.data_ptr(),
+            scratch.queries.data_ptr(),
+            scratch.keys.data_ptr(),
+            scratch.inverses.data_ptr(),
+            scratch.scores.data_ptr(),
+            scratch.decays.data_ptr(),
+            self.output.data_ptr(),
+            tables.chunks.data_ptr(),
+            tables.counts.data_ptr(),
+            tables.bounds.data_ptr(),
+            *self.conv.stride(),
+            span,
+            first_token,
+            self.mixed_qkv.stride(0),
+            self.a.stride(0),
+            self.b.stride(0),
+            self.output.shape[0],
+            last_token,
+            scratch.scores.shape[1],
+            scratch.decays.shape[0],
+            shape.key_heads,
+            shape.value_heads,
+            flags,
+        )
+
+    def advance(self, span: int) -> None:
+        if not self.has_its_sizes:
+            super().advance(span)
+            return
+        scratch, tables, shape = self.scratch, self.tables, self.shape
+        kernels = on_device(self.output.get_device())
+        first_token, last_token = self.tokens(span)
+        kernels.advance[self.output.dtype](
+            kernels.multiprocessors,
+            scratch.queries.data_ptr(),
+            scratch.keys.data_ptr(),
+            scratch.inverses.data_ptr(),
+            scratch.scores.data_ptr(),
+            scratch.decays.data_ptr(),
+            self.output.data_ptr(),
+            self.state.data_ptr(),
+            tables.sequences.data_ptr(),
+            tables.counts.data_ptr(),
+            tables.bounds.data_ptr(),
+            self.state.stride(0),
+            span,
+            first_token,
+            self.output.shape[0],
+            last_token,
+            scratch.scores.shape[1],
+            shape.key_heads,
+            shape.value_heads,
+            self.tracking,
+        )
+
+
+def extend(
+    mixed_qkv: Any, a: Any, b: Any, *, tracking: bool = False, tuning: Tuning | None = None, **others: Any
+) -> None:
+    """Two launches for each span of tokens; Call has the other parameters, the package's docstring what is done."""
+    Call(mixed_qkv, a, b, tracking=tracking, tuning=tuning or Tuning(), **others).launch()

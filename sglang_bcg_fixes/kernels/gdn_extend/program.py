@@ -1,0 +1,19 @@
+"""What the CUDA form is compiled from. Free of torch: the plan asks before a server has imported it."""
+
+from __future__ import annotations
+
+from sglang_bcg_fixes.kernels import has_triton
+from sglang_bcg_fixes.kernels.cuda import program
+from sglang_bcg_fixes.model import Accepted, Rejected
+
+PROGRAM = program.Program(
+    "gdn_extend/gdn_extend.cuh",
+    ("bcg_gdn_prepare_bf16", "bcg_gdn_prepare_f16", "bcg_gdn_advance_bf16", "bcg_gdn_advance_f16"),
+    only="sm_90a",
+)
+
+
+def installed() -> Accepted | Rejected:
+    """What can be said without a context; `cuda.ready` says the rest."""
+    triton = has_triton()
+    return triton if isinstance(triton, Rejected) else program.installed(PROGRAM)

@@ -1,0 +1,324 @@
+// What a kernel for Hopper names beyond device_on_host.hpp, on the host: barriers that count, copies that are under
+// way, dynamic shared memory, and products of a warpgroup that are waited for.
+//
+// What is on its way is poison: a tile from the copy's beginning to its end, the registers of a product until somebody
+// has waited for it. A product is computed when it begins or when it is waited for, as a seed wills, so both who writes
+// its operands too late and who overwrites them too early is found. Operands lie as the PTX manual says, swizzled in
+// pieces of 128 bytes; an address between two pieces of eight rows counts as it does there, by its bits.
+#pragma once
+
+#include <cmath>
+#include <limits>
+#include <map>
+
+#include "device_on_host.hpp"
+
+namespace host {
+
+constexpr unsigned kMostSharedBytes = 227 << 10;
+alignas(1024) inline unsigned char shared[kMostSharedBytes];
+// zero is no address
+constexpr unsigned kFirstAddress = 1024;
+inline std::map<unsigned, Barrier> barriers;
+
+inline unsigned char* in_shared(unsigned address, unsigned size) {
+    if (address < kFirstAddress || address + size > kFirstAddress + kMostSharedBytes) stop("outside of shared memory");
+    if (address % size) stop("a misaligned address in shared memory");
+    return shared + (address - kFirstAddress);
+}
+
+template <typename T>
+T read(unsigned address) {
+    T found;
+    std::memcpy(&found, in_shared(address, sizeof(T)), sizeof(T));
+    return found;
+}
+
+inline void count(Barrier& barrier) {
+    if (--barrier.missing == 0) {
+        barrier.missing = barrier.arrivals;
+        ++barrier.round;
+    }
+}
+
+inline Barrier& barrier_at(unsigned address) {
+    if (!barriers.count(address)) stop("no barrier was made here");
+    return barriers[address];
+}
+
+// What lanes of a warp hand each other, two rounds as in a Meeting.
+struct Handed {
+    unsigned registers[4];
+    unsigned address;
+};
+inline Handed handed[2][kWarp * kWarp];
+
+inline const Handed* hand_over(const Handed& own, const char* purpose) {
+    Meeting& warp = own_warp();
+    const int first = threadIdx.x / kWarp * kWarp;
+    handed[warp.round % 2][threadIdx.x] = own;
+    return &handed[meet(warp, purpose) % 2][first];
+}
+
+template <bool kBf16>
+float as_float(uint16_t half) {
+    if (kBf16) {
+        const uint32_t bits = uint32_t(half) << 16;
+        float found;
+        std::memcpy(&found, &bits, 4);
+        return found;
+    }
+    _Float16 found;
+    std::memcpy(&found, &half, 2);
+    return found;
+}
+
+template <bool kBf16>
+uint16_t as_half(float exact) {
+    uint16_t found;
+    if (kBf16) {
+        uint32_t bits;
+        std::memcpy(&bits, &exact, 4);
+        if (std::isnan(exact)) return 0x7fff;
+        return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    }
+    const _Float16 rounded = static_cast<_Float16>(exact);
+    std::memcpy(&found, &rounded, 2);
+    return found;
+}
+
+inline uint16_t swizzled(unsigned address) { return read<uint16_t>(address ^ (address >> 7 & 7) << 4); }
+
+struct Operand {
+    unsigned start, leading, stride;
+
+    explicit Operand(uint64_t bits)
+        : start((bits & 0x3fff) << 4), leading((bits >> 16 & 0x3fff) << 4), stride((bits >> 32 & 0x3fff) << 4) {
+        if (bits >> 62 != 1) stop("only operands that are swizzled by 128 bytes are modelled");
+        if (bits >> 49 & 7) stop("only operands whose pattern begins at a multiple of 1024 bytes are modelled");
+    }
+    // `outer` is a row of the left operand or a column of the right one, `inner` is what is summed over
+    uint16_t at(bool is_turned, int outer, int inner) const {
+        if (is_turned) {
+            return swizzled(start + outer / 64 * leading + outer % 64 * 2 + inner / 8 * stride + inner % 8 * 128);
+        }
+        return swizzled(start + outer / 8 * stride + outer % 8 * 128 + 2 * inner);
+    }
+};
+
+// One thread's share of a product, and where it goes.
+struct Product {
+    float* registers;
+    std::function<void(std::vector<float>&)> add;
+};
+struct Products {
+    std::map<float*, std::vector<float>> hidden;
+    std::vector<Product> open;
+    std::deque<std::vector<Product>> closed;
+};
+inline std::map<unsigned, Products> products;
+inline bool at_once;
+
+inline void begin(float* registers, int number, std::function<void(std::vector<float>&)> add) {
+    Products& mine = products[threadIdx.x];
+    if (!mine.hidden.count(registers)) {
+        mine.hidden[registers] = std::vector<float>(registers, registers + number);
+        std::fill(registers, registers + number, std::numeric_limits<float>::quiet_NaN());
+    }
+    if (at_once) {
+        add(mine.hidden[registers]);
+        add = [](std::vector<float>&) {};
+    }
+    mine.open.push_back({registers, std::move(add)});
+}
+
+inline void wait_for(unsigned left) {
+    Products& mine = products[threadIdx.x];
+    if (!mine.open.empty()) stop("products that were not closed are waited for");
+    std::map<float*, int> in_flight;
+    while (mine.closed.size() > left) {
+        for (Product& product : mine.closed.front()) product.add(mine.hidden[product.registers]);
+        mine.closed.pop_front();
+    }
+    for (const auto& group : mine.closed) {
+        for (const Product& product : group) ++in_flight[product.registers];
+    }
+    for (auto each = mine.hidden.begin(); each != mine.hidden.end();) {
+        if (in_flight.count(each->first)) {
+            ++each;
+        } else {
+            std::copy(each->second.begin(), each->second.end(), each->first);
+            each = mine.hidden.erase(each);
+        }
+    }
+}
+
+// d [64, columns] (+)= left [64, 16] right [16, columns], of which this thread has two rows
+template <bool kBf16>
+void multiply(float* d, int columns, std::function<uint16_t(int, int)> left, std::function<uint16_t(int, int)> right,
+              bool adds) {
+    const int lane = threadIdx.x % kWarp, row = threadIdx.x % 128 / kWarp * 16 + lane / 4, column = 2 * (lane % 4);
+    begin(d, columns / 2, [=](std::vector<float>& found) {
+        float rows[2][16];
+        for (int inner = 0; inner < 16; ++inner) {
+            for (int lower : {0, 1}) rows[lower][inner] = as_float<kBf16>(left(row + 8 * lower, inner));
+        }
+        for (int at = 0; at < columns / 2; ++at) {
+            float sum = 0;
+            for (int inner = 0; inner < 16; ++inner) {
+                sum += rows[at / 2 % 2][inner] * as_float<kBf16>(right(at / 4 * 8 + column + at % 2, inner));
+            }
+            found[at] = (adds ? found[at] : 0) + sum;
+        }
+    });
+}
+
+inline const bool is_hopper = [] {
+    block.prepare = [](unsigned seed) {
+        std::memset(shared, 0xff, sizeof(shared));
+        barriers.clear();
+        products.clear();
+        at_once = seed % 2;
+    };
+    return true;
+}();
+
+}  // namespace host
+
+namespace bcg {
+
+inline unsigned shared_memory() { return host::kFirstAddress; }
+
+template <int>
+void take_registers() {}
+
+template <int>
+void give_registers() {}
+
+inline void make_barrier(unsigned barrier, int arrivals) { host::barriers[barrier] = {arrivals, arrivals, 0}; }
+
+inline void barriers_are_made() {}
+
+inline void arrive(unsigned barrier) { host::count(host::barrier_at(barrier)); }
+
+inline void wait(unsigned barrier, unsigned parity) {
+    const host::Barrier& found = host::barrier_at(barrier);
+    if ((found.round & 1) != parity) return;
+    host::block.running->waits_at = &found;
+    host::block.running->round = found.round;
+    swapcontext(&host::block.running->context, &host::block.scheduler);
+}
+
+inline void copy_piece(unsigned to, const void* from) {
+    if (reinterpret_cast<uintptr_t>(from) % 16) host::stop("a misaligned copy");
+    unsigned char* const place = host::in_shared(to, 16);
+    std::memset(place, 0xff, 16);
+    host::block.under_way.push_back([place, from] { std::memcpy(place, from, 16); });
+}
+
+inline void arrive_when_copied(unsigned barrier) {
+    host::Barrier& found = host::barrier_at(barrier);
+    host::block.under_way.push_back([&found] { host::count(found); });
+}
+
+inline void operands_are_written() {}
+
+inline float shared_float(unsigned from) { return host::read<float>(from); }
+inline float2 shared_pair(unsigned from) { return host::read<float2>(from); }
+inline int4 shared_piece(unsigned from) { return host::read<int4>(from); }
+
+inline void set_shared(unsigned to, float value) { std::memcpy(host::in_shared(to, 4), &value, 4); }
+inline void set_shared(unsigned to, unsigned value) { std::memcpy(host::in_shared(to, 4), &value, 4); }
+inline void set_shared(unsigned to, uint16_t value) { std::memcpy(host::in_shared(to, 2), &value, 2); }
+inline void set_shared(unsigned to, int4 value) { std::memcpy(host::in_shared(to, 16), &value, 16); }
+inline float4 shared_four(unsigned from) { return host::read<float4>(from); }
+inline uint16_t shared_half(unsigned from) { return host::read<uint16_t>(from); }
+
+inline int own_thread() { return threadIdx.x; }
+
+inline float power_of_two(float exponent) { return std::exp2(exponent); }
+inline float one_over(float number) { return 1 / number; }
+
+template <bool kBf16>
+float widened(uint16_t half) {
+    return host::as_float<kBf16>(half);
+}
+
+inline void store_turned(unsigned to, unsigned first, unsigned second, unsigned third, unsigned fourth) {
+    const host::Handed* all = host::hand_over({{first, second, third, fourth}, to}, "stmatrix");
+    const int lane = threadIdx.x % host::kWarp, column = lane % 8;
+    uint16_t turned[8];
+    for (int row = 0; row < 8; ++row) {
+        turned[row] = all[4 * row + column / 2].registers[lane / 8] >> 16 * (column % 2) & 0xffff;
+    }
+    std::memcpy(host::in_shared(to, 16), turned, 16);
+}
+
+inline void store_straight(unsigned to, unsigned first, unsigned second, unsigned third, unsigned fourth) {
+    const host::Handed* all = host::hand_over({{first, second, third, fourth}, to}, "stmatrix");
+    const int lane = threadIdx.x % host::kWarp, row = lane % 8;
+    unsigned four[4];
+    for (int pair = 0; pair < 4; ++pair) four[pair] = all[4 * row + pair].registers[lane / 8];
+    std::memcpy(host::in_shared(to, 16), four, 16);
+}
+
+template <bool kBf16>
+unsigned halves(float first, float second) {
+    return host::as_half<kBf16>(first) | unsigned(host::as_half<kBf16>(second)) << 16;
+}
+
+inline void registers_are_written() { host::meet(host::own_warp(), "wgmma.fence"); }
+
+inline void close_products() {
+    host::Products& mine = host::products[threadIdx.x];
+    mine.closed.push_back(std::move(mine.open));
+    mine.open.clear();
+}
+
+template <int kLeft>
+void wait_for_products() {
+    host::wait_for(kLeft);
+    // a warp waits as one
+    host::meet(host::own_warp(), "wgmma.wait_group");
+}
+
+template <bool kBf16, bool kLeftTurned, bool kRightTurned>
+void multiply(float (&d)[32], uint64_t left, uint64_t right, int adds) {
+    const host::Operand from_left(left), from_right(right);
+    host::multiply<kBf16>(
+        d, 64, [=](int row, int inner) { return from_left.at(kLeftTurned, row, inner); },
+        [=](int column, int inner) { return from_right.at(kRightTurned, column, inner); }, adds);
+}
+
+// of all lanes of this warp: its sixteen rows
+struct Fragment {
+    unsigned registers[host::kWarp][4];
+
+    explicit Fragment(const unsigned* own) {
+        const host::Handed* all = host::hand_over({{own[0], own[1], own[2], own[3]}, 0}, "wgmma");
+        for (int lane = 0; lane < host::kWarp; ++lane) std::memcpy(registers[lane], all[lane].registers, 16);
+    }
+    uint16_t at(int row, int inner) const {
+        return registers[row % 8 * 4 + inner % 8 / 2][row % 16 / 8 + inner / 8 * 2] >> 16 * (inner % 2) & 0xffff;
+    }
+};
+
+template <bool kBf16, bool kRightTurned>
+void multiply(float (&d)[32], const unsigned* left, uint64_t right, int adds) {
+    const Fragment fragment(left);
+    const host::Operand from_right(right);
+    host::multiply<kBf16>(
+        d, 64, [=](int row, int inner) { return fragment.at(row, inner); },
+        [=](int column, int inner) { return from_right.at(kRightTurned, column, inner); }, adds);
+}
+
+template <bool kBf16>
+void multiply_wide(float (&d)[64], const unsigned* left, uint64_t right) {
+    const Fragment fragment(left);
+    const host::Operand from_right(right);
+    host::multiply<kBf16>(
+        d, 128, [=](int row, int inner) { return fragment.at(row, inner); },
+        [=](int column, int inner) { return from_right.at(true, column, inner); }, true);
+}
+
+}  // namespace bcg

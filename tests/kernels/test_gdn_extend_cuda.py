@@ -1,0 +1,373 @@
+"""The CUDA form of gdn_extend: its source run on the host, compiled for Hopper, and its packing."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import pathlib
+import re
+import struct
+import subprocess
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_bcg_fixes.kernels.cuda import driver, nvrtc, program
+from sglang_bcg_fixes.kernels.gdn_extend import Shape, cases, cuda, metadata, reference, triton
+from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
+from sglang_bcg_fixes.model import Rejected
+from tests.kernels import headers, on_host
+
+SHAPE = Shape(key_heads=1, value_heads=2, keys=128, values=128, width=4)
+# of triton's kernels, where they take the place of ours
+TUNING = cuda.Tuning(prepare_programs=3, advance_programs=2, strip=8)
+FORM = (cuda, metadata)
+EXACT = 0.001
+# so few that a block has two parts of a head, and several of them; or as many as halves of heads
+FEW_BLOCKS, MANY_BLOCKS = 3, 64
+HOST = "hopper_on_host.hpp"
+ARCHITECTURE = "90a"
+
+TEXT = PROGRAM.file.read_text()
+# kernel: the expression of its threads, and the name of its struct
+SIGNATURES = {
+    kernel: (threads, name)
+    for threads, kernel, name in re.findall(
+        r"__launch_bounds__\((.*?), .*?\)\s*(\w+)\(const __grid_constant__ bcg::(\w+) job\)", TEXT
+    )
+}
+
+
+def device(launcher: Callable[..., on_host.Launch], multiprocessors: int) -> cuda.Kernels:
+    """What cuda.py has of a device whose launches are made by this function, in the driver's place."""
+    loaded = program.Loaded({kernel: kernel for kernel in PROGRAM.kernels}, "the tests")
+    properties = types.SimpleNamespace(multi_processor_count=multiprocessors)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(program, "load", lambda *_: loaded)
+        patched.setattr(driver, "launcher", launcher)
+        patched.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+        patched.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
+        return cuda.on_device.__wrapped__(0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Declared:
+    """Of a kernel, what cuda.py launches it with."""
+
+    threads: int
+    layout: struct.Struct
+    shared_bytes: int
+
+
+def declared() -> dict[str, Declared]:
+    found: dict[str, Declared] = {}
+
+    def launcher(
+        kernel: str, threads: int, layout: struct.Struct, stream: object, shared_bytes: int = 0
+    ) -> on_host.Launch:
+        found[kernel] = Declared(threads, layout, shared_bytes)
+        return lambda *_: None
+
+    device(launcher, 1)
+    return found
+
+
+DECLARED = declared()
+
+
+def build(header: pathlib.Path, folder: pathlib.Path) -> cuda.Kernels:
+    if not on_host.compiler():
+        pytest.skip("no g++ here, which runs the CUDA source on the host")
+    structs = {kernel: f"bcg::{name}" for kernel, (_, name) in SIGNATURES.items()}
+    return on(on_host.build(header, structs, folder, HOST))
+
+
+def on(library: ctypes.CDLL) -> cuda.Kernels:
+    def launcher(kernel: str, threads: int, layout: struct.Struct, *_: object) -> on_host.Launch:
+        return on_host.launcher(library, kernel, threads, layout)
+
+    return device(launcher, FEW_BLOCKS)
+
+
+@pytest.fixture(scope="session")
+def kernels(tmp_path_factory: pytest.TempPathFactory) -> cuda.Kernels:
+    return build(PROGRAM.file, tmp_path_factory.mktemp("on_host"))
+
+
+@pytest.fixture(params=[FEW_BLOCKS, MANY_BLOCKS], ids=["two parts", "one part"])
+def host(kernels: cuda.Kernels, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> cuda.Kernels:
+    chosen = dataclasses.replace(kernels, multiprocessors=request.param)
+    monkeypatch.setattr(cuda, "on_device", lambda device: chosen)
+    return chosen
+
+
+def step(lengths: list[int], shape: Shape = SHAPE, **options: Any) -> cases.Step:
+    return cases.draw(shape, lengths, device="cpu", **{"dtype": torch.float16, **options})
+
+
+AROUND = cases.Surroundings(padding=70, more_tokens=9, max_sequences=8, columns_between=8)
+
+
+def run(drawn: cases.Step, around: cases.Surroundings = AROUND, form: Any = cuda) -> cases.After:
+    return cases.Launched(drawn, TUNING, around, modules=(form, metadata)).run()
+
+
+def faults(drawn: cases.Step, around: cases.Surroundings = AROUND, tolerance: float = EXACT) -> list[str]:
+    return cases.faults(drawn, run(drawn, around), tolerance=tolerance)
+
+
+@pytest.mark.parametrize("lengths", [[1], [64], [300], [63, 65, 130]], ids=str)
+def test_against_the_reference(lengths: list[int], host: cuda.Kernels) -> None:
+    assert faults(step(lengths), cases.Surroundings()) == []
+
+
+STEPS: dict[str, tuple[list[int], dict[str, Any]]] = {
+    "nobody": ([0, 0], {}),
+    "some have nothing, and some no slot": ([0, 70, 3, 64, 0, 5], {"gone": [1], "fresh": [2]}),
+    "checkpoints": ([130, 64, 70, 3], {"tracked": {0: 129, 1: 64, 2: 10}, "fresh": [1]}),
+    "shorter than the window, with bias": ([1, 2, 3], {"fresh": [2], "bias": True}),
+    "gates near 0": ([100], {"gates": "near 0"}),
+    "gates far below": ([100, 3], {"gates": "far below"}),
+    "keys alike": ([100], {"equal_keys": True, "gates": "near 0"}),
+}
+
+
+@pytest.mark.parametrize("span", [None, 64, 128])
+@pytest.mark.parametrize("name", STEPS)
+def test_steps(name: str, span: int | None, host: cuda.Kernels) -> None:
+    lengths, options = STEPS[name]
+    assert faults(step(lengths, **options), dataclasses.replace(AROUND, span=span)) == []
+
+
+@pytest.mark.parametrize("heads", [(1, 1), (1, 3), (2, 4)], ids=str)
+def test_other_numbers_of_heads(heads: tuple[int, int], host: cuda.Kernels) -> None:
+    assert faults(step([70, 5], Shape(*heads, 128, 128, 4), fresh=[1])) == []
+
+
+def test_in_bfloat16(host: cuda.Kernels) -> None:
+    # a few numbers: one of them may be rounded badly and be half of a result
+    assert faults(step([3, 130], dtype=torch.bfloat16), tolerance=2 * reference.TOLERANCE) == []
+
+
+def test_weights_of_gates_in_either_type(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "on_device", lambda device: kernels)
+    drawn = step([70])
+    drawn = dataclasses.replace(drawn, A_log=drawn.A_log.half(), dt_bias=drawn.dt_bias.half())
+    other = dataclasses.replace(drawn, A_log=drawn.A_log.float(), dt_bias=drawn.dt_bias.float())
+    assert faults(drawn) == []
+    assert cases.differences(run(drawn), run(other), drawn.tokens) == []
+
+
+def test_nothing_around_a_sequence_changes_its_bits(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = {blocks: dataclasses.replace(kernels, multiprocessors=blocks) for blocks in (FEW_BLOCKS, MANY_BLOCKS)}
+    drawn = step([70, 7, 200, 1], fresh=[1], dtype=torch.bfloat16)
+    monkeypatch.setattr(cuda, "on_device", lambda device: chosen[FEW_BLOCKS])
+    together = run(drawn)
+    in_spans = run(drawn, dataclasses.replace(AROUND, span=64))
+    monkeypatch.setattr(cuda, "on_device", lambda device: chosen[MANY_BLOCKS])
+    bare = run(drawn, cases.Surroundings())
+    assert cases.differences(together, in_spans, drawn.tokens) == []
+    assert cases.differences(together, bare, drawn.tokens) == []
+    for number, slot in enumerate(drawn.slots):
+        alone = drawn.alone(number)
+        after = run(alone, cases.Surroundings(padding=40, max_sequences=3))
+        assert cases.same_bits(after.output[: alone.tokens], together.output[drawn.rows(number)])
+        assert cases.same_bits(after.state[slot], together.state[slot])
+        assert cases.same_bits(after.conv[slot], together.conv[slot])
+
+
+def test_what_is_not_a_number_stays_in_its_sequence(host: cuda.Kernels) -> None:
+    drawn = step([20, 70, 9])
+    right = run(drawn)
+    drawn.mixed_qkv[drawn.rows(1)] = float("nan")
+    drawn.a[drawn.rows(1)] = float("inf")
+    after = run(drawn)
+    assert bool(after.output[drawn.rows(1)].isnan().all())
+    for number in (0, 2):
+        slot = drawn.slots[number]
+        assert cases.same_bits(after.output[drawn.rows(number)], right.output[drawn.rows(number)])
+        assert cases.same_bits(after.state[slot], right.state[slot])
+
+
+def test_other_sizes_are_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "on_device", lambda device: pytest.fail("a kernel of ours is launched"))
+    for shape, chunk in ((Shape(1, 2, 16, 16, 4), 64), (Shape(1, 1, 128, 128, 4), 16)):
+        drawn = step([18, 5], shape)
+        ours, theirs = (cases.Launched(drawn, TUNING, AROUND, chunk, (form, metadata)).run() for form in (cuda, triton))
+        assert cases.differences(ours, theirs, drawn.tokens) == []
+
+
+def recorded() -> tuple[cuda.Kernels, list[tuple[Any, ...]]]:
+    launches: list[tuple[Any, ...]] = []
+
+    def launcher(kernel: str, *_: object) -> on_host.Launch:
+        return lambda *numbers: launches.append((kernel, *numbers))
+
+    return device(launcher, FEW_BLOCKS), launches
+
+
+def test_what_a_kernel_cannot_read_is_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, launches = recorded()
+    monkeypatch.setattr(cuda, "on_device", lambda device: made)
+    for drawn, around in (
+        (step([5]), dataclasses.replace(AROUND, columns_between=3)),
+        (step([5], dataclasses.replace(SHAPE, width=3)), AROUND),
+    ):
+        launches.clear()
+        run(drawn, around)
+        assert [kernel for kernel, *_ in launches] == ["bcg_gdn_advance_f16"]
+
+
+def test_the_grid_and_the_parameters_follow_from_shapes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a graph keeps of a launch must not depend on what the tensors hold."""
+    made, launches = recorded()
+    monkeypatch.setattr(cuda, "on_device", lambda device: made)
+    launched = cases.Launched(step([70, 3, 64]), TUNING, dataclasses.replace(AROUND, span=64), modules=FORM)
+    launched.fill()
+    launched.extend()
+    first = list(launches)
+    launches.clear()
+    nothing = torch.zeros(1, dtype=torch.int32)
+    launched.tables.fill(nothing, nothing, nothing)
+    for tensor in (*launched.inputs, launched.conv, launched.state, launched.output):
+        tensor.zero_()
+    launched.extend()
+    assert first == launches
+    # two launches for each span of 64 tokens
+    assert [kernel for kernel, *_ in first] == ["bcg_gdn_prepare_f16", "bcg_gdn_advance_f16"] * 4
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
+def test_other_chips_are_refused(capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    answer = cuda.ready(0)
+    assert isinstance(answer, Rejected) and f"this is an sm_{capability[0]}{capability[1]}" in answer.reason
+
+
+# one mistake each that a reviewer could overlook; those that read or write elsewhere would end this process
+MUTANTS = {
+    "advance: a warp is not waited for": (
+        "make_barrier(cut.empty(stage), 2 * kWarpsOfGroup)",
+        "make_barrier(cut.empty(stage), 2 * kWarpsOfGroup - 1)",
+    ),
+    "advance: a warp too many is waited for": (
+        "make_barrier(cut.empty(stage), 2 * kWarpsOfGroup)",
+        "make_barrier(cut.empty(stage), 2 * kWarpsOfGroup + 1)",
+    ),
+    "advance: a chunk is read before it is there": ("wait(cut.full(place.stage), place.round);", ""),
+    "advance: a chunk is overwritten while it is read": ("wait(cut.empty(place.stage), place.round ^ 1);", ""),
+    "advance: a place is given back early": (
+        "store_output(job, item, right, tiles_before + of_values, own_part, first_row); "
+        "if (lane == 0) arrive(empty_before);",
+        "if (lane == 0) arrive(empty_before); "
+        "store_output(job, item, right, tiles_before + of_values, own_part, first_row);",
+    ),
+    "advance: a handover is overwritten while it is read": (
+        "wait(cut.is_taken(handover.stage), handover.round ^ 1);",
+        "",
+    ),
+    "advance: n is taken before it is there": ("wait(cut.has_n(handover.stage), handover.round);", ""),
+    "advance: both handovers in one place": ("kHandoversAt + handover * kHandover", "kHandoversAt"),
+    "advance: the ring never begins a new round": ("round ^= 1;", ""),
+    "advance: a tile where another one is": ("kScoreTile = 5 * kTile", "kScoreTile = 4 * kTile"),
+    "advance: the keys' second half is the first": ("further(all, step / 4 * (kTile / 16) +", "further(all,"),
+    "advance: a tile that is not swizzled": ("((piece ^ (row % 8)) * 16)", "piece * 16"),
+    "advance: an output behind the sequence": ("if (row < item.end) *reinterpret_cast", "*reinterpret_cast"),
+    "advance: rows past the end that are read": ("at_most(first_row + in_chunk, item.end - 1)", "first_row + in_chunk"),
+    "advance: a checkpoint a chunk early": ("item.checkpoint == first_row + kChunk", "item.checkpoint == first_row"),
+    "advance: no checkpoint at the end": ("item.checkpoint == item.stop", "false"),
+    "advance: a state that forgets nothing": ("scale(S, shared_float(decays + 8 * kChunk));", ""),
+    "advance: the next chunk's decays": ("decays_before + 4 * own_column", "decays + 4 * own_column"),
+    "advance: a product that is not waited for": (
+        "wait_for_products<0>(); round<kBf16>(right, o);",
+        "wait_for_products<1>(); round<kBf16>(right, o);",
+    ),
+    "prepare: a window that stays as it was": ("own[past * job.conv_past] = after[past];", ""),
+    "prepare: one input for another": ("inputs[(number + each) % kWidth]", "inputs[(number + each + 1) % kWidth]"),
+    "prepare: gates that begin anew in the middle": ("if (token >= kWarp) sum = first_half + sum;", ""),
+    "prepare: what is written before all have read": ("// all blocks are read, too __syncthreads();", ""),
+    "prepare: a later token in the past": ("column + 1 <= row", "column <= row"),
+    "prepare: the wrong sign below the blocks": ("-product[2 * pair] * gains.x", "product[2 * pair] * gains.x"),
+    "prepare: the gain of another head": ("kGainsAt + 4 * (member * kChunk + column)", "kGainsAt + 4 * column"),
+}
+# more chunks than the ring has places
+LONG = functools.partial(step, [330])
+TRACKED = functools.partial(step, [130, 70, 64, 3], tracked={0: 129, 2: 64}, gates="near 0", fresh=[2])
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_mistake_is_noticed(mutant: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutated = build(headers.mutant(PROGRAM.file, *MUTANTS[mutant], tmp_path), tmp_path)
+    assert next(found_in(mutated, monkeypatch), None), f"nothing sees {mutant}"
+
+
+def found_in(made: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """What the cases say of these kernels, until one of them sees something."""
+    for draw in (TRACKED, LONG):
+        for blocks in (FEW_BLOCKS, MANY_BLOCKS):
+            chosen = dataclasses.replace(made, multiprocessors=blocks)
+            monkeypatch.setattr(cuda, "on_device", lambda device, chosen=chosen: chosen)
+            yield from headers.seen(functools.partial(faults, draw()))
+
+
+def test_without_a_mistake_nothing_is_noticed(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(found_in(kernels, monkeypatch)) == []
+
+
+def test_every_kernel_of_the_header_is_launched() -> None:
+    assert sorted(PROGRAM.kernels) == sorted(SIGNATURES) == sorted(DECLARED)
+
+
+@pytest.mark.parametrize("kernel", PROGRAM.kernels)
+def test_the_packing_is_the_headers_struct(kernel: str) -> None:
+    _, name = SIGNATURES[kernel]
+    headers.assert_packs(DECLARED[kernel].layout, PROGRAM.file, name)
+
+
+def test_the_constants_are_the_headers(tmp_path: pathlib.Path) -> None:
+    def of_header(name: str) -> str:
+        return "k" + "".join(word.capitalize() for word in name.split("_"))
+
+    numbers = {
+        name: value
+        for module in (metadata, cuda)
+        for name, value in vars(module).items()
+        if isinstance(value, int) and re.search(rf"\b{of_header(name)}\b", TEXT)
+    }
+    assert {"CHUNK", "SEQUENCE_FIELDS", "KEYS", "VALUES", "THREADS", "SHARED_BYTES"} <= set(numbers)
+    checks = [f'static_assert(bcg::{of_header(name)} == {value}, "{name}");' for name, value in numbers.items()]
+    for kernel, (threads, _) in SIGNATURES.items():
+        checks.append(f'static_assert({threads} == {DECLARED[kernel].threads}, "threads of {kernel}");')
+    source = tmp_path / "constants.cpp"
+    source.write_text("\n".join([f'#include "{HOST}"', f'#include "{PROGRAM.file}"', *checks]))
+    if not on_host.compiler():
+        pytest.skip("no g++ here")
+    command = [str(on_host.compiler()), "-std=c++17", "-w", "-fsyntax-only", f"-I{on_host.HERE}", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+
+
+def assert_compiled_well(log: str) -> None:
+    assert headers.resources(log) == dict.fromkeys(PROGRAM.kernels, headers.NOTHING_SPILLED), log
+    # what ptxas says where products wait for one another, or registers are not what was asked for
+    assert "(C75" not in log, log
+
+
+@pytest.mark.parametrize("file", ["gdn_extend.cu", "gdn_extend.cuh"])
+def test_nvcc_compiles_it_well(file: str, tmp_path: pathlib.Path) -> None:
+    assert_compiled_well(headers.nvcc_log(PROGRAM.file.parent / file, ARCHITECTURE, tmp_path))
+
+
+def test_nvrtc_compiles_it_well(nvrtc_13: nvrtc.Compiler) -> None:
+    assert_compiled_well(headers.nvrtc_log(PROGRAM.source(), PROGRAM.header, ARCHITECTURE, nvrtc_13))
+
+
+def test_products_that_wait_for_one_another_are_noticed(tmp_path: pathlib.Path, nvrtc_13: nvrtc.Compiler) -> None:
+    never = headers.mutant(PROGRAM.file, 'asm volatile("wgmma.fence.sync.aligned;" ::: "memory");', "", tmp_path)
+    assert "(C75" in headers.nvrtc_log(never.read_bytes(), "mutant.cuh", ARCHITECTURE, nvrtc_13)
