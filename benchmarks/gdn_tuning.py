@@ -1,11 +1,12 @@
 """What each of the two kernels of a gated delta net layer takes on a GPU, and what it would with another tuning.
 
-    python benchmarks/gdn_tuning.py --json gdn_tuning.json                      # needs no SGLang; some minutes
+    python benchmarks/gdn_tuning.py --json gdn_tuning-cuda.json                 # needs no SGLang
+    python benchmarks/gdn_tuning.py --form triton --json gdn_tuning.json        # some minutes
     python benchmarks/gdn_tuning.py --once advance --tokens 16384               # for a profiler: one launch, no times
 
-Every tuning changes a little of triton.Tuning; one whose answers have other bits is red, and has no times. The last two
-have what a graph of that size is captured with, the second in tables for no more sequences than there are: what that
-saves is what padding costs.
+Every tuning changes a little of triton.Tuning, which the CUDA form does not ask; one whose answers have other bits is
+red, and has no times. The last two have what a graph of that size is captured with, the second in tables for no more
+sequences than there are: what that saves is what padding costs.
 """
 
 from __future__ import annotations
@@ -49,17 +50,13 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"part": 128, "advance_warps": 8},
     {"overlap": True},
 )
-# the others are of `advance` in Triton
-OF_PREPARE = ("prepare_registers", "prepare_programs", "prepare_warps", "strip")
 PREPARE, ADVANCE, LAYER = "prepare_us", "advance_us", "layer_us"
 
 
 def arms(tokens: int, form: str) -> Iterator[tuple[str, Tuning, bool]]:
     """What it is called, and whether its tables are made for many more sequences."""
     yield AS_IT_IS, Tuning(), True
-    for change in CHANGES:
-        if form == gdn_layer.CUDA and not all(field in OF_PREPARE for field in change):
-            continue
+    for change in CHANGES if form == gdn_layer.TRITON else ():
         name = ", ".join(f"{field} {value}" for field, value in change.items())
         yield name, dataclasses.replace(Tuning(), **change), True
     yield CHOSEN, tuning_for(tokens), True

@@ -13,6 +13,14 @@ from sglang_bcg_fixes.plan import Choice
 logger = logging.getLogger("sglang_bcg_fixes")
 
 
+class CannotRun(RuntimeError):
+    """No form of the operation that may be chosen can run on this device."""
+
+    def __init__(self, op: str, form: str, reason: str) -> None:
+        self.reason = f"{form} cannot run on this device: {reason}"
+        super().__init__(f"bcg-fixes: {op}: {self.reason}. Set SGLANG_BCG_KERNEL_{op.upper()}=off to serve without it")
+
+
 class Selected:
     """One operation in this process. Its module is imported at the first use: that takes torch, and often a GPU."""
 
@@ -23,7 +31,7 @@ class Selected:
         self.left: collections.Counter[str] = collections.Counter()
         self.impl = choice.impl
         self._others = list(choice.others)
-        self._required = choice.required
+        self.required = choice.required
         self._modules: dict[int | None, Any] = {}
 
     def module(self, device: int | None) -> Any:
@@ -41,13 +49,11 @@ class Selected:
     def _load(self, device: int | None) -> Any:
         module, reason = loaded(self.impl, device)
         while reason:
-            message = f"{self.op}: {self.impl.name} cannot run on this device: {reason}"
-            if self._required or not self._others:
-                raise RuntimeError(
-                    f"bcg-fixes: {message}. Set SGLANG_BCG_KERNEL_{self.op.upper()}=off to serve without it"
-                )
+            unable = CannotRun(self.op, self.impl.name, reason)
+            if self.required or not self._others:
+                raise unable
             self.impl = self._others.pop(0)
-            logger.warning("bcg-fixes: %s; %s takes its place", message, self.impl.name)
+            logger.warning("bcg-fixes: %s: %s; %s takes its place", self.op, unable.reason, self.impl.name)
             module, reason = loaded(self.impl, device)
         return module
 

@@ -182,11 +182,15 @@ inline void run_block(unsigned threads, std::mt19937& chance, unsigned seed) {
         start(block.fibers[thread], thread);
         left.push_back(&block.fibers[thread]);
     }
+    // warps that fall behind, a bit for each
+    unsigned asleep = 0;
     while (!left.empty()) {
         std::shuffle(left.begin(), left.end(), chance);
         bool moved = false;
+        // for a while, or until all others wait for them
+        if (chance() % 64 == 0) asleep = chance() & chance();
         for (Fiber* fiber : left) {
-            if (!fiber->may_go()) continue;
+            if (!fiber->may_go() || (asleep >> fiber->thread / kWarp & 1)) continue;
             moved = true;
             fiber->waits = nullptr;
             fiber->waits_at = nullptr;
@@ -199,6 +203,10 @@ inline void run_block(unsigned threads, std::mt19937& chance, unsigned seed) {
             block.under_way.front()();
             block.under_way.pop_front();
             moved = true;
+        }
+        if (!moved && asleep) {
+            asleep = 0;
+            continue;
         }
         if (!moved) {
             block.problem = std::string("some threads never reach ") + left[0]->purpose() + ", block " +

@@ -203,10 +203,11 @@ inline void arrive(unsigned barrier) { host::count(host::barrier_at(barrier)); }
 
 inline void wait(unsigned barrier, unsigned parity) {
     const host::Barrier& found = host::barrier_at(barrier);
-    if ((found.round & 1) != parity) return;
-    host::block.running->waits_at = &found;
-    host::block.running->round = found.round;
-    swapcontext(&host::block.running->context, &host::block.scheduler);
+    while ((found.round & 1) == parity) {
+        host::block.running->waits_at = &found;
+        host::block.running->round = found.round;
+        swapcontext(&host::block.running->context, &host::block.scheduler);
+    }
 }
 
 inline void copy_piece(unsigned to, const void* from) {

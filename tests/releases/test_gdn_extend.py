@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from sglang_bcg_fixes import flags, plan, probe, registry
+from sglang_bcg_fixes.kernels import select
+from sglang_bcg_fixes.kernels.cuda import driver
 from sglang_bcg_fixes.kernels.gdn_extend import installed
 from sglang_bcg_fixes.kernels.gdn_extend.kernel import KERNEL, NOT_MEASURED
 from tests import processes, wheels
@@ -232,10 +234,43 @@ def test_the_source_is_known(release_root: Root) -> None:
         assert probe.ask(KERNEL, source).verdict.value == "affected", release
 
 
-def test_auto_changes_nothing(release_root: Root) -> None:
+def chosen(root: pathlib.Path) -> plan.Choice:
     found = registry.discover()
-    source = probe.Source(probe.Folder(release_root(ONE)))
-    made = plan.make(found, flags.read(found.fixes, found.kernels, {}), source)
+    made = plan.make(found, flags.read(found.fixes, found.kernels, {}), probe.Source(probe.Folder(root)))
     (choice,) = (choice for choice in made.kernels if choice.op == KERNEL.op)
+    return choice
+
+
+def test_auto_changes_nothing_without_a_driver(release_root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "library", no_driver)
+    choice = chosen(release_root(ONE))
     assert choice.impl is None
-    assert all(NOT_MEASURED in choice.rejected[form] for form in ("cuda", "triton"))
+    assert "no driver here" in choice.rejected["cuda"] and NOT_MEASURED in choice.rejected["triton"]
+
+
+def no_driver() -> None:
+    raise driver.DriverError("no driver here")
+
+
+def test_auto_is_cuda_where_there_is_a_driver(release_root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "library", lambda: None)
+    choice = chosen(release_root(ONE))
+    assert choice.impl is not None and choice.impl.name == "cuda" and not choice.required
+
+
+@pytest.mark.parametrize("required", [False, True], ids=["auto", "by name"])
+def test_a_device_that_cannot_run_it(required: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[str] = []
+    monkeypatch.setattr(select, "selected", lambda op: types.SimpleNamespace(required=required, leave=left.append))
+    monkeypatch.setattr(installed, "makes_breakable_graphs", lambda runner: True)
+
+    def cannot(runner: object) -> None:
+        raise select.CannotRun("gdn_extend", "cuda", "it is an sm_80")
+
+    monkeypatch.setattr(installed, "Served", cannot)
+    if required:
+        with pytest.raises(RuntimeError, match="Set SGLANG_BCG_KERNEL_GDN_EXTEND=off to serve without it"):
+            installed.begin(None)
+    else:
+        assert installed.begin(None) is None
+    assert left == ([] if required else ["cuda cannot run on this device: it is an sm_80"])

@@ -209,11 +209,17 @@ def before_replay(self: Any) -> None:
 def begin(runner: Any) -> Served | None:
     if not makes_breakable_graphs(runner):
         return None
+    operation = select.selected(KERNEL.op)
     try:
         return Served(runner)
     except Unserved as reason:
-        select.selected(KERNEL.op).leave(str(reason))
-        return None
+        operation.leave(str(reason))
+    except select.CannotRun as unable:
+        # a form that was asked for by name has to run
+        if operation.required:
+            raise
+        operation.leave(unable.reason)
+    return None
 
 
 def backend_of(model_runner: Any) -> Any:
