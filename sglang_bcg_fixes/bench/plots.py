@@ -90,6 +90,7 @@ def server_figure(pyplot: Any, rows: Sequence[Row]) -> Any:
     left.legend(fontsize=8)
     throughput = [row for row in rows if row.measured == servers.THROUGHPUT]
     for row in throughput:
-        right.bar(row.arm.replace(", ", ",\n"), row.median)
-    right.set(ylabel="output tokens/s", title="fixed output")
+        right.bar(row.arm, row.median)
+    # in the colours of the legend beside it
+    right.set(ylabel="output tokens/s", title="fixed output", xticks=[])
     return figure

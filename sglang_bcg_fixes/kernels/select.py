@@ -55,6 +55,8 @@ class Selected:
             self.impl = self._others.pop(0)
             logger.warning("bcg-fixes: %s: %s; %s takes its place", self.op, unable.reason, self.impl.name)
             module, reason = loaded(self.impl, device)
+        if device is not None and hasattr(module, "origin"):
+            logger.info("bcg-fixes: %s: %s runs as %s", self.op, self.impl.name, module.origin(device))
         return module
 
 

@@ -38,6 +38,17 @@ def test_the_first_that_is_ready_runs_and_is_asked_once_for_each_device(forms) -
     assert asked == [0, 1]
 
 
+def test_machine_code_says_where_it_came_from(forms, caplog) -> None:
+    forms["cuda"].origin = lambda device: f"sm_90a, compiled for device {device}"
+    used = selected()
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            used.module(3)
+    assert [record.message for record in caplog.records] == [
+        "bcg-fixes: metadata: cuda runs as sm_90a, compiled for device 3"
+    ]
+
+
 def test_another_takes_the_place_of_one_that_is_not_ready_and_that_is_said(forms, caplog) -> None:
     forms["cuda"].ready = lambda device: Rejected("the driver is too old")
     used = selected()

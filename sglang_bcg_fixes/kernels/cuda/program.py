@@ -54,7 +54,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class MachineCode:
-    """`origin` says, for `bcg-fixes status`, where it came from."""
+    """`origin` says, for the log, where it came from."""
 
     cubin: bytes
     origin: str

@@ -56,7 +56,7 @@ def ready(device: int) -> Accepted | Rejected:
 
 
 def origin(device: int) -> str:
-    """Where the machine code came from, for `bcg-fixes status`."""
+    """Where the machine code came from, for the log."""
     return program.load(PROGRAM, device).origin
 
 
