@@ -79,6 +79,12 @@ class Outcome:
         return self.ending.startswith(INTERRUPTED)
 
     @property
+    def error(self) -> str | None:
+        """What its log says last of why it ended, where it did not finish."""
+        said = [line for line in self.tail if re.match(r"\w*(Error|Exception)\b", line)]
+        return said[-1] if said and not self.finished else None
+
+    @property
     def answers(self) -> list[list[dict[str, Any]]]:
         return [call["answers"] for call in self.calls]
 

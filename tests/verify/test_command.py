@@ -209,6 +209,18 @@ def test_red_that_stock_shows_bit_for_bit_is_said_to_be_so(verify: Verify, rows:
     assert "stock gives" not in rows()["patched 1"]["why"]
 
 
+def test_an_end_that_stock_comes_to_as_well_is_said_to_be_so(verify: Verify, rows: Callable) -> None:
+    both = "stock=dies at start,patched=dies at start"
+    assert verify("--quick", "--arms", "stock,patched", misbehaviour=both) == 1
+    why = "as stock does: AssertionError: out_cache_loc_swa has different dtype"
+    assert rows()["patched 1"]["why"].endswith(why)
+    # the same end, and nothing to tell its cause by
+    assert verify("--quick", "--arms", "stock,patched", misbehaviour="stock=crashes,patched=crashes") == 1
+    assert "as stock does" not in rows()["patched 1"]["why"]
+    assert verify("--quick", "--arms", "stock,patched", misbehaviour="patched=dies at start") == 1
+    assert "as stock does" not in rows()["patched 1"]["why"]
+
+
 @pytest.mark.parametrize(
     ("misbehaviour", "verdict", "said"),
     [
