@@ -2,56 +2,33 @@
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import functools
 import pathlib
 import re
 import struct
 import subprocess
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from sglang_bcg_fixes.kernels.cuda import driver, nvrtc, program
+from sglang_bcg_fixes.kernels.cuda import nvrtc
 from sglang_bcg_fixes.kernels.gdn_extend import Shape, cases, cuda, metadata, reference, triton
 from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
 from sglang_bcg_fixes.model import Rejected
 from tests.kernels import headers, on_host
+from tests.kernels.gdn_extend_on_host import FEW_BLOCKS, HOST, SIGNATURES, TEXT, build, device
 
 SHAPE = Shape(key_heads=1, value_heads=2, keys=128, values=128, width=4)
 # of triton's kernels, where they take the place of ours
 TUNING = cuda.Tuning(prepare_programs=3, advance_programs=2, strip=8)
 FORM = (cuda, metadata)
 EXACT = 0.001
-# so few that a block has two parts of a head, and several of them; or as many as halves of heads
-FEW_BLOCKS, MANY_BLOCKS = 3, 64
-HOST = "hopper_on_host.hpp"
+# FEW_BLOCKS are so few that a block has two parts of a head, and several of them; these are one for each half of a head
+MANY_BLOCKS = 64
 ARCHITECTURE = "90a"
-
-TEXT = PROGRAM.file.read_text()
-# kernel: the expression of its threads, and the name of its struct
-SIGNATURES = {
-    kernel: (threads, name)
-    for threads, kernel, name in re.findall(
-        r"__launch_bounds__\((.*?), .*?\)\s*(\w+)\(const __grid_constant__ bcg::(\w+) job\)", TEXT
-    )
-}
-
-
-def device(launcher: Callable[..., on_host.Launch], multiprocessors: int) -> cuda.Kernels:
-    """What cuda.py has of a device whose launches are made by this function, in the driver's place."""
-    loaded = program.Loaded({kernel: kernel for kernel in PROGRAM.kernels}, "the tests")
-    properties = types.SimpleNamespace(multi_processor_count=multiprocessors)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(program, "load", lambda *_: loaded)
-        patched.setattr(driver, "launcher", launcher)
-        patched.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-        patched.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
-        return cuda.on_device.__wrapped__(0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,20 +54,6 @@ def declared() -> dict[str, Declared]:
 
 
 DECLARED = declared()
-
-
-def build(header: pathlib.Path, folder: pathlib.Path) -> cuda.Kernels:
-    if not on_host.compiler():
-        pytest.skip("no g++ here, which runs the CUDA source on the host")
-    structs = {kernel: f"bcg::{name}" for kernel, (_, name) in SIGNATURES.items()}
-    return on(on_host.build(header, structs, folder, HOST))
-
-
-def on(library: ctypes.CDLL) -> cuda.Kernels:
-    def launcher(kernel: str, threads: int, layout: struct.Struct, *_: object) -> on_host.Launch:
-        return on_host.launcher(library, kernel, threads, layout)
-
-    return device(launcher, FEW_BLOCKS)
 
 
 @pytest.fixture(scope="session")

@@ -10,11 +10,14 @@ what the tables of a step were is gone before the next one.
 from __future__ import annotations
 
 import array
+import collections
+import dataclasses
 import functools
 import importlib
 import json
 import pathlib
 import sys
+import tempfile
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +30,9 @@ Found = dict[str, Any]
 MODULE = "sglang_bcg_fixes.kernels.gdn_extend.installed"
 GARBAGE = -(2**30)
 # with some of them a router that hesitates turns a rounding into another answer
-EVERY_EXPERT = json.dumps({"num_experts_per_tok": 4})
+EVERY_EXPERT = {"num_experts_per_tok": 4}
+# which the CUDA kernels are for
+HEADS_OF_128 = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
 # of each request, how many tokens come in each step; a request may begin late, and go on behind a prefix
 RAGGED = [[[11]], [[6], [5]], [[5], [3]], [[9], [1], [6]], [[4], [4]]]
 CHUNKED = [[[8, 8, 3]], [[6, 5], [0, 7]], [[5, 1, 2], [3, 4, 0]], [[0, 2, 3], [1, 1, 9], [4, 3, 4]]]
@@ -66,7 +71,7 @@ class World:
             "max_mamba_cache_size": 12,
             "max_running_requests": 4,
             "chunked_prefill_size": 256,
-            "json_model_override_args": EVERY_EXPERT,
+            "json_model_override_args": json.dumps(EVERY_EXPERT),
         }
         self.loaded = one_batch.load("qwen3next", **{**options, **server_args})
         self.runner = self.loaded.model_runner
@@ -234,6 +239,34 @@ def short() -> Found:
     triton.Tuning = functools.partial(triton.Tuning, prepare_programs=2, advance_programs=2)  # type: ignore[misc]
     triton.FOR_FEW_ROWS = {}
     return scenario(world, SHORT, prefill.BUCKETS)
+
+
+def in_cuda() -> Found:
+    """The CUDA source on the host, as if there were a driver."""
+    from sglang_bcg_fixes.kernels.cuda import driver, nvrtc
+
+    driver.library = nvrtc.is_installed = lambda *_: True  # type: ignore[assignment]
+    world = World(json_model_override_args=json.dumps(EVERY_EXPERT | HEADS_OF_128))
+    from tests.kernels import gdn_extend_on_host
+
+    launched: collections.Counter[str] = collections.Counter()
+    with tempfile.TemporaryDirectory() as folder:
+        kernels = gdn_extend_on_host.build(gdn_extend_on_host.PROGRAM.file, pathlib.Path(folder))
+
+    def counted(name: str) -> dict[Any, Any]:
+        def count(launch: Any, *fields: int) -> None:
+            launched[name] += 1
+            launch(*fields)
+
+        return {kind: functools.partial(count, launch) for kind, launch in getattr(kernels, name).items()}
+
+    chosen = dataclasses.replace(kernels, prepare=counted("prepare"), advance=counted("advance"))
+    form: Any = gdn_extend_on_host.cuda
+    form.on_device = lambda device: chosen
+    # the stand-in for graphs sees torch's and Triton's launches only
+    form.extend = graphs.opaque(form.extend)
+    world.installed.runs_on_the_host = lambda form: form == "cuda"
+    return {**scenario(world, SHORT, prefill.BUCKETS), "launched": launched}
 
 
 def checkpoints() -> Found:

@@ -88,6 +88,14 @@ def test_the_triton_kernels_are_right_too(run: Callable[..., Found]) -> None:
     assert_captured_and_right(run(ONE, "short", "triton"), len(gdn_prefill.SHORT))
 
 
+@pytest.mark.parametrize("release", ["0.5.11", ONE, "0.5.15.post1", "0.5.23"])
+def test_the_cuda_source_is_right_with_what_a_layer_gives_it(run: Callable[..., Found], release: str) -> None:
+    report = run(release, "in_cuda", "cuda")
+    assert_captured_and_right(report, len(gdn_prefill.SHORT))
+    # none of its launches was left to Triton's kernels
+    assert report["launched"]["prepare"] == report["launched"]["advance"] > 0
+
+
 @pytest.mark.parametrize("release", [ONE, "0.5.15.post1"])
 def test_checkpoints_for_the_prefix_cache_are_written_from_inside(run: Callable[..., Found], release: str) -> None:
     report = run(release, "checkpoints")
