@@ -2,11 +2,10 @@
 // contract and the formulas are in sglang_bcg_fixes/kernels/gdn_extend.
 //
 // In `advance` a block has a warpgroup that only loads, chunk after chunk into a ring in shared memory, and two that
-// compute. The state stays in registers for a whole sequence: values are its rows and keys its columns, so that what
-// one product leaves in registers is the next one's left operand. With many sequences each of the two has 64 values of
-// a head; where there are as many blocks as halves of heads, one goes along with the state, and the other makes the
-// output of what the first one hands it. The bits are the same. No host headers: NVRTC compiles this file on the user's
-// machine.
+// compute, 64 values of a head each. They keep the state in registers for a whole sequence: values are its rows and
+// keys its columns, so that what one product leaves in registers is the next one's left operand. Where there are as
+// many blocks as halves of heads, the second computes nothing, and its half is another block's; the bits are the same.
+// No host headers: NVRTC compiles this file on the user's machine.
 #ifndef BCG_GDN_EXTEND_CUH
 #define BCG_GDN_EXTEND_CUH
 
@@ -46,19 +45,13 @@ constexpr int kQueryTiles = 2 * kTile;
 constexpr int kInverseTile = 4 * kTile;
 constexpr int kScoreTile = 5 * kTile;
 constexpr int kValueTiles = 6 * kTile;
-constexpr int kStages = 3;
+constexpr int kStagesOfOnePart = 4;
+constexpr int kStagesOfTwoParts = 3;
 constexpr int kStageOfOnePart = kValueTiles + kTile;
 constexpr int kStageOfTwoParts = kValueTiles + 2 * kTile;
-// what one warpgroup hands the other, twice: the state before a chunk, in two tiles, and n
-constexpr int kHandovers = 2;
-constexpr int kHandover = 3 * kTile;
-constexpr int kHandoversAt = (kStages * (kStageOfOnePart + kDecayBytes) + 1023) / 1024 * 1024;
-constexpr int kEndOfOnePart = kHandoversAt + kHandovers * kHandover;
-constexpr int kEndOfTwoParts = kStages * (kStageOfTwoParts + kDecayBytes);
-constexpr int kBarriers = kEndOfOnePart > kEndOfTwoParts ? kEndOfOnePart : kEndOfTwoParts;
-// two of each stage, and three of each handover
-constexpr int kHandoverBarriers = kBarriers + 16 * kStages;
-constexpr int kSharedBytes = kHandoverBarriers + 24 * kHandovers;
+constexpr int kBarriers = kStagesOfOnePart * (kStageOfOnePart + kDecayBytes);
+constexpr int kSharedBytes = kBarriers + 16 * kStagesOfOnePart;
+static_assert(kStagesOfTwoParts * (kStageOfTwoParts + kDecayBytes) <= kBarriers, "the barriers' place is the stages'");
 static_assert(kSharedBytes <= 227 * 1024, "more than a block can have");
 
 // The parameters, as cuda.py packs them: eight bytes each, then four bytes each. Halves are bf16 or f16.
@@ -235,13 +228,6 @@ __device__ __forceinline__ void store_turned(u32 to, u32 first, u32 second, u32 
                  : "memory");
 }
 
-// the same, not turned: the lanes say where the rows go
-__device__ __forceinline__ void store_straight(u32 to, u32 first, u32 second, u32 third, u32 fourth) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(first),
-                 "r"(second), "r"(third), "r"(fourth)
-                 : "memory");
-}
-
 // two halves, the first one in the lower bits
 template <bool kBf16>
 __device__ __forceinline__ u32 halves(float first, float second) {
@@ -384,6 +370,7 @@ __device__ __forceinline__ u64 further(u64 operand, u32 steps) {
 struct Cut {
     u32 memory;
     int parts;
+    int stages;
     int stage_bytes;
     int items;
 
@@ -393,23 +380,19 @@ struct Cut {
         // every block half a head, if there are as many
         parts = halves_of_heads > static_cast<int>(gridDim.x) ? kParts : 1;
         items = halves_of_heads / parts;
+        stages = parts == 1 ? kStagesOfOnePart : kStagesOfTwoParts;
         stage_bytes = parts == 1 ? kStageOfOnePart : kStageOfTwoParts;
     }
 
     __device__ __forceinline__ u32 tiles(int stage) const { return memory + stage * stage_bytes; }
     __device__ __forceinline__ u32 decays(int stage) const {
-        return memory + kStages * stage_bytes + stage * kDecayBytes;
+        return memory + stages * stage_bytes + stage * kDecayBytes;
     }
     __device__ __forceinline__ u32 full(int stage) const { return memory + kBarriers + 16 * stage; }
     __device__ __forceinline__ u32 empty(int stage) const { return full(stage) + 8; }
-    __device__ __forceinline__ u32 state(int handover) const { return memory + kHandoversAt + handover * kHandover; }
-    __device__ __forceinline__ u32 n(int handover) const { return state(handover) + 2 * kTile; }
-    __device__ __forceinline__ u32 has_state(int handover) const { return memory + kHandoverBarriers + 24 * handover; }
-    __device__ __forceinline__ u32 has_n(int handover) const { return has_state(handover) + 8; }
-    __device__ __forceinline__ u32 is_taken(int handover) const { return has_state(handover) + 16; }
 };
 
-// A place in a ring, and whether it has been gone round an odd number of times.
+// A place in the ring, and whether it has been gone round an odd number of times.
 struct Place {
     int stage = 0;
     u32 round = 0;
@@ -491,7 +474,7 @@ __device__ __forceinline__ void load(const GdnAdvance& job, const Cut& cut) {
                 copy_piece(cut.decays(place.stage) + 16 * thread, decays + 4 * thread);
             }
             arrive_when_copied(cut.full(place.stage));
-            place.advance(kStages);
+            place.advance(cut.stages);
         }
     }
 }
@@ -623,8 +606,9 @@ __device__ __forceinline__ void learn(float (&S)[64], const float (&n)[32], u32 
     close_products();
 }
 
-// What the state before the chunk has for the queries, as much of it as is left.
-__device__ __forceinline__ void look_back(float (&o)[32], u32 decays) {
+// o = what the state before the chunk has for the queries, as much of it as is left, and what the chunk itself has
+template <bool kBf16>
+__device__ __forceinline__ void finish(float (&o)[32], const u32 (&n)[16], u32 tiles, u32 decays) {
 #pragma unroll
     for (int eight = 0; eight < kEights; ++eight) {
         const float2 minus = shared_pair(decays + 32 * eight);
@@ -633,143 +617,11 @@ __device__ __forceinline__ void look_back(float (&o)[32], u32 decays) {
         o[4 * eight + 2] *= -minus.x;
         o[4 * eight + 3] *= -minus.y;
     }
-}
-
-// o = that, and what the chunk itself has
-template <bool kBf16>
-__device__ __forceinline__ void finish(float (&o)[32], const u32 (&n)[16], u32 tiles, u32 decays) {
-    look_back(o, decays);
     registers_are_written();
     add_product<kBf16>(o, n, tiles + kScoreTile);
 }
 
-// Sixteen rows and so many eights of columns, as halves, to their tiles.
-template <int kCount>
-__device__ __forceinline__ void hand_over(const u32 (&rounded)[kCount], u32 tiles, u32 barrier) {
-    const int lane = threadIdx.x % kWarp, warp = threadIdx.x % kGroup / kWarp;
-    const int row = 16 * warp + lane % 16;
-#pragma unroll
-    for (int eight = 0; eight < kCount / 2; eight += 2) {
-        const u32* const four = &rounded[2 * eight];
-        const int piece = eight + lane / 16;
-        store_straight(tiles + piece / kPieces * kTile + piece_of(row, piece % kPieces), four[0], four[1], four[2],
-                       four[3]);
-    }
-    operands_are_written();
-    __syncwarp();
-    if (lane == 0) arrive(barrier);
-}
-
-// A warpgroup that goes along with the state of one part, and hands over what the output is made of.
-template <bool kBf16>
-__device__ __forceinline__ void go_along(const GdnAdvance& job, const Cut& cut) {
-    const int lane = threadIdx.x % kWarp, warp = threadIdx.x % kGroup / kWarp;
-    const int own_row = 16 * warp + lane / 4, own_column = 2 * (lane % 4);
-    Place place, handover;
-    float S[64], known[32], n[32];
-    u32 rounded[32], left[16], right[16];
-    for (int number = blockIdx.x; number < cut.items; number += gridDim.x) {
-        const Item item(job, cut, number);
-        if (item.begin >= item.stop) continue;
-        const i64 in_slot = (i64(item.head) * kValues + item.part * kPart + own_row) * kKeys + own_column;
-        float* const state = job.state + item.slot * job.state_slot + in_slot;
-        float* const checkpoint = state + (item.track_slot - item.slot) * job.state_slot;
-        load_state(S, state);
-        if (item.track_slot >= 0 && item.checkpoint == item.begin) store_state(checkpoint, S);
-        round<kBf16>(rounded, S);
-        u32 tiles = cut.tiles(place.stage), decays = cut.decays(place.stage);
-        wait(cut.full(place.stage), place.round);
-        operands_are_written();
-        registers_are_written();
-        begin_chunk<kBf16>(n, tiles, kValueTiles);
-        look_up<kBf16>(known, rounded, tiles + kKeyTiles);
-        // the first time round nothing has to be taken
-        wait(cut.is_taken(handover.stage), handover.round ^ 1);
-        hand_over(rounded, cut.state(handover.stage), cut.has_state(handover.stage));
-        wait_for_products<0>();
-        correct<kBf16>(n, known, left, tiles, decays + 4 * own_column);
-        scale(S, shared_float(decays + 8 * kChunk));
-        wait_for_products<0>();
-        for (int first_row = item.begin; first_row + kChunk < item.stop; first_row += kChunk) {
-            learn<kBf16>(S, n, left, right, tiles, decays + 4 * own_column);
-            hand_over(right, cut.n(handover.stage), cut.has_n(handover.stage));
-            handover.advance(kHandovers);
-            const u32 empty_before = cut.empty(place.stage);
-            place.advance(kStages);
-            tiles = cut.tiles(place.stage);
-            decays = cut.decays(place.stage);
-            wait(cut.full(place.stage), place.round);
-            operands_are_written();
-            registers_are_written();
-            begin_chunk<kBf16>(n, tiles, kValueTiles);
-            wait_for_products<1>();
-            if (lane == 0) arrive(empty_before);
-            if (item.track_slot >= 0 && item.checkpoint == first_row + kChunk) store_state(checkpoint, S);
-            round<kBf16>(rounded, S);
-            registers_are_written();
-            look_up<kBf16>(known, rounded, tiles + kKeyTiles);
-            wait(cut.is_taken(handover.stage), handover.round ^ 1);
-            hand_over(rounded, cut.state(handover.stage), cut.has_state(handover.stage));
-            wait_for_products<0>();
-            correct<kBf16>(n, known, left, tiles, decays + 4 * own_column);
-            scale(S, shared_float(decays + 8 * kChunk));
-            wait_for_products<0>();
-        }
-        learn<kBf16>(S, n, left, right, tiles, decays + 4 * own_column);
-        hand_over(right, cut.n(handover.stage), cut.has_n(handover.stage));
-        handover.advance(kHandovers);
-        wait_for_products<0>();
-        if (lane == 0) arrive(cut.empty(place.stage));
-        place.advance(kStages);
-        if (item.track_slot >= 0 && item.checkpoint == item.stop) store_state(checkpoint, S);
-        store_state(state, S);
-    }
-}
-
-// The warpgroup beside it, which makes the output.
-template <bool kBf16>
-__device__ __forceinline__ void put_out(const GdnAdvance& job, const Cut& cut) {
-    const int lane = threadIdx.x % kWarp, own_column = 2 * (lane % 4);
-    Place place, handover;
-    float o[32];
-    u32 rounded[16];
-    for (int number = blockIdx.x; number < cut.items; number += gridDim.x) {
-        const Item item(job, cut, number);
-        for (int first_row = item.begin; first_row < item.stop; first_row += kChunk) {
-            const u32 tiles = cut.tiles(place.stage);
-            const u64 queries = operand(tiles + kQueryTiles), scores = operand(tiles + kScoreTile);
-            const u64 state = operand(cut.state(handover.stage)), n = operand(cut.n(handover.stage));
-            wait(cut.full(place.stage), place.round);
-            operands_are_written();
-            wait(cut.has_state(handover.stage), handover.round);
-            registers_are_written();
-#pragma unroll
-            for (int step = 0; step < kKeys / 16; ++step) {
-                const u32 along = step / 4 * (kTile / 16) + step % 4 * kAlongRow;
-                multiply<kBf16, false, false>(o, further(state, along), further(queries, along), step > 0);
-            }
-            close_products();
-            wait(cut.has_n(handover.stage), handover.round);
-            wait_for_products<0>();
-            look_back(o, cut.decays(place.stage) + 4 * own_column);
-            registers_are_written();
-#pragma unroll
-            for (int step = 0; step < kChunk / 16; ++step) {
-                multiply<kBf16, false, false>(o, further(n, step * kAlongRow), further(scores, step * kAlongRow), 1);
-            }
-            close_products();
-            wait_for_products<0>();
-            if (lane == 0) arrive(cut.is_taken(handover.stage));
-            round<kBf16>(rounded, o);
-            store_output(job, item, rounded, tiles + kValueTiles, item.part, first_row);
-            if (lane == 0) arrive(cut.empty(place.stage));
-            handover.advance(kHandovers);
-            place.advance(kStages);
-        }
-    }
-}
-
-// A warpgroup that computes all of one part, chunk after chunk. What needs the state only to be looked up, and
+// A warpgroup that computes: one part, chunk after chunk. What needs the state only to be looked up, and
 // what needs none, is under way while registers are rounded and scaled.
 template <bool kBf16>
 __device__ __forceinline__ void compute(const GdnAdvance& job, const Cut& cut, int own_part) {
@@ -782,7 +634,8 @@ __device__ __forceinline__ void compute(const GdnAdvance& job, const Cut& cut, i
     for (int number = blockIdx.x; number < cut.items; number += gridDim.x) {
         const Item item(job, cut, number);
         if (item.begin >= item.stop) continue;
-        const i64 in_slot = (i64(item.head) * kValues + own_part * kPart + own_row) * kKeys + own_column;
+        const int part = cut.parts == kParts ? own_part : item.part;
+        const i64 in_slot = (i64(item.head) * kValues + part * kPart + own_row) * kKeys + own_column;
         float* const state = job.state + item.slot * job.state_slot + in_slot;
         float* const checkpoint = state + (item.track_slot - item.slot) * job.state_slot;
         load_state(S, state);
@@ -803,7 +656,7 @@ __device__ __forceinline__ void compute(const GdnAdvance& job, const Cut& cut, i
         for (; first_row + kChunk < item.stop; first_row += kChunk) {
             learn<kBf16>(S, n, left, right, tiles, decays + 4 * own_column);
             const u32 tiles_before = tiles, decays_before = decays, empty_before = cut.empty(place.stage);
-            place.advance(kStages);
+            place.advance(cut.stages);
             tiles = cut.tiles(place.stage);
             decays = cut.decays(place.stage);
             wait(cut.full(place.stage), place.round);
@@ -818,7 +671,7 @@ __device__ __forceinline__ void compute(const GdnAdvance& job, const Cut& cut, i
             round<kBf16>(right, o);
             registers_are_written();
             look_up<kBf16>(known, rounded, tiles + kKeyTiles);
-            store_output(job, item, right, tiles_before + of_values, own_part, first_row);
+            store_output(job, item, right, tiles_before + of_values, part, first_row);
             if (lane == 0) arrive(empty_before);
             registers_are_written();
             look_up<kBf16>(o, rounded, tiles + kQueryTiles);
@@ -831,9 +684,9 @@ __device__ __forceinline__ void compute(const GdnAdvance& job, const Cut& cut, i
         finish<kBf16>(o, right, tiles, decays + 4 * own_column);
         wait_for_products<0>();
         round<kBf16>(right, o);
-        store_output(job, item, right, tiles + of_values, own_part, first_row);
+        store_output(job, item, right, tiles + of_values, part, first_row);
         if (lane == 0) arrive(cut.empty(place.stage));
-        place.advance(kStages);
+        place.advance(cut.stages);
         if (item.track_slot >= 0 && item.checkpoint == item.stop) store_state(checkpoint, S);
         store_state(state, S);
     }
@@ -844,16 +697,10 @@ __device__ __forceinline__ void advance(const GdnAdvance& job) {
     const Cut cut(job);
     const int role = threadIdx.x / kGroup;
     if (threadIdx.x == 0) {
-        constexpr int kWarpsOfGroup = kGroup / kWarp;
-        for (int stage = 0; stage < kStages; ++stage) {
+        for (int stage = 0; stage < cut.stages; ++stage) {
             make_barrier(cut.full(stage), kGroup);
             // of each warp that computes
-            make_barrier(cut.empty(stage), 2 * kWarpsOfGroup);
-        }
-        for (int handover = 0; handover < kHandovers; ++handover) {
-            make_barrier(cut.has_state(handover), kWarpsOfGroup);
-            make_barrier(cut.has_n(handover), kWarpsOfGroup);
-            make_barrier(cut.is_taken(handover), kWarpsOfGroup);
+            make_barrier(cut.empty(stage), cut.parts * (kGroup / kWarp));
         }
         barriers_are_made();
     }
@@ -863,13 +710,7 @@ __device__ __forceinline__ void advance(const GdnAdvance& job) {
         load(job, cut);
     } else {
         take_registers<kComputerRegisters>();
-        if (cut.parts == kParts) {
-            compute<kBf16>(job, cut, role - 1);
-        } else if (role == 1) {
-            go_along<kBf16>(job, cut);
-        } else {
-            put_out<kBf16>(job, cut);
-        }
+        if (role <= cut.parts) compute<kBf16>(job, cut, role - 1);
     }
 }
 

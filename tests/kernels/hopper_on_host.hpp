@@ -255,14 +255,6 @@ inline void store_turned(unsigned to, unsigned first, unsigned second, unsigned 
     std::memcpy(host::in_shared(to, 16), turned, 16);
 }
 
-inline void store_straight(unsigned to, unsigned first, unsigned second, unsigned third, unsigned fourth) {
-    const host::Handed* all = host::hand_over({{first, second, third, fourth}, to}, "stmatrix");
-    const int lane = threadIdx.x % host::kWarp, row = lane % 8;
-    unsigned four[4];
-    for (int pair = 0; pair < 4; ++pair) four[pair] = all[4 * row + pair].registers[lane / 8];
-    std::memcpy(host::in_shared(to, 16), four, 16);
-}
-
 template <bool kBf16>
 unsigned halves(float first, float second) {
     return host::as_half<kBf16>(first) | unsigned(host::as_half<kBf16>(second)) << 16;

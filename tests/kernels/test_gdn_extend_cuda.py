@@ -216,27 +216,21 @@ def test_other_chips_are_refused(capability: tuple[int, int], monkeypatch: pytes
 # one mistake each that a reviewer could overlook; those that read or write elsewhere would end this process
 MUTANTS = {
     "advance: a warp is not waited for": (
-        "make_barrier(cut.empty(stage), 2 * kWarpsOfGroup)",
-        "make_barrier(cut.empty(stage), 2 * kWarpsOfGroup - 1)",
+        "make_barrier(cut.empty(stage), cut.parts * (kGroup / kWarp))",
+        "make_barrier(cut.empty(stage), cut.parts * (kGroup / kWarp) - 1)",
     ),
     "advance: a warp too many is waited for": (
-        "make_barrier(cut.empty(stage), 2 * kWarpsOfGroup)",
-        "make_barrier(cut.empty(stage), 2 * kWarpsOfGroup + 1)",
+        "make_barrier(cut.empty(stage), cut.parts * (kGroup / kWarp))",
+        "make_barrier(cut.empty(stage), cut.parts * (kGroup / kWarp) + 1)",
     ),
     "advance: a chunk is read before it is there": ("wait(cut.full(place.stage), place.round);", ""),
     "advance: a chunk is overwritten while it is read": ("wait(cut.empty(place.stage), place.round ^ 1);", ""),
     "advance: a place is given back early": (
-        "store_output(job, item, right, tiles_before + of_values, own_part, first_row); "
+        "store_output(job, item, right, tiles_before + of_values, part, first_row); "
         "if (lane == 0) arrive(empty_before);",
         "if (lane == 0) arrive(empty_before); "
-        "store_output(job, item, right, tiles_before + of_values, own_part, first_row);",
+        "store_output(job, item, right, tiles_before + of_values, part, first_row);",
     ),
-    "advance: a handover is overwritten while it is read": (
-        "wait(cut.is_taken(handover.stage), handover.round ^ 1);",
-        "",
-    ),
-    "advance: n is taken before it is there": ("wait(cut.has_n(handover.stage), handover.round);", ""),
-    "advance: both handovers in one place": ("kHandoversAt + handover * kHandover", "kHandoversAt"),
     "advance: the ring never begins a new round": ("round ^= 1;", ""),
     "advance: a tile where another one is": ("kScoreTile = 5 * kTile", "kScoreTile = 4 * kTile"),
     "advance: the keys' second half is the first": ("further(all, step / 4 * (kTile / 16) +", "further(all,"),

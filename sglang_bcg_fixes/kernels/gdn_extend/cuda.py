@@ -28,7 +28,7 @@ GDN_ADVANCE = struct.Struct("10Qq8i0q")
 # these are the header's too
 KEYS, VALUES, WIDTH = 128, 128, 4
 PREPARE_THREADS, PREPARE_SHARED_BYTES, BLOCKS_OF_MULTIPROCESSOR = 128, 68112, 3
-THREADS, SHARED_BYTES = 384, 223328
+THREADS, SHARED_BYTES = 384, 231552
 TRACKING, FLOAT_A_LOG, FLOAT_DT_BIAS = 1, 2, 4
 KINDS = {torch.bfloat16: "bf16", torch.float16: "f16"}
 # what is read 16 bytes at a time
