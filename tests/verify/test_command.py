@@ -209,6 +209,14 @@ def test_red_that_stock_shows_bit_for_bit_is_said_to_be_so(verify: Verify, rows:
     assert "stock gives" not in rows()["patched 1"]["why"]
 
 
+def test_kernels_that_round_otherwise_are_left_out(verify: Verify, rows: Callable) -> None:
+    assert verify("--quick", "--arms", "stock,patched") == 0
+    for found in rows().values():
+        assert found["environment"]["SGLANG_BCG_KERNEL_GDN_EXTEND"] == "off"
+        # all its answers are integers
+        assert "SGLANG_BCG_KERNEL_FA_METADATA" not in found["environment"]
+
+
 def test_an_end_that_stock_comes_to_as_well_is_said_to_be_so(verify: Verify, rows: Callable) -> None:
     both = "stock=dies at start,patched=dies at start"
     assert verify("--quick", "--arms", "stock,patched", misbehaviour=both) == 1
