@@ -1,5 +1,5 @@
-// The gated delta rule along each sequence, for Hopper: what `advance` of triton.py does, after the same `prepare`. The
-// contract and the formulas are in sglang_bcg_fixes/kernels/gdn_extend.
+// The gated delta rule's extend, for Hopper: what `prepare` and `advance` of triton.py do, with the same scratch
+// between them. The contract and the formulas are in sglang_bcg_fixes/kernels/gdn_extend.
 //
 // In `advance` a block has a warpgroup that only loads, chunk after chunk into a ring in shared memory, and two that
 // compute, 64 values of a head each. They keep the state in registers for a whole sequence: values are its rows and
@@ -621,8 +621,8 @@ __device__ __forceinline__ void finish(float (&o)[32], const u32 (&n)[16], u32 t
     add_product<kBf16>(o, n, tiles + kScoreTile);
 }
 
-// A warpgroup that computes: one part, chunk after chunk. What needs the state only to be looked up, and
-// what needs none, is under way while registers are rounded and scaled.
+// A warpgroup that computes: one part, chunk after chunk. What needs the state only to be looked up, and what needs
+// none, is under way while registers are rounded and scaled.
 template <bool kBf16>
 __device__ __forceinline__ void compute(const GdnAdvance& job, const Cut& cut, int own_part) {
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x % kGroup / kWarp;
