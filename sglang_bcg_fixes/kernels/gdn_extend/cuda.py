@@ -84,15 +84,15 @@ class Call(triton.Call):
 
     @property
     def can_prepare(self) -> bool:
-        rows, kind, floats = self.mixed_qkv, self.mixed_qkv.dtype, (torch.float32,)
+        rows, kind = self.mixed_qkv, self.mixed_qkv.dtype
         read_whole = [rows, self.conv_weights, *([] if self.bias is None else [self.bias])]
         return (
             self.has_its_sizes
             and self.shape.width == WIDTH
             and rows.stride(0) * rows.element_size() % PIECE == 0
             and all(each.data_ptr() % PIECE == 0 and each.dtype == kind for each in read_whole)
-            and self.A_log.dtype in (kind, *floats)
-            and self.dt_bias.dtype in (kind, *floats)
+            and self.A_log.dtype in (kind, torch.float32)
+            and self.dt_bias.dtype in (kind, torch.float32)
         )
 
     def prepare(self, span: int) -> None:
