@@ -185,6 +185,17 @@ def test_what_a_kernel_cannot_read_is_tritons(monkeypatch: pytest.MonkeyPatch) -
         assert [kernel for kernel, *_ in launches] == ["bcg_gdn_advance_f16"]
 
 
+@pytest.mark.parametrize("place", [1, 2], ids=["a", "b"])
+def test_gates_of_another_type_are_prepared_by_triton(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, launches = recorded()
+    monkeypatch.setattr(cuda, "on_device", lambda device: made)
+    launched = cases.Launched(step([5]), TUNING, AROUND, modules=FORM)
+    launched.inputs[place] = launched.inputs[place].float()
+    launched.fill()
+    launched.extend()
+    assert [kernel for kernel, *_ in launches] == ["bcg_gdn_advance_f16"]
+
+
 def test_the_grid_and_the_parameters_follow_from_shapes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a graph keeps of a launch must not depend on what the tensors hold."""
     made, launches = recorded()

@@ -90,7 +90,8 @@ class Call(triton.Call):
             self.has_its_sizes
             and self.shape.width == WIDTH
             and rows.stride(0) * rows.element_size() % PIECE == 0
-            and all(each.data_ptr() % PIECE == 0 and each.dtype == kind for each in read_whole)
+            and all(each.data_ptr() % PIECE == 0 for each in read_whole)
+            and all(each.dtype == kind for each in (*read_whole, self.a, self.b))
             and self.A_log.dtype in (kind, torch.float32)
             and self.dt_bias.dtype in (kind, torch.float32)
         )
