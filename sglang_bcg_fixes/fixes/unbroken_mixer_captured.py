@@ -8,7 +8,8 @@ Cause: The prefill runner asks whether each layer has attention. It does not ask
 a state from token to token, or an indexer, which chooses what attention sees, runs in a break of the graph.
 Change: Before anything is captured, the model's modules are walked. A module whose code reaches the store of recurrent
 states, and which neither has a break nor is below one that has, is refused, and so is an indexer that knows nothing of
-breakable graphs: no prefill graph is captured for this model, prefill runs eagerly, and one warning names the module.
+breakable graphs. A module that only names the backend of linear attention is not, where a module below it handles the
+states in a break: no prefill graph is captured for this model, prefill runs eagerly, and one warning names the module.
 Mixers that SGLang or a fix of this package breaks are captured as before. Switched off, every model is captured as
 SGLang would.
 Remove when: Every release that has to be served refuses such a mixer by itself.
@@ -67,22 +68,34 @@ def unbroken_mixers(model: Module, linear_backend: Any) -> Iterator[str]:
     kinds = {type(module) for module in model.modules()}
     breaking = {kind for kind in kinds if has_break(kind, linear_backend)}
     stateful = {kind for kind in kinds if handles_states(kind)}
+    asking = {kind for kind in kinds - stateful if BACKEND in names_in(kind)}
     broken: list[str] = []
     for path, module in model.named_modules():
-        if type(module) in breaking or any(map(is_break, vars(module).values())):
+        kind = type(module)
+        if kind in breaking or any(map(is_break, vars(module).values())):
             broken.append(f"{path}.")
-        elif type(module) in stateful and not path.startswith(tuple(broken)):
-            yield f"{path} ({type(module).__name__})"
+        elif path.startswith(tuple(broken)):
+            continue
+        elif kind in stateful or (kind in asking and not hands_states_on(module, stateful & breaking)):
+            yield f"{path} ({kind.__name__})"
 
 
 def handles_states(kind: type[Module]) -> bool:
     from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
 
     names = names_in(kind)
-    if issubclass(kind, RadixLinearAttention) or not names.isdisjoint({BACKEND, *STATES}):
+    if issubclass(kind, RadixLinearAttention) or not names.isdisjoint(STATES):
         return True
     # one that asks for breakable graphs was written for them; it imports its break where it calls it
     return CHOICE in names and not any("breakable" in name for name in names)
+
+
+def hands_states_on(module: Module, handled_in_a_break: set[type[Module]]) -> bool:
+    """Whether a module below handles the states, in a break: then its own word for their backend is an option's name.
+
+    Qwen3.5's layer asks `linear_attn_backend == "intel_xpu"` and has its RadixLinearAttention do the work.
+    """
+    return any(type(part) in handled_in_a_break for part in module.modules())
 
 
 def has_break(kind: type[Module], linear_backend: Any) -> bool:

@@ -113,6 +113,26 @@ class MakesABreak(nn.Module):
         self.mixer = ReadsStates()
 
 
+class AsksForAnOption(nn.Module):
+    """As Qwen3.5's layer, whose linear attention a module below computes."""
+
+    def __init__(self, below: nn.Module) -> None:
+        super().__init__()
+        self.attn = below
+
+    def forward(self, options: Any, x: Any) -> Any:
+        return self.attn(x) if options.linear_attn_backend == "triton" else x
+
+
+class AttentionWithABreak(Plain):
+    """As RadixAttention: it keeps no states."""
+
+    inner = staticmethod(broken_function)
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x)
+
+
 @pytest.fixture(autouse=True)
 def radix_linear_attention(monkeypatch: pytest.MonkeyPatch) -> type[nn.Module]:
     """SGLang's module without SGLang."""
@@ -154,6 +174,20 @@ def test_what_has_a_break_is_not(kind: type[nn.Module]) -> None:
 def test_a_break_in_the_backend_counts_for_those_who_call_it_and_do_nothing_else() -> None:
     assert unbroken(CallsTheBackend(), BrokenBackend()) == []
     assert unbroken(BypassesTheBackend(), BrokenBackend()) == ["layers.0 (BypassesTheBackend)"]
+
+
+def test_the_name_of_an_option_is_no_state_where_a_module_below_handles_them_in_a_break() -> None:
+    assert unbroken(AsksForAnOption(HasABreak()), LinearBackend()) == []
+
+
+def test_a_break_below_of_what_keeps_no_states_explains_nothing() -> None:
+    # as in Falcon-H1's layer, which calls the backend beside its attention
+    assert unbroken(AsksForAnOption(AttentionWithABreak())) == ["layers.0 (AsksForAnOption)"]
+    assert unbroken(AsksForAnOption(Plain())) == ["layers.0 (AsksForAnOption)"]
+
+
+def test_states_below_without_a_break_are_found_with_the_layer_that_asks() -> None:
+    assert unbroken(AsksForAnOption(ReadsStates())) == ["layers.0 (AsksForAnOption)", "layers.0.attn (ReadsStates)"]
 
 
 def test_a_break_counts_for_nothing_beside_it() -> None:

@@ -64,7 +64,7 @@ MUTANTS = {
 class World:
     """One model in one process, with its requests' states in sight."""
 
-    def __init__(self, **server_args: Any) -> None:
+    def __init__(self, model: str = "qwen3next", **server_args: Any) -> None:
         one_batch.import_sglang(with_graphs=True)
         one_batch.load_plugins()
         options = {
@@ -73,7 +73,7 @@ class World:
             "chunked_prefill_size": 256,
             "json_model_override_args": json.dumps(EVERY_EXPERT),
         }
-        self.loaded = one_batch.load("qwen3next", **{**options, **server_args})
+        self.loaded = one_batch.load(model, **{**options, **server_args})
         self.runner = self.loaded.model_runner
         one_batch.randomize(self.runner.model)
         self.installed = importlib.import_module(MODULE)
@@ -215,6 +215,10 @@ def right() -> Found:
 
 def brief() -> Found:
     return scenario(World(), [RAGGED[0], RAGGED[3], CHUNKED[-1]], prefill.BUCKETS)
+
+
+def of_qwen3_5() -> Found:
+    return scenario(World("qwen3_5_text"), [RAGGED[0], RAGGED[3], CHUNKED[-1]], prefill.BUCKETS)
 
 
 def mixed() -> Found:

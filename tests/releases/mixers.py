@@ -2,16 +2,21 @@
 
     PYTHONPATH=<unpacked wheel>:tools:. TRITON_INTERPRET=1 python -m tests.releases.mixers OUT.json [ARCHITECTURE...]
 
-With architectures: the mixers of each for which no break is known. Without: Falcon-H1 before and after prefill graphs
-are asked for. SGLANG_PLUGINS and the flags of the environment are those of a server.
+With architectures: the mixers of each for which no break is known, each model beside the backend that its release gives
+it. Without: Falcon-H1 before and after prefill graphs are asked for. SGLANG_PLUGINS and the flags are those of a server.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import json
 import logging
 import pathlib
 import sys
+import types
+import unittest.mock
+from collections.abc import Iterator
 from typing import Any
 
 from sglang_on_cpu import graphs, one_batch, prefill
@@ -28,16 +33,51 @@ layer_stacks.MODELS |= {
 
 
 def walked(architectures: list[str]) -> dict[str, list[str]]:
-    one_batch.load("llama", dtype="bfloat16")
-    from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
+    model_runner = one_batch.load("llama", dtype="bfloat16").model_runner
     from sglang.srt.models.registry import ModelRegistry
 
     known = ModelRegistry.get_supported_archs()
     return {
-        name: list(fix.unbroken_mixers(layer_stacks.build(name)[1], Mamba2AttnBackend))
+        name: list(fix.unbroken_mixers(*with_backend(model_runner, *layer_stacks.build(name))))
         for name in architectures
         if layer_stacks.architecture_of(name) in known
     }
+
+
+def with_backend(model_runner: Any, model_config: Any, model: Any) -> tuple[Any, Any]:
+    """The model, and the linear backend that this release makes for it, empty: only its code is looked at."""
+    from sglang.srt.layers.attention.attention_registry import attn_backend_wrapper
+
+    model_runner.model_config = model_config
+    full = types.SimpleNamespace()
+    with empty_backends():
+        backend = attn_backend_wrapper(model_runner, full)
+    return model, getattr(backend, fix.BACKEND, None)
+
+
+@contextlib.contextmanager
+def empty_backends() -> Iterator[None]:
+    """Attention backends that allocate nothing: they would read the pools of the model that was loaded."""
+    from sglang.srt.layers.attention import hybrid_linear_attn_backend as hybrid
+
+    def empty(self: Any, *args: Any) -> None: ...
+
+    def only_its_parts(self: Any, full: Any, linear: Any, layers: Any) -> None:
+        self.linear_attn_backend = linear
+
+    for name in ("gdn", "kda", "lightning", "short_conv"):
+        # the short convolution has no backend of its own in early releases
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(f"sglang.srt.layers.attention.linear.{name}_backend")
+    with contextlib.ExitStack() as stack:
+        for kind in subclasses(hybrid.MambaAttnBackendBase):
+            stack.enter_context(unittest.mock.patch.object(kind, "__init__", empty))
+        stack.enter_context(unittest.mock.patch.object(hybrid.HybridLinearAttnBackend, "__init__", only_its_parts))
+        yield
+
+
+def subclasses(kind: type) -> list[type]:
+    return [every for direct in kind.__subclasses__() for every in (direct, *subclasses(direct))]
 
 
 def falcon() -> dict[str, Any]:

@@ -60,11 +60,11 @@ def assert_same(found: Found) -> None:
     assert found["nobody's"]
 
 
-def assert_captured_and_right(report: Found, scripts: int) -> None:
-    assert set(report["breaks"].values()) == {ATTENTION_LAYERS}
+def assert_captured_and_right(report: Found, scripts: int, breaks: int = ATTENTION_LAYERS) -> None:
+    assert set(report["breaks"].values()) == {breaks}
     assert len(report["scripts"]) == len(report["again"]) == scripts
     for script in report["scripts"]:
-        assert_right(script)
+        assert_right(script, breaks)
     # whatever the tables and the padding held before
     for script in report["again"]:
         assert_same(script)
@@ -78,6 +78,12 @@ def test_replays_are_right_and_break_at_attention_only(run: Callable[..., Found]
 @pytest.mark.parametrize("release", [release for release in RELEASES if release != ONE])
 def test_so_they_are_on_other_releases(run: Callable[..., Found], release: str) -> None:
     assert_captured_and_right(run(release, "brief"), 3)
+
+
+@pytest.mark.parametrize("release", ["0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"])
+def test_so_are_those_of_qwen3_5(run: Callable[..., Found], release: str) -> None:
+    # four layers, every second one of attention
+    assert_captured_and_right(run(release, "of_qwen3_5"), 3, breaks=2)
 
 
 def test_chunks_mixed_with_decoding_are_replayed_too(run: Callable[..., Found]) -> None:

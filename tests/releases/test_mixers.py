@@ -22,13 +22,16 @@ ARCHITECTURES = (
     *("BailingMoeV2_5ForCausalLM", "FalconH1ForCausalLM", "GraniteMoeHybridForCausalLM", "KimiLinearForCausalLM"),
     *("Lfm2ForCausalLM", "LlamaForCausalLM", "NemotronHForCausalLM", "Qwen3NextForCausalLM"),
     *("DeepseekV32ForCausalLM", "DeepseekV32ForCausalLM pooled"),
+    *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
 )
+DELTA_NETS = ("Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
 FALCON = [f"model.layers.{layer} (FalconH1HybridAttentionDecoderLayer)" for layer in range(4)]
 # SGLang itself makes no graphs for these two
 GRANITE = [f"model.layers.{layer} (GraniteMoeHybridMambaDecoderLayer)" for layer in (0, 2)]
 # its indexer breaks from 0.5.15 on, and the pooled one has since there is one
 DEEPSEEK = [f"model.layers.{layer}.self_attn.indexer (Indexer)" for layer in range(4)]
 SPARSE = {"DeepseekV32ForCausalLM": DEEPSEEK, "DeepseekV32ForCausalLM pooled": DEEPSEEK}
+DELTA_NET = [f"model.layers.{layer}.linear_attn.attn (RadixLinearAttention)" for layer in (0, 2)]
 LFM2 = [f"model.layers.{layer}.conv (Lfm2ShortConv)" for layer in (0, 2)]
 
 
@@ -116,7 +119,10 @@ def test_a_mixer_without_a_break_is_refused_and_served_eagerly(run: Run, release
                 "KimiLinearForCausalLM": [f"model.layers.{i}.self_attn.attn (RadixLinearAttention)" for i in range(3)],
                 "Lfm2ForCausalLM": LFM2,
                 **SPARSE,
-                "Qwen3NextForCausalLM": [f"model.layers.{i}.linear_attn.attn (RadixLinearAttention)" for i in (0, 2)],
+                **{
+                    key: [f"model.layers.{i}.linear_attn.attn (RadixLinearAttention)" for i in (0, 2)]
+                    for key in DELTA_NETS
+                },
             },
         ),
     ],

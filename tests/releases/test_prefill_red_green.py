@@ -26,6 +26,9 @@ OTHER_MODELS = ("cohere", "persimmon", "phi3_small", "starcoder2")
 CORRECT = ("0.5.15.post1", "0.5.17", "0.5.20", "0.5.23")
 # replays a batch of one request only
 SINGLE_REQUEST = ("0.5.11",)
+# the first releases that know its text by itself, and those that SGLang's own prefill graphs are right in
+QWEN3_5 = ("0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23")
+QWEN3_5_LAYERS = 4
 
 
 @pytest.fixture
@@ -103,3 +106,9 @@ def test_with_the_plugin_every_release_that_starts_is_right(prefill: Callable[..
 @pytest.mark.parametrize("release", ["0.5.12.post1", "0.5.13.post1", "0.5.23"])
 def test_a_model_without_a_defect_stays_right(prefill: Callable[..., dict], release: str, plugins: str) -> None:
     assert_replayed_and_right(prefill(release, plugins, "--model", "llama"), layers=2)
+
+
+@pytest.mark.parametrize("plugins", ["__none__", "bcg_fixes"])
+@pytest.mark.parametrize("release", QWEN3_5)
+def test_qwen3_5_keeps_every_graph_that_sglang_makes(prefill: Callable[..., dict], release: str, plugins: str) -> None:
+    assert_replayed_and_right(prefill(release, plugins, "--model", "qwen3_5_text"), QWEN3_5_LAYERS)
