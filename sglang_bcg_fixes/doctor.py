@@ -64,11 +64,12 @@ class Examination:
         }
 
     def text(self, everything: bool) -> str:
-        order = {Verdict.AFFECTED: 0, Verdict.UNKNOWN: 1, Verdict.FIXED: 2, Verdict.ABSENT: 3}
+        order = {Verdict.AFFECTED: 0, Verdict.UNKNOWN: 1, Verdict.LATENT: 2, Verdict.FIXED: 3, Verdict.ABSENT: 4}
         decisions = sorted(self.plan.decisions, key=lambda d: (order[d.finding.verdict], d.id))
         lines = [f"SGLang {self.source.version}: {len(decisions)} known defects", ""]
         for decision in decisions:
-            lines += describe(decision, self.source, everything)
+            if everything or decision.finding.verdict is not Verdict.LATENT:
+                lines += describe(decision, self.source, everything)
         for fault, reason in self.faults:
             lines += [f"install   {fault.id}: {fault.title}", f"{'':10}reason     {reason}"]
             lines.append(f"{'':10}remedy     {fault.remedy}")

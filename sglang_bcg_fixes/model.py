@@ -15,9 +15,13 @@ SECTIONS = ("Symptom", "Cause", "Change", "Remove when")
 
 
 class Verdict(str, enum.Enum):
-    """What the source of one SGLang says about one defect."""
+    """What the source of one SGLang says about one defect.
+
+    Latent: the code is there that goes wrong, and nothing that this release ships leads to it; only other code can.
+    """
 
     AFFECTED = "affected"
+    LATENT = "latent"
     FIXED = "fixed"
     ABSENT = "absent"
     UNKNOWN = "unknown"
@@ -103,7 +107,8 @@ class Fix:
     `id` is the stem of the file that declares it; the flag and the page follow from it. `doc` is that file's
     docstring, with a title line and the sections Symptom, Cause, Change and Remove when. `known` maps the form (hash)
     of every definition that the probe has been read against to a note on what it is: a definition in any other form
-    makes the verdict unknown. `default` is "auto" or "off"; `after` names fixes that are applied before this one.
+    makes the verdict unknown. `default` is "auto" or "off"; `after` names fixes that are applied before this one. A
+    `guard` watches for models that are not written yet, so it is applied where its defect is latent too.
     """
 
     id: str
@@ -114,6 +119,7 @@ class Fix:
     patches: tuple[PatchPoint, ...] = ()
     mitigations: tuple[Mitigation, ...] = ()
     default: str = "auto"
+    guard: bool = False
     after: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
     verify: tuple[str, ...] = ()

@@ -114,6 +114,8 @@ def decide(fix: Fix, state: str, finding: Finding) -> Decision:
 
     if finding.verdict in (Verdict.FIXED, Verdict.ABSENT):
         return decision(Action.NOT_NEEDED, finding.reason)
+    if finding.verdict is Verdict.LATENT and state != "on" and not fix.guard:
+        return decision(Action.NOT_NEEDED, f"{finding.reason}; {fix.flag}=on is for code of your own that leads there")
     if not fix.patches:
         if finding.verdict is Verdict.UNKNOWN:
             return decision(Action.UNKNOWN, finding.reason)

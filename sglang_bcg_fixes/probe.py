@@ -258,6 +258,10 @@ def affected(reason: str, *read: Definition) -> Finding:
     return Finding(Verdict.AFFECTED, reason, tuple(item.evidence for item in read))
 
 
+def latent(reason: str, *read: Definition) -> Finding:
+    return Finding(Verdict.LATENT, reason, tuple(item.evidence for item in read))
+
+
 def fixed(reason: str, *read: Definition) -> Finding:
     return Finding(Verdict.FIXED, reason, tuple(item.evidence for item in read))
 

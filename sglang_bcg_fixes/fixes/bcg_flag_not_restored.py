@@ -3,8 +3,8 @@
 Symptom: None seen in a released SGLang, where such scopes are not nested. Code that nests them would take the paths for
 ordinary execution in the rest of the outer scope: capture without graph breaks.
 Cause: enable_breakable_cuda_graph sets its flag to False on the way out, and not to what it was on the way in.
-Change: The flag is put back to what it was. Off by default, because no released SGLang nests these scopes; switch it
-on where code of yours does.
+Change: The flag is put back to what it was. Latent, because no released SGLang nests these scopes: applied
+only with SGLANG_BCG_FIX_BCG_FLAG_NOT_RESTORED=on, for code of yours that does.
 Remove when: Every release that has to be served restores the flag.
 """
 
@@ -19,7 +19,7 @@ from sglang_bcg_fixes import graph_break
 from sglang_bcg_fixes.graph_break import CONTEXT_MODULES
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.probe import Source, absent, fixed, latent, unknown
 
 SCOPES = tuple(f"{module}:enable_breakable_cuda_graph" for module in CONTEXT_MODULES)
 
@@ -35,7 +35,7 @@ def probe(source: Source) -> Finding:
     if not endings:
         return unknown("the scope ends in a way that no known release does", scope)
     if any(isinstance(step, ast.Assign) and ast.unparse(step.value) == "False" for step in endings):
-        return affected("the scope ends with the flag set to False, whatever it was before", scope, flag)
+        return latent("the scope ends with the flag set to False, whatever it was before", scope, flag)
     return fixed("the scope restores the flag", scope)
 
 

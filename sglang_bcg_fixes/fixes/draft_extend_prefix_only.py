@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, affected, unknown
+from sglang_bcg_fixes.probe import Source, latent, unknown
 from sglang_bcg_fixes.runners import DRAFT_EXTEND
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def probe(source: Source) -> Finding:
     graph = [method for where in (*AROUND_GRAPHS, IN_GRAPH) if (method := source.find(where))]
     read = (eager.header, single, multi.header, *(method.header for method in graph))
     if eager.mentions("seqlens_in_batch = forward_batch.seq_lens\n") and single.mentions("forward_batch.seq_lens"):
-        return affected("seq_lens is taken as it is given, which is right for every caller in this source", *read)
+        return latent("seq_lens is taken as it is given, which is right for every caller in this source", *read)
     return unknown("the extent is computed in a way that no known release does", *read)
 
 

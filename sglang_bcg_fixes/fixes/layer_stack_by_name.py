@@ -6,10 +6,11 @@ same) and 0.5.16 (Qwen3-Omni, dots.ocr). Where the names lead to a module that c
 model of your own, prefill answers wrongly with HTTP 200 on 0.5.12 and 0.5.13; from 0.5.14 the server stops at start-up.
 Cause: The runner captures `language_model.model`, or whatever has an attribute `layers`, and does not ask whether that
 module runs all layers, can be called with a batch, and leaves the logits to the model.
-Change: A check, off by default, because we know of no model in these releases that the names mislead. Before anything
-is captured, the layers are looked for by structure too. Where they are another module, that is captured, and one
-warning names both. Where structure has no answer, SGLang's choice is kept, and one warning says why. Where SGLang's
-names have none, prefill stays eager, and one warning says where the layers are; a server that stops there still does.
+Change: Latent, because we know of no model in these releases that the names mislead: a check, made only with
+SGLANG_BCG_FIX_LAYER_STACK_BY_NAME=on. Before anything is captured, the layers are looked for by structure too. Where
+they are another module, that is captured, and one warning names both. Where structure has no answer, SGLang's choice
+is kept, and one warning says why. Where SGLang's names have none, prefill stays eager, and one warning says where the
+layers are; a server that stops there still does.
 Remove when: Every release that has to be served looks for the layers by structure.
 """
 
@@ -22,7 +23,7 @@ from typing import Any
 from sglang_bcg_fixes import layer_stack
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, absent, affected, unknown
+from sglang_bcg_fixes.probe import Source, absent, latent, unknown
 from sglang_bcg_fixes.runners import OLD_PREFILL, PREFILL, PREFILL_MODULE
 
 BY_NAME = "_resolve_transformer_layer_model"
@@ -39,7 +40,7 @@ def probe(source: Source) -> Finding:
     if BY_NAME in made.calls:
         read.append(source.need(f"{PREFILL_MODULE}:{BY_NAME}"))
     if read[-1].mentions("hasattr(layer_model, 'layers')") or made.mentions("hasattr(language_model.model, 'layers')"):
-        return affected("the layers are looked for under `language_model`, `model` and `layers`", *read)
+        return latent("the layers are looked for under `language_model`, `model` and `layers`", *read)
     return unknown("the layers are looked for in a way that no known release does", *read)
 
 

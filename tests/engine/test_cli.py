@@ -13,6 +13,8 @@ from sglang_bcg_fixes.harmless import HARMLESS, Harmless
 from sglang_bcg_fixes.model import SECTIONS
 from tests import processes
 
+VERDICTS = processes.REPOSITORY / "tests" / "releases" / "verdicts.json"
+
 # nothing of SGLang, torch or triton may be imported by what runs on a bare machine
 FORBID = """
 import importlib.abc, sys
@@ -42,8 +44,13 @@ def test_doctor_on_a_folder(release_root, release: str) -> None:
     done = run("doctor", "--root", str(root))
     assert done.returncode == 0, done.stderr
     assert f"SGLang {release}" in done.stdout
+    everything = run("doctor", "--root", str(root), "--all").stdout
+    verdicts = json.loads(VERDICTS.read_text())[release]
     for fix in registry.discover().fixes:
-        assert fix.id in done.stdout
+        assert f"{fix.id}: {fix.title}" in everything
+        # what is right in everything that the release ships is counted, and shown with the rest only
+        assert (f"{fix.id}: {fix.title}" in done.stdout) is (verdicts[fix.id] != "latent")
+    assert f"{list(verdicts.values()).count('latent')} latent" in done.stdout
     captured = "would be mended" in done.stdout and "affected  linear_attention_captured" in done.stdout
     assert captured is (release != "0.5.23")
 

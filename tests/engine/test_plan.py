@@ -38,6 +38,9 @@ def actions(*fixes: Fix, **environ: str) -> dict[str, Action]:
         (Verdict.AFFECTED, "auto", Action.APPLY),
         (Verdict.AFFECTED, "on", Action.APPLY),
         (Verdict.AFFECTED, "off", Action.OFF),
+        (Verdict.LATENT, "auto", Action.NOT_NEEDED),
+        (Verdict.LATENT, "on", Action.APPLY),
+        (Verdict.LATENT, "off", Action.NOT_NEEDED),
         (Verdict.FIXED, "auto", Action.NOT_NEEDED),
         (Verdict.FIXED, "on", Action.NOT_NEEDED),
         (Verdict.FIXED, "off", Action.NOT_NEEDED),
@@ -52,10 +55,25 @@ def test_decisions(verdict: Verdict, state: str, action: Action) -> None:
     assert actions(fix_with("one", verdict), SGLANG_BCG_FIX_ONE=state) == {"one": action}
 
 
+@pytest.mark.parametrize(("state", "action"), [("auto", Action.APPLY), ("on", Action.APPLY), ("off", Action.OFF)])
+def test_a_guard_is_applied_where_its_defect_is_latent(state: str, action: Action) -> None:
+    assert actions(fix_with("one", Verdict.LATENT, guard=True), SGLANG_BCG_FIX_ONE=state) == {"one": action}
+
+
+def test_a_latent_defect_says_how_its_fix_is_had() -> None:
+    made = plan.make(
+        Registry((fix_with("one", Verdict.LATENT),), ()),
+        flags.read([fix_with("one", Verdict.LATENT)], [], {}),
+        Source(NoFiles()),
+    )
+    assert "SGLANG_BCG_FIX_ONE=on is for code of your own" in made.decisions[0].reason
+
+
 @pytest.mark.parametrize(
     ("verdict", "action"),
     [
         (Verdict.AFFECTED, Action.NO_FIX),
+        (Verdict.LATENT, Action.NOT_NEEDED),
         (Verdict.FIXED, Action.NOT_NEEDED),
         (Verdict.ABSENT, Action.NOT_NEEDED),
         (Verdict.UNKNOWN, Action.UNKNOWN),

@@ -2,8 +2,8 @@
 
     PYTHONPATH=<unpacked wheel>:tools:. TRITON_INTERPRET=1 python -m tests.releases.mixers OUT.json [ARCHITECTURE...]
 
-With architectures: the mixers of each for which no break is known, each model beside the backend that its release gives
-it. Without: Falcon-H1 before and after prefill graphs are asked for. SGLANG_PLUGINS and the flags are those of a server.
+With architectures: the mixers of each for which no break is known, beside the backend that the release gives the
+model. Without: Falcon-H1 before and after prefill graphs are asked for. SGLANG_PLUGINS and the flags are a server's.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ FOUND_IN = {
     "0.5.11": (
         "decode_req_indices_stale",
         "draft_extend_cache_extent",
-        "hybrid_layer_misrouted",
+        "layers_routed_by_id",
         "linear_attention_captured",
         "single_request_capture",
         "swa_stale_padding",
@@ -25,7 +25,7 @@ FOUND_IN = {
     "0.5.12.post1": (
         "decode_req_indices_stale",
         "draft_extend_cache_extent",
-        "hybrid_layer_misrouted",
+        "layers_routed_by_id",
         "linear_attention_captured",
         "stack_call_signature",
         "swa_stale_padding",
@@ -53,7 +53,7 @@ def expected(release: str, on: set[str]) -> dict[str, Any]:
             two = two if two is RIGHT_WITHOUT else ILLEGAL
     no_order = not early and not mended("stack_call_signature")
     return {
-        "list of a draft": RIGHT_WITHOUT if mended("hybrid_layer_misrouted") else "no attribute 'qk_head_dim'",
+        "list of a draft": RIGHT_WITHOUT if mended("layers_routed_by_id") else "no attribute 'qk_head_dim'",
         "capture": captured,
         "one request": one,
         "two requests": two,

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sglang_bcg_fixes.fixes import hybrid_layer_misrouted as fix
-from sglang_bcg_fixes.model import Verdict
+from sglang_bcg_fixes.fixes import hybrid_layer_misrouted, layers_routed_by_id
+from sglang_bcg_fixes.model import Fix, Verdict
 from sglang_bcg_fixes.probe import Source, ask
 from tests import processes
 from tests.mutated import rewritten
@@ -63,7 +63,7 @@ BY_KIND = """
                 return True
         return layer_id in self.full_attn_layers
 """
-BY_MARK = BY_KIND.replace("Attention):", f"Attention) or getattr(layer, {fix.MARK!r}, False):", 1)
+BY_MARK = BY_KIND.replace("Attention):", f"Attention) or getattr(layer, {layers_routed_by_id.MARK!r}, False):", 1)
 FOREIGN = {name for name in LAYERS if "outside" in name}
 MARKED = {name for name in LAYERS if "Bailing's" in name or "MiniCPM's" in name}
 MISROUTED = {BY_KIND: FOREIGN | MARKED, BY_MARK: FOREIGN}
@@ -84,7 +84,7 @@ sys.modules.update({name: mock.MagicMock() for name in STAND_INS})
 import torch
 from sglang.srt.plugins import load_plugins
 from sglang_bcg_fixes import plugin
-from sglang_bcg_fixes.fixes import hybrid_layer_misrouted as fix
+from sglang_bcg_fixes.fixes import layers_routed_by_id as fix
 load_plugins()
 process = plugin.load()
 state = lambda: process.report.state(fix.FIX.id)
@@ -176,6 +176,9 @@ def build(rows, is_draft, ids):
     return backend_for(model, is_draft, ids), layers
 
 def table():
+    for _, rows in arms:
+        for _, layer in rows.values():
+            vars(layer).pop(fix.DECIDED, None)
     return {name: routes(backend, *row) for backend, rows in arms for name, row in rows.items()}
 """
 ROUTING = """
@@ -366,9 +369,9 @@ FULL_ATTENTION_AT = {"qwen3next": [1], "bailing_full": [1], "qwen3_5": [1], "nem
 CAREFUL = ("qwen3next", "qwen3_5")
 
 
-def run(root: pathlib.Path, reports: pathlib.Path, code: str, *arguments: str) -> dict:
+def run(root: pathlib.Path, reports: pathlib.Path, fix: Fix, code: str, *arguments: str) -> dict:
     # the others are not looked at here, and this one must be there
-    only = {"SGLANG_BCG_FIXES": "off", fix.FIX.flag: "on", "SGLANG_BCG_REPORT_DIR": str(reports)}
+    only = {"SGLANG_BCG_FIXES": "off", fix.flag: "on", "SGLANG_BCG_REPORT_DIR": str(reports)}
     return processes.beside(root, "-c", code, *arguments, timeout=600, **only)[0]
 
 
@@ -387,7 +390,7 @@ def test_every_layer_goes_where_it_belongs(release_root: Root, release: str, tmp
         "STAND_INS": WITHOUT_CUTLASS.get(release, []),
     }
     given = "".join(f"{name} = {value!r}\n" for name, value in values.items())
-    found = run(release_root(release), tmp_path / "reports", given + PRELUDE + ROUTING)
+    found = run(release_root(release), tmp_path / "reports", layers_routed_by_id.FIX, given + PRELUDE + ROUTING)
     there = {name for name in LAYERS if release in MINICPM or "MiniCPM" not in name}
     assert found["states"] == ["waiting", "applied"] and found["early"] == []
 
@@ -418,10 +421,11 @@ def test_every_layer_goes_where_it_belongs(release_root: Root, release: str, tmp
 
 @pytest.mark.parametrize("release", ["0.5.13", "0.5.23"])
 @pytest.mark.parametrize("body", MISROUTED, ids=["by kind", "by mark"])
-def test_a_build_between_releases_is_known_to_be_affected(release_root: Root, release: str, body: str) -> None:
+def test_a_build_between_releases_is_known(release_root: Root, release: str, body: str) -> None:
     text = "return layer_id in self.full_attn_layers"
-    finding = ask(fix.FIX, Source(rewritten(release_root(release), fix.MODULE.replace(".", "/") + ".py", text, body)))
-    assert finding.verdict is Verdict.AFFECTED and "routed by kind" in finding.reason, finding
+    file = layers_routed_by_id.MODULE.replace(".", "/") + ".py"
+    finding = ask(layers_routed_by_id.FIX, Source(rewritten(release_root(release), file, text, body)))
+    assert finding.verdict is Verdict.LATENT and "routed by kind" in finding.reason, finding
 
 
 @pytest.mark.parametrize("release", CONFIGURATION_IS_SHARED)
@@ -435,7 +439,7 @@ def test_a_draft_leaves_its_targets_configuration_alone(
         folders[name].mkdir()
         (folders[name] / "config.json").write_text(json.dumps(config))
     pairs = [f"{name}={folder}" for name, folder in folders.items()]
-    found = run(release_root(release), tmp_path / "reports", POLLUTION, *pairs)
+    found = run(release_root(release), tmp_path / "reports", hybrid_layer_misrouted.FIX, POLLUTION, *pairs)
     assert found["state"] == "applied"
     copied_by_the_draft = CAREFUL if release in ONE_METHOD_IS_ASKED else ()
     for name, ids in FULL_ATTENTION_AT.items():

@@ -39,12 +39,14 @@ def table() -> dict[str, dict[str, str]]:
     return loaded
 
 
-def affected_releases(fix: Fix) -> list[str]:
-    return [release for release in RELEASES if table()[release].get(fix.id) == Verdict.AFFECTED.value]
+def releases_with(fix: Fix, *verdicts: Verdict) -> list[str]:
+    return [release for release in RELEASES if table()[release].get(fix.id) in verdicts]
 
 
-AFFECTED = [(fix, release) for fix in FIXES.values() for release in affected_releases(fix)]
-WATCHED = [(fix, releases[0]) for fix in FIXES.values() if (releases := affected_releases(fix))]
+AFFECTED = [(fix, release) for fix in FIXES.values() for release in releases_with(fix, Verdict.AFFECTED)]
+WATCHED = [
+    (fix, releases[0]) for fix in FIXES.values() if (releases := releases_with(fix, Verdict.AFFECTED, Verdict.LATENT))
+]
 
 
 @pytest.mark.parametrize("release", RELEASES)
