@@ -9,12 +9,13 @@ Cause: The runner calls the layers by position, or with a keyword that not every
 on 0.5.12, a keyword input_embeds besides on 0.5.13, four positional ones from 0.5.14, three and what the signature
 names from 0.5.19. Phi, Persimmon and GLM-Image take forward_batch before positions, NemotronH takes pp_proxy_tensors
 before inputs_embeds.
-Change: Where a model's layers do not take the runner's call, a function stands in the place of their forward while the
-runner calls it. It hands each argument to the parameter of that name, and leaves out a None that nobody asks for; what
-it cannot place is an error, as for Phi-3-small on 0.5.12. Replay needs no change: it hands nothing on to the layers,
-and SGLang writes the embeddings of images where the graph reads them. On 0.5.13 some graphs would be wrong once they
-can be captured, so the server still stops, and says why: a draft model, and, where mamba_tracking_dropped is not
-applied, Falcon-H1, NemotronH and Bailing linear with the extra-buffer strategy of the Mamba prefix cache.
+Change: Where a model's layers do not take the runner's call, or an argument would land in another's place, a function
+stands in the place of their forward while the runner calls it. It hands each argument to the parameter of that name,
+and leaves out a None that nobody asks for; what it cannot place is an error, as for Phi-3-small on 0.5.12. Replay needs
+no change: it hands nothing on to the layers, and SGLang writes the embeddings of images where the graph reads them. On
+0.5.13 some graphs would be wrong once they can be captured, so the server still stops, and says why: a draft model,
+and, where mamba_tracking_dropped is not applied, Falcon-H1, NemotronH and Bailing linear with the extra-buffer strategy
+of the Mamba prefix cache.
 Remove when: Every release that has to be served binds these arguments by name.
 """
 
@@ -44,6 +45,8 @@ CALLEE = "self.layer_model.forward"
 # in the order in which every release passes them
 PASSED = ("input_ids", "positions", "forward_batch", "input_embeds")
 SPELLINGS = {"positions": ("positions", "position_ids"), "input_embeds": ("input_embeds", "inputs_embeds")}
+# what models of several stages and predictors of several tokens take, which no runner passes
+KNOWN_FOR_OTHERS = frozenset({"hidden_states", "pp_proxy_tensors"})
 
 # what 0.5.13 cannot call and would capture wrongly, where the prefix cache wants checkpoints of the state
 WITHOUT_CHECKPOINTS = frozenset({"BailingMoELinearModel", "FalconH1Model", "NemotronHModel"})
@@ -137,7 +140,7 @@ def misfit(parameters: Parameters, call: Call) -> str | None:
     for index, passed in enumerate(PASSED[: call.positional]):
         if index >= len(parameters.names):
             return f"no parameter for {passed}"
-        if parameters.names[index] != parameters.spelling(passed):
+        if is_surely_another(parameters, index, passed):
             return f"{passed} is taken for {parameters.names[index]}"
     for name in call.keywords:
         # what is passed as **kwargs is chosen by the names in the signature
@@ -145,6 +148,21 @@ def misfit(parameters: Parameters, call: Call) -> str | None:
             return f"no parameter {name}"
     left = parameters.required - set(parameters.names[: call.positional]) - call.keywords
     return f"{min(left)} is required and not passed" if left and None not in call.keywords else None
+
+
+def is_surely_another(parameters: Parameters, index: int, passed: str) -> bool:
+    """Whether this argument has a parameter elsewhere, or the one it lands in is known to be for something else.
+
+    A name that SGLang's own models do not have tells nothing: a stack of the user's own may take the call as it is.
+    """
+    name, own = parameters.names[index], parameters.spelling(passed)
+    return name != own and (own is not None or name in KNOWN_FOR_OTHERS or name in spellings_of_others(passed))
+
+
+def spellings_of_others(passed: str) -> Iterator[str]:
+    for other in PASSED:
+        if other != passed:
+            yield from SPELLINGS.get(other, (other,))
 
 
 def can_be_mended(parameters: Parameters, call: Call) -> bool:

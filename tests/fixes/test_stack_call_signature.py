@@ -42,6 +42,30 @@ class BatchFirst(nn.Module):
         return input_ids, position_ids, forward_batch, inputs_embeds
 
 
+class OtherNames(nn.Module):
+    """As somebody's own may spell it: right as it is called, and nothing can be placed by name."""
+
+    def forward(self, tokens: Any, places: Any, batch: Any, vectors: Any = "default") -> Any:
+        assert "forward" not in vars(self), "right code is left alone"
+        return tokens, places, batch, vectors
+
+
+class OtherNameForEmbeddings(nn.Module):
+    def forward(self, input_ids: Any, positions: Any, forward_batch: Any, vectors: Any = "default") -> Any:
+        assert "forward" not in vars(self), "right code is left alone"
+        return input_ids, positions, forward_batch, vectors
+
+
+class ProxyFirst(nn.Module):
+    """As NemotronH."""
+
+    def forward(
+        self, input_ids: Any, positions: Any, forward_batch: Any, pp_proxy_tensors: Any = None, inputs_embeds: Any = 0
+    ) -> Any:
+        assert pp_proxy_tensors is None
+        return input_ids, positions, forward_batch, inputs_embeds
+
+
 class NoEmbeddings(nn.Module):
     def forward(self, input_ids: Any, positions: Any, forward_batch: Any) -> Any:
         return input_ids, positions, forward_batch
@@ -81,6 +105,18 @@ def test_what_cannot_be_placed_is_an_error_that_says_what_to_do() -> None:
 
 def test_layers_that_take_the_call_are_left_alone() -> None:
     assert Runner(Fits()).run() == ("ids", "positions", BATCH, None)
+
+
+@pytest.mark.parametrize("layers", [OtherNames(), OtherNameForEmbeddings()])
+def test_so_are_layers_with_names_of_their_own_that_take_it_by_position(layers: nn.Module) -> None:
+    with_images = types.SimpleNamespace(**vars(BATCH) | {"input_embeds": "embeddings"})
+    for batch in (BATCH, with_images):
+        assert Runner(layers).run(batch) == ("ids", "positions", batch, batch.input_embeds)
+
+
+def test_embeddings_do_not_land_in_the_place_of_something_else() -> None:
+    with_images = types.SimpleNamespace(**vars(BATCH) | {"input_embeds": "embeddings"})
+    assert Runner(ProxyFirst()).run(with_images) == ("ids", "positions", with_images, "embeddings")
 
 
 def test_a_graph_of_the_whole_model_is_left_alone() -> None:
