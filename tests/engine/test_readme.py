@@ -1,0 +1,163 @@
+"""What the README says of answers and times, against the recorded files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests import processes
+
+README = (processes.REPOSITORY / "README.md").read_text()
+RESULTS = processes.REPOSITORY / "benchmarks" / "results"
+CASES = {
+    "Qwen3-Next, prefill graphs": "qwen3_next_prefill_graph",
+    "Qwen3-Next, warm prefix cache": "qwen3_next_prefix_cache",
+    "Falcon-H1, prefill graphs": "falcon_h1_prefill_graph",
+    "Several requests in one prefill": "llama_several_requests",
+    "GPT-OSS, padded decode graphs": "gpt_oss_decode_padding",
+    "GPT-OSS, prefill graphs": "gpt_oss_breakable_start",
+    "EAGLE: drafts accepted as without the graph": "eagle_triton_draft_extend",
+    "Qwen3-Next, adaptive speculation": "qwen3_next_adaptive_speculation",
+    "Phi, prefill graphs": "phi_prefill_graph",
+    "Cohere, prefill graphs": "cohere_prefill_graph",
+    "Kimi-Linear, prefill graphs": "kimi_linear_prefill_graph",
+}
+# by the column of the table of times: file, arm
+TIMES = (
+    ("bench-0.5.12.post1.jsonl", "no prefill graphs"),
+    ("bench-0.5.12.post1.jsonl", "breakable graphs, patched"),
+    ("bench-0.5.12.post1-inside.jsonl", "no prefill graphs"),
+    ("bench-0.5.12.post1-inside.jsonl", "breakable graphs, patched"),
+    ("bench-0.5.12.post1-inside.jsonl", "breakable graphs, patched, delta net inside"),
+)
+Found = dict[str, Any]
+
+
+class Row(NamedTuple):
+    case: str
+    release: str
+    stock: str
+    patched: str
+
+
+def table_with(column: str) -> list[list[str]]:
+    """The cells of the one table whose header has this column, without its first two lines."""
+    lines = README.splitlines()
+    (header,) = (number for number, line in enumerate(lines) if line.startswith("|") and f" {column} |" in line)
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[header + 2 :])
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def rows() -> Iterator[Row]:
+    label = ""
+    for name, releases, stock, patched in table_with("what is asked"):
+        label = name or label
+        for release in releases.split(", "):
+            yield Row(CASES[label], release, *(cell.replace("**", "") for cell in (stock, patched)))
+
+
+def newest() -> dict[tuple[str, str], dict[str, list[Found]]]:
+    """By release and case, the servers of each arm in the newest file that has the case; special settings apart."""
+    files = [json.loads(file.read_text()) for file in RESULTS.glob("verify-*.json") if "no-dynamo" not in file.name]
+    found: dict[tuple[str, str], dict[str, list[Found]]] = {}
+    for file in sorted(files, key=lambda file: file["date"]):
+        of_file: dict[tuple[str, str], dict[str, list[Found]]] = {}
+        for server in file["servers"]:
+            arms = of_file.setdefault((file["sglang"], server["case"]), {})
+            arms.setdefault(server["arm"], []).append(server)
+        found |= of_file
+    return found
+
+
+RECORDED = newest()
+
+
+def said_of(server: Found) -> str:
+    """How the table has to begin what it says of one server."""
+    if "before it served" in server["why"]:
+        return "does not start"
+    if "proves nothing" in server["why"]:
+        return "never replayed"
+    if "while it served" in server["why"]:
+        return f"{server['equal']} of {server['requests']}, then dies" if server["equal"] else "dies"
+    return f"{server['equal']} of {server['requests']}"
+
+
+@pytest.mark.parametrize("row", list(rows()), ids=lambda row: f"{row.release}-{row.case}")
+def test_the_table_says_what_was_recorded(row: Row) -> None:
+    arms = RECORDED[row.release, row.case]
+    for arm, said in (("stock", row.stock), ("patched", row.patched)):
+        for server in arms[arm]:
+            assert re.match(rf"{re.escape(said_of(server))}(?![^,:])", said), (arm, said, said_of(server))
+
+
+def test_no_recorded_failure_is_left_out() -> None:
+    told = {(row.release, row.case) for row in rows()}
+    bad = {
+        place
+        for place, arms in RECORDED.items()
+        if any(
+            said_of(server) != f"{server['requests']} of {server['requests']}"
+            for arm in ("stock", "patched")
+            for server in arms.get(arm, ())
+        )
+    }
+    assert bad <= told, sorted(bad - told)
+
+
+def test_tokens_are_right_where_the_table_says_so() -> None:
+    for row in rows():
+        if "every token right" in row.patched:
+            for server in RECORDED[row.release, row.case]["patched"]:
+                assert {request["outcome"] for request in server["not_equal"]} == {"tokens equal"}
+
+
+def test_the_same_answers_differ_where_the_table_says_so() -> None:
+    (row,) = (row for row in rows() if "the very same" in row.patched)
+    arms = RECORDED[row.release, row.case]
+    assert arms["stock"][0]["not_equal"] == arms["patched"][0]["not_equal"]
+
+
+def test_releases_with_a_gpu_run_are_named() -> None:
+    said = re.search(r"On a GPU, in three releases so far: (\S+), (\S+) and (\S+)\. ", README)
+    assert said and set(said.groups()) == {release for release, _ in RECORDED}
+
+
+def medians(file: str) -> dict[tuple[str, int], float]:
+    lines = [json.loads(line) for line in (RESULTS / file).read_text().splitlines()]
+    return {
+        (line["arm"], line["tokens"]): line["median"]
+        for line in lines
+        if line.get("measured") == "time to first token" and line["median"] is not None
+    }
+
+
+def test_times_are_the_recorded_medians() -> None:
+    table = table_with("no prefill graphs")
+    assert len(table) == 4
+    for tokens, *cells in table:
+        wanted = [f"{medians(file)[arm, int(tokens.replace(',', ''))]:.1f}" for file, arm in TIMES]
+        assert [cell.strip("*") for cell in cells] == wanted, tokens
+
+
+def accuracies(release: str, arm: str) -> set[str]:
+    (of_arm,) = (
+        server
+        for server in json.loads((RESULTS / f"accuracy-{release}.json").read_text())["servers"]
+        if server["arm"] == arm and server["phases"]
+    )
+    return {f"{100 * phase['accuracy']:.1f} %" for phase in of_arm["phases"].values()}
+
+
+@pytest.mark.parametrize("row", table_with("replay refused"), ids=lambda row: row[0])
+def test_accuracies_are_the_recorded_ones(row: list[str]) -> None:
+    release = row[0].partition(" ")[0]
+    stock, patched, refused = (cell.strip("*") for cell in row[1:4])
+    if "dies" not in stock:
+        assert accuracies(release, "stock") == {stock}
+    assert accuracies(release, "patched") == {patched} and accuracies(release, "reference") == {refused}
