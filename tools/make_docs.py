@@ -23,7 +23,7 @@ CONFIGURATIONS = """\
 | LoRA | eager | eager | **no rule**: stale adapters | eager | replays | replays |
 | DP attention | eager | eager | **no rule** | eager | replays if all ranks can | replays if all ranks can |
 | pipeline stages | eager | eager | **no rule** | **no rule** | **no rule** | replays |
-| multimodal model | eager | eager | no rule | eager | eager unless listed | eager unless listed |
+| multimodal model | eager; enforced: text | eager | no rule | eager | eager unless listed | eager unless listed |
 | images in a batch | eager | eager if lost: [vlm_embeds_dropped](fixes/vlm_embeds_dropped.md) | | | | |
 | MLA | eager | see [mla_dispatch_unaware](fixes/mla_dispatch_unaware.md) | | | | |
 """

@@ -7,8 +7,13 @@ Cause: The whole model is captured with one request, its logits too, so a replay
 can_run refuses a larger batch. Nothing refuses the batches whose answer is something else than logits.
 Change: Only the layers are captured, found in the model by structure. A replay runs the model itself on the real batch,
 with the captured layers in the place of its layers, so logits, pooled vectors and hidden states are computed from every
-request. All sizes share one output buffer. Where the layers cannot be found, nothing is captured and one warning says
-why. Batches in other modes than plain and mixed prefill run eagerly.
+request. All sizes share one output buffer. A multimodal model's layers are captured with what it hands them for text:
+embeddings, which it writes to a buffer of the graphs, and its own positions, three for each token under M-RoPE.
+Batches with images, audio or video run eagerly, and so do modes other than plain and mixed prefill. Nothing is
+captured, and one warning says why, where the layers cannot be found or are handed what lies in no buffer, with an
+encoder-decoder model, with MLA where mla_dispatch_unaware is not applied, and under LoRA, DP attention and pipeline
+parallelism: the batch that is captured has no adapters, no token counts of other ranks and no input of a stage. For
+these three SGLang itself captures only with --enforce-piecewise-cuda-graph.
 Remove when: No release before 0.5.12 has to be served.
 """
 
@@ -37,6 +42,10 @@ if TYPE_CHECKING:
 PREPARE = "sglang.srt.model_executor.piecewise_cuda_graph_runner:PiecewiseCudaGraphRunner.replay_prepare"
 # where the runner keeps what this fix knows about its model
 STATE = "bcg_fixes_captured_layers"
+# what the captured batch has a buffer for, and every replay fills
+BUFFERED = ("input_ids", "positions", "mrope_positions", "input_embeds")
+# the batch, next to what is in it
+ITSELF = "forward_batch"
 # what a batch can bring that replay_prepare leaves out of the batch that the model is run with
 LEFT_OUT = (
     "multi_item_delimiter_indices",
@@ -63,11 +72,20 @@ def probe(source: Source) -> Finding:
     return unknown("the prefill runner captures something that no known release does", captured, admission)
 
 
+class Called(Exception):
+    """Leaves a model where it would run its layers."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self.arguments = arguments
+
+
 class CapturedLayers:
     """The layers of one model, the buffers that their captured output is copied to, and what went past the graphs."""
 
-    def __init__(self, stack: layer_stack.LayerStack, rows: int) -> None:
+    def __init__(self, stack: layer_stack.LayerStack, rows: int, handed: dict[str, str | None] | None = None) -> None:
         self.stack = stack
+        # of a multimodal model, as of handed_over
+        self.handed = handed
         self.rows = rows
         self.buffers: list[Tensor] = []
         self.signature = inspect.signature(stack.module.forward)
@@ -79,9 +97,17 @@ class CapturedLayers:
 
         # the model's own forward has this decorator, its layers have not
         with torch.no_grad():
-            output = self.stack.module.forward(**self.stack.arguments(input_ids, positions, forward_batch))
+            output = self.stack.module.forward(**self.arguments(input_ids, positions, forward_batch))
             buffers = iter(self.buffers) if self.buffers else self.allocate(output)
             return map_tensors(output, lambda part: next(buffers)[: len(part)].copy_(part))
+
+    def arguments(self, input_ids: Tensor, positions: Tensor, batch: Any) -> dict[str, Any]:
+        """All that the captured layers read, by their own names for it."""
+        if self.handed is None:
+            return self.stack.arguments(input_ids, positions, batch)
+        fields: dict[str | None, Any] = {field: getattr(batch, field) for field in BUFFERED}
+        fields |= {ITSELF: batch, None: None}
+        return {name: fields[field] for name, field in self.handed.items()}
 
     def allocate(self, output: Any) -> Iterator[Tensor]:
         """Full-size buffers: the first call comes before any capture, so they lie outside the graphs' own memory."""
@@ -106,16 +132,18 @@ class CapturedLayers:
 
     def unlike_capture(self, given: dict[str, Any], batch: Any) -> str | None:
         """The argument that the graph would not see: it reads the batch's own tensors and nothing else."""
-        seen = self.stack.arguments(batch.input_ids, batch.positions, batch)
+        seen = self.arguments(batch.input_ids, batch.positions, batch)
+        for name, value in seen.items():
+            # a replay reads the captured buffer also where this batch has none
+            missing = value is None and self.handed and self.handed[name]
+            if missing or given.get(name) is not value:
+                return name
         for name, value in given.items():
             parameter = self.signature.parameters[name]
-            if name in seen:
-                if value is not seen[name]:
-                    return name
-            elif parameter.kind is parameter.VAR_KEYWORD:
+            if parameter.kind is parameter.VAR_KEYWORD:
                 if any(extra is not None for extra in value.values()):
                     return ", ".join(value)
-            elif value is not parameter.default and value is not None:
+            elif name not in seen and value is not parameter.default and value is not None:
                 return name
         return None
 
@@ -160,6 +188,7 @@ def find_layers(runner: Any) -> CapturedLayers | None:
     try:
         refuse_configuration(model_runner)
         stack = layer_stack.resolve(model_runner.model, runner.attention_layers)
+        handed = handed_over(runner, stack) if model_runner.is_multimodal else None
     except layer_stack.Unresolved as reason:
         logger.warning(
             "bcg-fixes single_request_capture: no prefill graphs for %s.%s, prefill runs eagerly: %s. %s restores "
@@ -170,7 +199,43 @@ def find_layers(runner: Any) -> CapturedLayers | None:
             OFF,
         )
         return None
-    return CapturedLayers(stack, runner.max_num_tokens)
+    return CapturedLayers(stack, runner.max_num_tokens, handed)
+
+
+def handed_over(runner: Any, stack: layer_stack.LayerStack) -> dict[str, str | None]:
+    """What a multimodal model calls its layers with for text, as the fields of the batch; raises Unresolved."""
+    batch = runner._build_capture_forward_batch(runner.capture_num_tokens[0])
+    given = layers_call(runner, stack, batch)
+    fields = {id(getattr(batch, field)): field for field in BUFFERED} | {id(batch): ITSELF, id(None): None}
+    parameters = inspect.signature(stack.module.forward).parameters
+    handed: dict[str, str | None] = {}
+    for name, value in given.items():
+        parameter = parameters[name]
+        nothing = parameter.kind is parameter.VAR_KEYWORD and all(extra is None for extra in value.values())
+        if id(value) in fields:
+            handed[name] = fields[id(value)]
+        elif value is not parameter.default and not nothing:
+            raise layer_stack.Unresolved(f"{stack.path} is called with a '{name}' that lies in no buffer of the graphs")
+    return handed
+
+
+def layers_call(runner: Any, stack: layer_stack.LayerStack, batch: Any) -> dict[str, Any]:
+    """The arguments of the call, which is not made."""
+    import torch
+    from sglang.srt.compilation.piecewise_context_manager import set_forward_context
+
+    signature = inspect.signature(stack.module.forward)
+
+    def forward(*args: Any, **kwargs: Any) -> None:
+        raise Called(signature.bind(*args, **kwargs).arguments)
+
+    parts = (runner.attention_layers, runner.quant_config, runner.moe_layers, runner.moe_fusions)
+    with torch.no_grad(), set_forward_context(batch, *parts), replaced(stack.module, "forward", forward):
+        try:
+            runner.model_runner.model.forward(batch.input_ids, batch.positions, batch)
+        except Called as call:
+            return call.arguments
+    raise layer_stack.Unresolved(f"{stack.path} is not called for a batch of text")
 
 
 def refuse_configuration(model_runner: Any) -> None:
@@ -180,7 +245,6 @@ def refuse_configuration(model_runner: Any) -> None:
         "LoRA: the adapters of the capture batch would be replayed": arguments.enable_lora or arguments.lora_paths,
         "DP attention: the ranks' own token counts would be replayed": arguments.enable_dp_attention,
         "pipeline stages: a stage's input is not in the capture batch": arguments.pp_size > 1,
-        "a multimodal model: its images' embeddings would not be seen": model_runner.is_multimodal,
         "an encoder-decoder model: its encoder's output would not be seen": configuration.is_encoder_decoder,
         "MLA without mla_dispatch_unaware: the break would look up another layer than was captured": (
             model_runner.use_mla_backend and not mla_dispatch_unaware.is_applied()
@@ -214,7 +278,7 @@ def can_run(original: Callable[..., bool], self: Any, forward_batch: Any) -> boo
 
     if not captured_layers(self) or forward_batch.forward_mode not in (ForwardMode.EXTEND, ForwardMode.MIXED):
         return False
-    if any(getattr(forward_batch, name) for name in LEFT_OUT):
+    if any(getattr(forward_batch, name) for name in LEFT_OUT) or forward_batch.contains_mm_inputs():
         return False
     # everything that it asks but for the number of requests
     single = copy.copy(forward_batch)

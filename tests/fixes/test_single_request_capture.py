@@ -90,6 +90,82 @@ def test_what_the_graph_would_not_see_is_computed_and_said_once(
     assert "SGLANG_BCG_FIX_SINGLE_REQUEST_CAPTURE=off" in caplog.text
 
 
+HANDED = {
+    "input_ids": None,
+    "positions": "mrope_positions",
+    "forward_batch": fix.ITSELF,
+    "input_embeds": "input_embeds",
+}
+
+
+def multimodal_batch_of(tokens: int) -> SimpleNamespace:
+    batch = batch_of(tokens)
+    batch.mrope_positions = torch.arange(3 * tokens).view(3, tokens)
+    batch.input_embeds = torch.ones(tokens, 2)
+    return batch
+
+
+@pytest.fixture
+def multimodal() -> fix.CapturedLayers:
+    return fix.CapturedLayers(layer_stack.LayerStack("model", Model().model, "positions"), 16, HANDED)
+
+
+def call_of(batch: SimpleNamespace) -> dict:
+    positions, embeddings = batch.mrope_positions, batch.input_embeds
+    return {"input_ids": None, "positions": positions, "forward_batch": batch, "input_embeds": embeddings}
+
+
+def test_layers_of_a_multimodal_model_are_captured_with_what_it_hands_them(multimodal: fix.CapturedLayers) -> None:
+    given = {}
+    multimodal.stack.module.forward = lambda **arguments: given.update(arguments) or torch.ones(4, 2)
+    batch = multimodal_batch_of(4)
+    multimodal.run(batch.input_ids, batch.positions, batch)
+    assert given.keys() == call_of(batch).keys()
+    assert all(given[name] is value for name, value in call_of(batch).items())
+
+
+def test_text_of_a_multimodal_model_replays(multimodal: fix.CapturedLayers) -> None:
+    graph, batch, layers = Graph(), multimodal_batch_of(4), multimodal.stack.module
+    with multimodal.replayed(graph, "captured", batch):
+        assert layers.forward(**call_of(batch)) == "captured"
+        assert layers.forward(**call_of(batch), input_deepstack_embeds=None) == "captured"
+    assert graph.replays == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ({"input_embeds": torch.ones(4, 2)}, "input_embeds"),
+        ({"input_embeds": None}, "input_embeds"),
+        ({"positions": torch.arange(4)}, "positions"),
+        ({"input_ids": torch.arange(4)}, "input_ids"),
+        ({"input_deepstack_embeds": torch.ones(4, 2)}, "input_deepstack_embeds"),
+    ],
+)
+def test_what_a_multimodal_graph_would_not_see_is_computed(
+    multimodal: fix.CapturedLayers, caplog: pytest.LogCaptureFixture, change: dict, name: str
+) -> None:
+    graph, batch = Graph(), multimodal_batch_of(4)
+    multimodal.stack.module.forward = lambda **_: "computed"
+    with caplog.at_level(logging.WARNING), multimodal.replayed(graph, "captured", batch):
+        assert multimodal.stack.module.forward(**call_of(batch) | change) == "computed"
+    assert graph.replays == 0
+    assert f"another '{name}'" in caplog.text
+
+
+def test_embeddings_that_do_not_come_are_not_replayed(multimodal: fix.CapturedLayers) -> None:
+    batch = multimodal_batch_of(4)
+    given = call_of(batch)
+    del given["input_embeds"]
+    assert multimodal.unlike_capture(given, batch) == "input_embeds"
+
+
+def test_a_batch_without_what_was_captured_is_not_replayed(multimodal: fix.CapturedLayers) -> None:
+    batch = multimodal_batch_of(4)
+    batch.mrope_positions = None
+    assert multimodal.unlike_capture(call_of(batch), batch) == "positions"
+
+
 def test_a_failing_request_leaves_the_layers_as_they_were(captured: fix.CapturedLayers) -> None:
     layers = captured.stack.module
     layers.forward = mine = layers.forward
@@ -134,12 +210,12 @@ def model_runner(**changes: object) -> SimpleNamespace:
         {"enable_dp_attention": True},
         {"pp_size": 2},
         {"is_encoder_decoder": True},
-        {"is_multimodal": True},
         {"use_mla_backend": True},
     ],
 )
 def test_what_cannot_be_captured_rightly_is_not_captured(change: dict, caplog: pytest.LogCaptureFixture) -> None:
     fix.refuse_configuration(model_runner())
+    fix.refuse_configuration(model_runner(is_multimodal=True))
     runner = SimpleNamespace(model_runner=model_runner(**change), attention_layers=[], max_num_tokens=16)
     captures = []
     with caplog.at_level(logging.WARNING):
@@ -167,7 +243,7 @@ def admitted(self, batch):
     return batch.accepted
 def can_run(**changes):
     batch = SimpleNamespace(forward_mode=ForwardMode.EXTEND, batch_size=3, accepted=True,
-                            **dict.fromkeys(fix.LEFT_OUT))
+                            contains_mm_inputs=lambda: False, **dict.fromkeys(fix.LEFT_OUT))
     vars(batch).update(changes)
     answer = fix.can_run(admitted, runner, batch)
     assert batch.batch_size == 3
@@ -175,18 +251,74 @@ def can_run(**changes):
 modes = {mode.name: can_run(forward_mode=mode) for mode in ForwardMode}
 left_out = {name: can_run(**{name: [1]}) for name in fix.LEFT_OUT}
 refused = can_run(accepted=False)
+images = can_run(contains_mm_inputs=lambda: True)
 setattr(runner, fix.STATE, None)
 unresolved = can_run()
 modes = sorted(name for name, ok in modes.items() if ok)
-json.dump([modes, left_out, refused, unresolved, sorted(set(asked))], sys.stdout)
+json.dump([modes, left_out, refused, images, unresolved, sorted(set(asked))], sys.stdout)
 """
 
 
 def test_on_the_release_modes_and_fields_are_told_apart(release_root) -> None:
     process = processes.on_cpu(release_root("0.5.11"), "-c", ON_THE_RELEASE, timeout=120)
     assert process.returncode == 0, process.stderr[-3000:]
-    modes, left_out, refused, unresolved, asked = json.loads(process.stdout.splitlines()[-1])
+    modes, left_out, refused, images, unresolved, asked = json.loads(process.stdout.splitlines()[-1])
     assert modes == ["EXTEND", "MIXED"]
     assert left_out and not any(left_out.values())
-    assert refused is False and unresolved is False
+    assert refused is False and images is False and unresolved is False
     assert asked == [1]
+
+
+HANDED_OVER = """
+import json
+from types import SimpleNamespace
+from sglang_on_cpu import one_batch
+one_batch.import_sglang()
+from sglang_bcg_fixes import layer_stack
+from sglang_bcg_fixes.fixes import single_request_capture as fix
+from tests.fixes.test_single_request_capture import Model, multimodal_batch_of
+
+class Calling(Model):
+    def forward(self, input_ids, positions, batch):
+        return call(self.model, batch)
+
+def handed_over(make_the_call):
+    global call
+    call, model, batch = make_the_call, Calling(), multimodal_batch_of(4)
+    runner = SimpleNamespace(
+        model_runner=SimpleNamespace(model=model), capture_num_tokens=[4], attention_layers=[], quant_config=None,
+        moe_layers=[], moe_fusions=[], _build_capture_forward_batch=lambda tokens: batch,
+    )
+    try:
+        return fix.handed_over(runner, layer_stack.LayerStack("model", model.model, "positions"))
+    except (layer_stack.Unresolved, ValueError) as reason:
+        return f"{type(reason).__name__}: {reason}"
+    finally:
+        assert "forward" not in vars(model.model) and not hasattr(model.model, "calls")
+
+def fail(layers, batch):
+    raise ValueError("no images")
+
+found = {
+    "embeddings": lambda layers, batch: layers(
+        input_ids=None, forward_batch=batch, input_embeds=batch.input_embeds, positions=batch.mrope_positions, pp=None
+    ),
+    "text": lambda layers, batch: layers(batch.input_ids, batch.positions, batch),
+    "elsewhere": lambda layers, batch: layers(batch.input_ids, batch.positions + 1, batch),
+    "extra": lambda layers, batch: layers(batch.input_ids, batch.positions, batch, deepstack=batch.input_embeds),
+    "not called": lambda layers, batch: None,
+    "fails": fail,
+}
+print("RESULT", json.dumps({name: handed_over(make_the_call) for name, make_the_call in found.items()}))
+"""
+
+
+def test_on_the_release_what_a_model_hands_its_layers_is_told_by_the_buffers(release_root) -> None:
+    found, _ = processes.beside(release_root("0.5.11"), "-c", HANDED_OVER, timeout=120)
+    assert found["embeddings"] == HANDED
+    assert found["text"] == {"input_ids": "input_ids", "positions": "positions", "forward_batch": "forward_batch"}
+    said = "Unresolved: model is called with a '{}' that lies in no buffer of the graphs"
+    assert found["elsewhere"] == said.format("positions")
+    assert found["extra"] == said.format("extras")
+    assert found["not called"] == "Unresolved: model is not called for a batch of text"
+    assert found["fails"] == "ValueError: no images"

@@ -1,0 +1,139 @@
+"""Multimodal models on 0.5.11: text replays, batches with images run eagerly, and both are right."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+import pytest
+
+from tests import processes
+from tests.releases import layer_stacks, multimodal_prefill
+
+RELEASE = "0.5.11"
+IMAGES = {"an image", "another image", "an image next to text"}
+CASES = {*multimodal_prefill.TEXT, *multimodal_prefill.CHANGED}
+# by hand, so that a model which falls out of the list is missed
+CAPTURED = {
+    "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+    "Glm4vForConditionalGeneration",
+    "Glm4vMoeForConditionalGeneration",
+    "GlmOcrForConditionalGeneration",
+    "PaddleOCRVLForConditionalGeneration",
+    "InternVLChatModel",
+}
+
+
+def outcomes(root: pathlib.Path, folder: pathlib.Path, model: str, **environment: str) -> dict:
+    report = folder / "report.json"
+    process = processes.on_cpu(
+        root,
+        *("-m", "tests.releases.multimodal_prefill", str(report), model),
+        environment={"SGLANG_BCG_REPORT_DIR": str(folder), **environment},
+        timeout=400,
+    )
+    assert process.returncode == 0, process.stderr[-4000:]
+    found: dict = json.loads(report.read_text())
+    assert found["multimodal"] and set(found["cases"]) == CASES
+    # a comparison of answers says something only where images and positions change them
+    assert found["an image, not another image"] > 0.1
+    assert found["positions of two requests, not positions of text"] > 0.1
+    return found
+
+
+def right(found: dict) -> set[str]:
+    return {name for name, case in found["cases"].items() if case["difference"] == 0.0}
+
+
+def replayed(found: dict) -> set[str]:
+    return {name for name, case in found["cases"].items() if case["replayed"]}
+
+
+@pytest.mark.parametrize(
+    ("model", "environment"),
+    [
+        *((model, {}) for model in multimodal_prefill.MODELS),
+        ("dense", {"SGLANG_BCG_FIX_VLM_EMBEDS_DROPPED": "off"}),
+    ],
+)
+def test_text_replays_and_images_do_not(
+    model: str, environment: dict[str, str], release_root, tmp_path: pathlib.Path
+) -> None:
+    found = outcomes(release_root(RELEASE), tmp_path, model, **environment)
+    assert right(found) == CASES
+    assert replayed(found) == CASES - IMAGES
+    assert set(found["breaks"].values()) == {multimodal_prefill.SHARED["num_hidden_layers"]}
+
+
+def test_without_the_plugin_images_are_lost_and_several_requests_are_eager(
+    release_root, tmp_path: pathlib.Path
+) -> None:
+    found = outcomes(release_root(RELEASE), tmp_path, "no states", SGLANG_PLUGINS="__none__")
+    assert CASES - right(found) == {"an image", "another image"} <= replayed(found)
+    # all of these replay with the plugin too
+    assert right(found) & replayed(found) == {
+        *("one request", "fills its bucket", "the first again", "positions of one request", "text after an image")
+    }
+
+
+def test_without_the_plugin_a_hybrid_answers_no_batch_that_replays(release_root, tmp_path: pathlib.Path) -> None:
+    found = outcomes(release_root(RELEASE), tmp_path, "dense", SGLANG_PLUGINS="__none__")
+    assert replayed(found) and not right(found) & replayed(found)
+
+
+# every multimodal model that this release starts to capture, on torch's meta device
+HANDED = """
+import json, logging
+import torch
+from sglang_on_cpu import one_batch
+one_batch.import_sglang(with_graphs=True)
+one_batch.load_plugins()
+model_runner = one_batch.load("llama", dtype="bfloat16").model_runner
+from sglang.srt.model_executor.breakable_cuda_graph_runner import BreakableCudaGraphRunner
+from sglang.srt.models.registry import ModelRegistry
+from sglang_bcg_fixes.fixes import single_request_capture as fix
+from tests.releases import layer_stacks
+
+class NoNumbers(torch.overrides.TorchFunctionMode):
+    # embeddings without values cannot be copied to a buffer
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return args[0] if function is torch.Tensor.copy_ else function(*args, **(kwargs or {}))
+
+def stop(self):
+    with NoNumbers():
+        layers = fix.captured_layers(self)
+    handed[name] = layers and layers.handed
+    raise layer_stacks.AboutToCapture(self)
+
+BreakableCudaGraphRunner._warmup = stop
+said = layer_stacks.Said()
+logging.getLogger().addHandler(said)
+logging.getLogger("sglang").setLevel(logging.INFO)
+handed = {}
+known = ModelRegistry.get_supported_archs()
+for name in (name for name in layer_stacks.MODELS if layer_stacks.architecture_of(name) in known):
+    try:
+        model_config, model = layer_stacks.build(name)
+    except Exception:
+        # layer_stacks.json has which, and why
+        continue
+    if model_config.is_multimodal:
+        said.records.clear()
+        layer_stacks.start_runner(model_runner, model_config, model, said)
+print("RESULT", json.dumps(handed))
+"""
+
+
+def test_every_multimodal_model_hands_its_layers_what_is_in_the_buffers(release_root) -> None:
+    handed, log = processes.beside(release_root(RELEASE), "-c", HANDED)
+    assert set(handed) == CAPTURED <= set(layer_stacks.MODELS)
+    assert {fields["input_embeds"] for fields in handed.values()} == {"input_embeds"}
+    assert {fields["input_ids"] for fields in handed.values()} == {None}
+    of_three_rows = {name for name, fields in handed.items() if fields["positions"] == "mrope_positions"}
+    assert of_three_rows >= {"Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"}
+    assert "single_request_capture: no prefill graphs" not in log
