@@ -6,8 +6,9 @@ start-up when breakable CUDA graphs are on.
 Cause: On 0.5.11 a batch that is padded to a captured size keeps the sliding window locations of an earlier, larger
 batch in its last rows, and the replay stores there. 0.5.12 zeroes them and makes the buffer int32 in the decode and
 piecewise runners but int64 in the breakable runner, and the shared buffer refuses the difference.
-Change: On 0.5.11 the locations of a padded batch are set to 0, nobody's slot, before it is filled in. On 0.5.12 and
-0.5.12.post1 every runner's buffer is made int32, which is what is copied into it, before it is shared.
+Change: On 0.5.11 the locations of a padded batch are set to 0, nobody's slot, before it is filled in. Its buffers stay
+int64: all three runners agree on that, and the cache stores the same with either type. On 0.5.12 and 0.5.12.post1 every
+runner's buffer is made int32, which is what is copied into it, before it is shared.
 Remove when: No release before 0.5.13 has to be served.
 """
 

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from sglang_bcg_fixes.probe import Folder, Source
 from tests import processes
 
 Root = Callable[[str], pathlib.Path]
 RELEASES = ("0.5.11", "0.5.12", "0.5.12.post1")
+PIECEWISE = "sglang.srt.model_executor.piecewise_cuda_graph_runner:PiecewiseCudaGraphRunner.__init__"
 FIXES = ("DECODE_REQ_INDICES_STALE", "SWA_STALE_PADDING")
 
 PRELUDE = """
@@ -49,6 +51,33 @@ pool.set_kv_buffer(layer, shared.out_cache_loc[:4], torch.full((4, 1, 4), torch.
 print("RESULT", json.dumps({
     "untouched": bool((keys[8] == 1.5).all() and (values[8] == 2.5).all()),
     "written": [bool(keys[slot].isnan().all()) for slot in (5, 6, 7)]}))
+"""
+# eager locations are int32, those of a graph have their buffer's type
+STORED = """
+from sglang.srt.layers.attention.triton_ops.trtllm_fp8_kv_kernel import fused_fp8_set_kv_buffer
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
+graph = buffers()
+graph.share_buffers()
+fill(graph, [1, 2, 3, 4], [5, 6, 15, 8])
+keys, values = torch.randn(2, 4, 1, 16)
+layer = types.SimpleNamespace(layer_id=0)
+
+def stored(locations):
+    pool = SWAKVPool(
+        size=16, size_swa=16, page_size=1, dtype=torch.float32, head_num=1, head_dim=16, swa_attention_layer_ids=[0],
+        full_attention_layer_ids=[1], enable_kvcache_transpose=False, device="cpu")
+    pool.set_swa_loc(locations)
+    pool.set_kv_buffer(layer, graph.out_cache_loc, keys, values)
+    fused = torch.zeros(2, 16, 1, 16, dtype=torch.float8_e4m3fn)
+    fused_fp8_set_kv_buffer(keys, values, *fused, locations, page_size=1)
+    return [*pool.get_kv_buffer(0), *fused.float()]
+
+eager = torch.tensor([5, 6, 15, 8], dtype=torch.int32)
+pairs = list(zip(stored(eager), stored(graph.out_cache_loc_swa)))
+print("RESULT", json.dumps({
+    "types": [str(eager.dtype), str(graph.out_cache_loc_swa.dtype)],
+    "same": [torch.equal(*pair) for pair in pairs],
+    "slots": [cache.flatten(1).any(1).nonzero().flatten().tolist() for cache, _ in pairs]}))
 """
 START = """
 print("RESULT", json.dumps(breakable_runner_shares(buffers())))
@@ -105,3 +134,16 @@ def test_without_the_fix_the_breakable_runner_does_not_start(run: Callable[..., 
 @pytest.mark.parametrize("release", RELEASES)
 def test_with_the_fix_the_breakable_runner_shares_the_decode_buffer(run: Callable[..., Any], release: str) -> None:
     assert run(release, START) == ["torch.int64" if release == "0.5.11" else "torch.int32"]
+
+
+def test_the_first_releases_int64_slots_store_what_eager_ones_do(run: Callable[..., Any], release_root: Root) -> None:
+    found = run("0.5.11", STORED)
+    assert found["types"] == ["torch.int32", "torch.int64"]
+    assert found["same"] == [True] * 4
+    assert found["slots"] == [[5, 6, 8, 15]] * 4
+    # the kernel that a GPU stores with, and the third runner, whose constructor wants a whole model
+    folder = Folder(release_root("0.5.11"))
+    kernel = folder.read("sglang/jit_kernel/csrc/elementwise/kvcache.cuh")
+    assert kernel and "with_dtype<int32_t, int64_t>(indice_dtype)" in kernel
+    piecewise = Source(folder).need(PIECEWISE).need_assignment_to("out_cache_loc_swa")
+    assert piecewise.mentions("torch.int64")
