@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PREPARE = "sglang.srt.model_executor.piecewise_cuda_graph_runner:PiecewiseCudaGraphRunner.replay_prepare"
+CAPTURE = ("_warmup", "_capture_all", "_build_capture_forward_batch")
 # where the runner keeps what this fix knows about its model
 STATE = "bcg_fixes_captured_layers"
 # what the captured batch has a buffer for, and every replay fills
@@ -65,7 +66,7 @@ def probe(source: Source) -> Finding:
     admission = source.need(*MAY_REPLAY)
     if "self.model_runner.model.forward" in captured.calls and admission.mentions("forward_batch.batch_size > 1"):
         replay = source.need(f"{OLD_PREFILL}.replay")
-        capture = (source.need(f"{OLD_PREFILL}._warmup"), source.need(f"{OLD_PREFILL}._capture_all"))
+        capture = [source.need(f"{OLD_PREFILL}.{name}") for name in CAPTURE]
         prepare = source.need(PREPARE)
         reason = "the whole model is captured with one request, and can_run refuses more"
         return affected(reason, captured, admission, replay, prepare, *capture)
@@ -325,6 +326,7 @@ FIX = Fix(
         "d7ce11acd559": "PiecewiseCudaGraphRunner.replay_prepare, 0.5.11",
         "919520f66912": "BreakableCudaGraphRunner._warmup, 0.5.11",
         "099e02893b1d": "BreakableCudaGraphRunner._capture_all, 0.5.11",
+        "db5d6e8f3e4f": "BreakableCudaGraphRunner._build_capture_forward_batch, 0.5.11",
         "c9bf8cf00098": "BreakableCudaGraphRunner._run_forward, 0.5.12 to 0.5.12.post1",
         "54c00dd3c4de": "BreakableCudaGraphRunner._run_forward, 0.5.13 to 0.5.13.post1",
         "dfcad89732ce": "PrefillCudaGraphRunner._run_forward, 0.5.14 to 0.5.15.post1",
