@@ -5,23 +5,35 @@ takes an explicit breakable prefill backend and a model whose forward hands its 
 image, as models of other packages do; SGLang's own routine for images always embeds.
 Cause: The graph of a multimodal model reads embeddings from a static buffer. A replay copies there what the layers are
 called with, and where that is nothing the buffer keeps what an earlier batch or the capture left.
-Change: Before the replay of a batch without images its token ids are embedded into the buffer. Where the model embeds
-them itself the same values are written again.
+Change: When the layers of a batch without images are called without embeddings, their token ids are embedded into the
+buffer before the replay. Embeddings that they are called with are copied there, unless they lie there already: where
+the model has embedded the text, nothing embeds it again.
 Remove when: No release before 0.5.21 has to be served.
 """
 
 from __future__ import annotations
 
+import inspect
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 from sglang_bcg_fixes.fixes.vlm_embeds_dropped import replayed_forward, takes_no_embeddings
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, absent, affected, fixed
+from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.replaced import replaced
 from sglang_bcg_fixes.runners import OLD_PREFILL_MODULE, PREFILL
 
 LOAD = f"{PREFILL}.load_batch"
 FILL = f"{PREFILL}._fill_input_embeds_slot"
+EXECUTE = f"{PREFILL}.execute"
+# where the layers' forward is replaced, and the model is run
+CALLS_THE_MODEL = (f"{PREFILL}._execute_body_capture", EXECUTE)
+SLOT = "input_embeds"
+SPELLINGS = (SLOT, "inputs_embeds")
+
+_parameters: weakref.WeakKeyDictionary[Any, tuple[str, ...]] = weakref.WeakKeyDictionary()
 
 
 def probe(source: Source) -> Finding:
@@ -33,21 +45,53 @@ def probe(source: Source) -> Finding:
     given, fill = source.need(LOAD).need_assignment_to("input_embeds"), source.find(FILL)
     if fill and "self._fill_input_embeds_slot" in replay.calls:
         return fixed("a replay embeds the token ids where it is given no embeddings", replay, fill, given)
-    return affected("a replay that is given no embeddings has those of an earlier one", replay, given)
+    caller = source.need(*CALLS_THE_MODEL)
+    if "self.model_runner.model.forward" not in caller.calls:
+        return unknown("the model is run in a way that no known release does", replay, given, caller)
+    return affected("a replay that is given no embeddings has those of an earlier one", replay, given, caller)
 
 
-def embed_the_text(static: Any, self: Any, forward_batch: Any, **_: Any) -> Any:
-    slot, model = static.input_embeds, self.model_runner.model
+def fill_before_replay(original: Callable[..., Any], self: Any, forward_batch: Any, **kwargs: Any) -> Any:
+    layers, model = self.layer_model, self.model_runner.model
     # compiled graphs hold the whole model, which embeds
-    if slot is None or self.layer_model is None or not self.model_runner.pp_group.is_first_rank:
-        return static
-    # ids that stand for images are no rows of the table, and such a batch brings its embeddings
-    if not forward_batch.contains_mm_inputs() and hasattr(model, "get_input_embeddings"):
-        embedded = model.get_input_embeddings()(static.input_ids)
-        # layers that are handed something wider are called with it
-        if embedded.shape == slot.shape:
-            slot.copy_(embedded)
-    return static
+    if layers is None or not self.buffer_registry.has_slot(SLOT) or not self.model_runner.pp_group.is_first_rank:
+        return original(self, forward_batch, **kwargs)
+    names, forward = parameters_of(layers), model.forward
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        # by now SGLang has put its replay there
+        replay = layers.forward
+
+        def fill_and_replay(*args: Any, **kwargs: Any) -> Any:
+            fill(self, forward_batch, dict(zip(names, args, strict=False)) | kwargs, names[0])
+            return replay(*args, **kwargs)
+
+        with replaced(layers, "forward", fill_and_replay):
+            return forward(*args, **kwargs)
+
+    with replaced(model, "forward", run):
+        return original(self, forward_batch, **kwargs)
+
+
+def parameters_of(layers: Any) -> tuple[str, ...]:
+    if layers not in _parameters:
+        _parameters[layers] = tuple(inspect.signature(layers.forward).parameters)
+    return _parameters[layers]
+
+
+def fill(runner: Any, forward_batch: Any, given: dict[str, Any], ids: str) -> None:
+    """The buffer that the graph reads, with what the layers are called with or would look up by themselves."""
+    model = runner.model_runner.model
+    embeddings = next((given[name] for name in SPELLINGS if given.get(name) is not None), None)
+    if embeddings is None:
+        # ids that stand for images are no rows of the table
+        if forward_batch.contains_mm_inputs() or not hasattr(model, "get_input_embeddings"):
+            return
+        embeddings = model.get_input_embeddings()(given.get(ids))
+    slot = runner.buffer_registry.get_slot(SLOT).slice_for(1, len(embeddings))
+    # layers that are handed something wider are called with it; SGLang's routine for images has written there
+    if slot.shape == embeddings.shape and slot.data_ptr() != embeddings.data_ptr():
+        slot.copy_(embeddings)
 
 
 FIX = Fix(
@@ -58,14 +102,19 @@ FIX = Fix(
     known={
         "2d2686fe144f": "PrefillCudaGraphRunner.execute.replay_layer_forward, 0.5.14",
         "63dec184a917": "PrefillCudaGraphRunner.load_batch's input_embeds, 0.5.14 to 0.5.23",
+        "7e1015dc5292": "PrefillCudaGraphRunner.execute, 0.5.14",
         "e255be0276a9": "PrefillCudaGraphRunner._execute_body_capture.replay_layer_forward, 0.5.16",
+        "4a5eb1545af5": "PrefillCudaGraphRunner._execute_body_capture, 0.5.16",
         "c490197f4d4e": "PrefillCudaGraphRunner._execute_body_capture.replay_layer_forward, 0.5.17 to 0.5.20",
+        "7a1e1e25e103": "PrefillCudaGraphRunner._execute_body_capture, 0.5.17 to 0.5.18",
+        "ce58effe0dbb": "PrefillCudaGraphRunner._execute_body_capture, 0.5.19",
+        "12fca50b9cc6": "PrefillCudaGraphRunner._execute_body_capture, 0.5.20",
         "8f59668a67b7": "PrefillCudaGraphRunner._execute_body_capture.replay_layer_forward, 0.5.21",
         "127376500b9e": "PrefillCudaGraphRunner._fill_input_embeds_slot, 0.5.21 to 0.5.23",
         "071826bbae84": "PrefillCudaGraphRunner._execute_body_capture.replay_layer_forward, 0.5.22",
         "595ba4ba9c7a": "PrefillCudaGraphRunner._execute_body_capture.replay_layer_forward, 0.5.23",
     },
-    patches=(PatchPoint((LOAD,), How.AFTER, f"{__name__}:embed_the_text"),),
+    patches=(PatchPoint((EXECUTE,), How.AROUND, f"{__name__}:fill_before_replay"),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )
