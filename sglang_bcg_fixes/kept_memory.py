@@ -17,6 +17,8 @@ from sglang_bcg_fixes import graph_break
 # by graph: the address of a storage, and a tensor that keeps it
 _kept: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 _pools: weakref.WeakKeyDictionary[Any, PoolMemory] = weakref.WeakKeyDictionary()
+# of ordinary memory, and what SGLang captures with where it names no pool
+NO_POOL = (0, 0)
 
 
 class PoolMemory:
@@ -32,6 +34,9 @@ class PoolMemory:
         self.segments: list[tuple[int, bool]] = []
 
     def holds(self, address: int) -> bool:
+        # each segment makes a pool of its own then
+        if self.pool == NO_POOL:
+            return False
         found = self._look_up(address)
         if found is None:
             self._ask()
