@@ -75,6 +75,17 @@ def test_with_the_fix_only_what_would_be_lost_runs_without_a_graph(
     assert "SGLANG_BCG_FIX_VLM_EMBEDS_DROPPED=off" in log
 
 
+@pytest.mark.parametrize("release", LOST)
+def test_ranks_decide_alike_where_one_has_images(run: Callable[..., tuple[dict, str]], release: str) -> None:
+    found, _ = run(release, "ranks", "vlm_embeds_dropped", "on")
+    # a rank that replays alone waits for the others without end
+    for text, image in zip(KINDS[::2], KINDS[1::2], strict=True):
+        together = not {text, image} & set(LOST[release])
+        assert found[text] == [text not in LOST[release], together], text
+        assert found[image] == [image not in LOST[release], together], image
+    assert found.keys() == set(KINDS)
+
+
 @pytest.mark.parametrize("flag", ["off", "on"])
 @pytest.mark.parametrize("release", CHECKPOINTS)
 def test_a_checkpoint_is_written_where_the_layers_ask_the_batch(

@@ -10,6 +10,8 @@ behind attention.
 
 from __future__ import annotations
 
+import copy
+import inspect
 import json
 import sys
 import types
@@ -23,6 +25,7 @@ from tests.releases import kinds_of_request
 LENGTHS = [6]
 SERVERS: dict[str, dict[str, Any]] = {
     "images": {},
+    "ranks": {},
     "checkpoints": {},
     "adapters": {
         "enable_lora": True,
@@ -120,29 +123,90 @@ def deepstack(model: Any) -> None:
     model.use_deepstack, model.num_deepstack_embeddings = {"image": True}, 1
 
 
+# how a model comes to its layers
+KINDS: dict[str, Callable[[Any], None]] = {
+    "by keyword": lambda model: None,
+    "between": between,
+    "M-RoPE": three_positions,
+    "deepstack": deepstack,
+}
+CHANGES: dict[str, Callable[[Any, Any], None]] = {"text": as_text, "image": with_image}
+
+
 def images(loaded: one_batch.LoadedModel) -> dict[str, Any]:
     model = loaded.model_runner.model
     make_multimodal(loaded)
-    changes = {"text": as_text, "image": with_image}
-    kinds: dict[str, Callable[[Any], None]] = {
-        "by keyword": lambda model: None,
-        "between": between,
-        "M-RoPE": three_positions,
-        "deepstack": deepstack,
-    }
     found = {}
-    for kind, make in kinds.items():
+    for kind, make in KINDS.items():
         make(model)
-        eager = {name: kinds_of_request.run(loaded, LENGTHS, change) for name, change in changes.items()}
+        eager = {name: kinds_of_request.run(loaded, LENGTHS, change) for name, change in CHANGES.items()}
         prefill.capture_prefill(loaded.model_runner)
-        for name, change in changes.items():
+        for name, change in CHANGES.items():
             before = graphs.counters.replays
             answer = kinds_of_request.attempt(loaded, LENGTHS, change)
             found[f"{kind}, {name}"] = (compared(eager[name], answer), graphs.counters.replays > before)
-        forget_graphs(loaded.model_runner)
-        vars(model).pop("language_model", None)
-        model.is_mrope_enabled = False
+        forget(loaded.model_runner)
     return found
+
+
+def ranks(loaded: one_batch.LoadedModel) -> dict[str, Any]:
+    """Whether the runner would replay a batch alone, and as one of two ranks of which the other has the other batch."""
+    model_runner = loaded.model_runner
+    make_multimodal(loaded)
+    found = {}
+    for kind, make in KINDS.items():
+        make(model_runner.model)
+        runner = prefill.capture_prefill(model_runner)
+        admits = getattr(runner, "can_run_graph", None) or runner.can_run
+        batches = {name: batch_of(loaded, change) for name, change in CHANGES.items()}
+        for name, batch in batches.items():
+            found[f"{kind}, {name}"] = [admits(batch)]
+        agreed = all(vote(runner, batch) for batch in batches.values())
+        for name, batch in batches.items():
+            batch.global_num_tokens_cpu = [len(batch.input_ids)] * len(batches)
+            batch.can_run_dp_breakable_cuda_graph = batch.can_run_dp_prefill_cuda_graph = agreed
+            found[f"{kind}, {name}"].append(admits(batch))
+        forget(model_runner)
+    return found
+
+
+def batch_of(loaded: one_batch.LoadedModel, change: Callable[[Any, Any], None]) -> Any:
+    batches: list[Any] = []
+
+    def keep(batch: Any, model: Any) -> None:
+        change(batch, model)
+        # a run takes the images away from its own
+        batches.append(copy.copy(batch))
+
+    kinds_of_request.run(loaded, LENGTHS, keep)
+    return batches[0]
+
+
+def vote(runner: Any, batch: Any) -> bool:
+    """What a rank tells the others of its batch: where SGLang asks it, with what it asks it about."""
+    ask = getattr(runner, "can_replay_locally", None)
+    if ask is None:
+        return True
+    given = {
+        "batch_size": batch.batch_size,
+        "num_tokens": len(batch.input_ids),
+        "input_embeds": None,
+        "replace_embeds": None,
+        "prefix_lens": batch.extend_prefix_lens_cpu,
+        "is_target_verify": False,
+        "capture_hidden_mode": None,
+        "return_logprob": False,
+        "contains_mm_inputs": batch.contains_mm_inputs(),
+    }
+    asked = inspect.signature(ask).parameters
+    return bool(ask(**{name: value for name, value in given.items() if name in asked}))
+
+
+def forget(model_runner: Any) -> None:
+    """The graphs, and what the model was made to be."""
+    forget_graphs(model_runner)
+    vars(model_runner.model).pop("language_model", None)
+    model_runner.model.is_mrope_enabled = False
 
 
 def compared(eager: dict[str, Any], answer: dict[str, Any] | str) -> str:
@@ -258,7 +322,8 @@ def main(what: str) -> None:
     loaded = one_batch.load("llama", max_running_requests=8, **SERVERS[what])
     one_batch.randomize(loaded.model_runner.model)
     graphs.freed_memory_is_garbage = True
-    print("RESULT", json.dumps({"images": images, "checkpoints": checkpoints, "adapters": adapters}[what](loaded)))
+    observers = {"images": images, "ranks": ranks, "checkpoints": checkpoints, "adapters": adapters}
+    print("RESULT", json.dumps(observers[what](loaded)))
 
 
 if __name__ == "__main__":
