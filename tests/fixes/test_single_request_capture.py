@@ -184,6 +184,40 @@ def test_no_answer_lies_in_the_buffers(captured: fix.CapturedLayers) -> None:
     assert kept_logits is logits
 
 
+# the real runner, and how many tokens the graph has that it replays for so many
+BUCKETS = """
+import json
+from sglang_on_cpu import one_batch, prefill
+from tests.fixes import small_llama
+
+loaded = small_llama.load()
+batches = {sum(lengths): prefill._prompts(lengths) for lengths in ([1], [2, 1], [4], [5], [3, 5], [9], [7, 8], [16])}
+eager = {tokens: one_batch.generate(loaded, prompts, 1)[1] for tokens, prompts in batches.items()}
+runner, chosen = prefill.capture_prefill(loaded.model_runner, (4, 8, 16)), []
+
+def tell(size, replay):
+    def tell_and_replay():
+        chosen.append(size)
+        replay()
+    return tell_and_replay
+
+for size, graph in prefill.captured_graphs(runner).items():
+    graph.replay = tell(size, graph.replay)
+found = []
+for tokens, prompts in batches.items():
+    answer = one_batch.generate(loaded, prompts, 1)[1]
+    found.append([tokens, list(chosen), bool((answer == eager[tokens]).all())])
+    chosen.clear()
+print("RESULT", json.dumps(found))
+"""
+
+
+def test_a_replay_takes_the_smallest_graph_that_fits(release_root) -> None:
+    found, _ = processes.beside(release_root("0.5.11"), "-c", BUCKETS)
+    smallest = {1: 4, 3: 4, 4: 4, 5: 8, 8: 8, 9: 16, 15: 16, 16: 16}
+    assert found == [[tokens, [size], True] for tokens, size in smallest.items()]
+
+
 CAPTURABLE = {
     "server_args": {"enable_lora": False, "lora_paths": None, "enable_dp_attention": False, "pp_size": 1},
     "model_config": {"is_encoder_decoder": False},
