@@ -65,8 +65,9 @@ def table(fixes: Iterable[Fix], kernels: Iterable[Kernel]) -> list[Flag]:
             FIXES,
             "|".join(MODES),
             "auto",
-            "auto: mend what the installed source needs. off: change nothing, except what its own flag asks for. "
-            "strict: like auto, and refuse to start when a wanted fix is unknown here or cannot be applied.",
+            "auto: mend what the installed source needs. off: change nothing, and check nothing, except what its own "
+            "flag asks for. strict: like auto, and refuse to start when a wanted fix is unknown here or cannot be "
+            "applied.",
         )
     ]
     for fix in fixes:
@@ -84,7 +85,8 @@ def table(fixes: Iterable[Fix], kernels: Iterable[Kernel]) -> list[Flag]:
             "|".join(SELFCHECK_STATES),
             "warn",
             "Before the first request, compare replayed prefills with the same code run eagerly: docs/selfcheck.md. "
-            "warn: where they differ, serve prefill eagerly. strict: refuse to serve.",
+            "warn: where they differ, serve prefill eagerly. strict: refuse to serve. Under SGLANG_BCG_FIXES=off the "
+            "default is off.",
         ),
         Flag(
             CANARY,
@@ -129,6 +131,7 @@ def read(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mapping[str, 
     if mode == "off":
         states = {name: state if state == "on" else "off" for name, state in states.items()}
         operations = {name: "off" if state == "auto" else state for name, state in operations.items()}
+        chosen[SELFCHECK] = chosen[SELFCHECK] if SELFCHECK in given else "off"
     return Settings(
         mode=mode,
         fixes=states,

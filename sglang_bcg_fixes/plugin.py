@@ -92,8 +92,7 @@ class Process:
         for decision in self.plan.decisions:
             self.carry_out(decision)
         # behind the fixes, so that it stands round what they make of a runner
-        patches = self.plan.having(Action.APPLY) or any(choice.impl for choice in self.plan.kernels)
-        for hook in read_back.watches(self.source) if patches else ():
+        for hook in read_back.watches(self.source) if self.patches else ():
             self.watch(hook)
         for hook in at_start.hooks(self.source) if self.settings.selfcheck != "off" else ():
             self.watch(hook)
@@ -101,6 +100,16 @@ class Process:
             self.watch(hook)
         self.report.seconds = time.perf_counter() - started
         self.tell()
+
+    @property
+    def patches(self) -> bool:
+        """Whether a fix or a kernel is to be put in place here."""
+        return bool(self.plan.having(Action.APPLY)) or any(choice.impl for choice in self.plan.kernels)
+
+    @property
+    def leaves_alone(self) -> bool:
+        """Whether nothing is put in place and nothing checked: then there is nothing to count or to take away."""
+        return not self.patches and self.settings.selfcheck == "off" and not self.settings.canary
 
     def compare_with_parent(self) -> None:
         """Ranks that run different code can hang a collective, so a difference is said, and refused under strict."""
@@ -258,8 +267,9 @@ class Process:
         """For `bcg-fixes status`; what cannot be written is said once, and nothing is served worse for it."""
         self.metrics.show(self.report.states())
         try:
-            reached.TALLY.publish()
-            report.write(self.report, self.settings.report_dir)
+            if not self.leaves_alone:
+                reached.TALLY.publish()
+            report.write(self.report, self.settings.report_dir, is_taken_along=not self.leaves_alone)
         except (OSError, report.ReportError) as error:
             if not self.is_unseen:
                 say(logging.WARNING, f"bcg-fixes: `bcg-fixes status` will not see this process: {error}")

@@ -32,6 +32,7 @@ class Tally:
         self.places: dict[str, dict[str, int]] = {}
         self._descriptor: int | None = None
         self._shown: mmap.mmap | None = None
+        self._knows_forks = False
 
     def number(self, fix_id: str, where: str) -> int:
         """The counter of a place, the same one again when a fix is applied again."""
@@ -46,6 +47,10 @@ class Tally:
 
     def publish(self) -> None:
         """Have memory that other processes of this user can open; OSError where the kernel gives none."""
+        if not self._knows_forks:
+            # not at the import: a process in which nothing is counted gets no handler
+            os.register_at_fork(after_in_child=self.start_anew)
+            self._knows_forks = True
         if self._shown is None:
             descriptor = os.memfd_create(NAME)
             try:
@@ -75,7 +80,6 @@ class Tally:
 
 
 TALLY = Tally()
-os.register_at_fork(after_in_child=TALLY.start_anew)
 
 
 def tracing_check() -> Callable[[], bool]:

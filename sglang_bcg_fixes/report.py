@@ -145,12 +145,15 @@ def process_name() -> str:
     return f"{multiprocessing.current_process().name} (pid {os.getpid()})"
 
 
-def write(report: Report, folder: pathlib.Path) -> pathlib.Path:
-    """Put this process's report where `status` finds it; gone again when the process ends in order."""
+def write(report: Report, folder: pathlib.Path, is_taken_along: bool = True) -> pathlib.Path:
+    """Put this process's report where `status` finds it.
+
+    Taken along, it is gone when the process ends in order; left, it is removed by the next process that starts.
+    """
     make_private(folder)
     remove_stale(folder)
     file = folder / f"{os.getpid()}.json"
-    if not file.exists():
+    if is_taken_along and not file.exists():
         atexit.register(remove_own, file, os.getpid())
     draft = file.with_suffix(".tmp")
     draft.write_text(json.dumps(report.as_dict(), indent=1))

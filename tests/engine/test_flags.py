@@ -42,6 +42,12 @@ def test_off_switches_everything_off_but_what_is_on() -> None:
     assert named.kernels == {"metadata": "triton"}
 
 
+def test_off_checks_nothing_but_what_is_asked_for() -> None:
+    assert (read().selfcheck, read(SGLANG_BCG_FIXES="off").selfcheck) == ("warn", "off")
+    asked = read(SGLANG_BCG_FIXES="off", SGLANG_BCG_SELFCHECK="strict", SGLANG_BCG_CANARY="5")
+    assert (asked.selfcheck, asked.canary) == ("strict", 5)
+
+
 def test_an_empty_value_is_no_value() -> None:
     assert read(SGLANG_BCG_FIXES="").mode == "auto"
 

@@ -501,6 +501,16 @@ def test_status_shows_live_processes_and_only_those(extra, tmp_path: pathlib.Pat
     assert len(json.loads(done.stdout)) == 1 and list(reports.iterdir()) == [], "what was killed is cleaned up"
 
 
+def test_a_process_that_is_left_alone_is_shown_and_cleaned_up_by_the_next(extra, tmp_path: pathlib.Path) -> None:
+    site, reports = extra(), tmp_path / "reports"
+    done = load(site, reports, STATUS, SGLANG_BCG_FIXES="off")
+    [process] = json.loads(done.stdout)
+    assert {row["state"] for row in process["fixes"]} == {"off", "not needed"}
+    assert len(list(reports.iterdir())) == 1, "it has no handler that would remove the report"
+    load(site, reports)
+    assert list(reports.iterdir()) == []
+
+
 def test_a_killed_process_that_nobody_has_waited_for_is_not_shown(extra, tmp_path: pathlib.Path) -> None:
     code = """
         import os, signal, subprocess, sys
