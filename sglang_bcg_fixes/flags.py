@@ -13,6 +13,7 @@ from sglang_bcg_fixes.model import Fix, Kernel
 
 PREFIX = "SGLANG_BCG_"
 FIXES = "SGLANG_BCG_FIXES"
+KERNELS = "SGLANG_BCG_KERNELS"
 REPORT_DIR = "SGLANG_BCG_REPORT_DIR"
 CACHE_DIR = "SGLANG_BCG_CACHE_DIR"
 PLAN_DIGEST = "SGLANG_BCG_PLAN_DIGEST"
@@ -21,6 +22,7 @@ SELFCHECK = "SGLANG_BCG_SELFCHECK"
 CANARY = "SGLANG_BCG_CANARY"
 
 MODES = ("auto", "off", "strict")
+KERNELS_MODES = ("auto", "off")
 FIX_STATES = ("auto", "off", "on")
 SELFCHECK_STATES = ("off", "warn", "strict")
 KERNEL_STATES = ("auto", "off", "reference", "triton", "cuda", "flashinfer")
@@ -52,6 +54,8 @@ class Settings:
     parent_digest: str | None
     selfcheck: str = "warn"
     canary: int = 0
+    # by operation, the setting that keeps SGLang's own code
+    kernels_off_by: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def strict(self) -> bool:
@@ -74,6 +78,8 @@ def table(fixes: Iterable[Fix], kernels: Iterable[Kernel]) -> list[Flag]:
         if fix.patches:
             doc = f"{fix.title}. on: refuse to start when it is needed and cannot be applied."
             rows.append(Flag(fix.flag, "|".join(FIX_STATES), fix.default, doc))
+    doc = "off: SGLang's own code in the place of every kernel of ours, but for those that their own flag names."
+    rows.append(Flag(KERNELS, "|".join(KERNELS_MODES), "auto", doc))
     for kernel in kernels:
         names = [impl.name for impl in kernel.impls]
         values = [state for state in KERNEL_STATES if state in ("auto", "off") or state in names]
@@ -128,9 +134,13 @@ def read(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mapping[str, 
     # off is the default of every fix then; one that is named `on` was asked for all the same
     states = {fix.id: chosen[fix.flag] for fix in fixes}
     operations = {kernel.op: chosen[kernel.flag] for kernel in kernels}
+    off_by = {kernel.op: f"{kernel.flag}=off" for kernel in kernels if chosen[kernel.flag] == "off"}
+    for name in (KERNELS, FIXES):
+        left = [op for op, state in operations.items() if state == "auto" and chosen[name] == "off"]
+        operations |= dict.fromkeys(left, "off")
+        off_by |= dict.fromkeys(left, f"{name}=off")
     if mode == "off":
         states = {name: state if state == "on" else "off" for name, state in states.items()}
-        operations = {name: "off" if state == "auto" else state for name, state in operations.items()}
         chosen[SELFCHECK] = chosen[SELFCHECK] if SELFCHECK in given else "off"
     return Settings(
         mode=mode,
@@ -141,6 +151,7 @@ def read(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mapping[str, 
         parent_digest=given.get(PLAN_DIGEST),
         selfcheck=chosen[SELFCHECK],
         canary=int(canary),
+        kernels_off_by=off_by,
     )
 
 

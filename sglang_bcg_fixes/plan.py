@@ -28,6 +28,8 @@ class Choice:
     finding: Finding
     state: str
     others: tuple[Impl, ...] = ()
+    # the setting that keeps SGLang's own code, where one does
+    off_by: str = ""
 
     @property
     def op(self) -> str:
@@ -46,7 +48,7 @@ class Choice:
     def why(self) -> str:
         """Why nothing of ours runs, where that is so."""
         if self.state == "off":
-            return f"{self.kernel.flag} or SGLANG_BCG_FIXES is off"
+            return self.off_by
         if self.finding.verdict is not Verdict.AFFECTED:
             return self.finding.reason
         return "; ".join(f"{name}: {reason}" for name, reason in self.rejected.items())
@@ -102,7 +104,12 @@ def make(registry: Registry, settings: Settings, source: Source, watched_too: bo
             decision = hold_back(with_needed_points(decision, source), decisions)
         decisions[fix.id] = decision
     kernels = tuple(
-        choose(with_points_of(kernel, source), settings.kernels.get(kernel.op, "off"), ask(kernel, source))
+        choose(
+            with_points_of(kernel, source),
+            settings.kernels.get(kernel.op, "off"),
+            ask(kernel, source),
+            settings.kernels_off_by.get(kernel.op, ""),
+        )
         for kernel in registry.kernels
     )
     return Plan(source.version, tuple(decisions.values()), kernels)
@@ -172,23 +179,24 @@ def in_order(fixes: list[Fix]) -> list[Fix]:
     return done
 
 
-def choose(kernel: Kernel, state: str, finding: Finding) -> Choice:
+def choose(kernel: Kernel, state: str, finding: Finding, off_by: str = "") -> Choice:
     """The first implementation that is wanted and accepts; every other one with its reason."""
+    off_by = off_by or f"{kernel.flag}=off"
     chosen: list[Impl] = []
     rejected: dict[str, str] = {}
     for impl in kernel.impls:
-        reason = rejection(kernel, impl, state, finding)
+        reason = off_by if state == "off" else rejection(kernel, impl, state, finding)
         if reason:
             rejected[impl.name] = reason
         elif chosen:
             rejected[impl.name] = f"{chosen[0].name} is preferred"
         if not reason:
             chosen.append(impl)
-    return Choice(kernel, chosen[0] if chosen else None, rejected, finding, state, tuple(chosen[1:]))
+    return Choice(kernel, chosen[0] if chosen else None, rejected, finding, state, tuple(chosen[1:]), off_by)
 
 
 def rejection(kernel: Kernel, impl: Impl, state: str, finding: Finding) -> str:
-    if state == "off" or state not in ("auto", impl.name):
+    if state not in ("auto", impl.name):
         return f"{kernel.flag}={state}"
     if state == "auto" and impl.only_by_name:
         return f"only with {kernel.flag}={impl.name}: {impl.only_by_name}"

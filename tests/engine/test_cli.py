@@ -160,6 +160,17 @@ def test_a_release_that_does_not_exist_exits_2(tmp_path: pathlib.Path) -> None:
     assert done.returncode == 2 and "pip cannot fetch sglang==0.5.999" in done.stderr, done.stderr
 
 
+def test_doctor_and_list_tell_of_the_switch_for_all_kernels(release_root) -> None:
+    root = str(release_root("0.5.12.post1"))
+    text = run("doctor", "--root", root, SGLANG_BCG_KERNELS="off").stdout
+    for kernel in registry.discover().kernels:
+        block = text.partition(f"kernel    {kernel.op}: ")[2].split("\nkernel ")[0]
+        assert "would run  SGLang, its own code" in block and "SGLANG_BCG_KERNELS=off" in block, block
+    named = run("doctor", "--root", root, SGLANG_BCG_KERNELS="off", SGLANG_BCG_KERNEL_FA_METADATA="reference").stdout
+    assert "would run  reference" in named.partition("kernel    fa_metadata: ")[2].split("\nkernel ")[0]
+    assert "SGLANG_BCG_KERNELS=auto|off" in run("list").stdout
+
+
 def test_explain_tells_of_a_kernel_who_runs_and_where() -> None:
     done = run("explain", "fa_metadata")
     assert done.returncode == 0, done.stderr

@@ -42,6 +42,26 @@ def test_off_switches_everything_off_but_what_is_on() -> None:
     assert named.kernels == {"metadata": "triton"}
 
 
+@pytest.mark.parametrize(
+    ("environ", "state", "off_by"),
+    [
+        ({"SGLANG_BCG_KERNELS": "off"}, "off", "SGLANG_BCG_KERNELS=off"),
+        ({"SGLANG_BCG_KERNELS": "OFF", "SGLANG_BCG_KERNEL_METADATA": "auto"}, "off", "SGLANG_BCG_KERNELS=off"),
+        ({"SGLANG_BCG_KERNELS": "off", "SGLANG_BCG_KERNEL_METADATA": "triton"}, "triton", None),
+        ({"SGLANG_BCG_KERNELS": "off", "SGLANG_BCG_KERNEL_METADATA": "off"}, "off", "SGLANG_BCG_KERNEL_METADATA=off"),
+        ({"SGLANG_BCG_FIXES": "off"}, "off", "SGLANG_BCG_FIXES=off"),
+        ({"SGLANG_BCG_KERNELS": "auto"}, "auto", None),
+    ],
+)
+def test_all_kernels_are_switched_off_at_once_but_those_that_are_named(
+    environ: dict[str, str], state: str, off_by: str | None
+) -> None:
+    settings = read(**environ)
+    assert settings.kernels == {"metadata": state} and settings.kernels_off_by.get("metadata") == off_by
+    fixes_as_ever = environ.get("SGLANG_BCG_FIXES") or settings.fixes == {"stale_table": "auto", "shy_fix": "off"}
+    assert fixes_as_ever and (settings.selfcheck == "warn") is ("SGLANG_BCG_FIXES" not in environ)
+
+
 def test_off_checks_nothing_but_what_is_asked_for() -> None:
     assert (read().selfcheck, read(SGLANG_BCG_FIXES="off").selfcheck) == ("warn", "off")
     asked = read(SGLANG_BCG_FIXES="off", SGLANG_BCG_SELFCHECK="strict", SGLANG_BCG_CANARY="5")
@@ -61,6 +81,7 @@ def test_an_empty_value_is_no_value() -> None:
         ("SGLANG_BCG_FIXES", "strikt", "none of auto, off, strict; did you mean strict?"),
         ("SGLANG_BCG_FIX_STALE_TABLE", "1", "none of auto, off, on"),
         ("SGLANG_BCG_KERNEL_METADATA", "cuda", "none of auto, off, reference, triton"),
+        ("SGLANG_BCG_KERNELS", "on", "SGLANG_BCG_KERNELS=on is none of auto, off"),
     ],
 )
 def test_a_mistake_is_an_error_that_names_the_nearest(name: str, value: str, words: str) -> None:

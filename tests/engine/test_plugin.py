@@ -475,9 +475,20 @@ def test_a_kernel_that_is_off_is_not_there(extra, tmp_path: pathlib.Path) -> Non
     for environ in (
         {"SGLANG_BCG_KERNEL_EXTRA_OP": "off"},
         {"SGLANG_BCG_FIXES": "off", "SGLANG_BCG_FIX_EXTRA_FIX": "on"},
+        {"SGLANG_BCG_KERNELS": "off"},
     ):
         done = load(site, tmp_path / "reports", PATCHED, **environ)
         assert done.returncode == 0 and "kernels" not in done.stderr, done.stderr
+
+
+def test_status_says_which_setting_keeps_sglangs_own_code(extra, tmp_path: pathlib.Path) -> None:
+    site, words = extra(text=with_kernel()), processes.code(STATUS.replace('"--json"', ""))
+    done = load(site, tmp_path / "reports", words, SGLANG_BCG_KERNELS="off")
+    assert "off         extra_op, sglang: SGLANG_BCG_KERNELS=off" in done.stdout, done.stdout + done.stderr
+    assert "not triton: SGLANG_BCG_KERNELS=off" in done.stdout
+    named = {"SGLANG_BCG_KERNELS": "off", "SGLANG_BCG_KERNEL_EXTRA_OP": "triton"}
+    done = load(site, tmp_path / "reports", words, **named)
+    assert "extra_op, triton (not reached yet): it is extra" in done.stdout, done.stdout + done.stderr
 
 
 STATUS = """
