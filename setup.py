@@ -75,6 +75,10 @@ class BuildWithKernels(build_py):
     """The package with csrc/ inside it; an editable install finds it beside the package instead."""
 
     def run(self) -> None:
+        # a fix that was deleted since the last build would be packed, found and applied
+        package = pathlib.Path(self.build_lib) / "sglang_bcg_fixes"
+        if package.exists() and not self.editable_mode:
+            shutil.rmtree(package)
         super().run()
         if self.editable_mode:
             return

@@ -35,10 +35,13 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return copy
 
 
-def built(checkout: pathlib.Path, folder: pathlib.Path, *, fails: bool = False, **environment: str) -> str:
+def built(
+    checkout: pathlib.Path, folder: pathlib.Path, *, fails: bool = False, again: bool = False, **environment: str
+) -> str:
     """A wheel into the folder, unpacked there too; what pip said."""
     command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-v", "-w", str(folder)]
-    shutil.rmtree(checkout / "build", ignore_errors=True)
+    if not again:
+        shutil.rmtree(checkout / "build", ignore_errors=True)
     ours = {"BCG_FIXES_CUDA_ARCHS", "BCG_FIXES_SKIP_CUDA"}
     inherited = {name: value for name, value in os.environ.items() if name not in ours}
     done = subprocess.run(
@@ -82,6 +85,28 @@ def test_machine_code_is_built_ahead_and_found(checkout: pathlib.Path, tmp_path:
     header = tmp_path / "installed" / HEADER
     header.write_text(header.read_text() + "// changed\n")
     assert "null]" in asked(tmp_path / "installed")
+
+
+def test_what_an_earlier_build_has_left_is_not_packed(checkout: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    stale = checkout / "build" / "lib" / "sglang_bcg_fixes" / "fixes" / "zz_old_fix.py"
+    shutil.rmtree(checkout / "build", ignore_errors=True)
+    stale.parent.mkdir(parents=True)
+    stale.write_text("FIX = 1 / 0\n")
+    (stale.parents[1] / "csrc" / "old").mkdir(parents=True)
+    (stale.parents[1] / "csrc" / "old" / "old.cuh").write_text("")
+    built(checkout, tmp_path, again=True)
+    packed = tmp_path / "installed" / "sglang_bcg_fixes"
+    assert not (packed / "fixes" / "zz_old_fix.py").exists() and not (packed / "csrc" / "old").exists()
+    there = {file.name for file in (checkout / "sglang_bcg_fixes" / "fixes").glob("*.py")}
+    assert {file.name for file in (packed / "fixes").glob("*.py")} == there
+
+
+def test_the_license_names_the_authors_of_this_package(checkout: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    shutil.copy(processes.REPOSITORY / "LICENSE", checkout)
+    built(checkout, tmp_path)
+    [packed] = tmp_path.glob("installed/sglang_bcg_fixes-*.dist-info/**/LICENSE")
+    owners = [line.strip() for line in packed.read_text().splitlines() if line.startswith("   Copyright ")]
+    assert owners == ["Copyright the sglang-bcg-fixes authors"]
 
 
 def test_the_switch_forbids_it(checkout: pathlib.Path, tmp_path: pathlib.Path) -> None:
