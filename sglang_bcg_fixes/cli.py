@@ -10,7 +10,18 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from sglang_bcg_fixes import __version__, doctor, flags, plan, ranks, registry, release, report, run_module, status
+from sglang_bcg_fixes import (
+    __version__,
+    doctor,
+    flags,
+    plan,
+    ranks,
+    registry,
+    release,
+    report_folders,
+    run_module,
+    status,
+)
 from sglang_bcg_fixes.bench import command as bench
 from sglang_bcg_fixes.harmless import HARMLESS
 from sglang_bcg_fixes.model import SECTIONS, Fix, Kernel
@@ -88,7 +99,7 @@ def parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser(
         "status",
-        help="what the running processes of this user really have",
+        help="what the running processes of this user, for root of all, really have",
         description="Exit status: 0 the ranks of each server have the same, 1 they differ.",
     )
     command.add_argument("--json", action="store_true", help="machine-readable")
@@ -130,7 +141,7 @@ def chosen_source(options: argparse.Namespace, settings: flags.Settings) -> Sour
     if options.wheel:
         return release.in_wheel(options.wheel)
     print(f"fetching sglang=={options.release} with pip, once ...", file=sys.stderr)
-    return release.in_wheel(release.fetch(options.release, settings.cache_dir / "wheels"))
+    return release.in_wheel(release.fetch(options.release, flags.cache_dir() / "wheels"))
 
 
 def run_explain(options: argparse.Namespace) -> int:
@@ -190,17 +201,19 @@ def run_list(options: argparse.Namespace) -> int:
 
 
 def run_status(options: argparse.Namespace) -> int:
-    folder = flags.report_dir()
-    live = ranks.with_ranks([status.with_calls(each) for _, each in report.read_all(folder) if report.is_live(each)])
+    folders = report_folders.chosen()
+    live = ranks.with_ranks([status.with_calls(each) for each in report_folders.live(folders)])
     differences = ranks.differences(live)
+    notes = [] if live else [report_folders.nobody(folders)]
+    notes += [text for folder in folders if (text := report_folders.problem(folder))]
+    for note in notes:
+        print(note, file=sys.stderr if options.json else sys.stdout)
     if options.json:
         print(json.dumps(live, indent=1))
         # beside the JSON, which is a list of processes
         for difference in differences:
             print(f"bcg-fixes status: ranks differ: {difference}", file=sys.stderr)
         return MISSING if differences else GOOD
-    if not live:
-        print(f"no running process of this user reports in {folder}: none has loaded the plugin")
     for content in live:
         title = f"{content['title']}, " if content["title"] else ""
         print(f"{title}{content['process']}  sglang {content['sglang']}  plan {content['plan']}")

@@ -6,7 +6,7 @@ import dataclasses
 import importlib.metadata
 from typing import Any
 
-from sglang_bcg_fixes import flags, installation, plan
+from sglang_bcg_fixes import flags, installation, plan, report_folders
 from sglang_bcg_fixes.harmless import HARMLESS
 from sglang_bcg_fixes.model import Action, Decision, Fix, Mitigation, Verdict
 from sglang_bcg_fixes.probe import Source
@@ -33,6 +33,7 @@ class Examination:
     plan: plan.Plan
     faults: list[tuple[installation.InstallationFault, str]]
     loading: str | None
+    running: str | None = None
 
     @property
     def wanted_but_missing(self) -> list[Decision]:
@@ -45,6 +46,7 @@ class Examination:
             "sglang": self.source.version,
             "plan": self.plan.digest,
             "loading": self.loading,
+            "running": self.running,
             "installation": [
                 {"id": fault.id, "title": fault.title, "reason": reason, "remedy": fault.remedy}
                 for fault, reason in self.faults
@@ -80,9 +82,7 @@ class Examination:
             lines.append(f"kernel    {choice.op}: {choice.kernel.title}")
             lines.append(f"{'':10}would run  {choice.impl.name if choice.impl else 'SGLang, its own code'}")
             lines += [f"{'':10}not {name:6} {reason}" for name, reason in choice.rejected.items()]
-        lines += ["", self.summary()]
-        if self.loading:
-            lines.append(self.loading)
+        lines += ["", self.summary(), *filter(None, (self.running, self.loading))]
         return "\n".join(lines)
 
     def summary(self) -> str:
@@ -103,7 +103,8 @@ def examine(known: Registry, settings: flags.Settings, source: Source, installed
     made = plan.make(known, settings, source, watched_too=True)
     # what is not installed here is judged by what pip would put next to it
     faults = installation.check_all(source, installed_version if installed else lambda name: None)
-    return Examination(source, made, faults, loading_problem() if installed else None)
+    here = (loading_problem(), report_folders.running()) if installed else (None, None)
+    return Examination(source, made, faults, *here)
 
 
 def installed_version(distribution: str) -> str | None:

@@ -49,8 +49,6 @@ class Settings:
     mode: str
     fixes: Mapping[str, str]
     kernels: Mapping[str, str]
-    report_dir: pathlib.Path
-    cache_dir: pathlib.Path
     parent_digest: str | None
     selfcheck: str = "warn"
     canary: int = 0
@@ -146,8 +144,6 @@ def read(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mapping[str, 
         mode=mode,
         fixes=states,
         kernels=operations,
-        report_dir=report_dir(environ),
-        cache_dir=cache_dir(environ),
         parent_digest=given.get(PLAN_DIGEST),
         selfcheck=chosen[SELFCHECK],
         canary=int(canary),
@@ -158,13 +154,25 @@ def read(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mapping[str, 
 def report_dir(environ: Mapping[str, str] | None = None) -> pathlib.Path:
     """Where this user's processes report: told, or a folder that only this user can have made."""
     environ = os.environ if environ is None else environ
-    told = environ.get(REPORT_DIR, "").strip()
-    if told:
-        return pathlib.Path(told)
+    return configured_report_dir(environ) or pathlib.Path(tempfile.gettempdir()) / f"sglang-bcg-fixes-{os.getuid()}"
+
+
+def report_dir_of(environ: Mapping[str, str], user: int) -> pathlib.Path:
+    """Where a process with this environment reports, which may be another user's."""
+    temporary = [environ[name] for name in ("TMPDIR", "TEMP", "TMP") if environ.get(name)]
+    base = next((folder for folder in temporary if os.path.isdir(folder)), "/tmp")
+    return configured_report_dir(environ) or pathlib.Path(base) / f"sglang-bcg-fixes-{user}"
+
+
+def configured_report_dir(environ: Mapping[str, str]) -> pathlib.Path | None:
     runtime = environ.get("XDG_RUNTIME_DIR", "").strip()
-    if runtime:
-        return pathlib.Path(runtime) / "sglang-bcg-fixes"
-    return pathlib.Path(tempfile.gettempdir()) / f"sglang-bcg-fixes-{os.getuid()}"
+    return told_report_dir(environ) or (pathlib.Path(runtime) / "sglang-bcg-fixes" if runtime else None)
+
+
+def told_report_dir(environ: Mapping[str, str] | None = None) -> pathlib.Path | None:
+    environ = os.environ if environ is None else environ
+    told = environ.get(REPORT_DIR, "").strip()
+    return pathlib.Path(told) if told else None
 
 
 def cache_dir(environ: Mapping[str, str] | None = None) -> pathlib.Path:
@@ -172,7 +180,11 @@ def cache_dir(environ: Mapping[str, str] | None = None) -> pathlib.Path:
     told = environ.get(CACHE_DIR, "").strip()
     if told:
         return pathlib.Path(told)
-    return pathlib.Path(environ.get("XDG_CACHE_HOME", "").strip() or "~/.cache").expanduser() / "sglang-bcg-fixes"
+    # pathlib raises where there is neither HOME nor a user of this number, as in many containers
+    base = environ.get("XDG_CACHE_HOME", "").strip() or os.path.expanduser("~/.cache")
+    if base.startswith("~"):
+        return pathlib.Path(tempfile.gettempdir()) / f"sglang-bcg-fixes-cache-{os.getuid()}"
+    return pathlib.Path(base) / "sglang-bcg-fixes"
 
 
 def export_digest(digest: str, environ: MutableMapping[str, str] | None = None) -> None:

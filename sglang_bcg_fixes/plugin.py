@@ -269,7 +269,7 @@ class Process:
         try:
             if not self.leaves_alone:
                 reached.TALLY.publish()
-            report.write(self.report, self.settings.report_dir, is_taken_along=not self.leaves_alone)
+            report.write(self.report, flags.report_dir(), is_taken_along=not self.leaves_alone)
         except (OSError, report.ReportError) as error:
             if not self.is_unseen:
                 say(logging.WARNING, f"bcg-fixes: `bcg-fixes status` will not see this process: {error}")

@@ -16,6 +16,28 @@ def fields(pid: int) -> list[str] | None:
         return None
 
 
+def every() -> list[int]:
+    """The number of each process that is there now."""
+    return sorted(int(entry.name) for entry in pathlib.Path("/proc").iterdir() if entry.name.isdecimal())
+
+
+def user(pid: int) -> int | None:
+    try:
+        return pathlib.Path(f"/proc/{pid}").stat().st_uid
+    except FileNotFoundError:
+        return None
+
+
+def environ(pid: int) -> dict[str, str] | None:
+    """What a process was started with; None where it has ended, or is not this user's to look at."""
+    try:
+        text = pathlib.Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape")
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return None
+    pairs = (entry.partition("=") for entry in text.split("\0") if "=" in entry)
+    return {name: value for name, _, value in pairs}
+
+
 def start_ticks(pid: int) -> str | None:
     """When a process started, in the kernel's ticks: tells it from a later one with the same number.
 

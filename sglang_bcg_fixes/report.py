@@ -185,17 +185,21 @@ def remove_stale(folder: pathlib.Path) -> None:
 
 
 def is_live(content: dict[str, Any]) -> bool:
-    if not content:
+    if not content.keys() >= {"pid", "started"}:
         return False
     started = proc.start_ticks(content["pid"])
     return started is not None and started == content["started"]
 
 
 def read_all(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, dict[str, Any]]]:
-    """Every report; an empty one where a machine or a disk has failed in the middle of it."""
+    """Every report; an empty one where a machine or a disk has failed in the middle of it.
+
+    Root reads the folders of others, so that what is no file is passed over: nobody writes to a pipe that waits there.
+    """
     for file in sorted(folder.glob("*.json")):
         try:
-            yield file, json.loads(file.read_text())
+            content = json.loads(file.read_text()) if stat.S_ISREG(file.lstat().st_mode) else {}
+            yield file, content if isinstance(content, dict) else {}
         except FileNotFoundError:
             # its process ended while we were looking
             continue

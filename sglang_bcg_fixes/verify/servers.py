@@ -207,7 +207,7 @@ def without_places(text: str, folder: pathlib.Path) -> str:
     # one may lie in another, and the root of all names nothing
     for entry in sorted(filter(None, entries), key=len, reverse=True):
         text = text.replace(f"{entry}/", "")
-    return INSTALLED.sub("", text).replace(str(pathlib.Path.home()), "~")
+    return INSTALLED.sub("", text).replace(os.path.expanduser("~"), "~")
 
 
 def lines_in(file: pathlib.Path) -> list[Any]:
