@@ -10,13 +10,16 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes import reached, runners
 from sglang_bcg_fixes.model import Action, Finding, Fix, How, PatchPoint, Verdict
 from sglang_bcg_fixes.patching import Ledger
 from sglang_bcg_fixes.plan import Plan
 from sglang_bcg_fixes.probe import Source
+
+if TYPE_CHECKING:
+    from sglang_bcg_fixes.plugin import Process
 
 BATCHES = "batches"
 RUNNERS = "graph_runners"
@@ -109,9 +112,13 @@ def look_again(occasion: str, model_runner: Any) -> None:
     from sglang_bcg_fixes import plugin
 
     process = plugin.load()
+    show_metrics(process, model_runner)
+    process.read_back(occasion)
+
+
+def show_metrics(process: Process, model_runner: Any) -> None:
     if getattr(getattr(model_runner, "server_args", None), "enable_metrics", False):
         process.show_metrics()
-    process.read_back(occasion)
 
 
 def after_question(result: bool, self: Any, forward_batch: Any) -> bool:

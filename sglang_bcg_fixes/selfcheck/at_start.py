@@ -73,6 +73,8 @@ def after_scheduler(result: None, self: Any, *args: Any, **kwargs: Any) -> None:
 def conclude(process: Process, model_runner: Any, outcome: Outcome) -> None:
     """Have it in the report, say it, and act on it."""
     process.report.selfcheck = outcome.as_dict()
+    # with no fix in place nobody else has begun to
+    read_back.show_metrics(process, model_runner)
     unmended = [
         decision.fix
         for decision in process.plan.decisions

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -105,6 +106,16 @@ def prefill_again(loaded: Any, prompt: list[int], eager: Any) -> dict[str, Any]:
     return {"equal": bool((logits == eager).all()), "replays": graphs.counters.replays - before}
 
 
+def shown_to_prometheus() -> str | None:
+    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
+        return None
+    from prometheus_client import CollectorRegistry, generate_latest, multiprocess
+
+    registry = CollectorRegistry()
+    multiprocess.MultiProcessCollector(registry)
+    return generate_latest(registry).decode()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
@@ -149,7 +160,11 @@ def main() -> None:
         "compared": len(before),
         "prefills": [prefill_again(loaded, *each) for each in zip(prompts, eager, strict=True)],
     }
-    result |= {"canary": plugin.load().report.canary, "selfcheck afterwards": plugin.load().report.selfcheck}
+    result |= {
+        "metrics": shown_to_prometheus(),
+        "canary": plugin.load().report.canary,
+        "selfcheck afterwards": plugin.load().report.selfcheck,
+    }
     print("RESULT", json.dumps(result))
 
 
