@@ -25,7 +25,7 @@ from sglang_bcg_fixes import (
 from sglang_bcg_fixes.bench import command as bench
 from sglang_bcg_fixes.harmless import HARMLESS
 from sglang_bcg_fixes.model import SECTIONS, Fix, Kernel
-from sglang_bcg_fixes.probe import Source
+from sglang_bcg_fixes.probe import Source, Unreadable
 from sglang_bcg_fixes.verify import command as verify
 from sglang_bcg_fixes.verify.environment import EnvironmentMissing
 
@@ -35,6 +35,7 @@ ERRORS = (
     registry.RegistryError,
     plan.PlanError,
     release.ReleaseError,
+    Unreadable,
     verify.VerifyError,
     bench.BenchError,
     EnvironmentMissing,
@@ -126,8 +127,8 @@ def parser() -> argparse.ArgumentParser:
 def run_doctor(options: argparse.Namespace) -> int:
     known = registry.discover()
     settings = flags.read(known.fixes, known.kernels)
-    chosen = options.root or options.wheel or options.release
-    source = chosen_source(options, settings) if chosen else release.installed()
+    chosen = [options.root, options.wheel, options.release] != [None] * 3
+    source = chosen_source(options) if chosen else release.installed()
     if source is None:
         raise CommandError("no SGLang is installed here; name one with --root, --wheel or --release")
     result = doctor.examine(known, settings, source, installed=not chosen)
@@ -135,13 +136,15 @@ def run_doctor(options: argparse.Namespace) -> int:
     return MISSING if result.wanted_but_missing else GOOD
 
 
-def chosen_source(options: argparse.Namespace, settings: flags.Settings) -> Source:
-    if options.root:
+def chosen_source(options: argparse.Namespace) -> Source:
+    if options.root is not None:
         return release.in_folder(options.root)
-    if options.wheel:
+    if options.wheel is not None:
         return release.in_wheel(options.wheel)
-    print(f"fetching sglang=={options.release} with pip, once ...", file=sys.stderr)
-    return release.in_wheel(release.fetch(options.release, flags.cache_dir() / "wheels"))
+    cache = flags.cache_dir() / "wheels"
+    if release.kept(options.release, cache) is None:
+        print(f"fetching sglang=={options.release} with pip, once ...", file=sys.stderr)
+    return release.in_wheel(release.fetch(options.release, cache))
 
 
 def run_explain(options: argparse.Namespace) -> int:

@@ -8,16 +8,24 @@ import hashlib
 import pathlib
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator
 from typing import Protocol
 
 from sglang_bcg_fixes.model import Evidence, Finding, Fix, Kernel, Verdict
 
+# the largest file of Python in any release has less than half a MiB
+LARGEST = 16 << 20
+ANEW = "remove it and fetch the wheel again, or name another one"
 Named = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Assign | ast.AnnAssign
 
 
 class Drifted(Exception):
     """A definition that the probe needs is not where any release we know has it."""
+
+
+class Unreadable(Exception):
+    """A file of the source cannot be read, and what to do."""
 
 
 class Files(Protocol):
@@ -36,7 +44,7 @@ class Folder:
 
     def read(self, path: str) -> str | None:
         file = self.root / path
-        return file.read_text(encoding="utf-8-sig") if file.is_file() else None
+        return text_of(file.read_bytes(), str(file)) if file.is_file() else None
 
     def modules(self, folder: str) -> list[str]:
         return sorted(f"{folder}/{file.name}" for file in (self.root / folder).glob("*.py"))
@@ -46,14 +54,41 @@ class Wheel:
     """A wheel, read in place."""
 
     def __init__(self, file: pathlib.Path) -> None:
-        self.archive = zipfile.ZipFile(file)
+        self.file = file
+        try:
+            self.archive = zipfile.ZipFile(file)
+        except (OSError, zipfile.BadZipFile) as error:
+            raise Unreadable(f"{file} cannot be read as a wheel ({error}); {ANEW}") from error
         self.names = frozenset(self.archive.namelist())
 
     def read(self, path: str) -> str | None:
-        return self.archive.read(path).decode("utf-8-sig") if path in self.names else None
+        return text_of(self._content(path), f"{path} in {self.file}") if path in self.names else None
+
+    def check(self) -> None:
+        """Read all that may be asked for once: a file that is damaged is no source that nobody knows."""
+        for path in sorted(self.names):
+            if path.endswith((".py", "/METADATA")):
+                self._content(path)
+
+    def _content(self, path: str) -> bytes:
+        size = self.archive.getinfo(path).file_size
+        if size > LARGEST:
+            raise Unreadable(f"{path} in {self.file} has {size >> 20} MiB, which no source of SGLang has; {ANEW}")
+        try:
+            return self.archive.read(path)
+        except (OSError, EOFError, zlib.error, zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
+            # the last two: packed in a way that python cannot unpack, or behind a password
+            raise Unreadable(f"{path} in {self.file} cannot be unpacked ({error}); {ANEW}") from error
 
     def modules(self, folder: str) -> list[str]:
         return sorted(name for name in self.names if name.endswith(".py") and name.rpartition("/")[0] == folder)
+
+
+def text_of(content: bytes, name: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"{name} is no UTF-8 text ({error}); install or fetch this SGLang again") from error
 
 
 def canonical(node: object) -> object:
