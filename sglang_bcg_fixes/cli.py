@@ -78,7 +78,8 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "doctor",
         help="which known defects an SGLang has, and what would be done",
-        description="Exit status: 0 every wanted fix can be had, 1 one cannot, 2 no answer (none installed, bad flag).",
+        description="Exit status: 0 every wanted fix can be had, 1 one cannot or SGLang would not load the plugin, "
+        "2 no answer (none installed, bad flag).",
     )
     where = command.add_mutually_exclusive_group()
     where.add_argument("--root", type=pathlib.Path, metavar="DIR", help="a folder that contains sglang/")
@@ -133,7 +134,7 @@ def run_doctor(options: argparse.Namespace) -> int:
         raise CommandError("no SGLang is installed here; name one with --root, --wheel or --release")
     result = doctor.examine(known, settings, source, installed=not chosen)
     print(json.dumps(result.as_dict(), indent=1) if options.json else result.text(options.all))
-    return MISSING if result.wanted_but_missing else GOOD
+    return MISSING if result.wanted_but_missing or result.loading else GOOD
 
 
 def chosen_source(options: argparse.Namespace) -> Source:
@@ -147,8 +148,20 @@ def chosen_source(options: argparse.Namespace) -> Source:
     return release.in_wheel(release.fetch(options.release, cache))
 
 
+def warn_of_flags(options: argparse.Namespace, known: registry.Registry) -> None:
+    """Say what is wrong with the settings, where the answer does not depend on them."""
+    mistakes = flags.look_alikes(known.fixes, known.kernels)
+    try:
+        flags.read(known.fixes, known.kernels)
+    except flags.FlagError as error:
+        mistakes.append(f"no server starts with these flags: {error}")
+    for mistake in mistakes:
+        print(f"bcg-fixes {options.command}: warning: {mistake}", file=sys.stderr)
+
+
 def run_explain(options: argparse.Namespace) -> int:
     known = registry.discover()
+    warn_of_flags(options, known)
     pages = {fix.id: explanation(fix) for fix in known.fixes}
     pages |= {kernel.op: kernel_explanation(kernel) for kernel in known.kernels}
     if options.id not in pages:
@@ -184,6 +197,7 @@ def kernel_explanation(kernel: Kernel) -> str:
 
 def run_list(options: argparse.Namespace) -> int:
     known = registry.discover()
+    warn_of_flags(options, known)
     rows = flags.table(known.fixes, known.kernels)
     if options.json:
         defects = [{"id": fix.id, "title": fix.title, "fix": bool(fix.patches)} for fix in known.fixes]
@@ -204,6 +218,7 @@ def run_list(options: argparse.Namespace) -> int:
 
 
 def run_status(options: argparse.Namespace) -> int:
+    warn_of_flags(options, registry.discover())
     folders = report_folders.chosen()
     live = ranks.with_ranks([status.with_calls(each) for each in report_folders.live(folders)])
     differences = ranks.differences(live)

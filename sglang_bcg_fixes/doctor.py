@@ -34,6 +34,7 @@ class Examination:
     faults: list[tuple[installation.InstallationFault, str]]
     loading: str | None
     running: str | None = None
+    look_alikes: tuple[str, ...] = ()
 
     @property
     def wanted_but_missing(self) -> list[Decision]:
@@ -47,6 +48,7 @@ class Examination:
             "plan": self.plan.digest,
             "loading": self.loading,
             "running": self.running,
+            "look_alikes": list(self.look_alikes),
             "installation": [
                 {"id": fault.id, "title": fault.title, "reason": reason, "remedy": fault.remedy}
                 for fault, reason in self.faults
@@ -82,7 +84,7 @@ class Examination:
             lines.append(f"kernel    {choice.op}: {choice.kernel.title}")
             lines.append(f"{'':10}would run  {choice.impl.name if choice.impl else 'SGLang, its own code'}")
             lines += [f"{'':10}not {name:6} {reason}" for name, reason in choice.rejected.items()]
-        lines += ["", self.summary(), *filter(None, (self.running, self.loading))]
+        lines += ["", self.summary(), *self.look_alikes, *filter(None, (self.running, self.loading))]
         return "\n".join(lines)
 
     def summary(self) -> str:
@@ -103,8 +105,9 @@ def examine(known: Registry, settings: flags.Settings, source: Source, installed
     made = plan.make(known, settings, source, watched_too=True)
     # what is not installed here is judged by what pip would put next to it
     faults = installation.check_all(source, installed_version if installed else lambda name: None)
-    here = (loading_problem(), report_folders.running()) if installed else (None, None)
-    return Examination(source, made, faults, *here)
+    strangers = tuple(flags.look_alikes(known.fixes, known.kernels))
+    loading, running = (loading_problem(), report_folders.running()) if installed else (None, None)
+    return Examination(source, made, faults, loading, running, strangers)
 
 
 def installed_version(distribution: str) -> str | None:
@@ -147,6 +150,6 @@ def loading_problem() -> str | None:
     if chosen and ENTRY_POINT not in chosen:
         return (
             f"SGLang will NOT load the plugin: SGLANG_PLUGINS={','.join(chosen)} does not name {ENTRY_POINT}, and "
-            f"SGLang says nothing about names it does not know"
+            f"SGLang says nothing about names it does not know; add {ENTRY_POINT} to it"
         )
     return None

@@ -21,6 +21,12 @@ INSTRUMENTS = "SGLANG_BCG_INSTRUMENTS"
 SELFCHECK = "SGLANG_BCG_SELFCHECK"
 CANARY = "SGLANG_BCG_CANARY"
 
+# what SGLang itself has or had under our prefix, and what setup.py and tools/serve.py read
+OF_SGLANG = ("SGLANG_BCG_TEXT_BUCKETS",)
+OF_BUILDS = ("BCG_FIXES_CUDA_ARCHS", "BCG_FIXES_SKIP_CUDA", "BCG_FIXES_VENV")
+# how much of a name has to be that of a flag
+ALIKE = 0.8
+
 MODES = ("auto", "off", "strict")
 KERNELS_MODES = ("auto", "off")
 FIX_STATES = ("auto", "off", "on")
@@ -113,6 +119,7 @@ def read(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mapping[str, 
     kernels = list(kernels)
     rows = {flag.name: flag for flag in table(fixes, kernels)}
     given = {name: value.strip() for name, value in environ.items() if name.startswith(PREFIX) and value.strip()}
+    given = {name: value for name, value in given.items() if name not in OF_SGLANG}
     mistakes = [f"{name} is not a flag{nearest(name, rows)}" for name in sorted(given) if name not in rows]
     chosen = {name: flag.default for name, flag in rows.items()}
     for name, value in sorted(given.items()):
@@ -162,6 +169,28 @@ def report_dir_of(environ: Mapping[str, str], user: int) -> pathlib.Path:
     temporary = [environ[name] for name in ("TMPDIR", "TEMP", "TMP") if environ.get(name)]
     base = next((folder for folder in temporary if os.path.isdir(folder)), "/tmp")
     return configured_report_dir(environ) or pathlib.Path(base) / f"sglang-bcg-fixes-{user}"
+
+
+def look_alikes(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mapping[str, str] | None = None) -> list[str]:
+    """Settings that nobody reads and that look as if they were meant for us, each in a sentence."""
+    environ = os.environ if environ is None else environ
+    rows = {squeezed(flag.name): flag.name for flag in table(fixes, kernels)}
+    found = []
+    for name in sorted(environ):
+        form = squeezed(name)
+        if name.startswith(PREFIX) or name in OF_BUILDS or "BCG" not in form or not environ[name].strip():
+            continue
+        whole = form if form.startswith("SGLANG") else f"SGLANG{form}"
+        close = difflib.get_close_matches(whole, rows, n=1, cutoff=ALIKE)
+        if close or form.startswith(squeezed(PREFIX)):
+            hint = f"did you mean {rows[close[0]]}?" if close else "`bcg-fixes list` shows every flag"
+            found.append(f"{name} is set, and nobody reads it; {hint}")
+    return found
+
+
+def squeezed(name: str) -> str:
+    """As names are alike to who types them."""
+    return name.replace("_", "").replace("-", "").upper()
 
 
 def configured_report_dir(environ: Mapping[str, str]) -> pathlib.Path | None:

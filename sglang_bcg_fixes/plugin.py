@@ -49,6 +49,8 @@ def load() -> Process:
         try:
             known = registry.discover()
             settings = flags.read(known.fixes, known.kernels)
+            for words in flags.look_alikes(known.fixes, known.kernels):
+                say(logging.WARNING, f"bcg-fixes: {words}")
             source = release.installed()
             if source is None:
                 raise release.ReleaseError("no SGLang can be imported here; install it beside this package")

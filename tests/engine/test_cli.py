@@ -12,6 +12,7 @@ from sglang_bcg_fixes import registry, release
 from sglang_bcg_fixes.harmless import HARMLESS, Harmless
 from sglang_bcg_fixes.model import SECTIONS
 from tests import processes
+from tests.engine.test_plugin import OTHERS_OFF
 
 VERDICTS = processes.REPOSITORY / "tests" / "releases" / "verdicts.json"
 
@@ -208,6 +209,55 @@ def test_list_shows_every_defect_and_flag() -> None:
 def test_status_without_processes_says_where_it_looked(tmp_path: pathlib.Path) -> None:
     done = run("status", SGLANG_BCG_REPORT_DIR=str(tmp_path))
     assert done.returncode == 0 and f"no running process reports in {tmp_path}: " in done.stdout
+
+
+@pytest.mark.parametrize("arguments", [["list"], ["explain", "fa_metadata"], ["status"]], ids=lambda given: given[0])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("SGLANG_BCG_FIX_LINEAR_ATENTION_CAPTURED", "did you mean SGLANG_BCG_FIX_LINEAR_ATTENTION_CAPTURED?"),
+        ("SGLANG_BCG_SELFCHECK", "SGLANG_BCG_SELFCHECK=offf is none of off, warn, strict; did you mean off?"),
+        ("BCG_FIXES", "BCG_FIXES is set, and nobody reads it; did you mean SGLANG_BCG_FIXES?"),
+    ],
+)
+def test_other_commands_warn_of_a_flag_that_is_none(
+    tmp_path: pathlib.Path, arguments: list[str], name: str, words: str
+) -> None:
+    done = run(*arguments, **{name: "offf", "SGLANG_BCG_REPORT_DIR": str(tmp_path)})
+    assert done.returncode == 0 and done.stdout, done.stderr
+    [line] = done.stderr.splitlines()
+    assert line.startswith(f"bcg-fixes {arguments[0]}: warning: ") and words in line, line
+
+
+def test_doctor_tells_of_settings_that_nobody_reads(release_root) -> None:
+    root = str(release_root("0.5.12.post1"))
+    words = "SGLANG_BCGFIXES is set, and nobody reads it; did you mean SGLANG_BCG_FIXES?"
+    assert words in run("doctor", "--root", root, SGLANG_BCGFIXES="off").stdout.splitlines()
+    assert json.loads(run("doctor", "--json", "--root", root, SGLANG_BCGFIXES="off").stdout)["look_alikes"] == [words]
+
+
+@pytest.mark.parametrize(
+    ("plugins", "code"),
+    [
+        ("bcg_fix", 1),
+        ("bcg-fixes", 1),
+        ("BCG_FIXES", 1),
+        ("sglang-bcg-fixes", 1),
+        ("other", 1),
+        ("__none__", 1),
+        ("bcg_fixes", 0),
+        ("other, bcg_fixes", 0),
+        ("", 0),
+    ],
+)
+def test_doctor_exits_1_where_sglang_would_not_load_the_plugin(tmp_path: pathlib.Path, plugins: str, code: int) -> None:
+    environ = {"SGLANG_PLUGINS": plugins, "FAKE_FORM": "enable", "SGLANG_BCG_REPORT_DIR": str(tmp_path), **OTHERS_OFF}
+    command = ("-m", "sglang_bcg_fixes", "doctor")
+    done = processes.python(*command, paths=[processes.FAKE_SGLANG], environment=environ)
+    assert done.returncode == code, done.stdout + done.stderr
+    assert ("SGLang will NOT load the plugin" in done.stdout) is bool(code)
+    machine = processes.python(*command, "--json", paths=[processes.FAKE_SGLANG], environment=environ)
+    assert machine.returncode == code and bool(json.loads(machine.stdout)["loading"]) is bool(code)
 
 
 @pytest.mark.parametrize(

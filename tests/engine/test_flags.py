@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import re
 
 import pytest
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.model import Accepted, Impl
 from tests.engine.bodies import fix, kernel, point
+from tests.wheels import RELEASES
 
 FIX = dataclasses.replace(fix("stale_table", point("function")), doc="A table is stale.")
 SHY = dataclasses.replace(fix("shy_fix", point("function")), doc="Off unless asked for.", default="off")
@@ -93,6 +95,40 @@ def test_a_mistake_is_an_error_that_names_the_nearest(name: str, value: str, wor
 def test_all_mistakes_are_named_at_once() -> None:
     with pytest.raises(flags.FlagError, match=r"SGLANG_BCG_NONSENSE.*SGLANG_BCG_FIXES=maybe"):
         read(SGLANG_BCG_NONSENSE="1", SGLANG_BCG_FIXES="maybe")
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("SGLANG_BCGFIXES", "SGLANG_BCG_FIXES"),
+        ("BCG_FIXES", "SGLANG_BCG_FIXES"),
+        ("sglang_bcg_fixes", "SGLANG_BCG_FIXES"),
+        ("SGLANG_BCGFIX_STALE_TABLE", "SGLANG_BCG_FIX_STALE_TABLE"),
+        ("BCG_FIX_STALE_TABEL", "SGLANG_BCG_FIX_STALE_TABLE"),
+        ("SGLANG-BCG-SELFCHECK", "SGLANG_BCG_SELFCHECK"),
+        ("SGL_BCG_FIXES", "SGLANG_BCG_FIXES"),
+    ],
+)
+def test_what_looks_like_a_flag_and_is_none_is_said(name: str, meant: str) -> None:
+    said = flags.look_alikes([FIX], [KERNEL], {name: "off", "HOME": "/"})
+    assert said == [f"{name} is set, and nobody reads it; did you mean {meant}?"]
+    assert flags.look_alikes([FIX], [KERNEL], {name: ""}) == [], "an empty value is no value"
+
+
+def test_what_only_sounds_alike_is_nobodys_business() -> None:
+    others = ("SGLANG_DIFFUSION_BCG_MAX_ENTRIES", "SGLANG_CACHE_DIR", "BCG_VACCINE", "SGLANG_USE_BREAKABLE_CUDA_GRAPH")
+    ours = ("BCG_FIXES_CUDA_ARCHS", "BCG_FIXES_SKIP_CUDA", "BCG_FIXES_VENV", "SGLANG_BCG_FIXES")
+    assert flags.look_alikes([FIX], [KERNEL], dict.fromkeys([*others, *ours], "1")) == []
+    [said] = flags.look_alikes([FIX], [KERNEL], {"SGLANG_BCGXYZ": "1"})
+    assert said == "SGLANG_BCGXYZ is set, and nobody reads it; `bcg-fixes list` shows every flag"
+
+
+@pytest.mark.parametrize("version", [RELEASES[0], RELEASES[-1]])
+def test_a_name_that_sglang_uses_itself_is_no_mistake(release_root, version: str) -> None:
+    files = (release_root(version) / "sglang").rglob("*.py")
+    names = {name for file in files for name in re.findall(r"SGLANG_BCG_\w+", file.read_text(errors="replace"))}
+    assert read(**dict.fromkeys(names, "512")).mode == "auto"
+    assert version == RELEASES[0] or names == {"SGLANG_BCG_TEXT_BUCKETS"}
 
 
 def test_folders() -> None:

@@ -369,6 +369,12 @@ def test_a_misspelt_flag_refuses_to_start(extra, tmp_path: pathlib.Path) -> None
     assert "SGLANG_BCG_FIX_EXTRA_FX is not a flag; did you mean SGLANG_BCG_FIX_EXTRA_FIX?" in done.stderr
 
 
+def test_a_setting_that_only_looks_like_ours_is_said(extra, tmp_path: pathlib.Path) -> None:
+    done = load(extra(), tmp_path / "reports", PATCHED, SGLANG_BCGFIXES="off")
+    assert done.returncode == 0, done.stderr
+    assert "SGLANG_BCGFIXES is set, and nobody reads it; did you mean SGLANG_BCG_FIXES?" in done.stderr
+
+
 def test_a_package_that_cannot_be_loaded_is_named(extra, tmp_path: pathlib.Path) -> None:
     done = load(extra(text="import nothing_of_that_name"), tmp_path / "reports")
     assert done.returncode == 1 and "extra = extra_fixes" in done.stderr and "nothing_of_that_name" in done.stderr
