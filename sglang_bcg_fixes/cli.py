@@ -126,7 +126,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_doctor(options: argparse.Namespace) -> int:
-    known = registry.discover()
+    known = registry.collect()
     settings = flags.read(known.fixes, known.kernels)
     chosen = [options.root, options.wheel, options.release] != [None] * 3
     source = chosen_source(options) if chosen else release.installed()
@@ -134,7 +134,7 @@ def run_doctor(options: argparse.Namespace) -> int:
         raise CommandError("no SGLang is installed here; name one with --root, --wheel or --release")
     result = doctor.examine(known, settings, source, installed=not chosen)
     print(json.dumps(result.as_dict(), indent=1) if options.json else result.text(options.all))
-    return MISSING if result.wanted_but_missing or result.loading else GOOD
+    return MISSING if result.wanted_but_missing or result.loading or result.problems else GOOD
 
 
 def chosen_source(options: argparse.Namespace) -> Source:
@@ -148,26 +148,33 @@ def chosen_source(options: argparse.Namespace) -> Source:
     return release.in_wheel(release.fetch(options.release, cache))
 
 
-def warn_of_flags(options: argparse.Namespace, known: registry.Registry) -> None:
-    """Say what is wrong with the settings, where the answer does not depend on them."""
-    mistakes = flags.look_alikes(known.fixes, known.kernels)
+def all_known(options: argparse.Namespace) -> registry.Registry:
+    """For an answer that does not depend on the settings: what is wrong with them is said all the same."""
+    known = registry.collect()
+    mistakes = [f"no server starts with the plugin: {problem}" for problem in known.problems]
+    mistakes += flags.look_alikes(known.fixes, known.kernels)
     try:
         flags.read(known.fixes, known.kernels)
     except flags.FlagError as error:
         mistakes.append(f"no server starts with these flags: {error}")
     for mistake in mistakes:
         print(f"bcg-fixes {options.command}: warning: {mistake}", file=sys.stderr)
+    return known
 
 
 def run_explain(options: argparse.Namespace) -> int:
-    known = registry.discover()
-    warn_of_flags(options, known)
-    pages = {fix.id: explanation(fix) for fix in known.fixes}
-    pages |= {kernel.op: kernel_explanation(kernel) for kernel in known.kernels}
-    if options.id not in pages:
-        nearest = flags.nearest(options.id, pages)
+    known = all_known(options)
+    declared: list[Fix | Kernel] = [*known.fixes, *known.kernels]
+    everything = {each.id: each for each in declared}
+    if options.id not in everything:
+        nearest = flags.nearest(options.id, everything)
         raise CommandError(f"no defect or kernel '{options.id}'{nearest}; `bcg-fixes list` shows all")
-    print(pages[options.id])
+    asked = everything[options.id]
+    try:
+        print(explanation(asked) if isinstance(asked, Fix) else kernel_explanation(asked))
+    except ValueError as error:
+        owner = known.owners.get(asked.id, "sglang-bcg-fixes")
+        raise CommandError(f"{error} in the package {owner}") from error
     return GOOD
 
 
@@ -196,8 +203,7 @@ def kernel_explanation(kernel: Kernel) -> str:
 
 
 def run_list(options: argparse.Namespace) -> int:
-    known = registry.discover()
-    warn_of_flags(options, known)
+    known = all_known(options)
     rows = flags.table(known.fixes, known.kernels)
     if options.json:
         defects = [{"id": fix.id, "title": fix.title, "fix": bool(fix.patches)} for fix in known.fixes]
@@ -218,7 +224,7 @@ def run_list(options: argparse.Namespace) -> int:
 
 
 def run_status(options: argparse.Namespace) -> int:
-    warn_of_flags(options, registry.discover())
+    all_known(options)
     folders = report_folders.chosen()
     live = ranks.with_ranks([status.with_calls(each) for each in report_folders.live(folders)])
     differences = ranks.differences(live)

@@ -35,6 +35,7 @@ class Examination:
     loading: str | None
     running: str | None = None
     look_alikes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
 
     @property
     def wanted_but_missing(self) -> list[Decision]:
@@ -49,6 +50,7 @@ class Examination:
             "loading": self.loading,
             "running": self.running,
             "look_alikes": list(self.look_alikes),
+            "problems": list(self.problems),
             "installation": [
                 {"id": fault.id, "title": fault.title, "reason": reason, "remedy": fault.remedy}
                 for fault, reason in self.faults
@@ -84,7 +86,8 @@ class Examination:
             lines.append(f"kernel    {choice.op}: {choice.kernel.title}")
             lines.append(f"{'':10}would run  {choice.impl.name if choice.impl else 'SGLang, its own code'}")
             lines += [f"{'':10}not {name:6} {reason}" for name, reason in choice.rejected.items()]
-        lines += ["", self.summary(), *self.look_alikes, *filter(None, (self.running, self.loading))]
+        refusals = [f"no server starts with the plugin: {problem}" for problem in self.problems]
+        lines += ["", self.summary(), *refusals, *self.look_alikes, *filter(None, (self.running, self.loading))]
         return "\n".join(lines)
 
     def summary(self) -> str:
@@ -107,7 +110,7 @@ def examine(known: Registry, settings: flags.Settings, source: Source, installed
     faults = installation.check_all(source, installed_version if installed else lambda name: None)
     strangers = tuple(flags.look_alikes(known.fixes, known.kernels))
     loading, running = (loading_problem(), report_folders.running()) if installed else (None, None)
-    return Examination(source, made, faults, loading, running, strangers)
+    return Examination(source, made, faults, loading, running, strangers, known.problems)
 
 
 def installed_version(distribution: str) -> str | None:

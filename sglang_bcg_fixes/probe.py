@@ -318,6 +318,8 @@ def ask(fix: Fix | Kernel, source: Source) -> Finding:
     except Exception as error:
         # one bad probe must not take the others down; unknown is shown, never silent
         return unknown(f"its probe failed: {type(error).__name__}: {error}")
+    if not isinstance(finding, Finding):
+        return unknown(f"its probe gives a {type(finding).__name__}, which is no Finding")
     new = [item for item in finding.evidence if item.form not in fix.known]
     if new and finding.verdict is not Verdict.UNKNOWN:
         reason = (

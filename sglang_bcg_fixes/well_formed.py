@@ -1,0 +1,97 @@
+"""What a package contributes, looked at before anything rests on it: until then its types are anybody's guess."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from sglang_bcg_fixes.model import Fix, How, Impl, Kernel, Mitigation, PatchPoint
+
+# what a field has to be, in words, and how that is found out
+Wanted = tuple[str, Callable[[Any], bool]]
+
+
+def is_name(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("[a-z][a-z0-9_]*", value) is not None
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def is_place(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[\w.]+:\S.*", value) is not None
+
+
+def many(words: str, is_right: Callable[[Any], bool]) -> Wanted:
+    """A tuple or a list of these; a text is no list of texts, though Python takes it for one."""
+    return f"a tuple of {words}", lambda value: isinstance(value, tuple | list) and all(map(is_right, value))
+
+
+def one(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind)
+
+
+NAME: Wanted = ("a name such as wrong_answer", is_name)
+TEXT: Wanted = ("a text", is_text)
+MAPPING: Wanted = ("a mapping", one(Mapping))
+FUNCTION: Wanted = ("a function", callable)
+PLACE: Wanted = ("a place such as package.module:Name", is_place)
+FIELDS: Mapping[type, Mapping[str, Wanted]] = {
+    Fix: {
+        "id": NAME,
+        "doc": TEXT,
+        "upstream": many("links", is_text),
+        "probe": FUNCTION,
+        "known": MAPPING,
+        "patches": many("PatchPoint", one(PatchPoint)),
+        "mitigations": many("Mitigation", one(Mitigation)),
+        "default": ("auto, off or on", lambda value: value in ("auto", "off", "on")),
+        "after": many("ids", is_name),
+        "conflicts": many("ids", is_name),
+        "verify": many("texts", is_text),
+    },
+    Kernel: {
+        "op": NAME,
+        "doc": TEXT,
+        "impls": many("Impl", one(Impl)),
+        "probe": FUNCTION,
+        "known": MAPPING,
+        "patches": many("PatchPoint", one(PatchPoint)),
+        "tolerance": MAPPING,
+        "awaits": many("modules", is_text),
+    },
+    PatchPoint: {
+        "where": many("places such as package.module:Name", is_place),
+        "how": ("a How", one(How)),
+        "body": PLACE,
+        "aliases": many("places", is_place),
+        "needed": FUNCTION,
+    },
+    Mitigation: {"flags": TEXT, "option": TEXT, "effect": TEXT},
+    Impl: {"name": TEXT, "accepts": FUNCTION, "module": TEXT, "only_by_name": ("a text", one(str))},
+}
+
+
+def fault(item: Any, kind: type) -> str | None:
+    """What is wrong with the first field that is, or None."""
+    if not isinstance(item, kind):
+        return f"it declares {shown(item)}, which is no {kind.__name__}"
+    for name, (words, is_right) in FIELDS[kind].items():
+        value = getattr(item, name)
+        if not is_right(value):
+            return f"its {kind.__name__}'s {name} is {shown(value)}, not {words}"
+        for inner in value if isinstance(value, tuple | list) else ():
+            below = fault(inner, type(inner)) if type(inner) in FIELDS else None
+            if below:
+                return below
+    return None
+
+
+def shown(value: Any) -> str:
+    """Enough of it to find it by; its repr is the package's own code."""
+    try:
+        return f"{value!r:.60}"
+    except Exception as error:
+        return f"a {type(value).__name__} without a repr ({type(error).__name__})"

@@ -1,0 +1,111 @@
+"""A package that declares a fix wrongly is named, and breaks no command but what is asked of that fix."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+
+import pytest
+
+from sglang_bcg_fixes import registry, well_formed
+from sglang_bcg_fixes.model import Fix, Kernel
+from tests import processes
+from tests.engine import test_plugin
+from tests.engine.test_plugin import AFFECTED, EXTRA, OTHERS_OFF, load, with_kernel
+
+extra = test_plugin.extra
+NAMED = "extra-fixes contributes extra_fix, which cannot be used: "
+WRONG = [
+    ('doc="Something is extra."', "doc=None", f"{NAMED}its Fix's doc is None, not a text"),
+    ('upstream=("https://example.org",)', 'upstream="https://a.b"', "its Fix's upstream is 'https://a.b', not a tuple"),
+    ("known={}", "known=None", f"{NAMED}its Fix's known is None, not a mapping"),
+    ("probe=lambda source: PROBE", "probe=None", f"{NAMED}its Fix's probe is None, not a function"),
+    ('("sglang.srt.target:function",)', '"sglang.srt.target:function"', "its PatchPoint's where is 'sglang.srt.target"),
+    ("How.AROUND", '"around"', f"{NAMED}its PatchPoint's how is 'around', not a How"),
+    ('id="extra_fix"', 'id="Extra fix"', "its Fix's id is 'Extra fix', not a name such as wrong_answer"),
+    ("known={}", 'known={}, default="yes"', "its Fix's default is 'yes', not auto, off or on"),
+    ("known={}", 'known={}, after="other"', "its Fix's after is 'other', not a tuple of ids"),
+    (
+        "return [Fix(",
+        "return ['x'] or [Fix(",
+        "extra-fixes contributes a fix or kernel, which cannot be used: it declares",
+    ),
+    ("return [Fix(", "return 7 or [Fix(", "extra-fixes: its bcg_fixes() gives 7, which is no list"),
+    ("    return [Fix(", "    1 / 0\n    return [Fix(", "extra-fixes: its bcg_fixes() fails (ZeroDivisionError: "),
+    ("def bcg_fixes", "def bcg_fixxes", "of extra-fixes cannot be loaded (PluginValidationError: unknown hook"),
+    ('id="extra_fix"', 'id="no_bucket_fits"', "more than one package declares the fix id no_bucket_fits"),
+]
+
+
+def command(site: pathlib.Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    whole = {"FAKE_FORM": "enable", "SGLANG_BCG_REPORT_DIR": str(site / "reports"), **OTHERS_OFF, **environ}
+    return processes.python(
+        *("-m", "sglang_bcg_fixes", *arguments), paths=[processes.FAKE_SGLANG, site], environment=whole
+    )
+
+
+def healthy(done: subprocess.CompletedProcess[str], code: int = 0) -> None:
+    assert done.returncode == code and "Traceback" not in done.stderr, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("old", "new", "words"), WRONG, ids=[words[-40:] for *_, words in WRONG])
+def test_a_fix_that_is_declared_wrongly_is_named_with_its_package(
+    extra, tmp_path: pathlib.Path, old: str, new: str, words: str
+) -> None:
+    assert old in EXTRA
+    site = extra(text=EXTRA.replace(old, new))
+    for arguments in (["list"], ["status"], ["explain", "linear_attention_captured"]):
+        done = command(site, *arguments)
+        healthy(done)
+        assert done.stdout and words in done.stderr and "mend or uninstall extra-fixes" in done.stderr, done.stderr
+    examined = command(site, "doctor")
+    healthy(examined, 1)
+    assert "linear_attention_captured" in examined.stdout and words in examined.stdout, examined.stdout
+    [problem] = json.loads(command(site, "doctor", "--json").stdout)["problems"]
+    assert words in problem
+    refused = load(site, tmp_path / "reports")
+    assert refused.returncode == 1 and "Traceback" not in refused.stderr, refused.stderr
+    assert refused.stderr.startswith("bcg-fixes refuses to start: ") and words in refused.stderr
+
+
+def test_a_missing_section_concerns_its_own_page_alone(extra, tmp_path: pathlib.Path) -> None:
+    site = extra()
+    asked = command(site, "explain", "extra_fix")
+    healthy(asked, 2)
+    [line] = asked.stderr.splitlines()
+    assert line.startswith("bcg-fixes explain: extra_fix: its docstring has no section 'Symptom:'; "), line
+    assert line.endswith("in the package extra-fixes") and asked.stdout == ""
+    for arguments in (["list"], ["status"], ["explain", "linear_attention_captured"], ["doctor"]):
+        done = command(site, *arguments)
+        healthy(done)
+        assert done.stderr == "", done.stderr
+    assert load(site, tmp_path / "reports").returncode == 0, "a server needs no page"
+
+
+def test_a_probe_that_gives_no_finding_is_unknown(extra, tmp_path: pathlib.Path) -> None:
+    site = extra("None")
+    done = command(site, "doctor")
+    healthy(done, 1)
+    assert "its probe gives a NoneType, which is no Finding" in done.stdout and "WANTED AND MISSING" in done.stdout
+
+
+def test_a_kernel_that_is_declared_wrongly_is_named_and_the_fixes_are_used(extra) -> None:
+    site = extra(text=with_kernel().replace("{}, points, {})", "{}, points, None)"))
+    done = command(site, "list")
+    healthy(done)
+    words = "extra-fixes contributes extra_op, which cannot be used: its Kernel's tolerance is None, not a mapping"
+    assert words in done.stderr and "extra_fix" in done.stdout and "extra_op" not in done.stdout
+
+
+def test_what_is_right_is_used_and_its_package_known(extra) -> None:
+    site = extra(text=with_kernel(), probe=AFFECTED)
+    code = "from sglang_bcg_fixes import registry; print(sorted(registry.discover().owners.items()))"
+    done = processes.python("-c", code, paths=[processes.FAKE_SGLANG, site])
+    assert done.stdout.strip() == "[('extra_fix', 'extra-fixes'), ('extra_op', 'extra-fixes')]", done.stderr
+
+
+def test_all_of_ours_is_well_formed() -> None:
+    known = registry.discover()
+    assert [well_formed.fault(fix, Fix) for fix in known.fixes] == [None] * len(known.fixes)
+    assert [well_formed.fault(kernel, Kernel) for kernel in known.kernels] == [None] * len(known.kernels)
