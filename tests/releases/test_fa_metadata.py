@@ -205,6 +205,21 @@ def odd_steps(world: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
         backend.eager(world.batch(decode))
         return flash_steps.told(backend.found, 1)
 
+    def strided(tensor: Any) -> Any:
+        return tensor.repeat_interleave(2, dim=-1)[..., ::2]
+
+    def of_other_rows() -> Any:
+        backend = Backend(decode.setting, strided(world.table))
+        backend.eager(world.batch(decode))
+        return flash_steps.told(backend.found, 1)
+
+    lengths, rows = world.batch(decode).seq_lens, world.batch(decode).req_pool_indices
+    # what a kernel would read as if it were something else
+    short = dataclasses.replace(world.batch(decode), seq_lens=lengths.short())
+    apart = dataclasses.replace(world.batch(decode), req_pool_indices=strided(rows))
+    yield "fa_metadata: seq_lens is torch.int16, not torch.int32 or torch.int64", lambda: run(short)
+    yield "fa_metadata: req_pool_indices has stride 2, not 1", lambda: run(apart)
+    yield "fa_metadata: the rows of req_to_token have stride 2, not 1", of_other_rows
     yield "pages of 48 tokens", lambda: run(page_size=48)
     verify = flash_steps.Step("verify", "TARGET_VERIFY", graph=False, page_size=1, topk=1, drafts=True)
     drafts = {"chunk": 32, "topk": 1, "draft_tokens": flash_steps.DRAFT_TOKENS}
