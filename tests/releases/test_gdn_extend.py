@@ -231,6 +231,20 @@ def test_what_was_not_asked_about_before_a_replay_is_an_error() -> None:
         served().fill(None, batch(req_pool_indices=[0, 0, 0]))
 
 
+def test_the_tables_of_a_step_are_good_for_one_replay() -> None:
+    filled, whole = [], batch(extend_prefix_lens=[0, 0])
+    found = served()
+    found.unit, found.is_filled = None, False
+    found.tables.fill = lambda *given: filled.append(given)
+    backend = types.SimpleNamespace(forward_metadata=types.SimpleNamespace(mamba_cache_indices=[1, 2]))
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=f"the states of an earlier batch. Set {KERNEL.flag}=off"):
+            found.use_up()
+        found.fill(backend, whole)
+        found.use_up()
+    assert filled == [([0, 0], [1, 2], [0, 0], None)] * 2
+
+
 def test_batches_that_are_served() -> None:
     served().refuse(batch())
     served().refuse(batch(forward_mode=types.SimpleNamespace(name="MIXED")))
