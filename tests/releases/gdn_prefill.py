@@ -14,6 +14,7 @@ import collections
 import dataclasses
 import functools
 import importlib
+import importlib.util
 import json
 import pathlib
 import sys
@@ -38,8 +39,8 @@ RAGGED = [[[11]], [[6], [5]], [[5], [3]], [[9], [1], [6]], [[4], [4]]]
 CHUNKED = [[[8, 8, 3]], [[6, 5], [0, 7]], [[5, 1, 2], [3, 4, 0]], [[0, 2, 3], [1, 1, 9], [4, 3, 4]]]
 # for kernels whose programs run one by one here
 SHORT = [[[5], [3]], [[6, 5], [0, 7]]]
-# checkpoints for the prefix cache lie 64 tokens apart
-LONG = [[[70], [3, 66]]]
+# checkpoints for the prefix cache lie 64 tokens apart: inside an extend, and at the end of one
+LONG = [[[70], [3, 66]], [[64], [16, 48]]]
 
 # what is wrong with a copy of the module, and what is written instead of what
 FILL = "        self.tables.fill(batch"
@@ -181,7 +182,9 @@ def compared(one: Sequence[Found], other: Sequence[Found]) -> Found:
 
 def checkpoints_of(request: Any) -> list[int]:
     """The slots that the prefix cache's states of a request go to."""
-    buffer = getattr(request, "mamba_ping_pong_track_buffer", None)
+    # of the request itself before 0.5.19
+    name, memory = "mamba_ping_pong_track_buffer", getattr(request, "kv", None)
+    buffer = getattr(memory if hasattr(memory, name) else request, name, None)
     return [] if buffer is None else [int(slot) for slot in buffer if slot >= 0]
 
 
@@ -273,11 +276,29 @@ def in_cuda() -> Found:
     return {**scenario(world, SHORT, prefill.BUCKETS), "launched": launched}
 
 
+class LikeMusa:
+    """The machine as it is, but for this."""
+
+    is_musa = True
+
+    def __init__(self, machine: Any) -> None:
+        self.machine = machine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.machine, name)
+
+
 def checkpoints() -> Found:
     """With the prefix cache's extra buffer, which wants states from inside an extend."""
     one_batch.import_sglang(with_graphs=True)
     # SGLang refuses it on a CPU, whose kernels it knows of leave none
     importlib.import_module("sglang.srt.server_args").is_musa = lambda: True  # type: ignore[attr-defined]
+    hook = "sglang.srt.arg_groups.mamba_hook"
+    if importlib.util.find_spec(hook):
+        # later releases ask there
+        asking: Any = importlib.import_module(hook)
+        machine = LikeMusa(asking.get_platform())
+        asking.get_platform = lambda: machine
     options: dict[str, Any] = {"disable_radix_cache": False, "context_length": 256}
     # before 0.5.13, and since
     options |= dict.fromkeys(("mamba_scheduler_strategy", "mamba_radix_cache_strategy"), "extra_buffer")

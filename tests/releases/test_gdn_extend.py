@@ -102,7 +102,10 @@ def test_the_cuda_source_is_right_with_what_a_layer_gives_it(run: Callable[..., 
     assert report["launched"]["prepare"] == report["launched"]["advance"] > 0
 
 
-@pytest.mark.parametrize("release", [ONE, "0.5.15.post1"])
+# with those whose backend, runner or bookkeeping of checkpoints is another one than before
+@pytest.mark.parametrize(
+    "release", [ONE, "0.5.15.post1", "0.5.16", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"]
+)
 def test_checkpoints_for_the_prefix_cache_are_written_from_inside(run: Callable[..., Found], release: str) -> None:
     report = run(release, "checkpoints")
     assert_captured_and_right(report, len(gdn_prefill.LONG))
