@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 REQUIREMENTS := tools/sglang_on_cpu/requirements.txt tests/requirements.txt
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' tools/sglang_on_cpu/requirements.txt)
 
-.PHONY: serve test lint wheels gpu bench record cost docs fix clean
+.PHONY: serve test lint wheels gpu bench record cost harm docs fix clean
 .DEFAULT_GOAL := test
 
 serve:
@@ -38,6 +38,11 @@ record:
 
 cost: wheels
 	$(BIN)/python benchmarks/cost_of_being_there.py --release 0.5.12.post1 --release 0.5.23 --json cost_of_being_there.json
+
+# every server of the harm matrix that rests on something that has changed; hours from nothing, and it can be interrupted
+harm: wheels
+	PYTHONPATH=tools $(BIN)/python -m tests.harm.matrix
+	$(BIN)/python tools/make_docs.py
 
 docs: $(VENV)/ready
 	$(BIN)/python tools/make_docs.py

@@ -1,4 +1,4 @@
-"""Write the generated pages of docs/, flags, defects, kinds of request and fixes/<id>, or check them with --check."""
+"""Write the generated pages of docs/, or check them with --check: flags, defects, kinds of request, harm, fixes."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import json
 import pathlib
 import sys
 import textwrap
+
+import harm_page
 
 from sglang_bcg_fixes import flags, registry
 from sglang_bcg_fixes.harmless import HARMLESS
@@ -40,6 +42,9 @@ def pages() -> dict[pathlib.Path, str]:
     made[DOCS / "flags.md"] = flags_page(built_in, [each for each in known.kernels if is_ours(each)])
     made[DOCS / "defects.md"] = defects_page(built_in, verdicts)
     made[DOCS / "kinds_of_request.md"] = kinds_page(json.loads(KINDS.read_text()))
+    matrix = harm_page.recorded()
+    made[DOCS / "harm.md"] = harm_page.page(matrix)
+    made[DOCS / "harm.svg"] = harm_page.picture(matrix)
     return {path: NOTE + text for path, text in made.items()}
 
 

@@ -1,0 +1,152 @@
+"""Python time that the plugin adds to one prefill and one decode step, by fix.
+
+What a fix runs is timed without what it goes on to call of SGLang's, in a replayed prefill and in a decode step, and
+its calls are counted in models of two depths: from these follow the calls in a model of a real server's depth. Kernels
+are off: they stand in the place of SGLang's own and are measured on a GPU.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import timeit
+from collections.abc import Callable, Iterator
+from time import perf_counter_ns
+from typing import Any
+
+from sglang_on_cpu import graphs, one_batch
+
+from sglang_bcg_fixes import graph_break, patching, reached
+from sglang_bcg_fixes.model import How
+
+REPEATS = 30
+BATCH = [6, 5]
+# Qwen3-Next and Qwen3-30B
+LAYERS = 48
+
+
+class Clock:
+    """Time by fix: each body's own, without the functions of SGLang's that it goes on to call."""
+
+    def __init__(self) -> None:
+        self.nanoseconds: collections.Counter[str] = collections.Counter()
+        self.calls: collections.Counter[str] = collections.Counter()
+        # what has been spent further in, for each function that has been entered
+        self.inner: list[int] = []
+
+    def timed(self, function: Callable[..., Any], fix: str | None) -> Callable[..., Any]:
+        """The function with its time noted for a fix, or taken from the time of the fix that calls it."""
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self.inner.append(0)
+            start = perf_counter_ns()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                took = perf_counter_ns() - start
+                if fix is not None:
+                    self.nanoseconds[fix] += took - self.inner[-1]
+                    self.calls[fix] += 1
+                self.inner.pop()
+                if self.inner:
+                    self.inner[-1] += took
+
+        return functools.update_wrapper(run, function, updated=())
+
+    def forget(self) -> None:
+        self.nanoseconds.clear()
+        self.calls.clear()
+
+
+def install(clock: Clock) -> None:
+    """Have everything that the plugin applies from now on timed."""
+    wrap, around, rebuild = patching.wrap, graph_break.around, graph_break.rebuild
+
+    def timed_wrap(original: Any, how: How, body: Any, number: int = reached.NO_PLACE) -> Any:
+        return wrap(clock.timed(original, None), how, clock.timed(body, fix_of(number)), number)
+
+    def timed_around(original: Any, body: Any, number: int) -> Any:
+        return around(clock.timed(original, None), clock.timed(body, fix_of(number)), number)
+
+    def timed_rebuild(original: Any, body: Any, number: int = reached.NO_PLACE) -> Any:
+        rebuilt = rebuild(original, body, number)
+        # a function that becomes a break is asked for each time whether a graph is being captured
+        return rebuilt if graph_break.is_product(original) else clock.timed(rebuilt, fix_of(number))
+
+    patching.wrap, graph_break.around, graph_break.rebuild = timed_wrap, timed_around, timed_rebuild
+
+
+def fix_of(number: int) -> str:
+    return next(fix for fix, places in reached.TALLY.places.items() if number in places.values())
+
+
+def per_call_beside_the_body() -> float:
+    """Nanoseconds of a wrapper round an empty body, less what the clock finds in that body."""
+
+    def plain(a: int, b: int, c: int, d: int) -> int:
+        return a
+
+    def empty(original: Callable[..., int], *args: int) -> int:
+        return original(*args)
+
+    def fastest(function: Callable[..., Any], number: int = 20_000) -> float:
+        return min(timeit.repeat(lambda: function(1, 2, 3, 4), number=number, repeat=7)) / number * 1e9
+
+    clock = Clock()
+    watched = patching.wrap(clock.timed(plain, None), How.AROUND, clock.timed(empty, "empty"))
+    found = []
+    for _ in range(7):
+        clock.forget()
+        for _ in range(2_000):
+            watched(1, 2, 3, 4)
+        found.append(clock.nanoseconds["empty"] / 2_000)
+    return fastest(patching.wrap(plain, How.AROUND, empty)) - fastest(plain) - min(found)
+
+
+def measure(loaded: one_batch.LoadedModel, clock: Clock, beside: float) -> dict[str, dict[str, list[float]]]:
+    """Step -> fix -> calls and microseconds a call, in the fastest of many steps."""
+    steps: dict[str, dict[str, list[float]]] = {"prefill": {}, "decode": {}}
+    with noted(loaded.model_runner, clock) as notes:
+        for _ in range(REPEATS):
+            one_batch.generate(loaded, [[3] * length for length in BATCH], 2)
+    for place, (calls, nanoseconds) in enumerate(notes):
+        step = steps["decode" if place % 2 else "prefill"]
+        for fix, count in calls.items():
+            each = max(0.0, nanoseconds[fix] / count + beside) / 1e3
+            step[fix] = min(step.get(fix, [count, each]), [count, each])
+    return steps
+
+
+@contextlib.contextmanager
+def noted(model_runner: Any, clock: Clock) -> Iterator[list[tuple[dict[str, int], dict[str, int]]]]:
+    """What the clock has found in each forward."""
+    notes: list[tuple[dict[str, int], dict[str, int]]] = []
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        clock.forget()
+        output = type(model_runner).forward(model_runner, *args, **kwargs)
+        notes.append((dict(clock.calls), dict(clock.nanoseconds)))
+        return output
+
+    model_runner.forward = forward
+    try:
+        yield notes
+    finally:
+        del model_runner.forward
+
+
+def serve(job: dict[str, Any], row: dict[str, Any]) -> None:
+    """Fill the row with what each fix costs a model of this depth."""
+    from tests.harm import served
+
+    clock = Clock()
+    beside = per_call_beside_the_body()
+    install(clock)
+    loaded = served.load(job)
+    served.prepare(loaded.model_runner.model)
+    served.captured(loaded.model_runner, served.Said())
+    before = graphs.counters.replays
+    row["steps"] = measure(loaded, clock, beside)
+    row["replays"] = (graphs.counters.replays - before) // REPEATS
+    row["layers"] = loaded.model_runner.model_config.num_hidden_layers

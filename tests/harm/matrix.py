@@ -1,0 +1,198 @@
+"""The harm matrix: its rows, what a row must not be, and the one command that records what is missing.
+
+    python -m tests.harm.matrix [--release RELEASE] [--architecture NAME] [--arm ARM]
+
+A release's rows lie in recorded/RELEASE.jsonl. A row is made again when its configuration has changed, and, where the
+plugin mends, when the package's code has: comments and docstrings are no code. Interrupted, it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from sglang_on_cpu import architectures
+
+from tests import processes, wheels
+
+RECORDED = pathlib.Path(__file__).with_name("recorded")
+STOCK, PATCHED, OFF = "stock", "patched", "off"
+ARMS = {
+    STOCK: {"SGLANG_PLUGINS": "__none__"},
+    PATCHED: {"SGLANG_PLUGINS": "bcg_fixes"},
+    OFF: {"SGLANG_PLUGINS": "bcg_fixes", "SGLANG_BCG_FIXES": "off"},
+}
+# an interrupted recording has these first
+FIRST_RELEASES = ("0.5.23", "0.5.11", "0.5.15.post1", "0.5.19")
+FIRST_ARCHITECTURES = (
+    *("LlamaForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
+    *("Qwen3NextForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM", "NemotronHForCausalLM"),
+)
+# a model file's last statement, as SGLang's registry reads it
+ENTRIES = re.compile(r"^EntryClass[^=\n]*=\s*(\[[^\]]*\]|\w+)", re.MULTILINE)
+COMMENT = re.compile(r"#.*")
+Row = dict[str, Any]
+Rows = dict[tuple[str, str], Row]
+
+
+@functools.cache
+def code_of_the_package() -> str:
+    """A hash of what the plugin's modules do."""
+    made = hashlib.sha256()
+    for file in sorted((processes.REPOSITORY / "sglang_bcg_fixes").rglob("*.py")):
+        made.update(file.relative_to(processes.REPOSITORY).as_posix().encode())
+        made.update(ast.dump(without_docstrings(ast.parse(file.read_text()))).encode())
+    return made.hexdigest()[:12]
+
+
+def without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body[0] = ast.Pass()
+    return tree
+
+
+def key(architecture: str, arm: str) -> str:
+    """What the row rests on."""
+    configuration = architectures.CONFIGURATIONS[architecture]
+    made = json.dumps([configuration.config, configuration.server_args], sort_keys=True)
+    digest = hashlib.sha256(made.encode()).hexdigest()[:8]
+    return f"{digest} {code_of_the_package()}" if arm == PATCHED else digest
+
+
+def job(architecture: str, arm: str) -> dict[str, Any]:
+    configuration = architectures.CONFIGURATIONS[architecture]
+    return {
+        "architecture": architecture,
+        "arm": arm,
+        "key": key(architecture, arm),
+        "environment": ARMS[arm],
+        "configuration": {**configuration.config, "architectures": [architecture]},
+        "server_args": configuration.server_args,
+    }
+
+
+def served(release: str, jobs: list[dict[str, Any]], rows: pathlib.Path) -> Iterator[Row]:
+    """Run the jobs in one process of the release, and append each row to the file."""
+    root = wheels.unpacked(release)
+    with tempfile.TemporaryDirectory() as folder:
+        listed = pathlib.Path(folder, "jobs.json")
+        listed.write_text(json.dumps(jobs))
+        environment = {**processes.ON_CPU, "SGLANG_BCG_REPORT_DIR": str(pathlib.Path(folder, "reports"))}
+        whole = processes.environment_of([root, processes.REPOSITORY / "tools"], environment)
+        command = [sys.executable, "-m", "tests.harm.served", str(listed), str(rows)]
+        with open(pathlib.Path(folder, "log"), "w+") as log:
+            code = subprocess.call(command, env=whole, cwd=processes.REPOSITORY, stdout=log, stderr=log)
+            log.seek(0)
+            if code:
+                raise RuntimeError(f"tests.harm.served ended with {code} on {release}: {log.read()[-2000:]}")
+    yield from read(rows)
+
+
+def read(file: pathlib.Path) -> list[Row]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+
+
+def recorded(release: str) -> Rows:
+    """By architecture and arm; what was recorded last counts."""
+    return {(row["architecture"], row["arm"]): row for row in read(file_of(release))}
+
+
+def file_of(release: str) -> pathlib.Path:
+    return RECORDED / f"{release}.jsonl"
+
+
+def tidy(release: str) -> None:
+    """One row for each architecture and arm, in their order."""
+    rows = recorded(release)
+    order = {arm: place for place, arm in enumerate(ARMS)}
+    known = sorted(
+        ((name, arm) for name, arm in rows if name in architectures.CONFIGURATIONS),
+        key=lambda pair: (pair[0], order[pair[1]]),
+    )
+    draft = file_of(release).with_suffix(".draft")
+    draft.write_text("".join(json.dumps(rows[pair]) + "\n" for pair in known))
+    os.replace(draft, file_of(release))
+
+
+def names_in(release: str) -> set[str]:
+    """Every architecture that a model file of the release declares."""
+    return set(declared(wheels.unpacked(release)))
+
+
+def model_files(root: pathlib.Path) -> list[pathlib.Path]:
+    return sorted((root / "sglang" / "srt" / "models").rglob("*.py"))
+
+
+@functools.cache
+def text_of(file: pathlib.Path) -> str:
+    return file.read_text(encoding="utf-8-sig")
+
+
+def declared(root: pathlib.Path) -> Iterator[str]:
+    for file in model_files(root):
+        for entries in ENTRIES.findall(text_of(file)):
+            yield from re.findall(r"\w+", COMMENT.sub("", entries))
+
+
+def code_of(root: pathlib.Path, name: str) -> str:
+    """The class that this one of the models has all of its code from: itself, or what it is derived from."""
+    text = next((text for text in map(text_of, model_files(root)) if f"\nclass {name}(" in text), "")
+    found = re.search(rf"^class {name}\((\w+)\):\n((?:[ \t].*\n|\n)*)", text, re.MULTILINE)
+    if found is None:
+        return name
+    body = ast.parse(f"class {name}:\n{found[2]}").body[0]
+    assert isinstance(body, ast.ClassDef)
+    is_empty = all(isinstance(part, ast.Pass) or is_text(part) for part in body.body)
+    return code_of(root, found[1]) if is_empty else name
+
+
+def is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
+def missing(release: str, names: Iterable[str], arms: Iterable[str]) -> list[dict[str, Any]]:
+    """Jobs whose rows are not there, or rest on something that has changed."""
+    rows = recorded(release)
+    wanted = [(name, arm) for name in names for arm in arms]
+    return [job(*pair) for pair in wanted if rows.get(pair, {}).get("key") != key(*pair)]
+
+
+def record(releases: list[str], names: list[str], arms: list[str]) -> None:
+    RECORDED.mkdir(exist_ok=True)
+    for release in releases:
+        known = names_in(release)
+        jobs = missing(release, [name for name in names if name in known], arms)
+        print(f"{release}: {len(jobs)} rows to record", flush=True)
+        if jobs:
+            for _ in served(release, jobs, file_of(release)):
+                pass
+            tidy(release)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--release", action="append", choices=wheels.RELEASES, help="all; repeat")
+    parser.add_argument("--architecture", action="append", choices=sorted(architectures.CONFIGURATIONS), help="repeat")
+    parser.add_argument("--arm", action="append", choices=ARMS, help="all; repeat")
+    options = parser.parse_args()
+    releases = options.release or list(dict.fromkeys((*FIRST_RELEASES, *reversed(wheels.RELEASES))))
+    names, arms = options.architecture or list(architectures.CONFIGURATIONS), options.arm or list(ARMS)
+    first = [name for name in FIRST_ARCHITECTURES if name in names]
+    for some in (first, names):
+        record(releases, some, arms)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""What a patched server must not be beside a stock one, on the same release, model and batches."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+Row = dict[str, Any]
+NOT_A_NUMBER = float("inf")
+STARTS_NOT = "does not serve"
+FEWER_BUCKETS = "captures fewer buckets"
+MORE_BREAKS = "has more breaks"
+FEWER_REPLAYS = "replays fewer batches"
+DIFFERS_MORE = "differs more from eager"
+OTHER_EAGER = "answers otherwise without a graph"
+RULES = (STARTS_NOT, FEWER_BUCKETS, MORE_BREAKS, FEWER_REPLAYS, DIFFERS_MORE, OTHER_EAGER)
+# of logits of about one, in half precision, on another processor
+SAME = 0.02
+# so many times as large may a difference of the same two kernels be there
+SAME_PROCESSOR, OTHER_PROCESSOR = 1, 4
+
+
+def broken(stock: Row, patched: Row, slack: float = SAME_PROCESSOR) -> list[str]:
+    """The rules that the patched server breaks; none where stock does not come that far itself."""
+    if "error" in patched:
+        return [] if "error" in stock else [STARTS_NOT]
+    rules = [OTHER_EAGER] if "eager" in stock and not same_eager(stock, patched) else []
+    return rules if "error" in stock else worse_graphs(stock, patched, slack) + rules
+
+
+def worse_graphs(stock: Row, patched: Row, slack: float) -> list[str]:
+    ours, theirs = patched["graphs"], stock["graphs"]
+    both = [(ours[size][1], theirs[size][1]) for size in theirs if size in ours]
+    pairs = list(zip(patched["batches"], stock["batches"], strict=True))
+    found = {
+        FEWER_BUCKETS: not set(theirs) <= set(ours),
+        MORE_BREAKS: any(mine > stocks for mine, stocks in both),
+        FEWER_REPLAYS: any(replays(stocks) and not replays(mine) for mine, stocks in pairs),
+        DIFFERS_MORE: any(difference(mine) > slack * difference(stocks) for mine, stocks in pairs),
+    }
+    return [rule for rule in RULES if found.get(rule)]
+
+
+def replays(batch: list[Any]) -> bool:
+    return bool(batch[0])
+
+
+def difference(batch: list[Any]) -> float:
+    """An answer that is not there, or no number, is further off than any."""
+    return batch[1] if isinstance(batch[1], float) else NOT_A_NUMBER
+
+
+def same_eager(stock: Row, patched: Row) -> bool:
+    """Bit for bit, or to a rounding where another processor recorded the one."""
+    if stock["eager"] == patched["eager"]:
+        return True
+    pairs = zip(itertools.chain(*stock["eager values"]), itertools.chain(*patched["eager values"]), strict=True)
+    return all(abs(one - other) <= SAME for one, other in pairs)
+
+
+def is_wrong(row: Row) -> bool:
+    """Whether it shows an answer that is none, or not the eager one, or a server that ends."""
+    return "error" in row or any(difference(batch) for batch in row["batches"])
+
+
+def shape(row: Row) -> Any:
+    """What of a row is the same on every machine."""
+    return "error" in row, row.get("graphs"), [replays(batch) for batch in row.get("batches", [])]
+
+
+def same(stock: Row, off: Row) -> bool:
+    """Whether two rows say the same of everything but time."""
+    told = ("error", "eager", "graphs", "why no graphs", "batches", "calls", "calls eager")
+    return all(stock.get(name) == off.get(name) for name in told)

@@ -1,0 +1,111 @@
+"""No server is worse off with the plugin than without it: what was recorded of all, and a part of it made again."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from sglang_on_cpu import architectures
+
+from sglang_bcg_fixes import registry
+from tests import processes, wheels
+from tests.harm import exceptions, live, matrix, rules
+from tests.harm.matrix import ARMS, OFF, PATCHED, STOCK
+
+CHOSEN = live.chosen()
+RECORD = "run `make harm`, read what changed, and commit it"
+
+
+@pytest.mark.parametrize("release", wheels.RELEASES)
+def test_every_architecture_is_accounted_for(release: str) -> None:
+    accounted = {*architectures.CONFIGURATIONS, *architectures.SAME_CODE, *architectures.NOT_RUN}
+    new = sorted(matrix.names_in(release) - accounted)
+    assert not new, f"tools/sglang_on_cpu/architectures.py has no row for {', '.join(new)} of {release}"
+
+
+def test_no_architecture_is_listed_for_nothing() -> None:
+    known = set().union(*map(matrix.names_in, wheels.RELEASES))
+    runs, same, not_run = (
+        set(table) for table in (architectures.CONFIGURATIONS, architectures.SAME_CODE, architectures.NOT_RUN)
+    )
+    assert (runs | same | not_run) <= known
+    assert not runs & same and not runs & not_run and not same & not_run
+    assert set(architectures.SAME_CODE.values()) <= runs
+
+
+@pytest.mark.parametrize("release", wheels.RELEASES)
+def test_what_counts_as_the_same_code_is(release: str) -> None:
+    root, known = wheels.unpacked(release), matrix.names_in(release)
+    for name, of in architectures.SAME_CODE.items():
+        assert name not in known or matrix.code_of(root, name) == matrix.code_of(root, of), f"{name} is not {of}"
+
+
+@pytest.mark.parametrize("release", wheels.RELEASES)
+def test_every_row_is_recorded(release: str) -> None:
+    rows = matrix.recorded(release)
+    wanted = {(name, arm) for name in architectures.CONFIGURATIONS.keys() & matrix.names_in(release) for arm in ARMS}
+    assert set(rows) == wanted, RECORD
+    outdated = [pair for pair, row in rows.items() if row["key"].split()[0] != matrix.key(pair[0], STOCK)]
+    assert not outdated, f"made of another configuration; {RECORD}"
+
+
+@pytest.mark.parametrize("release", wheels.RELEASES)
+def test_no_recorded_server_is_worse_off_with_the_plugin(release: str) -> None:
+    rows = matrix.recorded(release)
+    for name in sorted({name for name, _ in rows}):
+        refuse(release, name, rules.broken(rows[name, STOCK], rows[name, PATCHED]), rows[name, PATCHED])
+
+
+def refuse(release: str, name: str, broken: list[str], row: dict[str, Any]) -> None:
+    unexcused = [rule for rule in broken if not exceptions.excuse(release, name, rule)]
+    assert not unexcused, f"{release}, {name}: the patched server {' and '.join(unexcused)}: {row}"
+
+
+@pytest.mark.parametrize("release", wheels.RELEASES)
+def test_switched_off_the_plugin_changes_nothing(release: str) -> None:
+    rows = matrix.recorded(release)
+    for name in sorted({name for name, _ in rows}):
+        assert rules.same(rows[name, STOCK], rows[name, OFF]), f"{release}, {name}"
+
+
+@pytest.mark.parametrize("row", exceptions.EXCUSED, ids=lambda row: f"{row.fix} {row.rule}")
+def test_an_exception_prevents_a_wrong_answer_that_is_shown(row: exceptions.Excused) -> None:
+    assert row.fix in {fix.id for fix in registry.discover().fixes} and row.rule in rules.RULES
+    used = [
+        (release, name)
+        for release in wheels.RELEASES
+        for name in {name for name, _ in matrix.recorded(release)}
+        if (rows := matrix.recorded(release))
+        and row.rule in rules.broken(rows[name, STOCK], rows[name, PATCHED])
+        and exceptions.excuse(release, name, row.rule) is row
+    ]
+    assert used, "nobody needs it"
+    if row.shown_by == exceptions.STOCK_ROW:
+        assert all(rules.is_wrong(matrix.recorded(release)[name, STOCK]) for release, name in used)
+    else:
+        file, _, test = row.shown_by.partition("::")
+        assert re.search(rf"^def {test}\(", (processes.REPOSITORY / file).read_text(), re.MULTILINE)
+
+
+@pytest.fixture(scope="module", params=sorted(CHOSEN))
+def served_again(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, matrix.Rows]:
+    release = request.param
+    jobs = [matrix.job(*pair) for pair in CHOSEN[release]]
+    rows = matrix.served(release, jobs, tmp_path_factory.mktemp("rows") / "rows.jsonl")
+    return release, {(row["architecture"], row["arm"]): row for row in rows}
+
+
+def test_a_server_that_runs_here_is_not_worse_off_with_the_plugin(served_again: tuple[str, matrix.Rows]) -> None:
+    release, rows = served_again
+    recorded = matrix.recorded(release)
+    assert set(rows) == set(CHOSEN[release])
+    for (name, arm), row in rows.items():
+        refuse(release, name, rules.broken(recorded[name, STOCK], row, rules.OTHER_PROCESSOR), row)
+        assert rules.shape(row) == rules.shape(recorded[name, arm]), f"{release}, {name}, {arm}: {RECORD}"
+
+
+def test_the_part_that_runs_has_every_release_and_every_architecture() -> None:
+    assert set(CHOSEN) == set(wheels.RELEASES)
+    runs = {name for pairs in CHOSEN.values() for name, _ in pairs}
+    assert runs == {name for release in wheels.RELEASES for name, _ in matrix.recorded(release)}

@@ -1,0 +1,199 @@
+"""docs/harm.md and its picture, made of what tests/harm has recorded."""
+
+from __future__ import annotations
+
+import html
+import json
+import pathlib
+import sys
+import textwrap
+from collections.abc import Iterable
+from typing import Any
+
+REPOSITORY = pathlib.Path(__file__).parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
+from sglang_on_cpu import architectures  # noqa: E402
+
+from tests.harm import exceptions, rules  # noqa: E402
+
+RECORDED = REPOSITORY / "tests" / "harm" / "recorded"
+RELEASES = tuple((REPOSITORY / "tools" / "releases.txt").read_text().split())
+# what became of a patched server beside a stock one: a sign, a colour, and words
+MENDED = ("+", "#2e7d32", "better: stock does not serve, answers wrongly or replays less")
+EQUAL = ("=", "#a5d6a7", "equal: both replay graphs, and every answer is the eager one")
+ROUNDED = ("~", "#c5e1a5", "equal: both replay graphs, whose kernels round otherwise than the eager ones")
+EAGER = ("e", "#e0e0e0", "equal: SGLang makes no prefill graphs for it, and both answer eagerly")
+STOPPED = ("s", "#bdbdbd", "equal: neither serves here")
+WRONG = ("w", "#ef9a9a", "equal: the same wrong answer")
+EXCUSED = ("x", "#ffb74d", "less than stock, for a wrong answer that it prevents: see below")
+WORSE = ("!", "#c62828", "worse off with the plugin")
+ABSENT = ("", "#ffffff", "the release does not have it")
+KINDS = (MENDED, EQUAL, ROUNDED, EAGER, STOPPED, WRONG, EXCUSED, WORSE, ABSENT)
+ROW, COLUMN, LEFT, TOP = 15, 40, 270, 70
+Row = dict[str, Any]
+Table = dict[str, dict[str, dict[str, Row]]]
+
+
+def recorded() -> Table:
+    """Release -> architecture -> arm -> row."""
+    table: Table = {release: {} for release in RELEASES}
+    for release in RELEASES:
+        file = RECORDED / f"{release}.jsonl"
+        for line in file.read_text().splitlines() if file.is_file() else ():
+            row = json.loads(line)
+            table[release].setdefault(row["architecture"], {})[row["arm"]] = row
+    return table
+
+
+def kind_of(release: str, name: str, arms: dict[str, Row]) -> tuple[str, str, str]:
+    if not {"stock", "patched"} <= set(arms):
+        return ABSENT
+    stock, patched = arms["stock"], arms["patched"]
+    broken = rules.broken(stock, patched)
+    if broken:
+        return EXCUSED if all(exceptions.excuse(release, name, rule) for rule in broken) else WORSE
+    if rules.broken(patched, stock):
+        return MENDED
+    if "error" in stock:
+        return STOPPED
+    if not stock["graphs"]:
+        return EAGER
+    return same_answers(stock)
+
+
+def same_answers(stock: Row) -> tuple[str, str, str]:
+    worst = max(rules.difference(batch) for batch in stock["batches"])
+    if worst == 0.0:
+        return EQUAL
+    return ROUNDED if worst <= rules.SAME else WRONG
+
+
+def names_in(table: Table) -> list[str]:
+    return sorted({name for rows in table.values() for name in rows}, key=str.lower)
+
+
+def page(table: Table) -> str:
+    names = names_in(table)
+    kinds = {
+        (name, release): kind_of(release, name, table[release].get(name, {})) for name in names for release in RELEASES
+    }
+    lines = ["# Does the plugin do harm?", "", *introduction(table), "", "![the matrix](harm.svg)", ""]
+    counted = {kind: sum(found is kind for found in kinds.values()) for kind in KINDS}
+    lines += ["| | rows | patched beside stock |", "|---|---|---|"]
+    lines += [f"| `{kind[0]}` | {counted[kind]} | {kind[2]} |" for kind in KINDS if kind is not ABSENT]
+    lines += ["", "| architecture | " + " | ".join(RELEASES) + " |", "|---|" + "---|" * len(RELEASES)]
+    lines += [f"| {name} | " + " | ".join(kinds[name, release][0] for release in RELEASES) + " |" for name in names]
+    lines += ["", "## Exceptions", "", *excused(), "", "## What is better", "", *better(table, kinds)]
+    lines += ["", "## Other names of the registries", "", *others()]
+    return "\n".join(lines) + "\n"
+
+
+def introduction(table: Table) -> list[str]:
+    rows = [row for of in table.values() for arms in of.values() for row in arms.values()]
+    codes = sorted({row["key"].split()[1] for row in rows if row["arm"] == "patched"})
+    text = (
+        f"{len(rows)} servers of {len([release for release in RELEASES if table[release]])} releases were started on "
+        "the CPU, with a stand-in for CUDA graphs and a tiny model of each architecture: stock, with the plugin as it "
+        "is installed, and with `SGLANG_BCG_FIXES=off`. Each answered four batches and a decode step after each, "
+        "eagerly, then with prefill graphs, and every tensor of the answers was compared. Patched, no server may "
+        "capture fewer buckets, break a graph more often, replay fewer batches or differ more from eager than stock, "
+        "unless an exception below names the wrong answer that this prevents. Switched off, it must be stock in "
+        "everything. `make test` asserts both for what was recorded, and makes a part of the rows again in each "
+        "release; `make harm` makes those again that rest on something that has changed. "
+        f"The patched rows are of the package's code {', '.join(codes)}."
+    )
+    return [textwrap.fill(text, 120, break_on_hyphens=False)]
+
+
+def excused() -> list[str]:
+    if not exceptions.EXCUSED:
+        return ["None."]
+    head = [
+        "| the patched server | fix | architectures | releases | prevents | shown by |",
+        "|---|---|---|---|---|---|",
+    ]
+    return head + [
+        f"| {row.rule} | [{row.fix}](fixes/{row.fix}.md) | {', '.join(row.architectures)} | "
+        f"{', '.join(row.releases)} | {row.prevents} | `{row.shown_by}` |"
+        for row in exceptions.EXCUSED
+    ]
+
+
+def better(table: Table, kinds: dict[tuple[str, str], tuple[str, str, str]]) -> list[str]:
+    lines = ["| architecture | releases | stock | patched |", "|---|---|---|---|"]
+    grouped: dict[tuple[str, str, str], list[str]] = {}
+    for (name, release), kind in kinds.items():
+        if kind is MENDED:
+            arms = table[release][name]
+            grouped.setdefault((name, summary(arms["stock"]), summary(arms["patched"])), []).append(release)
+    lines += [f"| {name} | {', '.join(of)} | {stock} | {patched} |" for (name, stock, patched), of in grouped.items()]
+    return lines
+
+
+def summary(row: Row) -> str:
+    """A server in a few words."""
+    if "error" in row:
+        return html.escape(row["error"][:120]).replace("|", "\\|")
+    replayed = sum(map(rules.replays, row["batches"]))
+    worst = max(map(rules.difference, row["batches"]))
+    wrong = (
+        ""
+        if worst == 0.0
+        else ", **ends or gives no number**"
+        if worst == rules.NOT_A_NUMBER
+        else f", off by {worst:g}"
+    )
+    breaks = f", {max(breaks for _, breaks in row['graphs'].values())} breaks" if row["graphs"] else ""
+    return f"{len(row['graphs'])} buckets{breaks}, {replayed} of {len(row['batches'])} replayed{wrong}"
+
+
+def others() -> list[str]:
+    same: dict[str, list[str]] = {}
+    for name, known in architectures.SAME_CODE.items():
+        same.setdefault(known, []).append(name)
+    reasons: dict[str, list[str]] = {}
+    for name, reason in architectures.NOT_RUN.items():
+        reasons.setdefault(reason, []).append(name)
+    lines = ["A class without methods of its own runs the code of the one that it is derived from:", ""]
+    lines += wrapped(f"- {known}: {', '.join(sorted(names))}" for known, names in sorted(same.items()))
+    lines += ["", "Not run here:", ""]
+    return lines + wrapped(f"- {reason}: {', '.join(sorted(names))}" for reason, names in sorted(reasons.items()))
+
+
+def wrapped(items: Iterable[str]) -> list[str]:
+    return [line for item in items for line in textwrap.wrap(item, 120, subsequent_indent="  ")]
+
+
+def picture(table: Table) -> str:
+    names = names_in(table)
+    width, height = LEFT + COLUMN * len(RELEASES) + 10, TOP + ROW * (len(names) + len(KINDS)) + 20
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
+        'font-size="10">',
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+    ]
+    for place, release in enumerate(RELEASES):
+        x = LEFT + COLUMN * place + COLUMN // 2
+        parts.append(f'<text x="{x}" y="{TOP - 6}" transform="rotate(-40 {x} {TOP - 6})">{release}</text>')
+    for line, name in enumerate(names):
+        y = TOP + ROW * line
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 11}" text-anchor="end">{html.escape(name)}</text>')
+        for place, release in enumerate(RELEASES):
+            kind = kind_of(release, name, table[release].get(name, {}))
+            parts.append(cell(LEFT + COLUMN * place, y, COLUMN, kind))
+    for line, kind in enumerate(KINDS):
+        y = TOP + ROW * (len(names) + line) + 10
+        parts += [
+            cell(LEFT, y, COLUMN, kind),
+            f'<text x="{LEFT + COLUMN + 8}" y="{y + 11}">{html.escape(kind[2])}</text>',
+        ]
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def cell(x: int, y: int, width: int, kind: tuple[str, str, str]) -> str:
+    sign, colour, _ = kind
+    box = f'<rect x="{x}" y="{y}" width="{width - 1}" height="{ROW - 1}" fill="{colour}"/>'
+    return box + (
+        f'<text x="{x + width // 2}" y="{y + 11}" text-anchor="middle">{html.escape(sign)}</text>' if sign else ""
+    )
