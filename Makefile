@@ -42,6 +42,7 @@ cost: wheels
 # every server of the harm matrix that rests on something that has changed; hours from nothing, and it can be interrupted
 harm: wheels
 	PYTHONPATH=tools $(BIN)/python -m tests.harm.matrix
+	PYTHONPATH=tools $(BIN)/python -m tests.harm.speed
 	$(BIN)/python tools/make_docs.py
 
 docs: $(VENV)/ready

@@ -94,7 +94,7 @@ def captured(model_runner: Any, said: Said) -> tuple[dict[str, list[int]], str |
     except RuntimeError as error:
         if "captured nothing" not in str(error):
             raise
-        return {}, next((line for line in reversed(said.lines) if "graph" in line.lower()), "SGLang says nothing")
+        return {}, said.last_of("graph")
     # as on an NVIDIA GPU: where it is false, 0.5.17 and later take captures of latent attention for the expanded form
     sys.modules[type(runner).__module__].is_cuda = lambda: True  # type: ignore[attr-defined]
     return {
@@ -108,6 +108,9 @@ def prepare(model: Any) -> None:
     one_batch.randomize(model)
     if hasattr(model, "post_load_weights"):
         model.post_load_weights()
+    elif any(getattr(part, "w_kc", part) is None for part in model.modules()):
+        # some models do that behind the last weight
+        model.load_weights([])
 
 
 def register(model_type: str) -> None:
@@ -123,10 +126,16 @@ class Said(logging.Handler):
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)
-        self.lines: list[str] = []
+        self.lines: list[tuple[int, str]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(shortened(record.getMessage()))
+        self.lines.append((record.levelno, shortened(record.getMessage())))
+
+    def last_of(self, word: str) -> str:
+        """The last of the gravest lines with this word."""
+        lines = [(level, line) for level, line in self.lines if word in line.lower()]
+        gravest = max((level for level, _ in lines), default=0)
+        return next((line for level, line in reversed(lines) if level == gravest), "nothing is said")
 
 
 def one_line(error: BaseException) -> str:

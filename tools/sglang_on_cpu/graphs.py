@@ -682,9 +682,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             module.cudaStreamGetCaptureInfo = _stream_capture_info
 
 
-def _stream_capture_info(stream_number: int) -> tuple[int, int]:
+def _stream_capture_info(stream_number: int) -> tuple[int, int, int]:
     takes_part = _capture is not None and any(stream.cuda_stream == stream_number for stream in _capture.seen_by)
-    return 0, int(takes_part)
+    # no error, the status, and the number of the capture
+    return 0, int(takes_part), 0
 
 
 _finder = _Finder()
