@@ -158,8 +158,8 @@ def time_of_steps(table: dict[str, Any]) -> list[str]:
         "without what it calls of SGLang's. Without what mends each layer a prefill step may take "
         f"{speed.PREFILL:.0f} and a decode step {speed.DECODE:.0f}; what mends a layer, {speed.LAYER:.0f} a layer. "
         "The tests hold the recorded numbers to that. Decode ran without a CUDA graph, which takes the most calls. "
-        "Kernels are not among it, and the limit leaves out single_request_capture, which on 0.5.11 replays in the place "
-        "of SGLang's own method: most of its time is the replay's."
+        "Kernels are not among it, and the limit leaves out single_request_capture, which on 0.5.11 replays in the "
+        "place of SGLang's own method: most of its time is the replay's."
     )
     lines = [textwrap.fill(text, 120), "", "| release | model | step | total | held to the limit | by fix |"]
     lines.append("|---|---|---|---|---|---|")
