@@ -96,4 +96,4 @@ def tensors() -> Tensors:
 if __name__ == "__main__":
     for wanted in sys.argv[2:]:
         assert wanted == NAME, f"there is only {NAME}"
-        models.write(FOUR_LAYERS.config_json(), tensors(), pathlib.Path(sys.argv[1]) / NAME)
+        models.write({"config.json": FOUR_LAYERS.config_json()}, tensors(), pathlib.Path(sys.argv[1]) / NAME)

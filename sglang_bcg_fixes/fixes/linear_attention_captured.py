@@ -89,5 +89,5 @@ FIX = Fix(
         ),
     ),
     mitigations=PREFILL_GRAPHS_OFF,
-    verify=("qwen3_next_prefill_graph",),
+    verify=("qwen3_next_prefill_graph", "qwen3_5_text_prefill_graph", "qwen3_5_prefill_graph"),
 )

@@ -67,5 +67,11 @@ FIX = Fix(
     },
     patches=(PatchPoint((BREAK,), How.GRAPH_BREAK, f"{__name__}:run_and_zero_tail"),),
     mitigations=PREFILL_GRAPHS_OFF,
-    verify=("qwen3_next_prefill_graph",),
+    verify=(
+        "qwen3_next_prefill_graph",
+        "qwen3_5_text_prefill_graph",
+        "qwen3_5_text_by_default",
+        "qwen3_5_prefill_graph",
+        "qwen3_5_by_default",
+    ),
 )

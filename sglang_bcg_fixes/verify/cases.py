@@ -11,13 +11,22 @@ import random
 from collections.abc import Callable, Sequence
 
 from sglang_bcg_fixes.probe import Source
-from sglang_bcg_fixes.verify.models import VOCABULARY
+from sglang_bcg_fixes.verify.models import MODELS, VOCABULARY
 
 Value = str | int | float | bool | tuple[int, ...]
 Flags = dict[str, Value]
 
 NEW_TOKENS = 12
 SEED = 1
+# what is left to say where everything else is SGLang's own choice
+SIZES: Flags = {
+    "--skip-tokenizer-init": True,
+    "--context-length": 8192,
+    "--max-running-requests": 32,
+    "--max-total-tokens": 32768,
+    "--max-mamba-cache-size": 96,
+    "--mem-fraction-static": 0.7,
+}
 
 
 class Standard(str, enum.Enum):
@@ -108,6 +117,11 @@ def warm_prefixes(buckets: Sequence[int]) -> list[Call]:
     return script.calls
 
 
+def new_prompts(buckets: Sequence[int]) -> list[Call]:
+    """As around every bucket, but nothing twice: the radix cache would answer the second time with other kernels."""
+    return [call for call in around_every_bucket(buckets) if call.again is None]
+
+
 def alone_after_a_batch(buckets: Sequence[int]) -> list[Call]:
     """Requests alone in decode graphs of four rows, before and after a batch of four has left its rows behind.
 
@@ -153,6 +167,8 @@ class Case:
 
     `module` must be there for the model to be known, and `served` says whether it is with these flags; `watches` names
     defects that the case shows and that this version has no fix for, and `extra` are flags beside those of every case.
+    With `by_default` the server is started as users start it: only the sizes of its pools are given, so that others can
+    be beside it.
     """
 
     name: str
@@ -170,6 +186,7 @@ class Case:
     served: Callable[[Source], bool] = lambda source: True
     # speculative decoding of the earlier releases has none to give
     logprobs: bool = True
+    by_default: bool = False
 
     @property
     def wants_prefill_graphs(self) -> bool:
@@ -180,6 +197,8 @@ class Case:
 
     def flags(self, source: Source, buckets: Sequence[int], eager: bool = False) -> Flags:
         """By the options that this source has, never by its version."""
+        if self.by_default:
+            return {**SIZES, **(prefill_graphs(source, ()) if eager else {})}
         newer = source.has_option("--cuda-graph-bs-decode")
         flags: Flags = {
             "--skip-tokenizer-init": True,
@@ -241,10 +260,34 @@ def mixture_in_triton(source: Source) -> Flags:
     return {"--moe-runner-backend": "triton"}
 
 
+def has_breakable_graphs_by_default(source: Source) -> bool:
+    choice = source.find("sglang.srt.model_executor.cuda_graph_config:default_prefill_backend")
+    return choice is not None and choice.mentions("BREAKABLE")
+
+
+def sees_in_graphs_by_default(source: Source) -> bool:
+    """Some releases make no graphs of models that see, unless they are asked to."""
+    listed = source.find("sglang.srt.configs.model_config:multimodal_breakable_cuda_graph_supported_model_archs")
+    is_listed = listed is not None and listed.mentions(MODELS["qwen3_5"].architecture)
+    return is_listed and has_breakable_graphs_by_default(source)
+
+
 def small_cache(source: Source) -> Flags:
     return {**mixture_in_triton(source), "--max-total-tokens": 512}
 
 
+QWEN3_5_TEXT = Case(
+    "qwen3_5_text_prefill_graph",
+    "Qwen3.5 without its images: linear attention is run anew in every replay.",
+    "qwen3_5_text",
+    module="sglang.srt.models.qwen3_5_text",
+)
+QWEN3_5 = Case(
+    "qwen3_5_prefill_graph",
+    "Qwen3.5 as published, a model that sees, is replayed for prompts of text.",
+    "qwen3_5",
+    module="sglang.srt.models.qwen3_5",
+)
 EAGLE = Case(
     "eagle_triton_draft_extend",
     "As many drafts are accepted when the draft's extend step is replayed as when it is not.",
@@ -269,6 +312,24 @@ CASES = (
         "qwen3_next",
         script=warm_prefixes,
         extra=with_radix_cache,
+    ),
+    QWEN3_5_TEXT,
+    dataclasses.replace(
+        QWEN3_5_TEXT,
+        name="qwen3_5_text_by_default",
+        sentence="Qwen3.5 without its images is replayed and right where no flag asks for graphs.",
+        script=new_prompts,
+        served=has_breakable_graphs_by_default,
+        by_default=True,
+    ),
+    QWEN3_5,
+    dataclasses.replace(
+        QWEN3_5,
+        name="qwen3_5_by_default",
+        sentence="Qwen3.5 as published is replayed and right where no flag asks for graphs.",
+        script=new_prompts,
+        served=sees_in_graphs_by_default,
+        by_default=True,
     ),
     Case(
         "llama_several_requests",

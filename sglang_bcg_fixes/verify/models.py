@@ -12,9 +12,10 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import re
 import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 VOCABULARY = 2048
@@ -73,7 +74,8 @@ def mixture(
 class Model:
     """Names and shapes as in a checkpoint; the values follow from the names, and `finish` changes what they cannot say.
 
-    `norm` is the weight of a norm that changes nothing.
+    `norm` is the weight of a norm that changes nothing, `stack` is where the layers are, `wrap` makes a config.json of
+    the text's configuration, and `beside` are more files of JSON.
     """
 
     architecture: str
@@ -84,18 +86,21 @@ class Model:
     config: dict[str, Any] = dataclasses.field(default_factory=dict)
     norm: float = 1
     finish: Callable[[Tensors], Tensors] = lambda tensors: tensors
+    stack: str = "model.layers."
+    wrap: Callable[[dict[str, Any]], dict[str, Any]] = lambda config: config
+    beside: Mapping[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def config_json(self) -> dict[str, Any]:
         sizes = {"num_hidden_layers": len(self.layers), "num_key_value_heads": self.key_heads}
         names = {"architectures": [self.architecture], "model_type": self.model_type}
-        return {**names, **sizes, **USUAL_OPTIONS, **self.config}
+        return self.wrap({**names, **sizes, **USUAL_OPTIONS, **self.config})
 
     def tensors(self, seed: int) -> Tensors:
         import torch
 
         shapes = dict(self.ends)
         for number, layer in enumerate(self.layers):
-            shapes |= {f"model.layers.{number}.{name}": shape for name, shape in layer.items()}
+            shapes |= {f"{self.stack}{number}.{name}": shape for name, shape in layer.items()}
         source = torch.Generator().manual_seed(seed)
         found = self.finish({name: values(name, shape, self.norm, source) for name, shape in shapes.items()})
         return {name: each.to(torch.bfloat16).contiguous() for name, each in found.items()}
@@ -123,6 +128,12 @@ def values(name: str, shape: tuple[int, ...], norm: float, source: Any) -> Any:
 def with_gated_norms_of_one(tensors: Tensors) -> Tensors:
     """Its other norms scale by one plus their weight."""
     return {name: each + 1 if "linear_attn.norm" in name else each for name, each in tensors.items()}
+
+
+def with_norms_of_a_tower_of_one(tensors: Tensors) -> Tensors:
+    """The tower's norms scale by their weight, the text's by one plus theirs."""
+    scales = re.compile(r"visual\..*norm\d?\.weight")
+    return {name: each + 1 if scales.search(name) else each for name, each in with_gated_norms_of_one(tensors).items()}
 
 
 def drafts_what_it_will_say(tensors: Tensors) -> Tensors:
@@ -196,6 +207,160 @@ QWEN_DRAFT: Shapes = {
     **norms("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"),
     **{f"mtp.layers.0.{name}": shape for name, shape in QWEN_FULL.items()},
 }
+
+# Qwen3.5: as Qwen3-Next, but dense, and with the projections of linear attention apart
+QWEN3_5_REST = {**BOTH_NORMS, **mlp("mlp.")}
+QWEN3_5_LINEAR: Shapes = {
+    **QWEN3_5_REST,
+    **weights(
+        "linear_attn.",
+        in_proj_qkv=(QWEN_MIXED, HIDDEN),
+        in_proj_z=(QWEN_VALUES * HEAD, HIDDEN),
+        in_proj_b=(QWEN_VALUES, HIDDEN),
+        in_proj_a=(QWEN_VALUES, HIDDEN),
+        conv1d=(QWEN_MIXED, 1, 4),
+        norm=(HEAD,),
+        out_proj=(HIDDEN, QWEN_VALUES * HEAD),
+    ),
+    "linear_attn.dt_bias": (QWEN_VALUES,),
+    "linear_attn.A_log": (QWEN_VALUES,),
+}
+QWEN3_5_FULL = {
+    **QWEN3_5_REST,
+    **attention(1, query_parts=2),
+    **norms("self_attn.q_norm", "self_attn.k_norm", size=HEAD),
+}
+QWEN3_5_TEXT = Model(
+    "Qwen3_5ForCausalLM",
+    "qwen3_5_text",
+    1,
+    (QWEN3_5_LINEAR, QWEN3_5_LINEAR, QWEN3_5_LINEAR, QWEN3_5_FULL),
+    USUAL_ENDS,
+    options(
+        f"""full_attention_interval=4 attention_bias=false attn_output_gate=true linear_conv_kernel_dim=4
+        linear_key_head_dim={HEAD} linear_value_head_dim={HEAD} linear_num_key_heads={QWEN_KEYS}
+        linear_num_value_heads={QWEN_VALUES} partial_rotary_factor=0.25
+        rope_parameters={{"rope_type":"default","rope_theta":10000.0,"partial_rotary_factor":0.25}}"""
+    ),
+    norm=0,
+    finish=with_gated_norms_of_one,
+)
+
+# its images: patches of 16 by 16 by 2 frames of 3 colours, four of them a token
+TOWER, TOWER_INNER, PATCH, MERGED, POSITIONS = 128, 256, 16, 4, 64
+# none of these is asked for by random prompts
+OF_IMAGES = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+NUMBERED = {name: VOCABULARY + number for number, name in enumerate(OF_IMAGES)}
+# some kernels want a vocabulary that divides by 64
+WITH_IMAGES = VOCABULARY + 64
+TOWER_BLOCK = {
+    f"{name}.{kind}": shape if kind == "weight" else shape[:1]
+    for name, shape in {
+        "norm1": (TOWER,),
+        "norm2": (TOWER,),
+        "attn.qkv": (3 * TOWER, TOWER),
+        "attn.proj": (TOWER, TOWER),
+        "mlp.linear_fc1": (TOWER_INNER, TOWER),
+        "mlp.linear_fc2": (TOWER, TOWER_INNER),
+    }.items()
+    for kind in ("weight", "bias")
+}
+TOWER_ENDS: Shapes = {
+    "patch_embed.proj.weight": (TOWER, 3, 2, PATCH, PATCH),
+    "patch_embed.proj.bias": (TOWER,),
+    "pos_embed.weight": (POSITIONS, TOWER),
+    "merger.norm.weight": (TOWER,),
+    "merger.norm.bias": (TOWER,),
+    "merger.linear_fc1.weight": (MERGED * TOWER, MERGED * TOWER),
+    "merger.linear_fc1.bias": (MERGED * TOWER,),
+    "merger.linear_fc2.weight": (HIDDEN, MERGED * TOWER),
+    "merger.linear_fc2.bias": (HIDDEN,),
+}
+
+
+def beside_a_tower(text: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a model that sees, from that of its text."""
+    start, end, image, video = NUMBERED.values()
+    tokens = options(
+        f"vision_start_token_id={start} vision_end_token_id={end} image_token_id={image} video_token_id={video}"
+    )
+    tower = options(
+        f"""model_type="qwen3_5" depth=1 hidden_size={TOWER} intermediate_size={TOWER_INNER} num_heads=2 in_channels=3
+        patch_size={PATCH} temporal_patch_size=2 spatial_merge_size=2 num_position_embeddings={POSITIONS}
+        out_hidden_size={HIDDEN} hidden_act="gelu_pytorch_tanh" deepstack_visual_indexes=[]"""
+    )
+    shared = ("architectures", "model_type", "torch_dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id")
+    return {
+        **{name: text[name] for name in shared},
+        **tokens,
+        "text_config": {**text, "architectures": None, "model_type": QWEN3_5_TEXT.model_type},
+        "vision_config": tower,
+    }
+
+
+# words are their numbers; with these SGLang's image processor starts, which has nothing to do for prompts of tokens
+TOKENIZER = {
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "added_tokens": [
+        {"id": number, "content": name, "special": True, "normalized": False}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+        for name, number in NUMBERED.items()
+    ],
+    "normalizer": None,
+    "pre_tokenizer": {"type": "WhitespaceSplit"},
+    "post_processor": None,
+    "decoder": None,
+    "model": {
+        "type": "WordLevel",
+        "vocab": {**{str(number): number for number in range(VOCABULARY)}, **NUMBERED},
+        "unk_token": "0",
+    },
+}
+PIXELS = {"shortest_edge": (2 * PATCH) ** 2, "longest_edge": (16 * PATCH) ** 2}
+FRAMES = {"patch_size": PATCH, "temporal_patch_size": 2, "merge_size": 2, "size": PIXELS}
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "tokenizer.json": TOKENIZER,
+    "tokenizer_config.json": {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 8192,
+        "unk_token": "0",
+        "pad_token": "0",
+        "eos_token": "1",
+        "image_token": "<|image_pad|>",
+        "video_token": "<|video_pad|>",
+        "vision_bos_token": "<|vision_start|>",
+        "vision_eos_token": "<|vision_end|>",
+    },
+    "preprocessor_config.json": {
+        "processor_class": "Qwen3VLProcessor",
+        "image_processor_type": "Qwen2VLImageProcessorFast",
+        **FRAMES,
+    },
+    "video_preprocessor_config.json": {
+        "processor_class": "Qwen3VLProcessor",
+        "video_processor_type": "Qwen3VLVideoProcessor",
+        **FRAMES,
+    },
+}
+QWEN3_5_SEES = dataclasses.replace(
+    QWEN3_5_TEXT,
+    architecture="Qwen3_5ForConditionalGeneration",
+    model_type="qwen3_5",
+    ends={
+        **weights("model.language_model.", embed_tokens=(WITH_IMAGES, HIDDEN)),
+        **weights(lm_head=(WITH_IMAGES, HIDDEN)),
+        **norms("model.language_model.norm"),
+        **{f"model.visual.{name}": shape for name, shape in TOWER_ENDS.items()},
+        **{f"model.visual.blocks.0.{name}": shape for name, shape in TOWER_BLOCK.items()},
+    },
+    config={**QWEN3_5_TEXT.config, "vocab_size": WITH_IMAGES},
+    finish=with_norms_of_a_tower_of_one,
+    stack="model.language_model.layers.",
+    wrap=beside_a_tower,
+    beside=PROCESSORS,
+)
 
 OSS_INNER = 256
 OSS_LAYER: Shapes = {
@@ -280,6 +445,8 @@ MODELS = {
         LLAMA, architecture="LlamaForCausalLMEagle", layers=({},), ends={}, finish=draft_of_the_target
     ),
     "qwen3_next": QWEN3_NEXT,
+    "qwen3_5_text": QWEN3_5_TEXT,
+    "qwen3_5": QWEN3_5_SEES,
     # `--speculative-algorithm NEXTN` without a draft path: the layer that drafts is in the same checkpoint
     "qwen3_next_mtp": dataclasses.replace(QWEN3_NEXT, ends={**USUAL_ENDS, **QWEN_DRAFT}),
     # windows in every other layer, with a cache pool of their own; experts in bfloat16
@@ -362,15 +529,17 @@ def seed_of(name: str) -> int:
 
 
 def make(name: str, folder: pathlib.Path) -> None:
-    write(MODELS[name].config_json(), MODELS[name].tensors(seed_of(name)), folder)
+    model = MODELS[name]
+    write({"config.json": model.config_json(), **model.beside}, model.tensors(seed_of(name)), folder)
 
 
-def write(config: dict[str, Any], tensors: Tensors, folder: pathlib.Path) -> None:
-    """As config.json and model.safetensors."""
+def write(files: Mapping[str, dict[str, Any]], tensors: Tensors, folder: pathlib.Path) -> None:
+    """As files of JSON, and model.safetensors."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content, indent=1))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 

@@ -14,8 +14,13 @@ from sglang_bcg_fixes.verify.cases import BUCKETS, CASES, FEW_BUCKETS, Case
 from tests.wheels import RELEASES
 
 FIXES = {fix.id: fix for fix in registry.discover().fixes}
-# SGLang does not start with these models and flags
-REFUSED = {("falcon_h1_checkpoints", release) for release in ("0.5.11", "0.5.12", "0.5.12.post1")}
+# the first release that has the model, or starts with these flags, or makes such graphs unasked
+FIRST = {
+    "falcon_h1_checkpoints": "0.5.13",
+    "qwen3_5_text_prefill_graph": "0.5.17",
+    "qwen3_5_text_by_default": "0.5.17",
+    "qwen3_5_by_default": "0.5.16",
+}
 by_name = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
 
@@ -42,7 +47,10 @@ def test_a_case_says_what_it_shows_of_a_model_that_can_be_made(case: Case) -> No
 def test_the_release_knows_every_flag(release: str, release_root: Callable[[str], pathlib.Path]) -> None:
     source = Source(Folder(release_root(release)))
     for case in CASES:
-        assert case.applies_to(source) != ((case.name, release) in REFUSED), f"{case.name} on {release}"
+        is_there = RELEASES.index(release) >= RELEASES.index(FIRST.get(case.name, RELEASES[0]))
+        assert case.applies_to(source) is is_there, f"{case.name} on {release}"
+        if not is_there:
+            continue
         for eager in (False, True):
             unknown = [name for name in case.flags(source, BUCKETS, eager) if not source.has_option(name)]
             assert not unknown, f"{case.name}: {unknown}"
@@ -54,6 +62,8 @@ def test_prefill_graphs_are_breakable_of_these_sizes_or_off(
 ) -> None:
     source = Source(Folder(release_root(release)))
     for case in CASES:
+        if case.by_default:
+            continue
         on, off = case.flags(source, BUCKETS), case.flags(source, BUCKETS, eager=True)
         old = {"--enable-breakable-cuda-graph", "--enforce-piecewise-cuda-graph"} <= on.keys()
         new = on.get("--cuda-graph-backend-prefill") == "breakable"
@@ -61,6 +71,23 @@ def test_prefill_graphs_are_breakable_of_these_sizes_or_off(
         sizes = on.get("--piecewise-cuda-graph-tokens", on.get("--cuda-graph-bs-prefill", BUCKETS))
         assert sizes == BUCKETS == tuple(sorted(BUCKETS))
         assert off.get("--cuda-graph-backend-prefill") == "disabled" or off.get("--disable-piecewise-cuda-graph")
+
+
+def test_by_default_only_sizes_are_given_and_only_eager_says_a_word_of_graphs(
+    release_root: Callable[[str], pathlib.Path],
+) -> None:
+    source = Source(Folder(release_root("0.5.23")))
+    mine = [case for case in CASES if case.by_default]
+    assert [case.name for case in mine] == ["qwen3_5_text_by_default", "qwen3_5_by_default"]
+    for case in mine:
+        chosen = [
+            name for name in case.flags(source, BUCKETS) if not name.startswith(("--max-", "--mem-", "--context-"))
+        ]
+        assert chosen == ["--skip-tokenizer-init"]
+        more = set(case.flags(source, BUCKETS, eager=True).items()) - set(case.flags(source, BUCKETS).items())
+        assert more == {("--cuda-graph-backend-prefill", "disabled")}
+        prompts = [prompt for call in case.script(BUCKETS) for prompt in call.prompts]
+        assert len(set(prompts)) == len(prompts), "asked again, the radix cache would answer"
 
 
 @pytest.mark.parametrize("buckets", [BUCKETS, FEW_BUCKETS], ids=["all", "quick"])

@@ -18,6 +18,8 @@ LEFT_OUT = {
     "qwen3_next_mtp as draft": ("embed_tokens.weight", "lm_head.weight"),
 }
 OF_THE_LAYER_THAT_DRAFTS = "mtp."
+# the releases that know no such class
+NOT_THERE = {"qwen3_5_text": ("0.5.11", "0.5.12.post1", "0.5.15.post1")}
 
 PROGRAM = """
 import importlib, json, multiprocessing, sys, types
@@ -81,7 +83,7 @@ def sizes(folder: pathlib.Path) -> dict[str, int]:
 def test_every_weight_is_loaded(
     release: str, release_root: Callable[[str], pathlib.Path], folder: pathlib.Path
 ) -> None:
-    wanted = {name: str(folder / name) for name in models.MODELS}
+    wanted = {name: str(folder / name) for name in models.MODELS if release not in NOT_THERE.get(name, ())}
     wanted["qwen3_next_mtp as draft"] = wanted["qwen3_next_mtp"]
     found, _ = processes.beside(
         release_root(release), *("-c", PROGRAM, json.dumps(wanted)), timeout=600, SGLANG_PLUGINS="__none__"
