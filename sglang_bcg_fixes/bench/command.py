@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sglang_bcg_fixes import flags, registry
-from sglang_bcg_fixes.bench import gdn_layer, plots, rows, servers, timing
+from sglang_bcg_fixes.bench import gdn_layer, model, plots, rows, servers, timing
 from sglang_bcg_fixes.bench.rows import COLD, GREEN, HOT, Row, find, number
 from sglang_bcg_fixes.probe import Source
 from sglang_bcg_fixes.verify import command as verify
@@ -36,6 +36,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--quick", action="store_true", help="few sizes and few rounds")
     command.add_argument("--shapes", default=",".join(gdn_layer.SHAPES), metavar="A,B", help="default: %(default)s")
+    command.add_argument("--model", default=model.NAME, choices=list(servers.CASES), help="of the servers")
     command.add_argument("--rounds", type=int, metavar="N", help=f"default: {ROUNDS}; at least {timing.LEAST_ROUNDS}")
     command.add_argument("--jsonl", type=pathlib.Path, default=pathlib.Path("bench.jsonl"), metavar="FILE")
     command.add_argument("--plots", type=pathlib.Path, metavar="DIR", help="default: where the JSONL is")
@@ -101,7 +102,7 @@ def parts(
             job["flashinfer"] = options.flashinfer
             yield f"layer, {name}", lambda job=job: layer_rows(options.python, source, job)  # type: ignore[misc]
     if options.servers or both:
-        yield "servers", lambda: server_rows(options.python, source, here["free_gib"], rounds)
+        yield "servers", lambda: server_rows(options, source, here["free_gib"], rounds)
 
 
 def layer_rows(python: str, source: Source, job: dict[str, Any]) -> Iterator[list[Row]]:
@@ -122,13 +123,17 @@ def layer_rows(python: str, source: Source, job: dict[str, Any]) -> Iterator[lis
         raise gdn_layer.LayerBenchError(f"its process ended with exit status {process.returncode}")
 
 
-def server_rows(python: str, source: Source, free_gib: float, rounds: int) -> Iterator[list[Row]]:
+def server_rows(options: argparse.Namespace, source: Source, free_gib: float, rounds: int) -> Iterator[list[Row]]:
     if free_gib < servers.GIB:
         raise BenchError(f"{free_gib} GiB are free on the GPU, and the servers need {servers.GIB} together")
     with tempfile.TemporaryDirectory(prefix="bcg-bench-") as made:
-        folder = pathlib.Path(made)
-        servers.make_model(python, folder)
-        yield from servers.measure(python, registry.discover(), source, folder, rounds, say)
+        folder, case = pathlib.Path(made), servers.CASES[options.model]
+        if not case.applies_to(source):
+            raise BenchError(
+                f"--model {options.model}: SGLang {source.version} does not serve it; leave the option out"
+            )
+        servers.make_model(options.python, folder, case)
+        yield from servers.measure(options.python, registry.discover(), source, folder, rounds, say, case)
 
 
 def show(file: pathlib.Path, plots_folder: pathlib.Path | None) -> list[Row]:

@@ -1,12 +1,14 @@
-"""A model with Qwen3-Next-80B-A3B's 48 layers at their real sizes, but for 16 experts instead of 512 and few words.
+"""Models with layers at their real sizes and few words, so that several servers have them on one GPU.
 
-Four layers are drawn and come twelve times over: 8 GB, so that several servers have it on one GPU.
+Qwen3-Next-80B-A3B has its 48 layers, but 16 experts instead of 512: 8 GB. Qwen3.5-4B has 8 of its 32 layers, as text
+only. Of each model four layers are drawn, and come again and again.
 
-    python -m sglang_bcg_fixes.bench.model FOLDER qwen3_next
+    python -m sglang_bcg_fixes.bench.model FOLDER NAME...
 """
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import sys
 
@@ -14,7 +16,7 @@ from sglang_bcg_fixes.bench.gdn_layer import SHAPES
 from sglang_bcg_fixes.verify import models
 from sglang_bcg_fixes.verify.models import VOCABULARY, Shapes, Tensors, norms, options, weights
 
-NAME = "qwen3_next"
+NAME, DENSE = "qwen3_next", "qwen3_5_4b"
 HIDDEN, INNER, EXPERTS, CHOSEN = 2048, 512, 16, 10
 HEADS, KEY_HEADS, HEAD = 16, 2, 256
 PERIOD, LAYERS = 4, 48
@@ -81,19 +83,80 @@ FOUR_LAYERS = models.Model(
 )
 
 
-def tensors() -> Tensors:
-    drawn = FOUR_LAYERS.tensors(models.seed_of(NAME))
+DENSE_HIDDEN, DENSE_INNER, DENSE_KEY_HEADS, DENSE_LAYERS = 2560, 9216, 4, 8
+DENSE_GDN = SHAPES[DENSE]
+DENSE_VALUES = DENSE_GDN.value_heads * DENSE_GDN.head
+DENSE_REST: Shapes = {
+    **norms("input_layernorm", "post_attention_layernorm", size=DENSE_HIDDEN),
+    **weights(
+        "mlp.",
+        gate_proj=(DENSE_INNER, DENSE_HIDDEN),
+        up_proj=(DENSE_INNER, DENSE_HIDDEN),
+        down_proj=(DENSE_HIDDEN, DENSE_INNER),
+    ),
+}
+DENSE_LINEAR: Shapes = {
+    **DENSE_REST,
+    **weights(
+        "linear_attn.",
+        in_proj_qkv=(DENSE_GDN.channels, DENSE_HIDDEN),
+        in_proj_z=(DENSE_VALUES, DENSE_HIDDEN),
+        in_proj_b=(DENSE_GDN.value_heads, DENSE_HIDDEN),
+        in_proj_a=(DENSE_GDN.value_heads, DENSE_HIDDEN),
+        conv1d=(DENSE_GDN.channels, 1, DENSE_GDN.width),
+        norm=(DENSE_GDN.head,),
+        out_proj=(DENSE_HIDDEN, DENSE_VALUES),
+    ),
+    "linear_attn.dt_bias": (DENSE_GDN.value_heads,),
+    "linear_attn.A_log": (DENSE_GDN.value_heads,),
+}
+DENSE_FULL: Shapes = {
+    **DENSE_REST,
+    **weights(
+        "self_attn.",
+        q_proj=(2 * HEADS * HEAD, DENSE_HIDDEN),
+        k_proj=(DENSE_KEY_HEADS * HEAD, DENSE_HIDDEN),
+        v_proj=(DENSE_KEY_HEADS * HEAD, DENSE_HIDDEN),
+        o_proj=(DENSE_HIDDEN, HEADS * HEAD),
+        q_norm=(HEAD,),
+        k_norm=(HEAD,),
+    ),
+}
+DENSE_FOUR_LAYERS = dataclasses.replace(
+    models.QWEN3_5_TEXT,
+    key_heads=DENSE_KEY_HEADS,
+    layers=(DENSE_LINEAR, DENSE_LINEAR, DENSE_LINEAR, DENSE_FULL),
+    ends={
+        **weights("model.", embed_tokens=(VOCABULARY, DENSE_HIDDEN)),
+        **norms("model.norm", size=DENSE_HIDDEN),
+        **weights(lm_head=(VOCABULARY, DENSE_HIDDEN)),
+    },
+    config={
+        **models.QWEN3_5_TEXT.config,
+        **options(
+            f"""num_hidden_layers={DENSE_LAYERS} hidden_size={DENSE_HIDDEN} intermediate_size={DENSE_INNER}
+            num_attention_heads={HEADS} head_dim={HEAD} max_position_embeddings=32768
+            linear_key_head_dim={DENSE_GDN.head} linear_value_head_dim={DENSE_GDN.head}
+            linear_num_key_heads={DENSE_GDN.key_heads} linear_num_value_heads={DENSE_GDN.value_heads}"""
+        ),
+    },
+)
+MODELS = {NAME: FOUR_LAYERS, DENSE: DENSE_FOUR_LAYERS}
+
+
+def tensors(name: str) -> Tensors:
+    model = MODELS[name]
+    drawn = model.tensors(models.seed_of(name))
     found = dict(drawn)
-    for layer in range(PERIOD, LAYERS):
+    for layer in range(PERIOD, model.config["num_hidden_layers"]):
         start = f"model.layers.{layer % PERIOD}."
-        for name, each in drawn.items():
-            if name.startswith(start):
+        for weight, each in drawn.items():
+            if weight.startswith(start):
                 # a checkpoint's tensors share no memory
-                found[f"model.layers.{layer}.{name.removeprefix(start)}"] = each.clone()
+                found[f"model.layers.{layer}.{weight.removeprefix(start)}"] = each.clone()
     return found
 
 
 if __name__ == "__main__":
     for wanted in sys.argv[2:]:
-        assert wanted == NAME, f"there is only {NAME}"
-        models.write({"config.json": FOUR_LAYERS.config_json()}, tensors(), pathlib.Path(sys.argv[1]) / NAME)
+        models.write({"config.json": MODELS[wanted].config_json()}, tensors(wanted), pathlib.Path(sys.argv[1]) / wanted)

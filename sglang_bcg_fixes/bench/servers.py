@@ -75,6 +75,11 @@ def some_of_everything(buckets: Sequence[int]) -> list[Call]:
     return script.calls
 
 
+def nothing_twice(buckets: Sequence[int]) -> list[Call]:
+    """The same, but for what the radix cache would answer."""
+    return [call for call in some_of_everything(buckets) if call.again is None]
+
+
 CASE = cases.Case(
     "bench",
     "The first token.",
@@ -82,6 +87,18 @@ CASE = cases.Case(
     script=some_of_everything,
     extra=lambda source: {"--context-length": 16384, "--max-total-tokens": 65536},
 )
+# by the name of the model; Qwen3.5 is started as users start it
+CASES = {
+    model.NAME: CASE,
+    model.DENSE: dataclasses.replace(
+        CASE,
+        model=model.DENSE,
+        script=nothing_twice,
+        module="sglang.srt.models.qwen3_5_text",
+        served=cases.has_breakable_graphs_by_default,
+        by_default=True,
+    ),
+}
 
 
 @dataclasses.dataclass
@@ -126,9 +143,15 @@ class Alive:
 
 
 def measure(
-    python: str, known: registry.Registry, source: Source, folder: pathlib.Path, rounds: int, say: Say
+    python: str,
+    known: registry.Registry,
+    source: Source,
+    folder: pathlib.Path,
+    rounds: int,
+    say: Say,
+    case: cases.Case = CASE,
 ) -> Iterator[list[Row]]:
-    runs = runs_of(known, source, folder)
+    runs = runs_of(known, source, folder, case)
     with (
         ended_by_signals(),
         Runner([python, "-m", command.ENGINE], len(runs), LIMITS) as runner,
@@ -146,12 +169,14 @@ def measure(
         yield rows_of(alive, THROUGHPUT, PROMPT, TOGETHER, timing.LEAST_ROUNDS, say)
 
 
-def runs_of(known: registry.Registry, source: Source, folder: pathlib.Path) -> list[command.Run]:
+def runs_of(
+    known: registry.Registry, source: Source, folder: pathlib.Path, case: cases.Case = CASE
+) -> list[command.Run]:
     order = [arm for arm in ARMS if arm not in MORE]
-    found = {each.arm: each for each in command.runs_of(CASE, order, known, source, BUCKETS, folder)}
+    found = {each.arm: each for each in command.runs_of(case, order, known, source, BUCKETS, folder)}
     patched = found[command.PATCHED]
     for arm, more in MORE.items():
-        name = f"{CASE.name}/{arm}"
+        name = f"{case.name}/{arm}"
         environment = {**patched.server.environment, **more}
         server = dataclasses.replace(patched.server, name=name, folder=folder / name, environment=environment)
         found[arm] = dataclasses.replace(patched, arm=arm, server=server)
@@ -289,7 +314,7 @@ def rows_of(alive: Sequence[Alive], measured: str, length: int, together: int, r
             measured,
             TOKENS_PER_SECOND if measured == THROUGHPUT else "ms",
             ARMS[each.run.arm],
-            model.NAME,
+            each.run.case.model,
             length,
             together,
             RED if each.why else GREEN,
@@ -313,5 +338,5 @@ def capture_of(log: str) -> dict[str, float] | None:
     return {"seconds": float(found[1]), "gigabytes": float(found[2])} if found else None
 
 
-def make_model(python: str, folder: pathlib.Path) -> None:
-    command.make_models(python, [CASE], folder, "sglang_bcg_fixes.bench.model")
+def make_model(python: str, folder: pathlib.Path, case: cases.Case = CASE) -> None:
+    command.make_models(python, [case], folder, "sglang_bcg_fixes.bench.model")

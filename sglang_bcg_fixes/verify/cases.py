@@ -198,7 +198,7 @@ class Case:
     def flags(self, source: Source, buckets: Sequence[int], eager: bool = False) -> Flags:
         """By the options that this source has, never by its version."""
         if self.by_default:
-            return {**SIZES, **(prefill_graphs(source, ()) if eager else {})}
+            return {**SIZES, **self.extra(source), **(prefill_graphs(source, ()) if eager else {})}
         newer = source.has_option("--cuda-graph-bs-decode")
         flags: Flags = {
             "--skip-tokenizer-init": True,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import pathlib
 import sys
 from collections.abc import Callable
@@ -89,6 +90,40 @@ def test_a_red_server_has_no_time_and_the_others_have(measure: Callable, misbeha
     printed = "\n".join(command.report(found))
     assert all(line.split()[-1] == "-" for line in printed.splitlines() if STOCK in line and "red" not in line)
     assert f"red, and so without times: {STOCK}" in printed and why in printed
+
+
+def test_qwen3_5_is_started_as_users_start_it_and_asked_nothing_twice(
+    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    case = servers.CASES["qwen3_5_4b"]
+    source = release.in_folder(release_root("0.5.23"))
+    runs = servers.runs_of(registry.discover(), source, tmp_path, case)
+    assert [run.arm for run in runs] == list(servers.ARMS)
+    given = {run.arm: set(run.server.job["engine"]) for run in runs}
+    # sizes, and what says which model it is
+    sizes = {
+        "max_running_requests",
+        "max_total_tokens",
+        "max_mamba_cache_size",
+        "mem_fraction_static",
+        "context_length",
+    }
+    assert given["patched"] - sizes == {"model_path", "log_level", "skip_tokenizer_init"}
+    assert given["eager"] - given["patched"] == {"cuda_graph_backend_prefill"}
+    assert all(run.server.job["engine"]["model_path"].endswith("qwen3_5_4b") for run in runs)
+    # the longest prompt and what is answered
+    assert runs[0].server.job["engine"]["context_length"] > max(servers.LENGTHS) + cases.NEW_TOKENS
+    prompts = [prompt for call in runs[0].calls for prompt in call.prompts]
+    assert len(set(prompts)) == len(prompts)
+
+
+def test_a_release_that_does_not_serve_the_model_is_refused(
+    release_root: Callable[[str], pathlib.Path],
+) -> None:
+    options = argparse.Namespace(model="qwen3_5_4b", python=sys.executable)
+    source = release.in_folder(release_root("0.5.12.post1"))
+    with pytest.raises(command.BenchError, match=r"--model qwen3_5_4b: SGLang 0\.5\.12\.post1 does not serve it"):
+        next(command.server_rows(options, source, servers.GIB, 5))
 
 
 def test_without_bits_an_answer_is_right_that_is_near_and_has_checked_itself() -> None:
