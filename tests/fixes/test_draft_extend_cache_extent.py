@@ -64,7 +64,9 @@ def test_a_release_that_counts_by_itself_is_unknown(change: tuple[str, str, str]
     assert ask(prefix_only.FIX, Source(rewritten(release_root("0.5.23"), *change))).verdict is Verdict.UNKNOWN
 
 
-@pytest.mark.parametrize(("value", "action"), [(None, Action.OFF), ("auto", Action.APPLY), ("on", Action.APPLY)])
+@pytest.mark.parametrize(
+    ("value", "action"), [(None, Action.NOT_NEEDED), ("auto", Action.NOT_NEEDED), ("on", Action.APPLY)]
+)
 def test_a_prefix_alone_is_looked_for_only_on_request(value: str | None, action: Action, release_root: Root) -> None:
     fix = prefix_only.FIX
     settings = read([fix], [], {fix.flag: value} if value else {})
