@@ -130,9 +130,10 @@ def describe(decision: Decision, source: Source, everything: bool) -> list[str]:
     lines += [f"{'':10}evidence   {item}" for item in finding.evidence]
     if finding.verdict in (Verdict.FIXED, Verdict.ABSENT):
         return lines
-    lines.append(f"{'':10}action     {WOULD[decision.action]}")
+    is_off = decision.action is Action.OFF
+    lines.append(f"{'':10}action     {WOULD[decision.action]}{f': {decision.reason}' if is_off else ''}")
     if decision.fix.patches:
-        lines.append(f"{'':10}switch     {decision.fix.flag}=off")
+        lines.append(f"{'':10}switch     {decision.fix.flag}={'on' if is_off else 'off'}")
     way = mitigation(decision.fix, source)
     told = f"{way.flags}  ({way.effect})" if way else "no flag of this release avoids it"
     lines.append(f"{'':10}way round  {told}")

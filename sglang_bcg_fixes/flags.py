@@ -58,8 +58,8 @@ class Settings:
     parent_digest: str | None
     selfcheck: str = "warn"
     canary: int = 0
-    # by operation, the setting that keeps SGLang's own code
-    kernels_off_by: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # by the flag of what is off, why it is
+    off_by: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def strict(self) -> bool:
@@ -136,25 +136,28 @@ def read(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mapping[str, 
     if mistakes:
         raise FlagError("; ".join(mistakes) + ". `bcg-fixes list` shows every flag")
     mode = chosen[FIXES]
-    # off is the default of every fix then; one that is named `on` was asked for all the same
-    states = {fix.id: chosen[fix.flag] for fix in fixes}
-    operations = {kernel.op: chosen[kernel.flag] for kernel in kernels}
-    off_by = {kernel.op: f"{kernel.flag}=off" for kernel in kernels if chosen[kernel.flag] == "off"}
-    for name in (KERNELS, FIXES):
-        left = [op for op, state in operations.items() if state == "auto" and chosen[name] == "off"]
-        operations |= dict.fromkeys(left, "off")
-        off_by |= dict.fromkeys(left, f"{name}=off")
+    off_by: dict[str, str] = {}
+
+    def state_of(flag: str, *switches: str) -> str:
+        """What its own flag says counts; `auto` gives way to a switch that is off."""
+        off = [name for name in switches if chosen[name] == "off"]
+        if chosen[flag] == "auto" and off:
+            off_by[flag] = f"{off[0]}=off"
+            return "off"
+        if chosen[flag] == "off":
+            off_by[flag] = f"{flag}=off" if flag in given else f"{flag} is off by default"
+        return chosen[flag]
+
     if mode == "off":
-        states = {name: state if state == "on" else "off" for name, state in states.items()}
         chosen[SELFCHECK] = chosen[SELFCHECK] if SELFCHECK in given else "off"
     return Settings(
         mode=mode,
-        fixes=states,
-        kernels=operations,
+        fixes={fix.id: state_of(fix.flag, FIXES) for fix in fixes},
+        kernels={kernel.op: state_of(kernel.flag, KERNELS, FIXES) for kernel in kernels},
         parent_digest=given.get(PLAN_DIGEST),
         selfcheck=chosen[SELFCHECK],
         canary=int(canary),
-        kernels_off_by=off_by,
+        off_by=off_by,
     )
 
 

@@ -99,23 +99,15 @@ def make(registry: Registry, settings: Settings, source: Source, watched_too: bo
     findings = {fix.id: ask(fix, source) for fix in wanted}
     decisions: dict[str, Decision] = {}
     for fix in in_order(wanted):
-        decision = decide(fix, settings.fixes.get(fix.id, "off"), findings[fix.id])
+        decision = decide(fix, settings.fixes.get(fix.id, "off"), findings[fix.id], settings.off_by.get(fix.flag, ""))
         if decision.action is Action.APPLY:
             decision = hold_back(with_needed_points(decision, source), decisions)
         decisions[fix.id] = decision
-    kernels = tuple(
-        choose(
-            with_points_of(kernel, source),
-            settings.kernels.get(kernel.op, "off"),
-            ask(kernel, source),
-            settings.kernels_off_by.get(kernel.op, ""),
-        )
-        for kernel in registry.kernels
-    )
+    kernels = tuple(with_points_of(kernel, settings, source) for kernel in registry.kernels)
     return Plan(source.version, tuple(decisions.values()), kernels)
 
 
-def decide(fix: Fix, state: str, finding: Finding) -> Decision:
+def decide(fix: Fix, state: str, finding: Finding, off_by: str = "") -> Decision:
     def decision(action: Action, reason: str) -> Decision:
         return Decision(fix, action, reason, finding, required=state == "on")
 
@@ -128,30 +120,37 @@ def decide(fix: Fix, state: str, finding: Finding) -> Decision:
             return decision(Action.UNKNOWN, finding.reason)
         return decision(Action.NO_FIX, f"this version has no fix for it: {finding.reason}")
     if state == "off":
-        return decision(Action.OFF, f"{fix.flag} or SGLANG_BCG_FIXES is off: {finding.reason}")
+        return decision(Action.OFF, off_by or f"{fix.flag}=off")
     if finding.verdict is Verdict.UNKNOWN:
         return decision(Action.UNKNOWN, finding.reason)
     return decision(Action.APPLY, finding.reason)
 
 
 def with_needed_points(decision: Decision, source: Source) -> Decision:
-    try:
-        points = needed_points(decision.fix, source)
-    except Exception as error:
-        # as of a probe: one bad fix must not take the others down
-        reason = f"its patch points cannot be chosen: {type(error).__name__}: {error}"
-        return dataclasses.replace(decision, action=Action.UNKNOWN, reason=reason)
-    if not points:
-        raise PlanError(f"{decision.id} is affected, but every patch point says that it is not needed")
+    points = needed_points(decision.fix, source)
+    # as of a probe: one bad fix must not take the others down
+    if isinstance(points, str):
+        return dataclasses.replace(decision, action=Action.UNKNOWN, reason=points)
     return dataclasses.replace(decision, fix=dataclasses.replace(decision.fix, patches=points))
 
 
-def with_points_of(kernel: Kernel, source: Source) -> Kernel:
-    return dataclasses.replace(kernel, patches=needed_points(kernel, source))
+def with_points_of(kernel: Kernel, settings: Settings, source: Source) -> Choice:
+    state, off_by = settings.kernels.get(kernel.op, "off"), settings.off_by.get(kernel.flag, "")
+    choice = choose(kernel, state, ask(kernel, source), off_by)
+    points = needed_points(kernel, source) if choice.impl else ()
+    if isinstance(points, str):
+        finding = dataclasses.replace(choice.finding, verdict=Verdict.UNKNOWN, reason=points)
+        return choose(kernel, state, finding, off_by)
+    return dataclasses.replace(choice, kernel=dataclasses.replace(kernel, patches=points))
 
 
-def needed_points(fix: Fix | Kernel, source: Source) -> tuple[PatchPoint, ...]:
-    return tuple(point for point in fix.patches if point.needed(source))
+def needed_points(patched: Fix | Kernel, source: Source) -> tuple[PatchPoint, ...] | str:
+    """Where this source is changed, or why that cannot be said."""
+    try:
+        points = tuple(point for point in patched.patches if point.needed(source))
+    except Exception as error:
+        return f"its patch points cannot be chosen: {type(error).__name__}: {error}"
+    return points or f"{patched.id} is affected, but every patch point says that it is not needed"
 
 
 def hold_back(decision: Decision, earlier: Mapping[str, Decision]) -> Decision:

@@ -59,9 +59,29 @@ def test_all_kernels_are_switched_off_at_once_but_those_that_are_named(
     environ: dict[str, str], state: str, off_by: str | None
 ) -> None:
     settings = read(**environ)
-    assert settings.kernels == {"metadata": state} and settings.kernels_off_by.get("metadata") == off_by
+    assert settings.kernels == {"metadata": state} and settings.off_by.get(KERNEL.flag) == off_by
     fixes_as_ever = environ.get("SGLANG_BCG_FIXES") or settings.fixes == {"stale_table": "auto", "shy_fix": "off"}
     assert fixes_as_ever and (settings.selfcheck == "warn") is ("SGLANG_BCG_FIXES" not in environ)
+
+
+@pytest.mark.parametrize(
+    ("environ", "of_fix", "of_shy_fix"),
+    [
+        ({}, None, "SGLANG_BCG_FIX_SHY_FIX is off by default"),
+        ({"SGLANG_BCG_FIXES": "off"}, "SGLANG_BCG_FIXES=off", "SGLANG_BCG_FIX_SHY_FIX is off by default"),
+        ({"SGLANG_BCG_FIX_STALE_TABLE": "off"}, "SGLANG_BCG_FIX_STALE_TABLE=off", None),
+        ({"SGLANG_BCG_FIXES": "off", "SGLANG_BCG_FIX_STALE_TABLE": "off"}, "SGLANG_BCG_FIX_STALE_TABLE=off", None),
+        ({"SGLANG_BCG_FIX_SHY_FIX": "off"}, None, "SGLANG_BCG_FIX_SHY_FIX=off"),
+        ({"SGLANG_BCG_FIXES": "off", "SGLANG_BCG_FIX_SHY_FIX": "auto"}, "SGLANG_BCG_FIXES=off", "SGLANG_BCG_FIXES=off"),
+    ],
+)
+def test_what_is_off_says_which_setting_did_that(
+    environ: dict[str, str], of_fix: str | None, of_shy_fix: str | None
+) -> None:
+    settings = read(**environ)
+    assert settings.off_by.get(FIX.flag) == of_fix and (settings.fixes["stale_table"] == "off") is (of_fix is not None)
+    if of_shy_fix:
+        assert settings.off_by[SHY.flag] == of_shy_fix and settings.fixes["shy_fix"] == "off"
 
 
 def test_off_checks_nothing_but_what_is_asked_for() -> None:

@@ -106,8 +106,10 @@ def test_a_point_that_a_source_does_not_need_is_left_out() -> None:
     both = fix_with("both", Verdict.AFFECTED, needed, not_needed)
     made = plan.make(Registry((both,), ()), flags.read([both], [], {}), Source(NoFiles()))
     assert made.decisions[0].fix.patches == (needed,)
-    with pytest.raises(plan.PlanError, match="none is affected, but every patch point"):
-        actions(fix_with("none", Verdict.AFFECTED, not_needed))
+    none, one = fix_with("none", Verdict.AFFECTED, not_needed), fix_with("one", Verdict.AFFECTED)
+    assert actions(none, one) == {"none": Action.UNKNOWN, "one": Action.APPLY}
+    alone = plan.make(Registry((none,), ()), flags.read([none], [], {}), Source(NoFiles()))
+    assert alone.decisions[0].reason == "none is affected, but every patch point says that it is not needed"
 
 
 def test_order_follows_after_and_then_the_id() -> None:
@@ -171,6 +173,21 @@ def test_auto_passes_over_what_is_only_for_those_who_name_it() -> None:
     assert auto.without_ours is Action.OFF
     named = plan.choose(op, "reference", KNOWN)
     assert named.impl and named.impl.name == "reference"
+
+
+@pytest.mark.parametrize("state", ["auto", "triton"])
+def test_a_kernel_whose_points_cannot_be_chosen_takes_no_other_along(state: str) -> None:
+    def broken(source: Source) -> bool:
+        raise ZeroDivisionError("by zero")
+
+    impl = Impl("triton", Accepted, "m", True)
+    good = dataclasses.replace(kernel("good", impl), patches=(point("function"),))
+    bad = dataclasses.replace(kernel("bad", impl), patches=(dataclasses.replace(point("function"), needed=broken),))
+    settings = flags.read([], [bad, good], {bad.flag: state})
+    choices = plan.make(Registry((), (bad, good)), settings, Source(NoFiles())).kernels
+    assert choices[1].impl and not choices[0].impl
+    assert choices[0].why == "its patch points cannot be chosen: ZeroDivisionError: by zero"
+    assert choices[0].without_ours is Action.UNKNOWN and choices[0].required is (state == "triton")
 
 
 def test_an_unknown_source_gets_no_kernel_and_is_not_asked_for_one() -> None:

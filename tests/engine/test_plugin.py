@@ -324,6 +324,20 @@ def test_a_kernel_that_cannot_be_asked_is_passed_over(extra, tmp_path: pathlib.P
     assert named.returncode == 1 and "cuda: it cannot be asked: ZeroDivisionError" in named.stderr, named.stderr
 
 
+def test_a_kernel_whose_points_cannot_be_chosen_takes_no_other_along(extra, tmp_path: pathlib.Path) -> None:
+    old = '"tests.engine.bodies:through_kernel"),'
+    text = with_kernel().replace(old, old.replace("),", ", needed=lambda source: 1 / 0),"))
+    said = """
+        why = next(choice.why for choice in result.plan.kernels if choice.op == "extra_op")
+        assert why == "its patch points cannot be chosen: ZeroDivisionError: division by zero", why
+    """
+    done = load(extra(text=text), tmp_path / "reports", PATCHED + processes.code(said))
+    assert done.returncode == 0 and "applied extra_fix" in done.stderr, done.stderr
+    shutil.rmtree(tmp_path / "site")
+    named = load(extra(text=text), tmp_path / "reports", SGLANG_BCG_KERNEL_EXTRA_OP="triton")
+    assert named.returncode == 1 and "SGLANG_BCG_KERNEL_EXTRA_OP=triton (unknown): its patch points" in named.stderr
+
+
 @pytest.mark.parametrize(
     "change",
     ["plugin.registry.discover = lambda: None", "plugin.report.Report.line = lambda self: 1 / 0"],
