@@ -211,7 +211,7 @@ def server_table(asked: Sequence[Row]) -> Iterator[str]:
     yield from rows.table(head, lines)
     captures = {row.arm: row.details["capture"] for row in asked if row.details.get("capture")}
     for arm, capture in captures.items():
-        yield f"{arm}: prefill graphs captured in {capture['seconds']:.1f} s, {capture['gigabytes']:.2f} GB"
+        yield f"{arm}: prefill graphs captured in {capture['seconds']:.1f} s"
 
 
 def say(line: str) -> None:
