@@ -127,7 +127,11 @@ def parser() -> argparse.ArgumentParser:
 
 def run_doctor(options: argparse.Namespace) -> int:
     known = registry.collect()
-    settings = flags.read(known.fixes, known.kernels)
+    try:
+        settings = flags.read(known.fixes, known.kernels)
+    except flags.FlagError as error:
+        # the flag of a fix that was refused is none, and this is why
+        raise flags.FlagError("; ".join([str(error), *known.problems])) from error
     chosen = [options.root, options.wheel, options.release] != [None] * 3
     source = chosen_source(options) if chosen else release.installed()
     if source is None:
@@ -183,7 +187,8 @@ def explanation(fix: Fix) -> str:
     lines = [f"{fix.id}: {fix.title}", ""]
     for section in SECTIONS:
         lines += [section, textwrap.indent(textwrap.fill(fix.section(section), 100), "  "), ""]
-    lines += ["Upstream", *(f"  {link}" for link in fix.upstream), ""]
+    if fix.upstream:
+        lines += ["Upstream", *(f"  {link}" for link in fix.upstream), ""]
     lines += ["Ways round, by the flags of the release", *(f"  {w.flags}  ({w.effect})" for w in fix.mitigations), ""]
     if fix.patches:
         points = [f"  {' or '.join(point.where)} ({point.how.value})" for point in fix.patches]

@@ -149,7 +149,10 @@ def loading_problem() -> str | None:
     """Why SGLang would not load this plugin in the environment at hand, or None."""
     names = {entry.name for entry in importlib.metadata.entry_points(group=PLUGIN_GROUP)}
     if ENTRY_POINT not in names:
-        return "SGLang will NOT load the plugin: it is not installed in this environment; pip install sglang-bcg-fixes"
+        return (
+            "SGLang will NOT load the plugin: it is not installed in this environment; run `pip install .` there, in a "
+            "checkout of sglang-bcg-fixes"
+        )
     chosen = [name.strip() for name in flags.plugin_choice().split(",") if name.strip()]
     if chosen and ENTRY_POINT not in chosen:
         return (

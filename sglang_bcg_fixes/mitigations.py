@@ -14,7 +14,7 @@ PREFILL_GRAPHS_OFF = (
     Mitigation(
         flags="(leave out) --enable-breakable-cuda-graph",
         option="--enable-breakable-cuda-graph",
-        effect="breakable graphs are off by default in this release",
+        effect="releases without --cuda-graph-backend-prefill make breakable graphs only where they are asked to",
     ),
 )
 

@@ -52,7 +52,8 @@ def fix_page(fix: Fix, verdicts: dict[str, dict[str, str]]) -> str:
     lines = [f"# {fix.title}", "", f"`{fix.id}`", ""]
     for section in SECTIONS:
         lines += [f"## {section}", "", textwrap.fill(fix.section(section), 120), ""]
-    lines += ["## Upstream", "", *(f"- {link}" for link in fix.upstream), ""]
+    if fix.upstream:
+        lines += ["## Upstream", "", *(f"- {link}" for link in fix.upstream), ""]
     lines += ["## Ways round", "", *(f"- `{way.flags}`: {way.effect}" for way in fix.mitigations), ""]
     if not fix.mitigations:
         lines[-1:] = ["No flag of SGLang avoids it.", ""]

@@ -9,7 +9,7 @@ from typing import Any
 from sglang_bcg_fixes.bench import gdn_layer, servers
 from sglang_bcg_fixes.bench.rows import GREEN, HOT, Row
 
-HOW_TO_GET_THEM = "no plots: pip install 'sglang-bcg-fixes[bench]', then bcg-fixes bench --plot-only"
+HOW_TO_GET_THEM = "no plots: pip install matplotlib, then bcg-fixes bench --plot-only"
 LINES = (
     (gdn_layer.EAGER, gdn_layer.WALL, "o-", "launched by the host, wall"),
     (gdn_layer.CAPTURED, gdn_layer.WALL, "s-", "captured, wall"),

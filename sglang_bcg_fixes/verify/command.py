@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
 
 def installed_source(options: argparse.Namespace, here: dict[str, Any]) -> Source:
     make = (
-        "python3 -m venv sglang-env; sglang-env/bin/pip install sglang=={} sglang-bcg-fixes; "
+        "In a checkout of sglang-bcg-fixes: python3 -m venv sglang-env; sglang-env/bin/pip install sglang=={} . ; "
         f"bcg-fixes {options.command} --python sglang-env/bin/python"
     )
     if here["root"] is None:
@@ -124,7 +124,10 @@ def installed_source(options: argparse.Namespace, here: dict[str, Any]) -> Sourc
             f"unasked. {make.format(options.release)}"
         )
     if not here["has_entry_point"]:
-        raise VerifyError(f"SGLang would not find this plugin in {options.python}: pip install sglang-bcg-fixes there")
+        raise VerifyError(
+            f"SGLang would not find this plugin in {options.python}: run `{options.python} -m pip install .` in a "
+            f"checkout of sglang-bcg-fixes"
+        )
     return release.in_folder(pathlib.Path(here["root"]))
 
 

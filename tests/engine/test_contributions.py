@@ -69,6 +69,13 @@ def test_a_fix_that_is_declared_wrongly_is_named_with_its_package(
     assert refused.stderr.startswith("bcg-fixes refuses to start: ") and words in refused.stderr
 
 
+def test_the_flag_of_a_fix_that_was_refused_is_said_beside_why(extra) -> None:
+    old, new, words = WRONG[0]
+    asked = command(extra(text=EXTRA.replace(old, new)), "doctor", SGLANG_BCG_FIX_EXTRA_FIX="off")
+    healthy(asked, 2)
+    assert "SGLANG_BCG_FIX_EXTRA_FIX is not a flag" in asked.stderr and words in asked.stderr, asked.stderr
+
+
 def test_a_missing_section_concerns_its_own_page_alone(extra, tmp_path: pathlib.Path) -> None:
     site = extra()
     asked = command(site, "explain", "extra_fix")

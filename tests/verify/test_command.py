@@ -281,9 +281,11 @@ def test_a_fix_alone_is_the_only_one_that_is_on(here: dict, monkeypatch: pytest.
     monkeypatch.setattr(environment, "look", lambda python: here)
     assert cli.main(["verify", "--plan", "--fix", "linear_attention_captured", "--arms", "alone"]) == 0
     printed = capsys.readouterr().out
-    assert "# qwen3_next_prefill_graph/alone-linear_attention_captured: " in printed
+    headers = [line.split(":")[0] for line in printed.splitlines() if "/alone-" in line and line[:2] == "# "]
+    shown_by = ("qwen3_next_prefill_graph", "qwen3_5_prefill_graph")
+    assert headers == [f"# {case}/alone-linear_attention_captured" for case in shown_by]
     alone = "SGLANG_PLUGINS=bcg_fixes SGLANG_BCG_FIXES=off SGLANG_BCG_FIX_LINEAR_ATTENTION_CAPTURED=on "
-    assert printed.count(alone) == 1 and "python -m sglang.launch_server --model-path" in printed
+    assert printed.count(alone) == len(shown_by) and "python -m sglang.launch_server --model-path" in printed
     # without a fix named, each that a case shows
     assert cli.main(["verify", "--plan", "--arms", "alone"]) == 0
     every = [line.split(":")[0].partition("/")[2] for line in capsys.readouterr().out.splitlines() if line[:2] == "# "]
@@ -295,11 +297,11 @@ def test_a_fix_alone_is_the_only_one_that_is_on(here: dict, monkeypatch: pytest.
     ("change", "words", "said"),
     [
         ({"gpu": None, "why": "torch sees none"}, [], "replay can be verified only with a GPU: torch sees none. Run"),
-        ({"root": None}, [], "has no SGLang. python3 -m venv"),
+        ({"root": None}, [], "has no SGLang. In a checkout of sglang-bcg-fixes: python3 -m venv"),
         (
             {},
             ["--release", "0.5.11"],
-            f"has SGLang {RELEASE}, not 0.5.11, and nothing is installed unasked. python3 -m",
+            f"has SGLang {RELEASE}, not 0.5.11, and nothing is installed unasked. In a",
         ),
         ({"has_entry_point": False}, [], "would not find this plugin"),
         ({"free_gib": 2.0}, [], "2.0 GiB are free on a GPU"),
