@@ -103,7 +103,7 @@ def make(registry: Registry, settings: Settings, source: Source, watched_too: bo
         if decision.action is Action.APPLY:
             decision = hold_back(with_needed_points(decision, source), decisions)
         decisions[fix.id] = decision
-    kernels = tuple(with_points_of(kernel, settings, source) for kernel in registry.kernels)
+    kernels = tuple(choice_of(kernel, settings, source) for kernel in registry.kernels)
     return Plan(source.version, tuple(decisions.values()), kernels)
 
 
@@ -134,14 +134,18 @@ def with_needed_points(decision: Decision, source: Source) -> Decision:
     return dataclasses.replace(decision, fix=dataclasses.replace(decision.fix, patches=points))
 
 
-def with_points_of(kernel: Kernel, settings: Settings, source: Source) -> Choice:
+def choice_of(kernel: Kernel, settings: Settings, source: Source) -> Choice:
     state, off_by = settings.kernels.get(kernel.op, "off"), settings.off_by.get(kernel.flag, "")
-    choice = choose(kernel, state, ask(kernel, source), off_by)
-    points = needed_points(kernel, source) if choice.impl else ()
+    return with_points(choose(kernel, state, ask(kernel, source), off_by), source)
+
+
+def with_points(choice: Choice, source: Source) -> Choice:
+    """The choice with the places that this source needs; without an implementation where they cannot be told."""
+    points = needed_points(choice.kernel, source) if choice.impl else ()
     if isinstance(points, str):
         finding = dataclasses.replace(choice.finding, verdict=Verdict.UNKNOWN, reason=points)
-        return choose(kernel, state, finding, off_by)
-    return dataclasses.replace(choice, kernel=dataclasses.replace(kernel, patches=points))
+        return choose(choice.kernel, choice.state, finding, choice.off_by)
+    return dataclasses.replace(choice, kernel=dataclasses.replace(choice.kernel, patches=points))
 
 
 def needed_points(patched: Fix | Kernel, source: Source) -> tuple[PatchPoint, ...] | str:

@@ -5,13 +5,15 @@ access". It takes a choice, --cuda-graph-backend-prefill breakable: the default 
 Cause: RadixAttention.forward has a branch of its own for sparse layers, and under a breakable graph that branch calls
 the attention backend directly. Capture freezes the metadata, the grid sizes and the host's lengths of the dummy batch,
 and every replay attends as if one request had filled the whole bucket.
-Change: Under a breakable graph a sparse layer takes the operation that this SGLang has for compiled prefill, which
-narrows to the real tokens and zeroes the padded tail, as an eager break made by the installed release's eager_on_graph.
+Change: While breakable prefill graphs are captured, a sparse layer takes the operation that this SGLang has for
+compiled prefill, which narrows to the real tokens and zeroes the padded tail, as an eager break made by the installed
+release's eager_on_graph. Outside of the capture every layer is SGLang's own: a call costs nothing.
 Remove when: No release before 0.5.22 has to be served.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -21,6 +23,8 @@ from sglang_bcg_fixes.fixes.ssm_mixer_captured import breakable_context, prefill
 from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
 from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.replaced import replaced
+from sglang_bcg_fixes.runners import PREFILL, makes_breakable_graphs
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,9 +52,20 @@ def probe(source: Source) -> Finding:
     return unknown("sparse layers reach the backend in a way that no known release does", forward, operation)
 
 
+def capture_with_breaks(original: Callable[..., None], self: Any) -> None:
+    from sglang.srt.layers.radix_attention import RadixAttention
+
+    with contextlib.ExitStack() as stack:
+        for layer in self.model_runner.model.modules() if makes_breakable_graphs(self) else ():
+            if isinstance(layer, RadixAttention):
+                broken = functools.partial(break_round_sparse_attention, layer.forward, layer)
+                stack.enter_context(replaced(layer, "forward", broken))
+        original(self)
+
+
 def break_round_sparse_attention(
     original: Callable[..., Any],
-    self: Any,
+    layer: Any,
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -60,20 +75,20 @@ def break_round_sparse_attention(
     **kwargs: Any,
 ) -> Any:
     if kwargs.get("idx_q") is None or not is_in_a_breakable_prefill(forward_batch):
-        return original(self, q, k, v, forward_batch, save_kv_cache, *args, **kwargs)
+        return original(q, k, v, forward_batch, save_kv_cache, *args, **kwargs)
     index_query = kwargs["idx_q"]
-    output = q.new_empty((q.shape[0], self.tp_q_head_num * self.v_head_dim))
+    output = q.new_empty((q.shape[0], layer.tp_q_head_num * layer.v_head_dim))
     index_output = q.new_empty((q.shape[0], index_query.shape[1] * index_query.shape[2]))
     as_break()(
         q,
-        k.view(-1, self.tp_k_head_num, self.qk_head_dim),
-        v.view(-1, self.tp_v_head_num, self.v_head_dim),
+        k.view(-1, layer.tp_k_head_num, layer.qk_head_dim),
+        v.view(-1, layer.tp_v_head_num, layer.v_head_dim),
         output,
         index_output,
         index_query,
         kwargs["idx_k"],
         save_kv_cache,
-        self.layer_id,
+        layer.layer_id,
         idx_v=kwargs.get("idx_v"),
     )
     return index_output, output
@@ -117,7 +132,7 @@ FIX = Fix(
         "475cc03f0d85": "RadixAttention.forward, 0.5.23",
         "1bfe641eaeaa": "RadixAttention._eager_attention, 0.5.23",
     },
-    patches=(PatchPoint((FORWARD,), How.AROUND, f"{__name__}:break_round_sparse_attention"),),
+    patches=(PatchPoint((f"{PREFILL}.capture",), How.AROUND, f"{__name__}:capture_with_breaks"),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )
