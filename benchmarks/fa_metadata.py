@@ -424,7 +424,7 @@ def install(form: str) -> str:
     source = release.installed()
     if source is None:
         return "no SGLang is installed here"
-    choice = plan.choose(plan.with_points_of(KERNEL, source), form, probe.ask(KERNEL, source))
+    choice = plan.with_points(plan.choose(KERNEL, form, probe.ask(KERNEL, source)), source)
     if choice.impl is None:
         return choice.why
     select.use(choice)
