@@ -73,6 +73,7 @@ MROPE = {
         "mrope_section": [2, 1, 1],
     }
 }
+MROPE_ALL = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}}
 LATENT: dict[str, Any] = {
     "kv_lora_rank": 64,
     "q_lora_rank": None,
@@ -142,6 +143,23 @@ def in_models(folder: str, server_args: dict[str, Any] | None = None, **config: 
     return Configuration({**known, "torch_dtype": "float16", **config}, server_args or {})
 
 
+BAILING: dict[str, Any] = {
+    "embedding_dropout": 0.0,
+    "num_shared_experts": 1,
+    "use_qkv_bias": False,
+    "use_bias": False,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+}
+ENCODER: dict[str, Any] = {"hidden_act": "gelu", "position_embedding_type": "absolute", "num_key_value_heads": 4}
+AUDIO: dict[str, Any] = {
+    "d_model": 64,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "encoder_ffn_dim": 128,
+    "num_mel_bins": 16,
+    "max_source_positions": 32,
+    "output_dim": 64,
+}
 EMBEDS = {"is_embedding": True}
 CONFIGURATIONS: dict[str, Configuration] = {
     "LlamaForCausalLM": text("llama"),
@@ -248,15 +266,361 @@ CONFIGURATIONS: dict[str, Configuration] = {
     ),
     "LlamaEmbeddingModel": text("llama", EMBEDS),
     "LlamaForSequenceClassification": text("llama", EMBEDS, num_labels=3),
+    "Qwen2ForCausalLM": text("qwen2"),
+    "Qwen2MoeForCausalLM": text("qwen2_moe", **EXPERTS, shared_expert_intermediate_size=32),
+    "Qwen2ForSequenceClassification": text("qwen2", EMBEDS, num_labels=3),
+    "Qwen2ForRewardModel": text("qwen2", EMBEDS),
+    "Qwen3Model": text("qwen3", EMBEDS),
+    "Qwen3ForSequenceClassification": text("qwen3", EMBEDS, num_labels=3),
+    "Qwen3ForRewardModel": text("qwen3", EMBEDS),
+    "QWenLMHeadModel": text("qwen", layer_norm_epsilon=1e-6, intermediate_size=256, num_key_value_heads=4),
+    "SDARForCausalLM": text("sdar"),
+    "SDARMoeForCausalLM": text("sdar_moe", **EXPERTS),
+    "MiMoForCausalLM": text("mimo"),
+    "GemmaForCausalLM": text("gemma", hidden_act="gelu_pytorch_tanh"),
+    "Gemma2ForSequenceClassification": text(
+        "gemma2", EMBEDS, hidden_act="gelu_pytorch_tanh", hidden_activation="gelu_pytorch_tanh", num_labels=3
+    ),
+    "EmbeddingGemmaModel": text("gemma3_text", EMBEDS, hidden_activation="gelu_pytorch_tanh", **TWO_ROPES),
+    "GraniteForCausalLM": text("granite"),
+    "GraniteMoeForCausalLM": text("granitemoe", **EXPERTS),
+    "InternLM2ForCausalLM": text("internlm2"),
+    "InternLM2ForRewardModel": text("internlm2", EMBEDS),
+    "Starcoder2ForCausalLM": in_models("starcoder2"),
+    "StableLmForCausalLM": text("stablelm"),
+    "ExaoneForCausalLM": text("exaone", layer_norm_epsilon=1e-6, num_layers=3, activation_function="silu"),
+    "ExaoneMoEForCausalLM": text(
+        "exaone_moe",
+        FLASH,
+        **ROUTED,
+        num_shared_experts=1,
+        is_moe_layer=[False, True, True],
+        sliding_window=64,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+    ),
+    "Ernie4_5_ForCausalLM": text("ernie4_5"),
+    "HunYuanMoEV1ForCausalLM": text(
+        "hunyuan_v1_moe", **EXPERTS, moe_topk=2, num_shared_expert=1, use_mixed_mlp_moe=True
+    ),
+    "HYV3ForCausalLM": text(
+        "hy_v3",
+        **EXPERTS,
+        num_shared_experts=1,
+        first_k_dense_replace=1,
+        route_norm=True,
+        router_scaling_factor=1.0,
+        enable_moe_fp32_combine=False,
+    ),
+    "MiMoV2ForCausalLM": text(
+        "mimo_v2",
+        FLASH,
+        **{**ROUTED, "moe_layer_freq": [0, 1, 1]},
+        hybrid_layer_pattern=[0, 1, 0],
+        v_head_dim=16,
+        swa_head_dim=16,
+        swa_v_head_dim=16,
+        swa_num_attention_heads=4,
+        swa_num_key_value_heads=2,
+        sliding_window=64,
+        sliding_window_size=64,
+        layernorm_epsilon=1e-6,
+        attention_bias=False,
+    ),
+    "OlmoForCausalLM": text("olmo", num_key_value_heads=4),
+    "BaichuanForCausalLM": text(
+        "baichuan",
+        num_hidden_layers=1,
+        hidden_size=4096,
+        intermediate_size=64,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        head_dim=128,
+    ),
+    "ChatGLMModel": text(
+        "chatglm",
+        num_layers=3,
+        padded_vocab_size=128,
+        ffn_hidden_size=128,
+        kv_channels=16,
+        seq_length=256,
+        multi_query_attention=True,
+        multi_query_group_num=2,
+        add_qkv_bias=True,
+        rmsnorm=True,
+    ),
+    "MiniCPMForCausalLM": text("minicpm", scale_emb=12, scale_depth=1.4, dim_model_base=32),
+    "MiniCPM3ForCausalLM": text(
+        "minicpm3", FLASH, **{**LATENT, "q_lora_rank": 64}, scale_emb=12, scale_depth=1.4, dim_model_base=32
+    ),
+    "PhiMoEForCausalLM": text("phimoe", **EXPERTS),
+    "Phi3SmallForCausalLM": in_models("phi3_small"),
+    "PersimmonForCausalLM": in_models("persimmon"),
+    "GPT2LMHeadModel": text("gpt2", n_embd=64, n_layer=3, n_head=4, n_positions=256, num_key_value_heads=4),
+    "GPTBigCodeForCausalLM": text("gpt_bigcode", n_embd=64, n_layer=3, n_head=4, n_positions=256),
+    "GPTJForCausalLM": text(
+        "gptj", n_embd=64, n_layer=3, n_head=4, n_positions=256, rotary_dim=8, num_key_value_heads=4
+    ),
+    "OPTForCausalLM": text("opt", ffn_dim=128, word_embed_proj_dim=64, num_key_value_heads=4),
+    "OrionForCausalLM": text("orion"),
+    "Grok1ForCausalLM": text(
+        "grok-1", **EXPERTS, num_hidden_layers=2, embedding_multiplier_scale=8.0, output_multiplier_scale=0.5
+    ),
+    "SolarForCausalLM": text("solar", bskcn_1=[0], bskcn_2=[1], bskcn_3=[1], bskcn_4=[2], bskcn_tv=[0.9, 0.8]),
+    "ArceeForCausalLM": text("arcee", hidden_act="relu2"),
+    "ApertusForCausalLM": text("apertus", {"dtype": "bfloat16"}, hidden_act="xielu", torch_dtype="bfloat16"),
+    "AfmoeForCausalLM": text("afmoe", **EXPERTS, num_dense_layers=3, num_shared_experts=1, sliding_window=64),
+    "Lfm2MoeForCausalLM": text(
+        "lfm2_moe",
+        **EXPERTS,
+        num_hidden_layers=2,
+        num_dense_layers=1,
+        layer_types=["conv", "full_attention"],
+        conv_L_cache=3,
+    ),
+    "Ministral3ForCausalLM": text("ministral3"),
+    "MistralLarge3ForCausalLM": text("deepseek_v3", FLASH, **ROUTED, **LATENT),
+    "Glm4MoeLiteForCausalLM": text("glm4_moe_lite", FLASH, **{**ROUTED, **LATENT, "q_lora_rank": 64}),
+    "XverseForCausalLM": text("xverse"),
+    "DeepseekForCausalLM": text("deepseek", **{**ROUTED, "first_k_dense_replace": 3}),
+    "BailingMoEForCausalLM": text("bailing_moe", **ROUTED, **BAILING, norm_head=False),
+    "SarvamMoEForCausalLM": text("sarvam_moe", **ROUTED, **BAILING),
+    "IQuestLoopCoderForCausalLM": text("iquestloopcoder", loop_num=2, loop_window_size=64),
+    "TeleFLMForCausalLM": text("teleflm", use_mup=True, input_mult=1.0, output_mult=1.0, mup_scale_factor=1.0),
+    "XllmForCausalLM": text("xllm", {"dtype": "bfloat16"}, num_experts=0),
+    "NanbeigeForCausalLM": text("nanbeige", attention_dropout=0.0, num_loops=2, skip_loop_final_norm=False),
+    "HrmTextForCausalLM": text("hrm_text", H_cycles=1, L_cycles=2, num_key_value_heads=4),
+    "Cohere2MoeForCausalLM": text("cohere2_moe", **EXPERTS),
+    "LlamaForClassification": text("llama", EMBEDS, classification_out_size=3),
+    "LlamaForSequenceClassificationWithNormal_Weights": text("llama", EMBEDS, num_labels=4),
+    "TorchNativeLlamaForCausalLM": text("llama"),
+    "QuantMixtralForCausalLM": text("mixtral", **EXPERTS),
+    "Mamba2ForCausalLM": text(
+        "mamba2",
+        num_hidden_layers=2,
+        state_size=16,
+        conv_kernel=4,
+        expand=2,
+        n_groups=1,
+        num_heads=4,
+        head_dim=32,
+        chunk_size=16,
+        layer_norm_epsilon=1e-6,
+    ),
+    "BertModel": text("bert", EMBEDS, **ENCODER),
+    "BertForSequenceClassification": text("bert", EMBEDS, **ENCODER, num_labels=3),
+    "XLMRobertaModel": text("xlm-roberta", EMBEDS, **ENCODER),
+    "XLMRobertaForSequenceClassification": text("xlm-roberta", EMBEDS, **ENCODER, num_labels=3),
+    "Qwen2VLForConditionalGeneration": image(
+        "qwen2_vl",
+        "qwen2_vl_text",
+        None,
+        {"embed_dim": 48, "hidden_size": 64, "mlp_ratio": 2, "in_chans": 3},
+        **MROPE_ALL,
+    ),
+    "Qwen2_5_VLForConditionalGeneration": image("qwen2_5_vl", "qwen2_5_vl_text", **MROPE_ALL),
+    "Qwen3VLForConditionalGeneration": image(
+        "qwen3_vl", "qwen3_vl_text", None, {"deepstack_visual_indexes": [1]}, **MROPE_ALL
+    ),
+    "Qwen3VLMoeForConditionalGeneration": image(
+        "qwen3_vl_moe", "qwen3_vl_moe_text", None, {"deepstack_visual_indexes": [1]}, **{**EXPERTS, **MROPE_ALL}
+    ),
+    "Glm4vForConditionalGeneration": image("glm4v", "glm4v_text", **MROPE_ALL),
+    "Glm4vMoeForConditionalGeneration": image("glm4v_moe", "glm4v_moe_text", **{**ROUTED, **MROPE_ALL}),
+    "Llama4ForConditionalGeneration": image(
+        "llama4",
+        "llama4_text",
+        FLASH | {"dtype": "bfloat16"},
+        {"model_type": "llama4_vision_model"},
+        **EXPERTS,
+        intermediate_size_mlp=128,
+        interleave_moe_layer_step=100,
+    ),
+    "InternVLChatModel": Configuration(
+        {
+            "model_type": "internvl_chat",
+            "torch_dtype": "float16",
+            "llm_config": {**SIZES, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
+            "vision_config": {
+                **TOWER,
+                "norm_type": "layer_norm",
+                "qkv_bias": True,
+                "qk_normalization": False,
+                "initializer_factor": 1.0,
+                "use_flash_attn": False,
+            },
+            "downsample_ratio": 0.5,
+            "ps_version": "v2",
+        }
+    ),
+    "Step3p5ForCausalLM": text(
+        "step3p5",
+        FLASH,
+        num_attention_groups=2,
+        moe_num_experts=4,
+        moe_top_k=2,
+        moe_intermediate_size=32,
+        share_expert_dim=32,
+        moe_layers_enum="1,2",
+        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        sliding_window=64,
+        attention_other_setting={
+            "attention_type": "sliding_attention",
+            "num_attention_heads": 4,
+            "num_attention_groups": 2,
+            "head_dim": 16,
+        },
+        moe_router_scaling_factor=1.0,
+        use_moe_router_bias=True,
+        need_fp32_gate=True,
+        use_head_wise_attn_gate=True,
+        partial_rotary_factors=[0.5, 1.0, 1.0],
+        swiglu_limits=[0, 0, 0],
+        swiglu_limits_shared=[0, 0, 0],
+        yarn_only_types=["full_attention"],
+        rope_theta=[10000.0] * 3,
+    ),
+    "JetNemotronForCausalLM": text(
+        "jet_nemotron",
+        {"dtype": "bfloat16"},
+        torch_dtype="bfloat16",
+        num_hidden_layers=2,
+        layer_types=["jet", "attn"],
+        efficient_attention_config={
+            "jet": {
+                "mode": "chunk",
+                "expand_v": 2.0,
+                "num_heads": 2,
+                "head_dim": 16,
+                "norm_eps": 1e-5,
+                "conv_size": 4,
+                "dconv_generator_reduction": 8,
+                "dconv_implementation": "triton",
+            }
+        },
+    ),
+    "LagunaForCausalLM": text(
+        "laguna",
+        FLASH,
+        **EXPERTS,
+        shared_expert_intermediate_size=32,
+        sliding_window=64,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse"],
+    ),
+    "IQuestQ1ForCausalLM": text(
+        "iquest_q1",
+        FLASH,
+        **EXPERTS,
+        num_hidden_layers=2,
+        dense_intermediate_size=128,
+        first_layers_types=["full_attention"],
+        hybrid_layers_types_block=["sliding_attention"],
+        num_hybrid_layers_block=1,
+        last_layers_types=[],
+        sliding_window=64,
+        rotary_dim=16,
+    ),
+    "Spark2_5ForCausalLM": text("spark2_5", FLASH, sliding_window=64),
+    "NanbeigeForSequenceClassification": text(
+        "nanbeige", EMBEDS, attention_dropout=0.0, num_loops=2, skip_loop_final_norm=False, num_labels=3
+    ),
+    "MiniCPMSALAForCausalLM": text(
+        "minicpm_sala", scale_emb=12, scale_depth=1.4, dim_model_base=32, mixer_types=["minicpm4"] * 3
+    ),
+    "TransformersForCausalLM": text("llama"),
+    "TransformersEmbeddingModel": text("llama", EMBEDS),
+    "TransformersForSequenceClassification": text("llama", EMBEDS, num_labels=3),
+    "BailingMoeV3ForCausalLM": in_models("bailing_full", FLASH, short_conv_kernel_size=4, num_hidden_layers=2),
+    "Lfm2BidirectionalModel": text(
+        "lfm2", EMBEDS, num_hidden_layers=2, layer_types=["conv", "full_attention"], conv_L_cache=3
+    ),
+    "Lfm2VlForConditionalGeneration": image(
+        "lfm2_vl",
+        "lfm2",
+        None,
+        {"model_type": "siglip2_vision_model"},
+        num_hidden_layers=2,
+        layer_types=["conv", "full_attention"],
+        conv_L_cache=3,
+    ),
+    "Cohere2VisionForConditionalGeneration": image(
+        "cohere2_vision", "cohere2_moe", None, {"model_type": "siglip_vision_model"}, **EXPERTS
+    ),
+    "GlmOcrForConditionalGeneration": image("glm_ocr", "glm_ocr_text", **MROPE_ALL),
+    "PaddleOCRVLForConditionalGeneration": Configuration(
+        {**SIZES, **MROPE_ALL, "model_type": "paddleocr_vl", "vision_config": TOWER}
+    ),
+    "DotsOCRForCausalLM": Configuration(
+        {
+            **SIZES,
+            "model_type": "dots_ocr",
+            "vision_config": {**TOWER, "embed_dim": 48, "hidden_size": 64, "num_dummy_heads": 0},
+        }
+    ),
+    "MllamaForConditionalGeneration": image(
+        "mllama", "mllama_text_model", None, {"model_type": "mllama_vision_model"}, cross_attention_layers=[1]
+    ),
+    "Qwen2AudioForConditionalGeneration": Configuration(
+        {
+            "model_type": "qwen2_audio",
+            "torch_dtype": "float16",
+            "text_config": {**SIZES, "model_type": "qwen2"},
+            "audio_config": AUDIO,
+        }
+    ),
+    "Qwen3ASRForConditionalGeneration": Configuration(
+        {
+            "model_type": "qwen3_asr",
+            "torch_dtype": "float16",
+            "thinker_config": {
+                "model_type": "qwen3_asr_thinker",
+                "text_config": {**SIZES, "model_type": "qwen3"},
+                "audio_config": AUDIO,
+            },
+        }
+    ),
+    "Qwen3OmniMoeForConditionalGeneration": Configuration(
+        {
+            "model_type": "qwen3_omni_moe",
+            "torch_dtype": "float16",
+            "thinker_config": {
+                "text_config": {**SIZES, **EXPERTS, **MROPE_ALL, "model_type": "qwen3_omni_moe_text"},
+                "vision_config": TOWER,
+                "audio_config": AUDIO,
+            },
+        }
+    ),
+    "BeamForCausalLM": text(
+        "beam",
+        FLASH,
+        **ROUTED,
+        sliding_window=64,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse"],
+    ),
+    "LlavaLlamaForCausalLM": Configuration(
+        {**SIZES, "model_type": "llava", "mm_vision_tower": "clip", "mm_hidden_size": 48}
+    ),
 }
 # name -> the architecture whose class has all of its methods
 SAME_CODE: dict[str, str] = {
+    "BailingMoeForCausalLM": "BailingMoEForCausalLM",
+    "Contriever": "BertModel",
+    "ExaoneMoeForCausalLM": "ExaoneMoEForCausalLM",
+    "GraniteMoeSWAForCausalLM": "GraniteMoeForCausalLM",
+    "GraniteMoeSharedForCausalLM": "GraniteMoeForCausalLM",
+    "GraniteSWAForCausalLM": "GraniteForCausalLM",
+    "Grok1ModelForCausalLM": "Grok1ForCausalLM",
+    "HunYuanDenseV1ForCausalLM": "HunYuanMoEV1ForCausalLM",
     "IQuestCoderForCausalLM": "LlamaForCausalLM",
     "InternLM3ForCausalLM": "LlamaForCausalLM",
     "InternS2PreviewForConditionalGeneration": "Qwen3_5MoeForConditionalGeneration",
+    "MiMoV2FlashForCausalLM": "MiMoV2ForCausalLM",
     "MistralModel": "LlamaEmbeddingModel",
     "NemotronHPuzzleForCausalLM": "NemotronHForCausalLM",
+    "TorchNativePhi3ForCausalLM": "TorchNativeLlamaForCausalLM",
 }
+NEEDS_CUDA = "its code calls CUDA, or kernels that are there on CUDA only"
 OF_A_DRAFT = "a draft takes the hidden states of a target, and runs in tests of its own: tests/fixes/draft_server.py"
 UNTRIED = "no tiny configuration has been written for it yet"
 # name -> why it is not run here

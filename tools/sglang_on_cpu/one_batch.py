@@ -27,6 +27,8 @@ from . import flash_attention, mamba, stand_ins
 MODELS = pathlib.Path(__file__).parent / "models"
 # torch_native knows no latent attention, and early releases' triton backend no model whose first layer is linear
 ATTENTION_BACKENDS = {"bailing_full": "fa3"}
+# in the names of vectors that scale what a layer answers
+NEAR_ONE = ("norm", "ln_", "_scale")
 PROMPTS = ([3, 4, 5, 6, 7], [8, 9, 10])
 
 # what a release does not know is left out: the names of flags changed between releases
@@ -141,7 +143,7 @@ def randomize(model: Any, seed: int = 0, std: float = 0.08) -> None:
             values = torch.randn(parameter.shape, generator=generator)
             if parameter.ndim >= 2:
                 parameter.copy_((values * std).to(parameter.dtype))
-            elif "norm" in name:
+            elif any(word in name.lower() for word in NEAR_ONE):
                 parameter.copy_((1 + 0.1 * values).to(parameter.dtype))
 
 
