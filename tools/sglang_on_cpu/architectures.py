@@ -160,6 +160,49 @@ AUDIO: dict[str, Any] = {
     "max_source_positions": 32,
     "output_dim": 64,
 }
+JET: dict[str, Any] = dict(
+    torch_dtype="bfloat16",
+    num_hidden_layers=2,
+    layer_types=["jet", "attn"],
+    rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    efficient_attention_config={
+        "jet": {
+            "mode": "chunk",
+            "expand_v": 2.0,
+            "num_heads": 2,
+            "head_dim": 16,
+            "norm_eps": 1e-5,
+            "conv_size": 4,
+            "dconv_generator_reduction": 8,
+            "dconv_implementation": "triton",
+        }
+    },
+)
+STEP: dict[str, Any] = dict(
+    num_attention_groups=2,
+    moe_num_experts=4,
+    moe_top_k=2,
+    moe_intermediate_size=32,
+    share_expert_dim=32,
+    moe_layers_enum="1,2",
+    layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+    sliding_window=64,
+    attention_other_setting={
+        "attention_type": "sliding_attention",
+        "num_attention_heads": 4,
+        "num_attention_groups": 2,
+        "head_dim": 16,
+    },
+    moe_router_scaling_factor=1.0,
+    use_moe_router_bias=True,
+    need_fp32_gate=True,
+    use_head_wise_attn_gate=True,
+    partial_rotary_factors=[0.5, 1.0, 1.0],
+    swiglu_limits=[0, 0, 0],
+    swiglu_limits_shared=[0, 0, 0],
+    yarn_only_types=["full_attention"],
+    rope_theta=[10000.0] * 3,
+)
 EMBEDS = {"is_embedding": True}
 CONFIGURATIONS: dict[str, Configuration] = {
     "LlamaForCausalLM": text("llama"),
@@ -452,52 +495,8 @@ CONFIGURATIONS: dict[str, Configuration] = {
             "ps_version": "v2",
         }
     ),
-    "Step3p5ForCausalLM": text(
-        "step3p5",
-        FLASH,
-        num_attention_groups=2,
-        moe_num_experts=4,
-        moe_top_k=2,
-        moe_intermediate_size=32,
-        share_expert_dim=32,
-        moe_layers_enum="1,2",
-        layer_types=["full_attention", "sliding_attention", "sliding_attention"],
-        sliding_window=64,
-        attention_other_setting={
-            "attention_type": "sliding_attention",
-            "num_attention_heads": 4,
-            "num_attention_groups": 2,
-            "head_dim": 16,
-        },
-        moe_router_scaling_factor=1.0,
-        use_moe_router_bias=True,
-        need_fp32_gate=True,
-        use_head_wise_attn_gate=True,
-        partial_rotary_factors=[0.5, 1.0, 1.0],
-        swiglu_limits=[0, 0, 0],
-        swiglu_limits_shared=[0, 0, 0],
-        yarn_only_types=["full_attention"],
-        rope_theta=[10000.0] * 3,
-    ),
-    "JetNemotronForCausalLM": text(
-        "jet_nemotron",
-        {"dtype": "bfloat16"},
-        torch_dtype="bfloat16",
-        num_hidden_layers=2,
-        layer_types=["jet", "attn"],
-        efficient_attention_config={
-            "jet": {
-                "mode": "chunk",
-                "expand_v": 2.0,
-                "num_heads": 2,
-                "head_dim": 16,
-                "norm_eps": 1e-5,
-                "conv_size": 4,
-                "dconv_generator_reduction": 8,
-                "dconv_implementation": "triton",
-            }
-        },
-    ),
+    "Step3p5ForCausalLM": text("step3p5", FLASH, **STEP),
+    "JetNemotronForCausalLM": text("jet_nemotron", {"dtype": "bfloat16"}, **JET),
     "LagunaForCausalLM": text(
         "laguna",
         FLASH,
@@ -601,6 +600,305 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "LlavaLlamaForCausalLM": Configuration(
         {**SIZES, "model_type": "llava", "mm_vision_tower": "clip", "mm_hidden_size": 48}
     ),
+    "Exaone4ForCausalLM": text(
+        "exaone4",
+        FLASH,
+        sliding_window=64,
+        sliding_window_pattern="LG",
+        layer_types=["sliding_attention", "full_attention", "full_attention"],
+    ),
+    "K2HorizonForCausalLM": text(
+        "k2_horizon",
+        {"dtype": "bfloat16"},
+        num_experts=0,
+        mlp_only_layers=[0, 1, 2],
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    ),
+    "MellumForCausalLM": text(
+        "mellum",
+        FLASH,
+        **EXPERTS,
+        **TWO_ROPES,
+        sliding_window=64,
+        max_window_layers=3,
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        mlp_layer_types=["sparse"] * 3,
+    ),
+    "KimiK25ForConditionalGeneration": image(
+        "kimi_k25",
+        "deepseek_v3",
+        FLASH,
+        {
+            "vt_hidden_size": 48,
+            "vt_intermediate_size": 64,
+            "vt_num_attention_heads": 2,
+            "vt_num_hidden_layers": 2,
+            "text_hidden_size": 64,
+            "mm_hidden_size": 48,
+        },
+        **{**ROUTED, **LATENT},
+        architectures=["DeepseekV3ForCausalLM"],
+    ),
+    "KimiVLForConditionalGeneration": image(
+        "kimi_vl", "deepseek_v3", FLASH, {"model_type": "moonvit"}, **{**ROUTED, **LATENT}
+    ),
+    "MiniMaxM3SparseForCausalLM": text(
+        "minimax_m3",
+        FLASH,
+        **EXPERTS,
+        moe_layer_freq=[0, 0, 0],
+        dense_intermediate_size=128,
+        scoring_func="sigmoid",
+        use_qk_norm=True,
+        swiglu_alpha=1.702,
+        swiglu_limit=7.0,
+        rotary_dim=8,
+        n_shared_experts=1,
+        sparse_attention_config={
+            "sparse_attention_freq": [0, 0, 0],
+            "sparse_index_dim": 16,
+            "sparse_num_index_heads": 2,
+            "sparse_block_size": 16,
+            "sparse_topk_blocks": 2,
+            "sparse_init_block": 0,
+            "sparse_local_block": 1,
+        },
+    ),
+    "LongcatFlashForCausalLM": text(
+        "longcat_flash",
+        FLASH,
+        **{**ROUTED, **LATENT, "q_lora_rank": 64, "rope_scaling": {"rope_type": "default", "rope_theta": 10000.0}},
+        num_layers=2,
+        ffn_hidden_size=128,
+        expert_ffn_hidden_size=32,
+        moe_topk=2,
+        zero_expert_num=0,
+    ),
+    "LLaDA2MoeModelLM": text(
+        "llada2_moe", **ROUTED, **BAILING, score_function="sigmoid", moe_router_enable_expert_bias=True
+    ),
+    "InternS1ForConditionalGeneration": image(
+        "internvl",
+        "qwen3",
+        None,
+        {
+            "image_size": [56, 56],
+            "patch_size": [14, 14],
+            "norm_type": "layer_norm",
+            "attention_bias": True,
+            "qkv_bias": True,
+            "drop_path_rate": 0.0,
+            "dropout": 0.0,
+            "qk_normalization": False,
+            "initializer_factor": 1.0,
+        },
+        architectures=["Qwen3ForCausalLM"],
+    ),
+    "InternS1ProForConditionalGeneration": image(
+        "qwen3_vl_moe", "qwen3_vl_moe_text", None, None, **{**EXPERTS, **MROPE_ALL}
+    ),
+    "MiniCPMV4_6ForConditionalGeneration": image("minicpmv4_6", "qwen3_5_text", None, None, **{**GATED_DELTA, **MROPE}),
+    "NVILAForConditionalGeneration": image("llava", "qwen2", None, {"model_type": "siglip_vision_model"}),
+    "NVILALiteForConditionalGeneration": image("llava", "qwen2", None, {"model_type": "siglip_vision_model"}),
+    "GlmAsrForConditionalGeneration": Configuration(
+        {
+            "model_type": "glmasr",
+            "torch_dtype": "float16",
+            "text_config": {**SIZES, "model_type": "llama"},
+            "audio_config": {
+                **TOWER,
+                "model_type": "glmasr_encoder",
+                "intermediate_size": 256,
+                "hidden_size": 64,
+                "num_key_value_heads": 2,
+                "num_mel_bins": 16,
+                "max_position_embeddings": 32,
+                "head_dim": 32,
+            },
+        }
+    ),
+    "WhisperForConditionalGeneration": text(
+        "whisper", **AUDIO, num_key_value_heads=4, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=128
+    ),
+    "Step3VLForConditionalGeneration": image(
+        "step3_vl",
+        "step3_text",
+        None,
+        {"output_hidden_size": 64},
+        num_attention_groups=1,
+        moe_num_experts=4,
+        moe_top_k=2,
+        moe_intermediate_size=32,
+        share_expert_dim=32,
+        share_q_dim=32,
+        moe_layers_enum="1,2",
+        norm_expert_weight=False,
+    ),
+    "CLIPModel": image(
+        "clip",
+        "clip_text_model",
+        EMBEDS,
+        {"model_type": "clip_vision_model", "hidden_act": "quick_gelu"},
+        num_key_value_heads=4,
+        hidden_act="quick_gelu",
+    ),
+    "YiVLForCausalLM": Configuration(
+        {
+            **SIZES,
+            "model_type": "llava",
+            "text_config": {**SIZES, "model_type": "llama"},
+            "vision_config": {**TOWER, "model_type": "clip_vision_model"},
+            "mm_vision_tower": "clip",
+            "mm_hidden_size": 48,
+        }
+    ),
+    "LlavaQwenForCausalLM": Configuration(
+        {
+            **SIZES,
+            "model_type": "llava",
+            "text_config": {**SIZES, "model_type": "qwen2"},
+            "vision_config": {**TOWER, "model_type": "clip_vision_model"},
+            "mm_vision_tower": "clip",
+            "mm_hidden_size": 48,
+        }
+    ),
+    "LlavaMistralForCausalLM": Configuration(
+        {
+            **SIZES,
+            "model_type": "llava",
+            "text_config": {**SIZES, "model_type": "mistral"},
+            "vision_config": {**TOWER, "model_type": "clip_vision_model"},
+            "mm_vision_tower": "clip",
+            "mm_hidden_size": 48,
+        }
+    ),
+    "LlavaVidForCausalLM": Configuration(
+        {
+            **SIZES,
+            "model_type": "llava",
+            "text_config": {**SIZES, "model_type": "llama"},
+            "vision_config": {**TOWER, "model_type": "clip_vision_model"},
+            "mm_vision_tower": "clip",
+            "mm_hidden_size": 48,
+            "num_frames": 2,
+            "mm_spatial_pool_stride": 2,
+        }
+    ),
+    "MiniMaxM3SparseForConditionalGeneration": image(
+        "minimax_m3_vl",
+        "minimax_m3",
+        FLASH,
+        {
+            "num_channels": 3,
+            "hidden_act": "gelu",
+            "layer_norm_eps": 1e-6,
+            "img_token_compression_config": {"spatial_merge_size": 2, "temporal_patch_size": 2},
+            "position_embedding_type": "rope",
+            "rope_mode": "3d",
+            "rope_theta": 10000.0,
+            "vision_segment_max_frames": 4,
+        },
+        **EXPERTS,
+        moe_layer_freq=[0, 0, 0],
+        dense_intermediate_size=128,
+        scoring_func="sigmoid",
+        use_qk_norm=True,
+        swiglu_alpha=1.702,
+        swiglu_limit=7.0,
+        rotary_dim=8,
+        n_shared_experts=1,
+        sparse_attention_config={
+            "sparse_attention_freq": [0, 0, 0],
+            "sparse_index_dim": 16,
+            "sparse_num_index_heads": 2,
+            "sparse_block_size": 16,
+            "sparse_topk_blocks": 2,
+            "sparse_init_block": 0,
+            "sparse_local_block": 1,
+        },
+    ),
+    "ZayaForCausalLM": text(
+        "zaya",
+        **EXPERTS,
+        num_hidden_layers=4,
+        num_query_groups=2,
+        ffn_hidden_size=128,
+        zaya_mlp_expansion=16,
+        tie_word_embeddings=True,
+    ),
+    "TransformersMoEForCausalLM": text("qwen3_moe", **EXPERTS),
+    "TransformersMoEEmbeddingModel": text("qwen3_moe", EMBEDS, **EXPERTS),
+    "TransformersMoEForSequenceClassification": text("qwen3_moe", EMBEDS, **EXPERTS, num_labels=3),
+    "TransformersMultiModalForCausalLM": image("qwen2_5_vl", "qwen2_5_vl_text", **MROPE_ALL),
+    "TransformersMultiModalMoEForCausalLM": image("qwen3_vl_moe", "qwen3_vl_moe_text", **{**EXPERTS, **MROPE_ALL}),
+    "JetVLMForConditionalGeneration": image("jet_vlm", "jet_nemotron", {"dtype": "bfloat16"}, None, **JET),
+    "Step3p7ForConditionalGeneration": image(
+        "step3p7", "step3p5", FLASH, {"width": 48, "layers": 1, "heads": 2, "mlp_ratio": 2.0}, **STEP
+    ),
+    "LocateAnythingForConditionalGeneration": image("locateanything", "qwen2"),
+    "Cosmos3EdgeForConditionalGeneration": image("cosmos3_edge", "cosmos3_edge_text", **MROPE_ALL, hidden_act="relu2"),
+    "Cosmos3ForConditionalGeneration": image(
+        "cosmos3_omni", "qwen3_vl_text", None, {"deepstack_visual_indexes": [1]}, **MROPE_ALL
+    ),
+    "Gemma4ForConditionalGeneration": image(
+        "gemma4",
+        "gemma4_text",
+        {"attention_backend": "triton"},
+        None,
+        hidden_activation="gelu_pytorch_tanh",
+        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+        sliding_window=8,
+        global_head_dim=16,
+        num_global_key_value_heads=2,
+        swa_num_key_value_heads=2,
+        hidden_size_per_layer_input=16,
+        vocab_size_per_layer_input=128,
+        num_kv_shared_layers=0,
+        moe_intermediate_size=32,
+    ),
+    "GlmImageForConditionalGeneration": image("glm_image", "glm_image_text", **MROPE_ALL),
+    "TransformersMultiModalEmbeddingModel": image("qwen2_5_vl", "qwen2_5_vl_text", EMBEDS, **MROPE_ALL),
+    "TransformersMultiModalForSequenceClassification": image(
+        "qwen2_5_vl", "qwen2_5_vl_text", EMBEDS, **MROPE_ALL, num_labels=3
+    ),
+    "TransformersMultiModalMoEEmbeddingModel": image(
+        "qwen3_vl_moe", "qwen3_vl_moe_text", EMBEDS, **{**EXPERTS, **MROPE_ALL}
+    ),
+    "TransformersMultiModalMoEForSequenceClassification": image(
+        "qwen3_vl_moe", "qwen3_vl_moe_text", EMBEDS, **{**EXPERTS, **MROPE_ALL}, num_labels=3
+    ),
+    "Ernie4_5_MoeForCausalLM": text(
+        "ernie4_5_moe", **EXPERTS, moe_num_experts=4, moe_k=2, moe_num_shared_experts=1, moe_layer_start_index=4
+    ),
+    "Mistral3ForConditionalGeneration": image("mistral3", "mistral", None, {"model_type": "pixtral"}),
+    "SarvamMLAForCausalLM": text(
+        "sarvam_mla",
+        FLASH,
+        **{**ROUTED, **LATENT},
+        num_shared_experts=1,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+    ),
+    "KimiK3LinearForCausalLM": text(
+        "kimi_linear",
+        FLASH,
+        **{**EXPERTS, **LATENT, "num_hidden_layers": 2, "v_head_dim": 16},
+        num_experts_per_token=2,
+        num_shared_experts=1,
+        first_k_dense_replace=1,
+        moe_layer_freq=1,
+        routed_scaling_factor=1.0,
+        moe_renormalize=True,
+        moe_router_activation_func="sigmoid",
+        num_expert_group=1,
+        topk_group=1,
+        linear_attn_config={
+            "kda_layers": [1],
+            "full_attn_layers": [2],
+            "num_heads": 2,
+            "head_dim": 16,
+            "short_conv_kernel_size": 4,
+        },
+    ),
 }
 # name -> the architecture whose class has all of its methods
 SAME_CODE: dict[str, str] = {
@@ -620,10 +918,41 @@ SAME_CODE: dict[str, str] = {
     "NemotronHPuzzleForCausalLM": "NemotronHForCausalLM",
     "TorchNativePhi3ForCausalLM": "TorchNativeLlamaForCausalLM",
 }
-NEEDS_CUDA = "its code calls CUDA, or kernels that are there on CUDA only"
+NEEDS_CUDA = "its code asks for CUDA, or for kernels that are there on CUDA only"
+NEEDS_PACKAGE = "it imports a package that is not among the requirements here"
+NEEDS_TRANSFORMERS = "it imports what the release of transformers here does not have"
+NEEDS_CODE = "its configuration is made by code that comes with its weights"
 OF_A_DRAFT = "a draft takes the hidden states of a target, and runs in tests of its own: tests/fixes/draft_server.py"
 UNTRIED = "no tiny configuration has been written for it yet"
+UNABLE: dict[str, tuple[str, ...]] = {
+    NEEDS_CUDA: (
+        "DbrxForCausalLM",
+        "FalconMambaForCausalLM",
+        "GlmMoeDsaForCausalLM",
+        "HYV4ForCausalLM",
+        "MambaForCausalLM",
+        "MossVLForConditionalGeneration",
+        "XverseMoeForCausalLM",
+    ),
+    NEEDS_PACKAGE: (
+        "DeepseekVL2ForCausalLM",
+        "Gemma3nForConditionalGeneration",
+        "InklingForConditionalGeneration",
+        "InklingForConditionalGenerationMTP",
+        "MiDashengLMModel",
+        "MindSporeForCausalLM",
+        "VoxtralForConditionalGeneration",
+    ),
+    NEEDS_TRANSFORMERS: ("MuseGlimmerForCausalLM", "MuseGlimmerForConditionalGeneration"),
+    NEEDS_CODE: (
+        "DeciLMForCausalLM",
+        "Ernie4_5_VLMoeForConditionalGeneration",
+        "MiniCPMV",
+        "Sarashina2VisionForCausalLM",
+    ),
+    OF_A_DRAFT: ("LlamaForCausalLMEagle",),
+}
 # name -> why it is not run here
 NOT_RUN: dict[str, str] = dict.fromkeys(
     pathlib.Path(__file__).with_name("untried_architectures.txt").read_text().split(), UNTRIED
-) | {"LlamaForCausalLMEagle": OF_A_DRAFT}
+) | {name: why for why, names in UNABLE.items() for name in names}

@@ -224,3 +224,18 @@ def after_import() -> None:
         return factory.get_rope(*arguments)
 
     factory.get_rope_cpu = get_rope_cpu
+
+    from sglang.srt import utils
+    from sglang.srt.configs import update_config
+
+    # sglang names the CPU only where its own engine for CPU is asked for
+    utils.get_device = utils.common.get_device = lambda device_id=None: "cpu"
+    pad = update_config.update_intermediate_size
+
+    # for CPU alone, and of one number: some models have a list of them, or none
+    def update_intermediate_size(model_config, *arguments):
+        with contextlib.suppress(TypeError):
+            return pad(model_config, *arguments)
+        return model_config
+
+    update_config.update_intermediate_size = update_intermediate_size
