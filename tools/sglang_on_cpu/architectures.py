@@ -143,12 +143,84 @@ def in_models(folder: str, server_args: dict[str, Any] | None = None, **config: 
     return Configuration({**known, "torch_dtype": "float16", **config}, server_args or {})
 
 
+ONE_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+WINDOWS: dict[str, Any] = {
+    "sliding_window": 64,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+}
+GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
+GEMMA4: dict[str, Any] = {
+    **WINDOWS,
+    "sliding_window": 8,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "global_head_dim": 16,
+    "num_global_key_value_heads": 2,
+    "swa_num_key_value_heads": 2,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 128,
+    "num_kv_shared_layers": 0,
+    "moe_intermediate_size": 32,
+}
+KIMI_LINEAR: dict[str, Any] = {
+    **EXPERTS,
+    **LATENT,
+    "num_hidden_layers": 2,
+    "v_head_dim": 16,
+    "num_experts_per_token": 2,
+    "num_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "moe_layer_freq": 1,
+    "routed_scaling_factor": 1.0,
+    "moe_renormalize": True,
+    "moe_router_activation_func": "sigmoid",
+    "num_expert_group": 1,
+    "topk_group": 1,
+}
+KIMI_DELTA = {
+    "kda_layers": [1],
+    "full_attn_layers": [2],
+    "num_heads": 4,
+    "head_dim": 16,
+    "short_conv_kernel_size": 4,
+}
+# dense: the router multiplies halves to floats, which a CPU does not
+MINIMAX_M3: dict[str, Any] = {
+    **EXPERTS,
+    "moe_layer_freq": [0, 0, 0],
+    "n_shared_experts": 1,
+    "dense_intermediate_size": 128,
+    "scoring_func": "sigmoid",
+    "use_qk_norm": True,
+    "swiglu_alpha": 1.702,
+    "swiglu_limit": 7.0,
+    "rotary_dim": 8,
+    "sparse_attention_config": {
+        "sparse_attention_freq": [0, 0, 0],
+        "sparse_index_dim": 16,
+        "sparse_num_index_heads": 2,
+        "sparse_block_size": 16,
+        "sparse_topk_blocks": 2,
+        "sparse_init_block": 0,
+        "sparse_local_block": 1,
+    },
+}
+NANBEIGE = {"attention_dropout": 0.0, "num_loops": 2, "skip_loop_final_norm": False}
+INTERN_TOWER = {"norm_type": "layer_norm", "qkv_bias": True, "qk_normalization": False, "initializer_factor": 1.0}
+LLAVA: dict[str, Any] = {
+    **SIZES,
+    "model_type": "llava",
+    "vision_config": {**TOWER, "model_type": "clip_vision_model"},
+    "mm_vision_tower": "clip",
+    "mm_hidden_size": 48,
+}
+SHORT_CONV: dict[str, Any] = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "conv_L_cache": 3}
+MINICPM = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32}
 BAILING: dict[str, Any] = {
     "embedding_dropout": 0.0,
     "num_shared_experts": 1,
     "use_qkv_bias": False,
     "use_bias": False,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    **ONE_ROPE,
 }
 ENCODER: dict[str, Any] = {"hidden_act": "gelu", "position_embedding_type": "absolute", "num_key_value_heads": 4}
 AUDIO: dict[str, Any] = {
@@ -160,12 +232,12 @@ AUDIO: dict[str, Any] = {
     "max_source_positions": 32,
     "output_dim": 64,
 }
-JET: dict[str, Any] = dict(
-    torch_dtype="bfloat16",
-    num_hidden_layers=2,
-    layer_types=["jet", "attn"],
-    rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-    efficient_attention_config={
+JET: dict[str, Any] = {
+    "torch_dtype": "bfloat16",
+    "num_hidden_layers": 2,
+    "layer_types": ["jet", "attn"],
+    **ONE_ROPE,
+    "efficient_attention_config": {
         "jet": {
             "mode": "chunk",
             "expand_v": 2.0,
@@ -177,128 +249,40 @@ JET: dict[str, Any] = dict(
             "dconv_implementation": "triton",
         }
     },
-)
-STEP: dict[str, Any] = dict(
-    num_attention_groups=2,
-    moe_num_experts=4,
-    moe_top_k=2,
-    moe_intermediate_size=32,
-    share_expert_dim=32,
-    moe_layers_enum="1,2",
-    layer_types=["full_attention", "sliding_attention", "sliding_attention"],
-    sliding_window=64,
-    attention_other_setting={
+}
+STEP: dict[str, Any] = {
+    "num_attention_groups": 2,
+    "moe_num_experts": 4,
+    "moe_top_k": 2,
+    "moe_intermediate_size": 32,
+    "share_expert_dim": 32,
+    "moe_layers_enum": "1,2",
+    "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+    "sliding_window": 64,
+    "attention_other_setting": {
         "attention_type": "sliding_attention",
         "num_attention_heads": 4,
         "num_attention_groups": 2,
         "head_dim": 16,
     },
-    moe_router_scaling_factor=1.0,
-    use_moe_router_bias=True,
-    need_fp32_gate=True,
-    use_head_wise_attn_gate=True,
-    partial_rotary_factors=[0.5, 1.0, 1.0],
-    swiglu_limits=[0, 0, 0],
-    swiglu_limits_shared=[0, 0, 0],
-    yarn_only_types=["full_attention"],
-    rope_theta=[10000.0] * 3,
-)
+    "moe_router_scaling_factor": 1.0,
+    "use_moe_router_bias": True,
+    "need_fp32_gate": True,
+    "use_head_wise_attn_gate": True,
+    "partial_rotary_factors": [0.5, 1.0, 1.0],
+    "swiglu_limits": [0, 0, 0],
+    "swiglu_limits_shared": [0, 0, 0],
+    "yarn_only_types": ["full_attention"],
+    "rope_theta": [10000.0] * 3,
+}
 EMBEDS = {"is_embedding": True}
 CONFIGURATIONS: dict[str, Configuration] = {
     "LlamaForCausalLM": text("llama"),
-    "Qwen3ForCausalLM": text("qwen3"),
-    "Qwen3MoeForCausalLM": text("qwen3_moe", **EXPERTS),
-    "Qwen3NextForCausalLM": text("qwen3_next", **{**EXPERTS, **GATED_DELTA, "partial_rotary_factor": 0.25}),
-    "Qwen3_5ForCausalLM": text("qwen3_5_text", **{**GATED_DELTA, **MROPE}),
-    "Qwen3_5MoeForCausalLM": text("qwen3_5_moe_text", **{**EXPERTS, **GATED_DELTA, **MROPE}),
-    "Qwen3_5ForConditionalGeneration": image("qwen3_5", "qwen3_5_text", **{**GATED_DELTA, **MROPE}),
-    "Qwen3_5MoeForConditionalGeneration": image(
-        "qwen3_5_moe", "qwen3_5_moe_text", **{**EXPERTS, **GATED_DELTA, **MROPE}
-    ),
-    "DeepseekV2ForCausalLM": text(
-        "deepseek_v2", FLASH, **{**ROUTED, **LATENT, "topk_method": "greedy", "scoring_func": "softmax"}
-    ),
-    "DeepseekV3ForCausalLM": text("deepseek_v3", FLASH, **ROUTED, **LATENT),
-    "DeepseekV32ForCausalLM": text("deepseek_v3", FLASH, **{**ROUTED, **LATENT, **SPARSE}),
-    "FalconH1ForCausalLM": in_models("falcon_h1"),
-    "NemotronHForCausalLM": in_models("nemotron_h", num_hidden_layers=2, hybrid_override_pattern="M*"),
-    "GraniteMoeHybridForCausalLM": text(
-        "granitemoehybrid",
-        **{**EXPERTS, "shared_intermediate_size": 32, "intermediate_size": 32, "num_hidden_layers": 2},
-        layer_types=["mamba", "attention"],
-        mamba_n_heads=4,
-        mamba_d_head=32,
-        mamba_d_state=16,
-        mamba_n_groups=1,
-        mamba_expand=2,
-        mamba_chunk_size=16,
-    ),
-    "Lfm2ForCausalLM": text("lfm2", num_hidden_layers=2, layer_types=["conv", "full_attention"], conv_L_cache=3),
-    "BailingMoeV2_5ForCausalLM": in_models("bailing_full", FLASH),
-    "BailingMoeV2ForCausalLM": text(
-        "bailing_moe_v2",
-        **ROUTED,
-        embedding_dropout=0.0,
-        num_shared_experts=1,
-        use_qkv_bias=False,
-        use_bias=False,
-        use_qk_norm=True,
-        score_function="sigmoid",
-        moe_router_enable_expert_bias=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-    ),
-    "KimiLinearForCausalLM": text(
-        "kimi_linear",
-        FLASH,
-        **{**EXPERTS, **LATENT, "num_hidden_layers": 2, "v_head_dim": 16},
-        num_experts_per_token=2,
-        num_shared_experts=1,
-        first_k_dense_replace=1,
-        moe_layer_freq=1,
-        routed_scaling_factor=1.0,
-        moe_renormalize=True,
-        moe_router_activation_func="sigmoid",
-        num_expert_group=1,
-        topk_group=1,
-        linear_attn_config={
-            "kda_layers": [1],
-            "full_attn_layers": [2],
-            "num_heads": 4,
-            "head_dim": 16,
-            "short_conv_kernel_size": 4,
-        },
-    ),
-    "MiniMaxM2ForCausalLM": text("minimax_m2", **EXPERTS, scoring_func="sigmoid"),
-    "GptOssForCausalLM": in_models("gpt_oss", FLASH),
-    "Gemma2ForCausalLM": text(
-        "gemma2", hidden_act="gelu_pytorch_tanh", hidden_activation="gelu_pytorch_tanh", query_pre_attn_scalar=16
-    ),
-    "Gemma3ForCausalLM": text("gemma3_text", hidden_activation="gelu_pytorch_tanh", **TWO_ROPES),
-    "Gemma3ForConditionalGeneration": image("gemma3", "gemma3_text", **TWO_ROPES),
-    "Gemma4ForCausalLM": text(
-        "gemma4_text",
-        {"attention_backend": "triton"},
-        hidden_activation="gelu_pytorch_tanh",
-        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
-        sliding_window=8,
-        global_head_dim=16,
-        num_global_key_value_heads=2,
-        swa_num_key_value_heads=2,
-        hidden_size_per_layer_input=16,
-        vocab_size_per_layer_input=128,
-        num_kv_shared_layers=0,
-        moe_intermediate_size=32,
-    ),
-    "PhiForCausalLM": in_models("phi"),
-    "Phi3ForCausalLM": text("phi3"),
-    "CohereForCausalLM": in_models("cohere"),
-    "Cohere2ForCausalLM": text("cohere2"),
-    "Olmo2ForCausalLM": text("olmo2"),
-    "OlmoeForCausalLM": text("olmoe", **EXPERTS, num_key_value_heads=4),
-    "Glm4ForCausalLM": text("glm4"),
-    "Glm4MoeForCausalLM": text("glm4_moe", **ROUTED),
-    "MistralForCausalLM": text("mistral"),
-    "MixtralForCausalLM": text("mixtral", **EXPERTS),
+    "LlamaEmbeddingModel": text("llama", EMBEDS),
+    "LlamaForSequenceClassification": text("llama", EMBEDS, num_labels=3),
+    "LlamaForSequenceClassificationWithNormal_Weights": text("llama", EMBEDS, num_labels=4),
+    "LlamaForClassification": text("llama", EMBEDS, classification_out_size=3),
+    "TorchNativeLlamaForCausalLM": text("llama"),
     "Llama4ForCausalLM": text(
         # dense: SGLang has no experts on the CPU that are weighted at their input
         "llama4_text",
@@ -307,168 +291,6 @@ CONFIGURATIONS: dict[str, Configuration] = {
         intermediate_size_mlp=128,
         interleave_moe_layer_step=100,
     ),
-    "LlamaEmbeddingModel": text("llama", EMBEDS),
-    "LlamaForSequenceClassification": text("llama", EMBEDS, num_labels=3),
-    "Qwen2ForCausalLM": text("qwen2"),
-    "Qwen2MoeForCausalLM": text("qwen2_moe", **EXPERTS, shared_expert_intermediate_size=32),
-    "Qwen2ForSequenceClassification": text("qwen2", EMBEDS, num_labels=3),
-    "Qwen2ForRewardModel": text("qwen2", EMBEDS),
-    "Qwen3Model": text("qwen3", EMBEDS),
-    "Qwen3ForSequenceClassification": text("qwen3", EMBEDS, num_labels=3),
-    "Qwen3ForRewardModel": text("qwen3", EMBEDS),
-    "QWenLMHeadModel": text("qwen", layer_norm_epsilon=1e-6, intermediate_size=256, num_key_value_heads=4),
-    "SDARForCausalLM": text("sdar"),
-    "SDARMoeForCausalLM": text("sdar_moe", **EXPERTS),
-    "MiMoForCausalLM": text("mimo"),
-    "GemmaForCausalLM": text("gemma", hidden_act="gelu_pytorch_tanh"),
-    "Gemma2ForSequenceClassification": text(
-        "gemma2", EMBEDS, hidden_act="gelu_pytorch_tanh", hidden_activation="gelu_pytorch_tanh", num_labels=3
-    ),
-    "EmbeddingGemmaModel": text("gemma3_text", EMBEDS, hidden_activation="gelu_pytorch_tanh", **TWO_ROPES),
-    "GraniteForCausalLM": text("granite"),
-    "GraniteMoeForCausalLM": text("granitemoe", **EXPERTS),
-    "InternLM2ForCausalLM": text("internlm2"),
-    "InternLM2ForRewardModel": text("internlm2", EMBEDS),
-    "Starcoder2ForCausalLM": in_models("starcoder2"),
-    "StableLmForCausalLM": text("stablelm"),
-    "ExaoneForCausalLM": text("exaone", layer_norm_epsilon=1e-6, num_layers=3, activation_function="silu"),
-    "ExaoneMoEForCausalLM": text(
-        "exaone_moe",
-        FLASH,
-        **ROUTED,
-        num_shared_experts=1,
-        is_moe_layer=[False, True, True],
-        sliding_window=64,
-        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
-    ),
-    "Ernie4_5_ForCausalLM": text("ernie4_5"),
-    "HunYuanMoEV1ForCausalLM": text(
-        "hunyuan_v1_moe", **EXPERTS, moe_topk=2, num_shared_expert=1, use_mixed_mlp_moe=True
-    ),
-    "HYV3ForCausalLM": text(
-        "hy_v3",
-        **EXPERTS,
-        num_shared_experts=1,
-        first_k_dense_replace=1,
-        route_norm=True,
-        router_scaling_factor=1.0,
-        enable_moe_fp32_combine=False,
-    ),
-    "MiMoV2ForCausalLM": text(
-        "mimo_v2",
-        FLASH,
-        **{**ROUTED, "moe_layer_freq": [0, 1, 1]},
-        hybrid_layer_pattern=[0, 1, 0],
-        v_head_dim=16,
-        swa_head_dim=16,
-        swa_v_head_dim=16,
-        swa_num_attention_heads=4,
-        swa_num_key_value_heads=2,
-        sliding_window=64,
-        sliding_window_size=64,
-        layernorm_epsilon=1e-6,
-        attention_bias=False,
-    ),
-    "OlmoForCausalLM": text("olmo", num_key_value_heads=4),
-    "BaichuanForCausalLM": text(
-        "baichuan",
-        num_hidden_layers=1,
-        hidden_size=4096,
-        intermediate_size=64,
-        num_attention_heads=32,
-        num_key_value_heads=32,
-        head_dim=128,
-    ),
-    "ChatGLMModel": text(
-        "chatglm",
-        num_layers=3,
-        padded_vocab_size=128,
-        ffn_hidden_size=128,
-        kv_channels=16,
-        seq_length=256,
-        multi_query_attention=True,
-        multi_query_group_num=2,
-        add_qkv_bias=True,
-        rmsnorm=True,
-    ),
-    "MiniCPMForCausalLM": text("minicpm", scale_emb=12, scale_depth=1.4, dim_model_base=32),
-    "MiniCPM3ForCausalLM": text(
-        "minicpm3", FLASH, **{**LATENT, "q_lora_rank": 64}, scale_emb=12, scale_depth=1.4, dim_model_base=32
-    ),
-    "PhiMoEForCausalLM": text("phimoe", **EXPERTS),
-    "Phi3SmallForCausalLM": in_models("phi3_small"),
-    "PersimmonForCausalLM": in_models("persimmon"),
-    "GPT2LMHeadModel": text("gpt2", n_embd=64, n_layer=3, n_head=4, n_positions=256, num_key_value_heads=4),
-    "GPTBigCodeForCausalLM": text("gpt_bigcode", n_embd=64, n_layer=3, n_head=4, n_positions=256),
-    "GPTJForCausalLM": text(
-        "gptj", n_embd=64, n_layer=3, n_head=4, n_positions=256, rotary_dim=8, num_key_value_heads=4
-    ),
-    "OPTForCausalLM": text("opt", ffn_dim=128, word_embed_proj_dim=64, num_key_value_heads=4),
-    "OrionForCausalLM": text("orion"),
-    "Grok1ForCausalLM": text(
-        "grok-1", **EXPERTS, num_hidden_layers=2, embedding_multiplier_scale=8.0, output_multiplier_scale=0.5
-    ),
-    "SolarForCausalLM": text("solar", bskcn_1=[0], bskcn_2=[1], bskcn_3=[1], bskcn_4=[2], bskcn_tv=[0.9, 0.8]),
-    "ArceeForCausalLM": text("arcee", hidden_act="relu2"),
-    "ApertusForCausalLM": text("apertus", {"dtype": "bfloat16"}, hidden_act="xielu", torch_dtype="bfloat16"),
-    "AfmoeForCausalLM": text("afmoe", **EXPERTS, num_dense_layers=3, num_shared_experts=1, sliding_window=64),
-    "Lfm2MoeForCausalLM": text(
-        "lfm2_moe",
-        **EXPERTS,
-        num_hidden_layers=2,
-        num_dense_layers=1,
-        layer_types=["conv", "full_attention"],
-        conv_L_cache=3,
-    ),
-    "Ministral3ForCausalLM": text("ministral3"),
-    "MistralLarge3ForCausalLM": text("deepseek_v3", FLASH, **ROUTED, **LATENT),
-    "Glm4MoeLiteForCausalLM": text("glm4_moe_lite", FLASH, **{**ROUTED, **LATENT, "q_lora_rank": 64}),
-    "XverseForCausalLM": text("xverse"),
-    "DeepseekForCausalLM": text("deepseek", **{**ROUTED, "first_k_dense_replace": 3}),
-    "BailingMoEForCausalLM": text("bailing_moe", **ROUTED, **BAILING, norm_head=False),
-    "SarvamMoEForCausalLM": text("sarvam_moe", **ROUTED, **BAILING),
-    "IQuestLoopCoderForCausalLM": text("iquestloopcoder", loop_num=2, loop_window_size=64),
-    "TeleFLMForCausalLM": text("teleflm", use_mup=True, input_mult=1.0, output_mult=1.0, mup_scale_factor=1.0),
-    "XllmForCausalLM": text("xllm", {"dtype": "bfloat16"}, num_experts=0),
-    "NanbeigeForCausalLM": text("nanbeige", attention_dropout=0.0, num_loops=2, skip_loop_final_norm=False),
-    "HrmTextForCausalLM": text("hrm_text", H_cycles=1, L_cycles=2, num_key_value_heads=4),
-    "Cohere2MoeForCausalLM": text("cohere2_moe", **EXPERTS),
-    "LlamaForClassification": text("llama", EMBEDS, classification_out_size=3),
-    "LlamaForSequenceClassificationWithNormal_Weights": text("llama", EMBEDS, num_labels=4),
-    "TorchNativeLlamaForCausalLM": text("llama"),
-    "QuantMixtralForCausalLM": text("mixtral", **EXPERTS),
-    "Mamba2ForCausalLM": text(
-        "mamba2",
-        num_hidden_layers=2,
-        state_size=16,
-        conv_kernel=4,
-        expand=2,
-        n_groups=1,
-        num_heads=4,
-        head_dim=32,
-        chunk_size=16,
-        layer_norm_epsilon=1e-6,
-    ),
-    "BertModel": text("bert", EMBEDS, **ENCODER),
-    "BertForSequenceClassification": text("bert", EMBEDS, **ENCODER, num_labels=3),
-    "XLMRobertaModel": text("xlm-roberta", EMBEDS, **ENCODER),
-    "XLMRobertaForSequenceClassification": text("xlm-roberta", EMBEDS, **ENCODER, num_labels=3),
-    "Qwen2VLForConditionalGeneration": image(
-        "qwen2_vl",
-        "qwen2_vl_text",
-        None,
-        {"embed_dim": 48, "hidden_size": 64, "mlp_ratio": 2, "in_chans": 3},
-        **MROPE_ALL,
-    ),
-    "Qwen2_5_VLForConditionalGeneration": image("qwen2_5_vl", "qwen2_5_vl_text", **MROPE_ALL),
-    "Qwen3VLForConditionalGeneration": image(
-        "qwen3_vl", "qwen3_vl_text", None, {"deepstack_visual_indexes": [1]}, **MROPE_ALL
-    ),
-    "Qwen3VLMoeForConditionalGeneration": image(
-        "qwen3_vl_moe", "qwen3_vl_moe_text", None, {"deepstack_visual_indexes": [1]}, **{**EXPERTS, **MROPE_ALL}
-    ),
-    "Glm4vForConditionalGeneration": image("glm4v", "glm4v_text", **MROPE_ALL),
-    "Glm4vMoeForConditionalGeneration": image("glm4v_moe", "glm4v_moe_text", **{**ROUTED, **MROPE_ALL}),
     "Llama4ForConditionalGeneration": image(
         "llama4",
         "llama4_text",
@@ -478,87 +300,24 @@ CONFIGURATIONS: dict[str, Configuration] = {
         intermediate_size_mlp=128,
         interleave_moe_layer_step=100,
     ),
-    "InternVLChatModel": Configuration(
-        {
-            "model_type": "internvl_chat",
-            "torch_dtype": "float16",
-            "llm_config": {**SIZES, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
-            "vision_config": {
-                **TOWER,
-                "norm_type": "layer_norm",
-                "qkv_bias": True,
-                "qk_normalization": False,
-                "initializer_factor": 1.0,
-                "use_flash_attn": False,
-            },
-            "downsample_ratio": 0.5,
-            "ps_version": "v2",
-        }
+    "MistralForCausalLM": text("mistral"),
+    "MistralLarge3ForCausalLM": text("deepseek_v3", FLASH, **ROUTED, **LATENT),
+    "Mistral3ForConditionalGeneration": image("mistral3", "mistral", tower={"model_type": "pixtral"}),
+    "Ministral3ForCausalLM": text("ministral3"),
+    "MixtralForCausalLM": text("mixtral", **EXPERTS),
+    "QuantMixtralForCausalLM": text("mixtral", **EXPERTS),
+    "QWenLMHeadModel": text("qwen", layer_norm_epsilon=1e-6, intermediate_size=256, num_key_value_heads=4),
+    "Qwen2ForCausalLM": text("qwen2"),
+    "Qwen2MoeForCausalLM": text("qwen2_moe", **EXPERTS, shared_expert_intermediate_size=32),
+    "Qwen2ForSequenceClassification": text("qwen2", EMBEDS, num_labels=3),
+    "Qwen2ForRewardModel": text("qwen2", EMBEDS),
+    "Qwen2VLForConditionalGeneration": image(
+        "qwen2_vl",
+        "qwen2_vl_text",
+        tower={"embed_dim": 48, "hidden_size": 64, "mlp_ratio": 2, "in_chans": 3},
+        **MROPE_ALL,
     ),
-    "Step3p5ForCausalLM": text("step3p5", FLASH, **STEP),
-    "JetNemotronForCausalLM": text("jet_nemotron", {"dtype": "bfloat16"}, **JET),
-    "LagunaForCausalLM": text(
-        "laguna",
-        FLASH,
-        **EXPERTS,
-        shared_expert_intermediate_size=32,
-        sliding_window=64,
-        layer_types=["full_attention", "sliding_attention", "full_attention"],
-        mlp_layer_types=["dense", "sparse", "sparse"],
-    ),
-    "IQuestQ1ForCausalLM": text(
-        "iquest_q1",
-        FLASH,
-        **EXPERTS,
-        num_hidden_layers=2,
-        dense_intermediate_size=128,
-        first_layers_types=["full_attention"],
-        hybrid_layers_types_block=["sliding_attention"],
-        num_hybrid_layers_block=1,
-        last_layers_types=[],
-        sliding_window=64,
-        rotary_dim=16,
-    ),
-    "Spark2_5ForCausalLM": text("spark2_5", FLASH, sliding_window=64),
-    "NanbeigeForSequenceClassification": text(
-        "nanbeige", EMBEDS, attention_dropout=0.0, num_loops=2, skip_loop_final_norm=False, num_labels=3
-    ),
-    "MiniCPMSALAForCausalLM": text(
-        "minicpm_sala", scale_emb=12, scale_depth=1.4, dim_model_base=32, mixer_types=["minicpm4"] * 3
-    ),
-    "TransformersForCausalLM": text("llama"),
-    "TransformersEmbeddingModel": text("llama", EMBEDS),
-    "TransformersForSequenceClassification": text("llama", EMBEDS, num_labels=3),
-    "BailingMoeV3ForCausalLM": in_models("bailing_full", FLASH, short_conv_kernel_size=4, num_hidden_layers=2),
-    "Lfm2BidirectionalModel": text(
-        "lfm2", EMBEDS, num_hidden_layers=2, layer_types=["conv", "full_attention"], conv_L_cache=3
-    ),
-    "Lfm2VlForConditionalGeneration": image(
-        "lfm2_vl",
-        "lfm2",
-        None,
-        {"model_type": "siglip2_vision_model"},
-        num_hidden_layers=2,
-        layer_types=["conv", "full_attention"],
-        conv_L_cache=3,
-    ),
-    "Cohere2VisionForConditionalGeneration": image(
-        "cohere2_vision", "cohere2_moe", None, {"model_type": "siglip_vision_model"}, **EXPERTS
-    ),
-    "GlmOcrForConditionalGeneration": image("glm_ocr", "glm_ocr_text", **MROPE_ALL),
-    "PaddleOCRVLForConditionalGeneration": Configuration(
-        {**SIZES, **MROPE_ALL, "model_type": "paddleocr_vl", "vision_config": TOWER}
-    ),
-    "DotsOCRForCausalLM": Configuration(
-        {
-            **SIZES,
-            "model_type": "dots_ocr",
-            "vision_config": {**TOWER, "embed_dim": 48, "hidden_size": 64, "num_dummy_heads": 0},
-        }
-    ),
-    "MllamaForConditionalGeneration": image(
-        "mllama", "mllama_text_model", None, {"model_type": "mllama_vision_model"}, cross_attention_layers=[1]
-    ),
+    "Qwen2_5_VLForConditionalGeneration": image("qwen2_5_vl", "qwen2_5_vl_text", **MROPE_ALL),
     "Qwen2AudioForConditionalGeneration": Configuration(
         {
             "model_type": "qwen2_audio",
@@ -566,6 +325,24 @@ CONFIGURATIONS: dict[str, Configuration] = {
             "text_config": {**SIZES, "model_type": "qwen2"},
             "audio_config": AUDIO,
         }
+    ),
+    "Qwen3ForCausalLM": text("qwen3"),
+    "Qwen3MoeForCausalLM": text("qwen3_moe", **EXPERTS),
+    "Qwen3NextForCausalLM": text("qwen3_next", **{**EXPERTS, **GATED_DELTA, "partial_rotary_factor": 0.25}),
+    "Qwen3_5ForCausalLM": text("qwen3_5_text", **{**GATED_DELTA, **MROPE}),
+    "Qwen3_5MoeForCausalLM": text("qwen3_5_moe_text", **{**EXPERTS, **GATED_DELTA, **MROPE}),
+    "Qwen3_5ForConditionalGeneration": image("qwen3_5", "qwen3_5_text", **{**GATED_DELTA, **MROPE}),
+    "Qwen3_5MoeForConditionalGeneration": image(
+        "qwen3_5_moe", "qwen3_5_moe_text", **{**EXPERTS, **GATED_DELTA, **MROPE}
+    ),
+    "Qwen3Model": text("qwen3", EMBEDS),
+    "Qwen3ForSequenceClassification": text("qwen3", EMBEDS, num_labels=3),
+    "Qwen3ForRewardModel": text("qwen3", EMBEDS),
+    "Qwen3VLForConditionalGeneration": image(
+        "qwen3_vl", "qwen3_vl_text", tower={"deepstack_visual_indexes": [1]}, **MROPE_ALL
+    ),
+    "Qwen3VLMoeForConditionalGeneration": image(
+        "qwen3_vl_moe", "qwen3_vl_moe_text", tower={"deepstack_visual_indexes": [1]}, **{**EXPERTS, **MROPE_ALL}
     ),
     "Qwen3ASRForConditionalGeneration": Configuration(
         {
@@ -589,40 +366,18 @@ CONFIGURATIONS: dict[str, Configuration] = {
             },
         }
     ),
-    "BeamForCausalLM": text(
-        "beam",
-        FLASH,
-        **ROUTED,
-        sliding_window=64,
-        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
-        mlp_layer_types=["dense", "sparse", "sparse"],
+    "SDARForCausalLM": text("sdar"),
+    "SDARMoeForCausalLM": text("sdar_moe", **EXPERTS),
+    "DeepseekV2ForCausalLM": text(
+        "deepseek_v2", FLASH, **{**ROUTED, **LATENT, "topk_method": "greedy", "scoring_func": "softmax"}
     ),
-    "LlavaLlamaForCausalLM": Configuration(
-        {**SIZES, "model_type": "llava", "mm_vision_tower": "clip", "mm_hidden_size": 48}
-    ),
-    "Exaone4ForCausalLM": text(
-        "exaone4",
-        FLASH,
-        sliding_window=64,
-        sliding_window_pattern="LG",
-        layer_types=["sliding_attention", "full_attention", "full_attention"],
-    ),
-    "K2HorizonForCausalLM": text(
-        "k2_horizon",
-        {"dtype": "bfloat16"},
-        num_experts=0,
-        mlp_only_layers=[0, 1, 2],
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-    ),
-    "MellumForCausalLM": text(
-        "mellum",
-        FLASH,
-        **EXPERTS,
-        **TWO_ROPES,
-        sliding_window=64,
-        max_window_layers=3,
-        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
-        mlp_layer_types=["sparse"] * 3,
+    "DeepseekV3ForCausalLM": text("deepseek_v3", FLASH, **ROUTED, **LATENT),
+    "DeepseekV32ForCausalLM": text("deepseek_v3", FLASH, **{**ROUTED, **LATENT, **SPARSE}),
+    # dense: of the experts SGLang has a kernel for CUDA only
+    "DeepseekForCausalLM": text("deepseek", **{**ROUTED, "first_k_dense_replace": 3}),
+    "SarvamMLAForCausalLM": text("sarvam_mla", FLASH, **{**ROUTED, **LATENT}, num_shared_experts=1, **ONE_ROPE),
+    "KimiVLForConditionalGeneration": image(
+        "kimi_vl", "deepseek_v3", FLASH, {"model_type": "moonvit"}, **{**ROUTED, **LATENT}
     ),
     "KimiK25ForConditionalGeneration": image(
         "kimi_k25",
@@ -639,31 +394,10 @@ CONFIGURATIONS: dict[str, Configuration] = {
         **{**ROUTED, **LATENT},
         architectures=["DeepseekV3ForCausalLM"],
     ),
-    "KimiVLForConditionalGeneration": image(
-        "kimi_vl", "deepseek_v3", FLASH, {"model_type": "moonvit"}, **{**ROUTED, **LATENT}
+    "KimiK3LinearForCausalLM": text(
+        "kimi_linear", FLASH, **KIMI_LINEAR, linear_attn_config={**KIMI_DELTA, "num_heads": 2}
     ),
-    "MiniMaxM3SparseForCausalLM": text(
-        "minimax_m3",
-        FLASH,
-        **EXPERTS,
-        moe_layer_freq=[0, 0, 0],
-        dense_intermediate_size=128,
-        scoring_func="sigmoid",
-        use_qk_norm=True,
-        swiglu_alpha=1.702,
-        swiglu_limit=7.0,
-        rotary_dim=8,
-        n_shared_experts=1,
-        sparse_attention_config={
-            "sparse_attention_freq": [0, 0, 0],
-            "sparse_index_dim": 16,
-            "sparse_num_index_heads": 2,
-            "sparse_block_size": 16,
-            "sparse_topk_blocks": 2,
-            "sparse_init_block": 0,
-            "sparse_local_block": 1,
-        },
-    ),
+    "KimiLinearForCausalLM": text("kimi_linear", FLASH, **KIMI_LINEAR, linear_attn_config=KIMI_DELTA),
     "LongcatFlashForCausalLM": text(
         "longcat_flash",
         FLASH,
@@ -674,32 +408,12 @@ CONFIGURATIONS: dict[str, Configuration] = {
         moe_topk=2,
         zero_expert_num=0,
     ),
-    "LLaDA2MoeModelLM": text(
-        "llada2_moe", **ROUTED, **BAILING, score_function="sigmoid", moe_router_enable_expert_bias=True
-    ),
-    "InternS1ForConditionalGeneration": image(
-        "internvl",
-        "qwen3",
-        None,
-        {
-            "image_size": [56, 56],
-            "patch_size": [14, 14],
-            "norm_type": "layer_norm",
-            "attention_bias": True,
-            "qkv_bias": True,
-            "drop_path_rate": 0.0,
-            "dropout": 0.0,
-            "qk_normalization": False,
-            "initializer_factor": 1.0,
-        },
-        architectures=["Qwen3ForCausalLM"],
-    ),
-    "InternS1ProForConditionalGeneration": image(
-        "qwen3_vl_moe", "qwen3_vl_moe_text", None, None, **{**EXPERTS, **MROPE_ALL}
-    ),
-    "MiniCPMV4_6ForConditionalGeneration": image("minicpmv4_6", "qwen3_5_text", None, None, **{**GATED_DELTA, **MROPE}),
-    "NVILAForConditionalGeneration": image("llava", "qwen2", None, {"model_type": "siglip_vision_model"}),
-    "NVILALiteForConditionalGeneration": image("llava", "qwen2", None, {"model_type": "siglip_vision_model"}),
+    "Glm4ForCausalLM": text("glm4"),
+    "Glm4MoeForCausalLM": text("glm4_moe", **ROUTED),
+    "Glm4MoeLiteForCausalLM": text("glm4_moe_lite", FLASH, **{**ROUTED, **LATENT, "q_lora_rank": 64}),
+    "Glm4vForConditionalGeneration": image("glm4v", "glm4v_text", **MROPE_ALL),
+    "Glm4vMoeForConditionalGeneration": image("glm4v_moe", "glm4v_moe_text", **{**ROUTED, **MROPE_ALL}),
+    "GlmOcrForConditionalGeneration": image("glm_ocr", "glm_ocr_text", **MROPE_ALL),
     "GlmAsrForConditionalGeneration": Configuration(
         {
             "model_type": "glmasr",
@@ -717,73 +431,18 @@ CONFIGURATIONS: dict[str, Configuration] = {
             },
         }
     ),
-    "WhisperForConditionalGeneration": text(
-        "whisper", **AUDIO, num_key_value_heads=4, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=128
-    ),
-    "Step3VLForConditionalGeneration": image(
-        "step3_vl",
-        "step3_text",
-        None,
-        {"output_hidden_size": 64},
-        num_attention_groups=1,
-        moe_num_experts=4,
-        moe_top_k=2,
-        moe_intermediate_size=32,
-        share_expert_dim=32,
-        share_q_dim=32,
-        moe_layers_enum="1,2",
-        norm_expert_weight=False,
-    ),
-    "CLIPModel": image(
-        "clip",
-        "clip_text_model",
-        EMBEDS,
-        {"model_type": "clip_vision_model", "hidden_act": "quick_gelu"},
-        num_key_value_heads=4,
-        hidden_act="quick_gelu",
-    ),
-    "YiVLForCausalLM": Configuration(
-        {
-            **SIZES,
-            "model_type": "llava",
-            "text_config": {**SIZES, "model_type": "llama"},
-            "vision_config": {**TOWER, "model_type": "clip_vision_model"},
-            "mm_vision_tower": "clip",
-            "mm_hidden_size": 48,
-        }
-    ),
-    "LlavaQwenForCausalLM": Configuration(
-        {
-            **SIZES,
-            "model_type": "llava",
-            "text_config": {**SIZES, "model_type": "qwen2"},
-            "vision_config": {**TOWER, "model_type": "clip_vision_model"},
-            "mm_vision_tower": "clip",
-            "mm_hidden_size": 48,
-        }
-    ),
-    "LlavaMistralForCausalLM": Configuration(
-        {
-            **SIZES,
-            "model_type": "llava",
-            "text_config": {**SIZES, "model_type": "mistral"},
-            "vision_config": {**TOWER, "model_type": "clip_vision_model"},
-            "mm_vision_tower": "clip",
-            "mm_hidden_size": 48,
-        }
-    ),
-    "LlavaVidForCausalLM": Configuration(
-        {
-            **SIZES,
-            "model_type": "llava",
-            "text_config": {**SIZES, "model_type": "llama"},
-            "vision_config": {**TOWER, "model_type": "clip_vision_model"},
-            "mm_vision_tower": "clip",
-            "mm_hidden_size": 48,
-            "num_frames": 2,
-            "mm_spatial_pool_stride": 2,
-        }
-    ),
+    "GlmImageForConditionalGeneration": image("glm_image", "glm_image_text", **MROPE_ALL),
+    "Gemma2ForCausalLM": text("gemma2", **GELU, query_pre_attn_scalar=16),
+    "Gemma3ForCausalLM": text("gemma3_text", hidden_activation="gelu_pytorch_tanh", **TWO_ROPES),
+    "Gemma3ForConditionalGeneration": image("gemma3", "gemma3_text", **TWO_ROPES),
+    "Gemma4ForCausalLM": text("gemma4_text", {"attention_backend": "triton"}, **GEMMA4),
+    "GemmaForCausalLM": text("gemma", hidden_act="gelu_pytorch_tanh"),
+    "Gemma2ForSequenceClassification": text("gemma2", EMBEDS, **GELU, num_labels=3),
+    "Gemma4ForConditionalGeneration": image("gemma4", "gemma4_text", {"attention_backend": "triton"}, **GEMMA4),
+    "EmbeddingGemmaModel": text("gemma3_text", EMBEDS, hidden_activation="gelu_pytorch_tanh", **TWO_ROPES),
+    "GptOssForCausalLM": in_models("gpt_oss", FLASH),
+    "MiniMaxM2ForCausalLM": text("minimax_m2", **EXPERTS, scoring_func="sigmoid"),
+    "MiniMaxM3SparseForCausalLM": text("minimax_m3", FLASH, **MINIMAX_M3),
     "MiniMaxM3SparseForConditionalGeneration": image(
         "minimax_m3_vl",
         "minimax_m3",
@@ -798,25 +457,46 @@ CONFIGURATIONS: dict[str, Configuration] = {
             "rope_theta": 10000.0,
             "vision_segment_max_frames": 4,
         },
-        **EXPERTS,
-        moe_layer_freq=[0, 0, 0],
-        dense_intermediate_size=128,
-        scoring_func="sigmoid",
-        use_qk_norm=True,
-        swiglu_alpha=1.702,
-        swiglu_limit=7.0,
-        rotary_dim=8,
-        n_shared_experts=1,
-        sparse_attention_config={
-            "sparse_attention_freq": [0, 0, 0],
-            "sparse_index_dim": 16,
-            "sparse_num_index_heads": 2,
-            "sparse_block_size": 16,
-            "sparse_topk_blocks": 2,
-            "sparse_init_block": 0,
-            "sparse_local_block": 1,
-        },
+        **MINIMAX_M3,
     ),
+    "BailingMoeV2_5ForCausalLM": in_models("bailing_full", FLASH),
+    "BailingMoeV2ForCausalLM": text(
+        "bailing_moe_v2",
+        **ROUTED,
+        **BAILING,
+        use_qk_norm=True,
+        score_function="sigmoid",
+        moe_router_enable_expert_bias=True,
+    ),
+    "BailingMoEForCausalLM": text("bailing_moe", **ROUTED, **BAILING, norm_head=False),
+    "BailingMoeV3ForCausalLM": in_models("bailing_full", FLASH, short_conv_kernel_size=4, num_hidden_layers=2),
+    "SarvamMoEForCausalLM": text("sarvam_moe", **ROUTED, **BAILING),
+    "LLaDA2MoeModelLM": text(
+        "llada2_moe", **ROUTED, **BAILING, score_function="sigmoid", moe_router_enable_expert_bias=True
+    ),
+    "FalconH1ForCausalLM": in_models("falcon_h1"),
+    "NemotronHForCausalLM": in_models("nemotron_h", num_hidden_layers=2, hybrid_override_pattern="M*"),
+    "GraniteMoeHybridForCausalLM": text(
+        "granitemoehybrid",
+        **{**EXPERTS, "shared_intermediate_size": 32, "intermediate_size": 32, "num_hidden_layers": 2},
+        layer_types=["mamba", "attention"],
+        mamba_n_heads=4,
+        mamba_d_head=32,
+        mamba_d_state=16,
+        mamba_n_groups=1,
+        mamba_expand=2,
+        mamba_chunk_size=16,
+    ),
+    "GraniteForCausalLM": text("granite"),
+    "GraniteMoeForCausalLM": text("granitemoe", **EXPERTS),
+    "Lfm2ForCausalLM": text("lfm2", **SHORT_CONV),
+    "Lfm2MoeForCausalLM": text("lfm2_moe", **EXPERTS, num_dense_layers=1, **SHORT_CONV),
+    "Lfm2BidirectionalModel": text("lfm2", EMBEDS, **SHORT_CONV),
+    "Lfm2VlForConditionalGeneration": image(
+        "lfm2_vl", "lfm2", tower={"model_type": "siglip2_vision_model"}, **SHORT_CONV
+    ),
+    "JetNemotronForCausalLM": text("jet_nemotron", {"dtype": "bfloat16"}, **JET),
+    "JetVLMForConditionalGeneration": image("jet_vlm", "jet_nemotron", {"dtype": "bfloat16"}, **JET),
     "ZayaForCausalLM": text(
         "zaya",
         **EXPERTS,
@@ -826,37 +506,253 @@ CONFIGURATIONS: dict[str, Configuration] = {
         zaya_mlp_expansion=16,
         tie_word_embeddings=True,
     ),
+    "Mamba2ForCausalLM": text(
+        "mamba2",
+        num_hidden_layers=2,
+        state_size=16,
+        conv_kernel=4,
+        expand=2,
+        n_groups=1,
+        num_heads=4,
+        head_dim=32,
+        chunk_size=16,
+        layer_norm_epsilon=1e-6,
+    ),
+    "PhiForCausalLM": in_models("phi"),
+    "Phi3ForCausalLM": text("phi3"),
+    "PhiMoEForCausalLM": text("phimoe", **EXPERTS),
+    "Phi3SmallForCausalLM": in_models("phi3_small"),
+    "CohereForCausalLM": in_models("cohere"),
+    "Cohere2ForCausalLM": text("cohere2"),
+    "Cohere2MoeForCausalLM": text("cohere2_moe", **EXPERTS),
+    "Cohere2VisionForConditionalGeneration": image(
+        "cohere2_vision", "cohere2_moe", tower={"model_type": "siglip_vision_model"}, **EXPERTS
+    ),
+    "Olmo2ForCausalLM": text("olmo2"),
+    "OlmoeForCausalLM": text("olmoe", **EXPERTS, num_key_value_heads=4),
+    "OlmoForCausalLM": text("olmo", num_key_value_heads=4),
+    "Ernie4_5_ForCausalLM": text("ernie4_5"),
+    # dense: the bias of its router has two dimensions, and on the CPU one is known
+    "Ernie4_5_MoeForCausalLM": text(
+        "ernie4_5_moe", **EXPERTS, moe_num_experts=4, moe_k=2, moe_num_shared_experts=1, moe_layer_start_index=4
+    ),
+    "ExaoneForCausalLM": text("exaone", layer_norm_epsilon=1e-6, num_layers=3, activation_function="silu"),
+    "ExaoneMoEForCausalLM": text(
+        "exaone_moe", FLASH, **ROUTED, num_shared_experts=1, is_moe_layer=[False, True, True], **WINDOWS
+    ),
+    "Exaone4ForCausalLM": text(
+        "exaone4",
+        FLASH,
+        sliding_window=64,
+        sliding_window_pattern="LG",
+        layer_types=["sliding_attention", "full_attention", "full_attention"],
+    ),
+    "HunYuanMoEV1ForCausalLM": text(
+        "hunyuan_v1_moe", **EXPERTS, moe_topk=2, num_shared_expert=1, use_mixed_mlp_moe=True
+    ),
+    "HYV3ForCausalLM": text(
+        "hy_v3",
+        **EXPERTS,
+        num_shared_experts=1,
+        first_k_dense_replace=1,
+        route_norm=True,
+        router_scaling_factor=1.0,
+        enable_moe_fp32_combine=False,
+    ),
+    "MiMoForCausalLM": text("mimo"),
+    "MiMoV2ForCausalLM": text(
+        "mimo_v2",
+        FLASH,
+        **{**ROUTED, "moe_layer_freq": [0, 1, 1]},
+        hybrid_layer_pattern=[0, 1, 0],
+        v_head_dim=16,
+        swa_head_dim=16,
+        swa_v_head_dim=16,
+        swa_num_attention_heads=4,
+        swa_num_key_value_heads=2,
+        sliding_window=64,
+        sliding_window_size=64,
+        layernorm_epsilon=1e-6,
+        attention_bias=False,
+    ),
+    "MiniCPMForCausalLM": text("minicpm", **MINICPM),
+    "MiniCPM3ForCausalLM": text("minicpm3", FLASH, **{**LATENT, "q_lora_rank": 64}, **MINICPM),
+    "MiniCPMSALAForCausalLM": text("minicpm_sala", **MINICPM, mixer_types=["minicpm4"] * 3),
+    "MiniCPMV4_6ForConditionalGeneration": image("minicpmv4_6", "qwen3_5_text", **{**GATED_DELTA, **MROPE}),
+    "InternLM2ForCausalLM": text("internlm2"),
+    "InternLM2ForRewardModel": text("internlm2", EMBEDS),
+    "InternVLChatModel": Configuration(
+        {
+            "model_type": "internvl_chat",
+            "torch_dtype": "float16",
+            "llm_config": {**SIZES, "model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]},
+            "vision_config": {**TOWER, **INTERN_TOWER, "use_flash_attn": False},
+            "downsample_ratio": 0.5,
+            "ps_version": "v2",
+        }
+    ),
+    "InternS1ForConditionalGeneration": image(
+        "internvl",
+        "qwen3",
+        None,
+        {
+            **INTERN_TOWER,
+            "image_size": [56, 56],
+            "patch_size": [14, 14],
+            "attention_bias": True,
+            "drop_path_rate": 0.0,
+            "dropout": 0.0,
+        },
+        architectures=["Qwen3ForCausalLM"],
+    ),
+    "InternS1ProForConditionalGeneration": image("qwen3_vl_moe", "qwen3_vl_moe_text", **{**EXPERTS, **MROPE_ALL}),
+    "Step3p5ForCausalLM": text("step3p5", FLASH, **STEP),
+    "Step3VLForConditionalGeneration": image(
+        "step3_vl",
+        "step3_text",
+        None,
+        {"output_hidden_size": 64},
+        num_attention_groups=1,
+        moe_num_experts=4,
+        moe_top_k=2,
+        moe_intermediate_size=32,
+        share_expert_dim=32,
+        share_q_dim=32,
+        moe_layers_enum="1,2",
+        norm_expert_weight=False,
+    ),
+    "Step3p7ForConditionalGeneration": image(
+        "step3p7", "step3p5", FLASH, {"width": 48, "layers": 1, "heads": 2, "mlp_ratio": 2.0}, **STEP
+    ),
+    # of any other size it has no rotary embedding, but ALiBi, on CUDA only
+    "BaichuanForCausalLM": text(
+        "baichuan",
+        num_hidden_layers=1,
+        hidden_size=4096,
+        intermediate_size=64,
+        num_attention_heads=32,
+        num_key_value_heads=32,
+        head_dim=128,
+    ),
+    "ChatGLMModel": text(
+        "chatglm",
+        num_layers=3,
+        padded_vocab_size=128,
+        ffn_hidden_size=128,
+        kv_channels=16,
+        seq_length=256,
+        multi_query_attention=True,
+        multi_query_group_num=2,
+        add_qkv_bias=True,
+        rmsnorm=True,
+    ),
+    "XverseForCausalLM": text("xverse"),
+    "OrionForCausalLM": text("orion"),
+    "Starcoder2ForCausalLM": in_models("starcoder2"),
+    "StableLmForCausalLM": text("stablelm"),
+    "SolarForCausalLM": text("solar", bskcn_1=[0], bskcn_2=[1], bskcn_3=[1], bskcn_4=[2], bskcn_tv=[0.9, 0.8]),
+    "ArceeForCausalLM": text("arcee", hidden_act="relu2"),
+    "ApertusForCausalLM": text("apertus", {"dtype": "bfloat16"}, hidden_act="xielu", torch_dtype="bfloat16"),
+    # dense, as DeepseekForCausalLM
+    "AfmoeForCausalLM": text("afmoe", **EXPERTS, num_dense_layers=3, num_shared_experts=1, sliding_window=64),
+    "LagunaForCausalLM": text(
+        "laguna",
+        FLASH,
+        **EXPERTS,
+        shared_expert_intermediate_size=32,
+        sliding_window=64,
+        layer_types=["full_attention", "sliding_attention", "full_attention"],
+        mlp_layer_types=["dense", "sparse", "sparse"],
+    ),
+    "MellumForCausalLM": text(
+        "mellum", FLASH, **EXPERTS, **TWO_ROPES, **WINDOWS, max_window_layers=3, mlp_layer_types=["sparse"] * 3
+    ),
+    "BeamForCausalLM": text("beam", FLASH, **ROUTED, **WINDOWS, mlp_layer_types=["dense", "sparse", "sparse"]),
+    "IQuestLoopCoderForCausalLM": text("iquestloopcoder", loop_num=2, loop_window_size=64),
+    "IQuestQ1ForCausalLM": text(
+        "iquest_q1",
+        FLASH,
+        **EXPERTS,
+        num_hidden_layers=2,
+        dense_intermediate_size=128,
+        first_layers_types=["full_attention"],
+        hybrid_layers_types_block=["sliding_attention"],
+        num_hybrid_layers_block=1,
+        last_layers_types=[],
+        sliding_window=64,
+        rotary_dim=16,
+    ),
+    "Spark2_5ForCausalLM": text("spark2_5", FLASH, sliding_window=64),
+    "XllmForCausalLM": text("xllm", {"dtype": "bfloat16"}, num_experts=0),
+    "K2HorizonForCausalLM": text(
+        "k2_horizon", {"dtype": "bfloat16"}, num_experts=0, mlp_only_layers=[0, 1, 2], **ONE_ROPE
+    ),
+    "NanbeigeForCausalLM": text("nanbeige", **NANBEIGE),
+    "NanbeigeForSequenceClassification": text("nanbeige", EMBEDS, **NANBEIGE, num_labels=3),
+    "HrmTextForCausalLM": text("hrm_text", H_cycles=1, L_cycles=2, num_key_value_heads=4),
+    "TeleFLMForCausalLM": text("teleflm", use_mup=True, input_mult=1.0, output_mult=1.0, mup_scale_factor=1.0),
+    "Grok1ForCausalLM": text(
+        "grok-1", **EXPERTS, num_hidden_layers=2, embedding_multiplier_scale=8.0, output_multiplier_scale=0.5
+    ),
+    "PersimmonForCausalLM": in_models("persimmon"),
+    "GPT2LMHeadModel": text("gpt2", n_embd=64, n_layer=3, n_head=4, n_positions=256, num_key_value_heads=4),
+    "GPTBigCodeForCausalLM": text("gpt_bigcode", n_embd=64, n_layer=3, n_head=4, n_positions=256),
+    "GPTJForCausalLM": text(
+        "gptj", n_embd=64, n_layer=3, n_head=4, n_positions=256, rotary_dim=8, num_key_value_heads=4
+    ),
+    "OPTForCausalLM": text("opt", ffn_dim=128, word_embed_proj_dim=64, num_key_value_heads=4),
+    "BertModel": text("bert", EMBEDS, **ENCODER),
+    "BertForSequenceClassification": text("bert", EMBEDS, **ENCODER, num_labels=3),
+    "XLMRobertaModel": text("xlm-roberta", EMBEDS, **ENCODER),
+    "XLMRobertaForSequenceClassification": text("xlm-roberta", EMBEDS, **ENCODER, num_labels=3),
+    "CLIPModel": image(
+        "clip",
+        "clip_text_model",
+        EMBEDS,
+        {"model_type": "clip_vision_model", "hidden_act": "quick_gelu"},
+        num_key_value_heads=4,
+        hidden_act="quick_gelu",
+    ),
+    "WhisperForConditionalGeneration": text(
+        "whisper", **AUDIO, num_key_value_heads=4, decoder_layers=2, decoder_attention_heads=4, decoder_ffn_dim=128
+    ),
+    "PaddleOCRVLForConditionalGeneration": Configuration(
+        {**SIZES, **MROPE_ALL, "model_type": "paddleocr_vl", "vision_config": TOWER}
+    ),
+    "DotsOCRForCausalLM": Configuration(
+        {
+            **SIZES,
+            "model_type": "dots_ocr",
+            "vision_config": {**TOWER, "embed_dim": 48, "hidden_size": 64, "num_dummy_heads": 0},
+        }
+    ),
+    "MllamaForConditionalGeneration": image(
+        "mllama", "mllama_text_model", tower={"model_type": "mllama_vision_model"}, cross_attention_layers=[1]
+    ),
+    "LlavaLlamaForCausalLM": Configuration(
+        {**SIZES, "model_type": "llava", "mm_vision_tower": "clip", "mm_hidden_size": 48}
+    ),
+    "LlavaQwenForCausalLM": Configuration({**LLAVA, "text_config": {**SIZES, "model_type": "qwen2"}}),
+    "LlavaMistralForCausalLM": Configuration({**LLAVA, "text_config": {**SIZES, "model_type": "mistral"}}),
+    "LlavaVidForCausalLM": Configuration(
+        {**LLAVA, "text_config": {**SIZES, "model_type": "llama"}, "num_frames": 2, "mm_spatial_pool_stride": 2}
+    ),
+    "YiVLForCausalLM": Configuration({**LLAVA, "text_config": {**SIZES, "model_type": "llama"}}),
+    "NVILAForConditionalGeneration": image("llava", "qwen2", tower={"model_type": "siglip_vision_model"}),
+    "NVILALiteForConditionalGeneration": image("llava", "qwen2", tower={"model_type": "siglip_vision_model"}),
+    "LocateAnythingForConditionalGeneration": image("locateanything", "qwen2"),
+    "Cosmos3EdgeForConditionalGeneration": image("cosmos3_edge", "cosmos3_edge_text", **MROPE_ALL, hidden_act="relu2"),
+    "Cosmos3ForConditionalGeneration": image(
+        "cosmos3_omni", "qwen3_vl_text", tower={"deepstack_visual_indexes": [1]}, **MROPE_ALL
+    ),
+    "TransformersForCausalLM": text("llama"),
+    "TransformersEmbeddingModel": text("llama", EMBEDS),
+    "TransformersForSequenceClassification": text("llama", EMBEDS, num_labels=3),
     "TransformersMoEForCausalLM": text("qwen3_moe", **EXPERTS),
     "TransformersMoEEmbeddingModel": text("qwen3_moe", EMBEDS, **EXPERTS),
     "TransformersMoEForSequenceClassification": text("qwen3_moe", EMBEDS, **EXPERTS, num_labels=3),
     "TransformersMultiModalForCausalLM": image("qwen2_5_vl", "qwen2_5_vl_text", **MROPE_ALL),
     "TransformersMultiModalMoEForCausalLM": image("qwen3_vl_moe", "qwen3_vl_moe_text", **{**EXPERTS, **MROPE_ALL}),
-    "JetVLMForConditionalGeneration": image("jet_vlm", "jet_nemotron", {"dtype": "bfloat16"}, None, **JET),
-    "Step3p7ForConditionalGeneration": image(
-        "step3p7", "step3p5", FLASH, {"width": 48, "layers": 1, "heads": 2, "mlp_ratio": 2.0}, **STEP
-    ),
-    "LocateAnythingForConditionalGeneration": image("locateanything", "qwen2"),
-    "Cosmos3EdgeForConditionalGeneration": image("cosmos3_edge", "cosmos3_edge_text", **MROPE_ALL, hidden_act="relu2"),
-    "Cosmos3ForConditionalGeneration": image(
-        "cosmos3_omni", "qwen3_vl_text", None, {"deepstack_visual_indexes": [1]}, **MROPE_ALL
-    ),
-    "Gemma4ForConditionalGeneration": image(
-        "gemma4",
-        "gemma4_text",
-        {"attention_backend": "triton"},
-        None,
-        hidden_activation="gelu_pytorch_tanh",
-        layer_types=["sliding_attention", "sliding_attention", "full_attention"],
-        sliding_window=8,
-        global_head_dim=16,
-        num_global_key_value_heads=2,
-        swa_num_key_value_heads=2,
-        hidden_size_per_layer_input=16,
-        vocab_size_per_layer_input=128,
-        num_kv_shared_layers=0,
-        moe_intermediate_size=32,
-    ),
-    "GlmImageForConditionalGeneration": image("glm_image", "glm_image_text", **MROPE_ALL),
     "TransformersMultiModalEmbeddingModel": image("qwen2_5_vl", "qwen2_5_vl_text", EMBEDS, **MROPE_ALL),
     "TransformersMultiModalForSequenceClassification": image(
         "qwen2_5_vl", "qwen2_5_vl_text", EMBEDS, **MROPE_ALL, num_labels=3
@@ -866,38 +762,6 @@ CONFIGURATIONS: dict[str, Configuration] = {
     ),
     "TransformersMultiModalMoEForSequenceClassification": image(
         "qwen3_vl_moe", "qwen3_vl_moe_text", EMBEDS, **{**EXPERTS, **MROPE_ALL}, num_labels=3
-    ),
-    "Ernie4_5_MoeForCausalLM": text(
-        "ernie4_5_moe", **EXPERTS, moe_num_experts=4, moe_k=2, moe_num_shared_experts=1, moe_layer_start_index=4
-    ),
-    "Mistral3ForConditionalGeneration": image("mistral3", "mistral", None, {"model_type": "pixtral"}),
-    "SarvamMLAForCausalLM": text(
-        "sarvam_mla",
-        FLASH,
-        **{**ROUTED, **LATENT},
-        num_shared_experts=1,
-        rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
-    ),
-    "KimiK3LinearForCausalLM": text(
-        "kimi_linear",
-        FLASH,
-        **{**EXPERTS, **LATENT, "num_hidden_layers": 2, "v_head_dim": 16},
-        num_experts_per_token=2,
-        num_shared_experts=1,
-        first_k_dense_replace=1,
-        moe_layer_freq=1,
-        routed_scaling_factor=1.0,
-        moe_renormalize=True,
-        moe_router_activation_func="sigmoid",
-        num_expert_group=1,
-        topk_group=1,
-        linear_attn_config={
-            "kda_layers": [1],
-            "full_attn_layers": [2],
-            "num_heads": 2,
-            "head_dim": 16,
-            "short_conv_kernel_size": 4,
-        },
     ),
 }
 # name -> the architecture whose class has all of its methods
@@ -914,6 +778,7 @@ SAME_CODE: dict[str, str] = {
     "InternLM3ForCausalLM": "LlamaForCausalLM",
     "InternS2PreviewForConditionalGeneration": "Qwen3_5MoeForConditionalGeneration",
     "MiMoV2FlashForCausalLM": "MiMoV2ForCausalLM",
+    "MiniCPMV4_7ForConditionalGeneration": "MiniCPMV4_6ForConditionalGeneration",
     "MistralModel": "LlamaEmbeddingModel",
     "NemotronHPuzzleForCausalLM": "NemotronHForCausalLM",
     "TorchNativePhi3ForCausalLM": "TorchNativeLlamaForCausalLM",
