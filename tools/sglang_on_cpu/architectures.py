@@ -303,6 +303,11 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "MistralForCausalLM": text("mistral"),
     "MistralLarge3ForCausalLM": text("deepseek_v3", FLASH, **ROUTED, **LATENT),
     "Mistral3ForConditionalGeneration": image("mistral3", "mistral", tower={"model_type": "pixtral"}),
+    "PixtralForConditionalGeneration": image(
+        "llava",
+        "mistral",
+        tower={"model_type": "pixtral", "image_token_id": 10, "num_channels": 3, "rope_theta": 10000.0},
+    ),
     "Ministral3ForCausalLM": text("ministral3"),
     "MixtralForCausalLM": text("mixtral", **EXPERTS),
     "QuantMixtralForCausalLM": text("mixtral", **EXPERTS),
@@ -397,6 +402,20 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "KimiK3LinearForCausalLM": text(
         "kimi_linear", FLASH, **KIMI_LINEAR, linear_attn_config={**KIMI_DELTA, "num_heads": 2}
     ),
+    "KimiK3ForConditionalGeneration": image(
+        "kimi_k3",
+        "kimi_linear",
+        FLASH,
+        {
+            "vt_num_attention_heads": 2,
+            "vt_num_hidden_layers": 1,
+            "vt_hidden_size": 48,
+            "vt_intermediate_size": 64,
+            "qkv_hidden_size": 48,
+        },
+        **KIMI_LINEAR,
+        linear_attn_config={**KIMI_DELTA, "num_heads": 2},
+    ),
     "KimiLinearForCausalLM": text("kimi_linear", FLASH, **KIMI_LINEAR, linear_attn_config=KIMI_DELTA),
     "LongcatFlashForCausalLM": text(
         "longcat_flash",
@@ -440,6 +459,18 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "Gemma2ForSequenceClassification": text("gemma2", EMBEDS, **GELU, num_labels=3),
     "Gemma4ForConditionalGeneration": image("gemma4", "gemma4_text", {"attention_backend": "triton"}, **GEMMA4),
     "EmbeddingGemmaModel": text("gemma3_text", EMBEDS, hidden_activation="gelu_pytorch_tanh", **TWO_ROPES),
+    "Gemma3nForCausalLM": text(
+        "gemma3n_text",
+        FLASH,
+        hidden_activation="gelu_pytorch_tanh",
+        intermediate_size=[128] * 3,
+        layer_types=WINDOWS["layer_types"],
+        num_kv_shared_layers=0,
+        activation_sparsity_pattern=[0.0] * 3,
+        vocab_size_per_layer_input=128,
+        hidden_size_per_layer_input=16,
+        laurel_rank=8,
+    ),
     "GptOssForCausalLM": in_models("gpt_oss", FLASH),
     "MiniMaxM2ForCausalLM": text("minimax_m2", **EXPERTS, scoring_func="sigmoid"),
     "MiniMaxM3SparseForCausalLM": text("minimax_m3", FLASH, **MINIMAX_M3),
@@ -726,6 +757,17 @@ CONFIGURATIONS: dict[str, Configuration] = {
             "vision_config": {**TOWER, "embed_dim": 48, "hidden_size": 64, "num_dummy_heads": 0},
         }
     ),
+    "DotsVLMForCausalLM": Configuration(
+        {
+            **SIZES,
+            **ROUTED,
+            **LATENT,
+            "model_type": "dots_vlm",
+            "vision_config": {**TOWER, "embed_dim": 48, "hidden_size": 64, "num_dummy_heads": 0},
+        },
+        FLASH,
+    ),
+    "LightOnOCRForConditionalGeneration": image("lighton_ocr", "qwen3", tower={"model_type": "pixtral"}),
     "MllamaForConditionalGeneration": image(
         "mllama", "mllama_text_model", tower={"model_type": "mllama_vision_model"}, cross_attention_layers=[1]
     ),
@@ -737,6 +779,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "LlavaVidForCausalLM": Configuration(
         {**LLAVA, "text_config": {**SIZES, "model_type": "llama"}, "num_frames": 2, "mm_spatial_pool_stride": 2}
     ),
+    "LlavaForConditionalGeneration": image("llava", "mistral", tower={"model_type": "pixtral"}),
     "YiVLForCausalLM": Configuration({**LLAVA, "text_config": {**SIZES, "model_type": "llama"}}),
     "NVILAForConditionalGeneration": image("llava", "qwen2", tower={"model_type": "siglip_vision_model"}),
     "NVILALiteForConditionalGeneration": image("llava", "qwen2", tower={"model_type": "siglip_vision_model"}),
@@ -792,6 +835,7 @@ UNTRIED = "no tiny configuration has been written for it yet"
 UNABLE: dict[str, tuple[str, ...]] = {
     NEEDS_CUDA: (
         "DbrxForCausalLM",
+        "Dots3NoteForCausalLM",
         "FalconMambaForCausalLM",
         "GlmMoeDsaForCausalLM",
         "HYV4ForCausalLM",
