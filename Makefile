@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 REQUIREMENTS := tools/sglang_on_cpu/requirements.txt tests/requirements.txt
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' tools/sglang_on_cpu/requirements.txt)
 
-.PHONY: serve test lint wheels gpu bench record cost harm docs fix clean
+.PHONY: serve test lint wheels gpu bench record cost harm docs fix forms release clean
 .DEFAULT_GOAL := test
 
 serve:
@@ -48,8 +48,17 @@ harm: wheels
 docs: $(VENV)/ready
 	$(BIN)/python tools/make_docs.py
 
-fix: $(VENV)/ready
-	$(BIN)/python tools/new_fix.py $(ID)
+fix:
+	$(PYTHON) tools/new_fix.py $(ID)
+
+# what a fix reads in every release, and after a yes into source/forms.json
+forms: wheels
+	$(BIN)/python tools/forms.py fix $(ID)
+
+# what a new release brings, and after a yes into every table that names releases
+release: wheels
+	$(BIN)/python tools/forms.py release $(V)
+	$(BIN)/python tools/make_docs.py
 
 clean:
 	rm -rf .venv $(VENV) build *.egg-info

@@ -101,7 +101,7 @@ setuptools.setup(
     install_requires=["pluggy>=1.2"],
     extras_require={"bench": ["matplotlib"]},
     packages=setuptools.find_packages(include=["sglang_bcg_fixes", "sglang_bcg_fixes.*"]),
-    package_data={"sglang_bcg_fixes": ["prometheus_rules.yml"]},
+    package_data={"sglang_bcg_fixes": ["prometheus_rules.yml", "source/forms.json"]},
     entry_points=entry_points(),
     cmdclass={"build_py": BuildWithKernels},
 )

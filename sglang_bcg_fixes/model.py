@@ -107,15 +107,16 @@ class Fix:
     `id` is the stem of the file that declares it; the flag and the page follow from it. `doc` is that file's
     docstring, with a title line and the sections Symptom, Cause, Change and Remove when. `known` maps the form (hash)
     of every definition that the probe has been read against to a note on what it is: a definition in any other form
-    makes the verdict unknown. `default` is "auto" or "off"; `after` names fixes that are applied before this one. A
-    `guard` watches for models that are not written yet, so it is applied where its defect is latent too.
+    makes the verdict unknown. It is for other packages; forms of our own fixes are in source/forms.json. `default` is
+    "auto" or "off"; `after` names fixes that are applied before this one. A `guard` watches for models that are not
+    written yet, so it is applied where its defect is latent too.
     """
 
     id: str
     doc: str
     upstream: tuple[str, ...]
     probe: Callable[[Source], Finding]
-    known: Mapping[str, str]
+    known: Mapping[str, str] = dataclasses.field(default_factory=dict)
     patches: tuple[PatchPoint, ...] = ()
     mitigations: tuple[Mitigation, ...] = ()
     default: str = "auto"
@@ -182,9 +183,9 @@ class Kernel:
     doc: str
     impls: tuple[Impl, ...]
     probe: Callable[[Source], Finding]
-    known: Mapping[str, str]
-    patches: tuple[PatchPoint, ...]
-    tolerance: Mapping[str, float]
+    known: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    patches: tuple[PatchPoint, ...] = ()
+    tolerance: Mapping[str, float] = dataclasses.field(default_factory=dict)
     awaits: tuple[str, ...] = ()
 
     @property

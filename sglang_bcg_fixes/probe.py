@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from sglang_bcg_fixes.model import Evidence, Finding, Fix, Kernel, Verdict
+from sglang_bcg_fixes.source import forms
 
 # the largest file of Python in any release has less than half a MiB
 LARGEST = 16 << 20
@@ -320,7 +321,8 @@ def ask(fix: Fix | Kernel, source: Source) -> Finding:
         return unknown(f"its probe failed: {type(error).__name__}: {error}")
     if not isinstance(finding, Finding):
         return unknown(f"its probe gives a {type(finding).__name__}, which is no Finding")
-    new = [item for item in finding.evidence if item.form not in fix.known]
+    read = forms.read_for(fix.id) | fix.known.keys()
+    new = [item for item in finding.evidence if item.form not in read]
     if new and finding.verdict is not Verdict.UNKNOWN:
         reason = (
             f"{new[0]} is in a form that has not been read yet (it looks {finding.verdict.value}: {finding.reason})"

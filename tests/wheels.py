@@ -14,6 +14,13 @@ from tests import processes
 
 RELEASES = tuple((processes.REPOSITORY / "tools" / "releases.txt").read_text().split())
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+# behaviour of a release that is current is tried on this one
+NEWEST = RELEASES[-1]
+
+
+def since(release: str) -> tuple[str, ...]:
+    """This release and all later ones."""
+    return RELEASES[RELEASES.index(release) :]
 
 
 def wheel(version: str) -> pathlib.Path:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pathlib
 import sys
 import textwrap
+from collections.abc import Iterator
 
 import harm_page
 
@@ -64,8 +66,17 @@ def fix_page(fix: Fix, verdicts: dict[str, dict[str, str]]) -> str:
     else:
         lines += ["This version watches for it and has no fix.", ""]
     lines += ["## Releases", "", "| release | verdict |", "|---|---|"]
-    lines += [f"| {release} | {row[fix.id]} |" for release, row in verdicts.items()]
+    lines += [
+        f"| {span} | {verdict} |" for span, verdict in spans({name: row[fix.id] for name, row in verdicts.items()})
+    ]
     return "\n".join(lines) + "\n"
+
+
+def spans(verdicts: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Releases in a row with the same verdict."""
+    for verdict, of in itertools.groupby(verdicts.items(), key=lambda item: item[1]):
+        names = [name for name, _ in of]
+        yield names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}", verdict
 
 
 def is_ours(declared: Fix | Kernel) -> bool:

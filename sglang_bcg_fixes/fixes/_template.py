@@ -9,7 +9,7 @@ Remove when: The first release whose source is right.
 page docs/fixes/<id>.md follow from it, and nothing else has to be registered. Then delete this paragraph, and:
 
 1. write the probe: answer from the source, never from the version;
-2. run `python tools/known_forms.py <id> ROOTS...`, read every form it prints, and paste them into `known`;
+2. run `make forms ID=<id>`, read every form that it prints, and say yes: they go into source/forms.json;
 3. write the body: its first parameter is the original, the others are named as the original names them;
 4. add the verdicts to tests/releases/verdicts.json, and a test that is red without the fix and green with it;
 5. `make docs lint test`.
@@ -44,7 +44,6 @@ FIX = Fix(
     doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/issues/0",),
     probe=probe,
-    known={},
     patches=(PatchPoint(where=(f"{MODULE}:SomeClass.some_method",), how=How.AROUND, body=f"{__name__}:body"),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("the GPU case that shows it",),

@@ -55,11 +55,6 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    known={
-        "a857be6d5360": "enable_breakable_cuda_graph, 0.5.11 to 0.5.14",
-        "34390316c754": "enable_breakable_cuda_graph, 0.5.15 to 0.5.23",
-        "26eb1015c4c9": "is_in_breakable_cuda_graph, 0.5.11 to 0.5.23",
-    },
     patches=(PatchPoint(SCOPES, How.AROUND, f"{__name__}:restore_the_flag"),),
     default="off",
     mitigations=PREFILL_GRAPHS_OFF,

@@ -72,17 +72,6 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    known={
-        "01dca51ff6cd": "BreakableCudaGraphRunner.replay, 0.5.11",
-        "9c6d83b0d238": "BreakableCudaGraphRunner.replay, 0.5.12 to 0.5.12.post1",
-        "5606206715e5": "BreakableCudaGraphRunner.replay, 0.5.13 to 0.5.13.post1",
-        "7e1015dc5292": "PrefillCudaGraphRunner.execute, 0.5.14",
-        "54013184407a": "PrefillCudaGraphRunner.execute, 0.5.15 to 0.5.15.post1",
-        "758227bd5dd5": "PrefillCudaGraphRunner._trim_logits_output, 0.5.16 to 0.5.20",
-        "16d94ea6c3dd": "PrefillCudaGraphRunner._trim_logits_output, 0.5.21",
-        "30133ff66aa5": "PrefillCudaGraphRunner._trim_logits_output, 0.5.22",
-        "a60df6509d16": "PrefillCudaGraphRunner._trim_logits_output, 0.5.23",
-    },
     patches=(
         PatchPoint((TRIM,), How.AROUND, f"{__name__}:keep_when_trimming", needed=trims),
         PatchPoint(REPLAYS, How.AROUND, f"{__name__}:keep_when_replaying", needed=lambda source: not trims(source)),

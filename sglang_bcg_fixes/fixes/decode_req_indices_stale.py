@@ -43,12 +43,6 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    known={
-        "988c24c22535": "DecodeInputBuffers.populate_from_forward_batch, 0.5.11",
-        "e5c1602473b6": "DecodeInputBuffers.populate_from_forward_batch, 0.5.12 to 0.5.12.post1",
-        "cadcdd3bf8b6": "build_decode_registry's slots, 0.5.13 to 0.5.13.post1",
-        "d68c92883374": "build_decode_registry's slots, 0.5.14 to 0.5.23",
-    },
     patches=(PatchPoint(where=(OLD_BUFFERS,), how=How.BEFORE, body=f"{__name__}:zero_padded_rows"),),
     mitigations=DECODE_PADDING_OFF,
     verify=("gpt_oss_decode_padding",),

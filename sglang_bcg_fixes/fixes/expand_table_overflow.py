@@ -59,10 +59,6 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    known={
-        "bc8f5568c18b": "draft_decode_set_expand_metadata, 0.5.11 to 0.5.23",
-        "1c93840c1ff0": "the first cache_loc of the function that prepares a replay, 0.5.11 to 0.5.23",
-    },
     patches=(PatchPoint((FILL,), How.AROUND, f"{__name__}:of_the_tokens_so_far"),),
     mitigations=PAGES_OF_ONE_TOKEN,
     verify=("eagle_prefix_only_worker",),

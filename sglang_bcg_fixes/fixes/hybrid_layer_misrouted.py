@@ -65,15 +65,6 @@ FIX = Fix(
     doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/23331",),
     probe=probe,
-    known={
-        "513ee25e9b81": "ModelConfig.__init__'s self.hf_config, 0.5.11",
-        "ead51f2fcc25": "ModelConfig.__init__'s self.hf_text_config, 0.5.11 to 0.5.23",
-        "22fd0128d59e": "ModelConfig._config_draft_model's header, 0.5.11 to 0.5.13.post1",
-        "23d16644cbcb": "get_config, 0.5.11",
-        "75aaecbd1913": "ModelConfig.__init__'s self.hf_config, 0.5.12 to 0.5.13.post1",
-        "b74706995543": "get_config, 0.5.12 to 0.5.13.post1",
-        "04e7de28dca1": "ModelConfig.__init__'s self.hf_config, 0.5.14 to 0.5.23",
-    },
     patches=(PatchPoint((f"{RUNNERS_CONFIG}._config_draft_model",), How.BEFORE, f"{__name__}:give_the_draft_its_own"),),
     mitigations=(
         Mitigation(

@@ -153,15 +153,6 @@ FIX = Fix(
     doc=__doc__,
     upstream=tuple(f"https://github.com/sgl-project/sglang/pull/{number}" for number in (26474, 26623, 27116, 27120)),
     probe=probe,
-    known={
-        "67a6ff35997d": "BailingMoELinearAttention.__init__'s self.attn, 0.5.11 to 0.5.23",
-        "8934b0c62720": "MambaAttnBackendBase.__init__'s header, 0.5.11 to 0.5.23",
-        "8b4740998d5e": "HybridLinearAttnBackend.forward, 0.5.11 to 0.5.12.post1",
-        "d1f81f1a9010": "HybridLinearAttnBackend.forward_decode, 0.5.11 to 0.5.12.post1",
-        "2ac4c4be446f": "HybridLinearAttnBackend.forward_extend, 0.5.11 to 0.5.12.post1",
-        "1bd47abca37b": "HybridLinearAttnBackend._is_full_attn's header, 0.5.13 to 0.5.23",
-        "b6e2d09c6435": "MiniCPMLightningMixer.__init__'s self.attn, 0.5.19 to 0.5.23",
-    },
     patches=(
         PatchPoint((LINEAR_BACKEND,), How.AFTER, f"{__name__}:note_what_ids_do_not_tell"),
         PatchPoint((ROUTE,), How.AROUND, f"{__name__}:route", needed=asks_one_method),

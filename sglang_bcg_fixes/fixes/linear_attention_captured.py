@@ -67,20 +67,6 @@ FIX = Fix(
     doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/issues/25110",),
     probe=probe,
-    known={
-        "ee8bb62e5f13": "RadixLinearAttention.forward, 0.5.11 to 0.5.12.post1",
-        "27a19d0491d4": "unified_linear_attention_with_output, 0.5.11 to 0.5.12.post1",
-        "e9083b5cca12": "eager_on_graph, 0.5.11 to 0.5.12.post1",
-        "580388ac0c5e": "RadixLinearAttention.forward, 0.5.13 to 0.5.13.post1",
-        "ca77314f2567": "bcg_unified_linear_attention_with_output, 0.5.13 to 0.5.19",
-        "e1487df8c21d": "RadixLinearAttention.forward, 0.5.14 to 0.5.18",
-        "9781134d8f1b": "RadixLinearAttention.forward, 0.5.19",
-        "af273264a49e": "RadixLinearAttention.forward, 0.5.20 to 0.5.21",
-        "bcd159e09e0f": "bcg_unified_linear_attention_with_output, 0.5.20 to 0.5.22",
-        "143274e3df7b": "RadixLinearAttention.forward, 0.5.22",
-        "34a4aefae03d": "RadixLinearAttention.forward, 0.5.23",
-        "6991947ac207": "RadixLinearAttention._eager_linear_attention, 0.5.23",
-    },
     patches=(
         PatchPoint(
             where=(f"{MODULE}:{OPERATION}",),

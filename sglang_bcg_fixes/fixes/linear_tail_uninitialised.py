@@ -56,15 +56,6 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    known={
-        "27a19d0491d4": "unified_linear_attention_with_output, 0.5.11 to 0.5.12.post1",
-        "4307b98c9b36": "unified_linear_attention_with_output, 0.5.13 to 0.5.13.post1",
-        "a0cf6e8525c0": "unified_linear_attention_with_output, 0.5.14 to 0.5.18",
-        "ca77314f2567": "bcg_unified_linear_attention_with_output, 0.5.13 to 0.5.18",
-        "a0ba0890da7b": "_linear_attention_with_output_impl, 0.5.19",
-        "7318c3e36214": "_linear_attention_with_output_impl, 0.5.20",
-        "0d96944b8dd3": "_linear_attention_with_output_impl, 0.5.21 to 0.5.23",
-    },
     patches=(PatchPoint((BREAK,), How.GRAPH_BREAK, f"{__name__}:run_and_zero_tail"),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=(

@@ -49,13 +49,6 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    known={
-        "5f12d2239249": "CudaGraphBufferRegistry.fill_from, 0.5.14 to 0.5.22",
-        "f883b6f1a6e0": "PrefillCudaGraphRunner.load_batch's mamba_track_mask, 0.5.14 to 0.5.23",
-        "b44cf3733a68": "ScheduleBatch.mix_with_running's header, 0.5.14 to 0.5.22",
-        "5341e30a19ab": "CudaGraphBufferRegistry.fill_from, 0.5.23",
-        "981d78a3b4da": "ScheduleBatch.mix_with_running's self.mamba_track_mask, 0.5.23",
-    },
     patches=(PatchPoint((f"{PREFILL}.load_batch",), How.BEFORE, f"{__name__}:clear_the_mask"),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("qwen3_next_prefix_cache",),

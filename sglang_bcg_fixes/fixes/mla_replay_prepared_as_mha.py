@@ -55,20 +55,6 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    known={
-        "71e152dac645": "_handle_attention_backend, 0.5.16",
-        "57900f0e98a5": "PrefillCudaGraphRunner._restore_mha_capture_state, 0.5.16",
-        "36655451c160": "_handle_attention_backend, 0.5.17 to 0.5.19",
-        "e1d6250b9115": "PrefillCudaGraphRunner.load_batch, 0.5.17",
-        "8dd10cbe99cf": "TRTLLMMLABackend.init_forward_metadata, 0.5.17",
-        "92d205a6594f": "PrefillCudaGraphRunner.load_batch, 0.5.18",
-        "0afcfecdfd81": "PrefillCudaGraphRunner.load_batch, 0.5.19",
-        "4d9bacfaaebe": "_handle_attention_backend, 0.5.20 to 0.5.23",
-        "1356cad61526": "PrefillCudaGraphRunner.load_batch, 0.5.20",
-        "904932e172a1": "PrefillCudaGraphRunner.load_batch, 0.5.21",
-        "6106f4655ca1": "PrefillCudaGraphRunner.load_batch, 0.5.22",
-        "0436d47b0308": "PrefillCudaGraphRunner.load_batch, 0.5.23",
-    },
     patches=(
         PatchPoint((LOAD,), How.AFTER, f"{__name__}:in_the_absorbed_form"),
         PatchPoint(

@@ -42,15 +42,6 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    known={
-        "23b7ee42ae57": "ModelRunner.maybe_init_ngram_embedding, 0.5.11",
-        "a960a2e57869": "ModelRunner.maybe_init_ngram_embedding, 0.5.12 to 0.5.15.post1",
-        "55245efa207c": "NgramEmbeddingManager.from_model, 0.5.16 to 0.5.17",
-        "cd6fadc9996f": "NgramEmbeddingManager.from_model, 0.5.18",
-        "a1982849cecb": "NgramEmbeddingManager.from_model, 0.5.19 to 0.5.20",
-        "a3316fd5e6ec": "NgramEmbeddingManager.from_model, 0.5.21 to 0.5.22",
-        "400321258ea4": "NgramEmbeddingManager.from_model, 0.5.23",
-    },
     patches=(PatchPoint((ALLOT,), How.AFTER, f"{__name__}:add_the_last_row"),),
     verify=("llama_prefix_cache",),
 )

@@ -38,14 +38,5 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    known={
-        "d3f5e503307d": "BreakableCudaGraphRunner._run_forward, 0.5.11",
-        "099e02893b1d": "BreakableCudaGraphRunner._capture_all, 0.5.12 to 0.5.13.post1",
-        "c9bf8cf00098": "BreakableCudaGraphRunner._run_forward, 0.5.12 to 0.5.12.post1",
-        "54c00dd3c4de": "BreakableCudaGraphRunner._run_forward, 0.5.13 to 0.5.13.post1",
-        "8c052e0a078d": "BreakableCudaGraphBackend.capture_one's self._shared_output_buffer, 0.5.14 to 0.5.15.post1",
-        "2d06154ea2cb": "BreakableCudaGraphBackend.capture_one's self._shared_output_buffer, 0.5.16 to 0.5.20",
-        "b0d080846abd": "BreakableCudaGraphBackend.capture_one's self._shared_output_buffer, 0.5.21 to 0.5.23",
-    },
     mitigations=FEWER_PREFILL_GRAPHS,
 )

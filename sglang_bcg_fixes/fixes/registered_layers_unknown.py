@@ -45,13 +45,6 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    known={
-        "5195014deb58": "attn_backend_wrapper's header, 0.5.11 to 0.5.23",
-        "133e5f4c5ffd": "attn_backend_wrapper, 0.5.18",
-        "227b432247c2": "get_linear_attn_config, 0.5.18 to 0.5.20",
-        "42d16e125add": "attn_backend_wrapper, 0.5.19",
-        "c932db45ede1": "attn_backend_wrapper, 0.5.20",
-    },
     patches=(PatchPoint((WRAPPER,), How.AROUND, f"{__name__}:with_the_models_own_layers"),),
     verify=("qwen3_next_prefill_graph",),
 )

@@ -51,12 +51,6 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    known={
-        "b6f9d8e463e6": "SWAKVPool.set_kv_buffer, 0.5.11 to 0.5.12.post1",
-        "090f0d501aa0": "SWAKVPool.set_swa_loc, 0.5.11 to 0.5.12.post1",
-        "8c31095e4f0c": "SWAKVPool.set_kv_buffer's header, 0.5.13 to 0.5.13.post1",
-        "d07fcca940ed": "SWAKVPool.set_kv_buffer's header, 0.5.14 to 0.5.23",
-    },
     patches=(PatchPoint((STORE,), How.AROUND, f"{__name__}:look_up_those_of_the_call"),),
     mitigations=NO_OVERLAPPING_HALVES,
     verify=("gpt_oss_decode_padding",),

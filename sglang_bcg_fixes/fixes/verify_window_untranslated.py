@@ -50,11 +50,6 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    known={
-        "4fca97de40bf": "FlashAttentionBackend._init_sliding_window_attn_spec_metadata, 0.5.11",
-        "0cda2e2b8082": "FlashAttentionBackend._init_sliding_window_attn_spec_metadata, 0.5.12 to 0.5.12.post1",
-        "9e381b44807e": "FlashAttentionBackend._init_sliding_window_attn_spec_metadata, 0.5.13 to 0.5.23",
-    },
     patches=(PatchPoint((PREPARE,), How.AROUND, f"{__name__}:translate_both"),),
     mitigations=ONE_BRANCH_OF_DRAFTS,
     verify=("gpt_oss_decode_padding",),

@@ -15,6 +15,7 @@ from sglang_bcg_fixes.verify import cases
 from sglang_bcg_fixes.verify import command as verify
 from sglang_bcg_fixes.verify.servers import Outcome
 from tests import processes
+from tests.wheels import NEWEST
 
 PATCHED, KERNEL, CANARY, REFUSED, EAGER, STOCK = servers.ARMS.values()
 
@@ -96,7 +97,7 @@ def test_qwen3_5_is_started_as_users_start_it_and_asked_nothing_twice(
     release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
 ) -> None:
     case = servers.CASES["qwen3_5_4b"]
-    source = release.in_folder(release_root("0.5.23"))
+    source = release.in_folder(release_root(NEWEST))
     runs = servers.runs_of(registry.discover(), source, tmp_path, case)
     assert [run.arm for run in runs] == list(servers.ARMS)
     given = {run.arm: set(run.server.job["engine"]) for run in runs}

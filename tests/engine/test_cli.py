@@ -13,6 +13,7 @@ from sglang_bcg_fixes.harmless import HARMLESS, Harmless
 from sglang_bcg_fixes.model import SECTIONS
 from tests import processes
 from tests.engine.test_plugin import OTHERS_OFF
+from tests.wheels import NEWEST
 
 VERDICTS = processes.REPOSITORY / "tests" / "releases" / "verdicts.json"
 
@@ -39,7 +40,7 @@ def test_every_declaration_can_be_imported_without_torch() -> None:
     assert int(done.stdout) == len(registry.discover().fixes) > 0
 
 
-@pytest.mark.parametrize("release", ["0.5.11", "0.5.12.post1", "0.5.23"])
+@pytest.mark.parametrize("release", ["0.5.11", "0.5.12.post1", NEWEST])
 def test_doctor_on_a_folder(release_root, release: str) -> None:
     root = release_root(release)
     done = run("doctor", "--root", str(root))
@@ -53,7 +54,7 @@ def test_doctor_on_a_folder(release_root, release: str) -> None:
         assert (f"{fix.id}: {fix.title}" in done.stdout) is (verdicts[fix.id] != "latent")
     assert f"{list(verdicts.values()).count('latent')} latent" in done.stdout
     captured = "would be mended" in done.stdout and "affected  linear_attention_captured" in done.stdout
-    assert captured is (release != "0.5.23")
+    assert captured is (release != NEWEST)
 
 
 def test_doctor_says_everything_about_an_affected_defect(release_root) -> None:
@@ -70,7 +71,7 @@ def test_doctor_says_everything_about_an_affected_defect(release_root) -> None:
 
 
 def test_doctor_tells_of_harmless_spots_when_asked_for_all(release_root) -> None:
-    root = str(release_root("0.5.23"))
+    root = str(release_root(NEWEST))
     everything, usual = run("doctor", "--root", root, "--all").stdout, run("doctor", "--root", root).stdout
     for spot in HARMLESS:
         assert f"harmless  {spot.id}: {spot.title}" in everything and spot.test in everything

@@ -12,6 +12,7 @@ from tests import processes
 from tests.engine import test_plugin
 from tests.engine.test_plugin import load
 from tests.engine.test_read_back import BY_PLUGIN, REPLACED, told
+from tests.wheels import NEWEST
 
 extra = test_plugin.extra
 # SGLang's HTTP server reads what its schedulers have written
@@ -97,7 +98,7 @@ def test_processes_of_one_server_are_told_apart(extra, tmp_path: pathlib.Path) -
     assert done.returncode == 0, done.stderr
 
 
-RELEASES = ["0.5.11", "0.5.14", "0.5.23"]
+RELEASES = ["0.5.11", "0.5.14", NEWEST]
 # a real runner of prefill graphs, asked for batches of every length
 REAL = """
 import json, os, tempfile, types

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from tests import processes
+from tests.wheels import NEWEST
 
 CODE = """
 from sglang_on_cpu import one_batch, prefill
@@ -32,7 +33,7 @@ small_llama.tell_with_and_without(start)
 """
 
 
-@pytest.mark.parametrize("release", ["0.5.17", "0.5.23"])
+@pytest.mark.parametrize("release", ["0.5.17", NEWEST])
 def test_the_server_starts_and_is_eager(release_root: Callable[[str], pathlib.Path], release: str) -> None:
     only = {"SGLANG_BCG_FIXES": "off", "SGLANG_BCG_FIX_NO_BUCKET_FITS": "on"}
     found = processes.beside(release_root(release), "-c", CODE, **only)[0]

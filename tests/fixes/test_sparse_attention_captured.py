@@ -8,9 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from tests import processes
+from tests.wheels import NEWEST
 
 CAPTURED = ("0.5.16", "0.5.21")
-BROKEN_OUT = ("0.5.23",)
+BROKEN_OUT = (NEWEST,)
 
 CODE = """
 from sglang_on_cpu import graphs, one_batch, prefill

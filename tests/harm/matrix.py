@@ -34,7 +34,7 @@ ARMS = {
     OFF: {"SGLANG_PLUGINS": "bcg_fixes", "SGLANG_BCG_FIXES": "off"},
 }
 # an interrupted recording has these first
-FIRST_RELEASES = ("0.5.23", "0.5.11", "0.5.15.post1", "0.5.19")
+FIRST_RELEASES = (wheels.NEWEST, "0.5.11", "0.5.15.post1", "0.5.19")
 FIRST_ARCHITECTURES = (
     *("LlamaForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
     *("Qwen3NextForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM", "NemotronHForCausalLM"),

@@ -20,6 +20,7 @@ import torch
 from sglang_bcg_fixes.release import in_folder
 from sglang_bcg_fixes.verify import servers
 from tests import processes
+from tests.wheels import NEWEST
 
 ACCURACY = processes.REPOSITORY / "benchmarks" / "accuracy"
 sys.path.append(str(ACCURACY))
@@ -41,7 +42,7 @@ SHAPE = hybrid.Shape(
     shared_inner=64,
 )
 COMPARED_RELEASES = ("0.5.11", "0.5.12.post1", "0.5.15.post1")
-SERVED_RELEASES = (*COMPARED_RELEASES, "0.5.17", "0.5.23")
+SERVED_RELEASES = (*COMPARED_RELEASES, "0.5.17", NEWEST)
 
 
 def solve(prompt: list[int]) -> tuple[list[int], set[int]]:

@@ -12,6 +12,7 @@ import threading
 import pytest
 
 from tests import processes
+from tests.wheels import NEWEST
 
 CODE = """
 import signal, sys, time
@@ -35,7 +36,7 @@ prefill.capture_prefill(loaded.model_runner)
 SECONDS_TO_START, SECONDS_TO_END = 240, 15
 
 
-@pytest.mark.parametrize("release", ["0.5.12.post1", "0.5.23"])
+@pytest.mark.parametrize("release", ["0.5.12.post1", NEWEST])
 @pytest.mark.parametrize(("how", "status", "left"), [("at once", -signal.SIGTERM, 1), ("in order", 0, 0)])
 def test_it_ends_and_is_shown_no_more(
     release_root, tmp_path: pathlib.Path, release: str, how: str, status: int, left: int

@@ -16,6 +16,7 @@ from sglang_bcg_fixes.kernels.gdn_extend import installed
 from sglang_bcg_fixes.kernels.gdn_extend.kernel import KERNEL, NOT_MEASURED
 from tests import processes, wheels
 from tests.releases import gdn_prefill
+from tests.wheels import NEWEST, since
 
 Root = Callable[[str], pathlib.Path]
 Found = dict[str, Any]
@@ -23,7 +24,7 @@ Found = dict[str, Any]
 # one of each form of runner, backend and layer that our kernels know
 RELEASES = (
     *("0.5.11", "0.5.12.post1", "0.5.13.post1", "0.5.14", "0.5.15.post1", "0.5.16"),
-    *("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"),
+    *since("0.5.17"),
 )
 ONE = "0.5.12.post1"
 # of states and windows of the first layer: SGLang's own kernels round on the way, ours do not
@@ -80,7 +81,7 @@ def test_so_they_are_on_other_releases(run: Callable[..., Found], release: str) 
     assert_captured_and_right(run(release, "brief"), 3)
 
 
-@pytest.mark.parametrize("release", ["0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"])
+@pytest.mark.parametrize("release", since("0.5.19"))
 def test_so_are_those_of_qwen3_5(run: Callable[..., Found], release: str) -> None:
     # four layers, every second one of attention
     assert_captured_and_right(run(release, "of_qwen3_5"), 3, breaks=2)
@@ -94,7 +95,7 @@ def test_the_triton_kernels_are_right_too(run: Callable[..., Found]) -> None:
     assert_captured_and_right(run(ONE, "short", "triton"), len(gdn_prefill.SHORT))
 
 
-@pytest.mark.parametrize("release", ["0.5.11", ONE, "0.5.15.post1", "0.5.23"])
+@pytest.mark.parametrize("release", ["0.5.11", ONE, "0.5.15.post1", NEWEST])
 def test_the_cuda_source_is_right_with_what_a_layer_gives_it(run: Callable[..., Found], release: str) -> None:
     report = run(release, "in_cuda", "cuda")
     assert_captured_and_right(report, len(gdn_prefill.SHORT))
@@ -103,16 +104,14 @@ def test_the_cuda_source_is_right_with_what_a_layer_gives_it(run: Callable[..., 
 
 
 # with those whose backend, runner or bookkeeping of checkpoints is another one than before
-@pytest.mark.parametrize(
-    "release", [ONE, "0.5.15.post1", "0.5.16", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"]
-)
+@pytest.mark.parametrize("release", [ONE, "0.5.15.post1", "0.5.16", *since("0.5.18")])
 def test_checkpoints_for_the_prefix_cache_are_written_from_inside(run: Callable[..., Found], release: str) -> None:
     report = run(release, "checkpoints")
     assert_captured_and_right(report, len(gdn_prefill.LONG))
     assert all("first kept state" in script for script in report["scripts"])
 
 
-@pytest.mark.parametrize("release", [ONE, "0.5.23"])
+@pytest.mark.parametrize("release", [ONE, NEWEST])
 def test_batches_that_captured_kernels_cannot_serve_run_eagerly(run: Callable[..., Found], release: str) -> None:
     report = run(release, "refused")
     assert set(report["breaks"].values()) == {ATTENTION_LAYERS}
@@ -124,7 +123,7 @@ def test_batches_that_captured_kernels_cannot_serve_run_eagerly(run: Callable[..
     assert "with the states of an earlier batch" in report["not filled"]
 
 
-@pytest.mark.parametrize("release", [ONE, "0.5.23"])
+@pytest.mark.parametrize("release", [ONE, NEWEST])
 def test_a_configuration_that_is_not_served_keeps_the_break(run: Callable[..., Found], release: str) -> None:
     report = run(release, "configured")
     assert set(report["breaks"].values()) == {LAYERS}

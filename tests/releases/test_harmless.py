@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests import processes
+from tests.wheels import NEWEST
 
 PRELUDE = """
 import json, types
@@ -185,7 +186,7 @@ def run(release_root: Callable[[str], pathlib.Path]) -> Callable[[str, str], Any
     return run
 
 
-@pytest.mark.parametrize("release", ["0.5.11", "0.5.23"])
+@pytest.mark.parametrize("release", ["0.5.11", NEWEST])
 def test_an_idle_batch_reaches_no_linear_layer(run: Callable[[str, str], Any], release: str) -> None:
     found = run(release, IDLE_LAYERS)
     attention, mlp = found["bailing"]
@@ -203,10 +204,10 @@ def test_padded_rows_of_a_draft_extend_store_to_nobodys_slot(run: Callable[[str,
 
 
 def test_an_idle_batch_clears_the_mask_of_checkpoints(run: Callable[[str, str], Any]) -> None:
-    assert run("0.5.23", REGISTRY) == {"full": [True] * 4, "idle": [False] * 4, "padded": [True, True, False, False]}
+    assert run(NEWEST, REGISTRY) == {"full": [True] * 4, "idle": [False] * 4, "padded": [True, True, False, False]}
 
 
-@pytest.mark.parametrize("release", ["0.5.20", "0.5.23"])
+@pytest.mark.parametrize("release", ["0.5.20", NEWEST])
 def test_a_layer_with_an_indexer_gets_the_metadata_of_full_attention(
     run: Callable[[str, str], Any], release: str
 ) -> None:

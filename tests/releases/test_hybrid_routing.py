@@ -13,7 +13,7 @@ from sglang_bcg_fixes.model import Fix, Verdict
 from sglang_bcg_fixes.probe import Source, ask
 from tests import processes
 from tests.mutated import rewritten
-from tests.wheels import RELEASES
+from tests.wheels import NEWEST, RELEASES
 
 Root = Callable[[str], pathlib.Path]
 CONFIGURATION_IS_SHARED = RELEASES[: RELEASES.index("0.5.14")]
@@ -419,7 +419,7 @@ def test_every_layer_goes_where_it_belongs(release_root: Root, release: str, tmp
         assert wrong(unpatched) == rows & there and wrong(patched) == set()
 
 
-@pytest.mark.parametrize("release", ["0.5.13", "0.5.23"])
+@pytest.mark.parametrize("release", ["0.5.13", NEWEST])
 @pytest.mark.parametrize("body", MISROUTED, ids=["by kind", "by mark"])
 def test_a_build_between_releases_is_known(release_root: Root, release: str, body: str) -> None:
     text = "return layer_id in self.full_attn_layers"

@@ -14,6 +14,7 @@ import pytest
 
 from tests import processes, wheels
 from tests.releases import kinds_of_request
+from tests.wheels import NEWEST
 
 TABLE = pathlib.Path(__file__).with_name("kinds_of_request.json")
 STOCK, PATCHED = "__none__", "bcg_fixes"
@@ -21,7 +22,7 @@ CHANGED = "0.5.11"
 SAMPLE = [
     *((CHANGED, plugins, server) for plugins in (STOCK, PATCHED) for server in kinds_of_request.SERVERS),
     ("0.5.12.post1", PATCHED, "generation"),
-    ("0.5.23", PATCHED, "generation"),
+    (NEWEST, PATCHED, "generation"),
 ]
 
 

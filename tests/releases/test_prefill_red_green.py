@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tests import processes
+from tests.wheels import NEWEST, since
 
 LAYERS = 3
 # qwen3next has linear attention in layers 0 and 2; these releases break the graph at layer 1 only (sglang #25110)
@@ -23,11 +24,11 @@ CANNOT_CALL_THE_LAYERS = (
 )
 # spelt or ordered otherwise; 0.5.13 can call none of them
 OTHER_MODELS = ("cohere", "persimmon", "phi3_small", "starcoder2")
-CORRECT = ("0.5.15.post1", "0.5.17", "0.5.20", "0.5.23")
+CORRECT = ("0.5.15.post1", "0.5.17", "0.5.20", NEWEST)
 # replays a batch of one request only
 SINGLE_REQUEST = ("0.5.11",)
 # the first releases that know its text by itself, and those that SGLang's own prefill graphs are right in
-QWEN3_5 = ("0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23")
+QWEN3_5 = since("0.5.19")
 QWEN3_5_LAYERS = 4
 
 
@@ -103,7 +104,7 @@ def test_with_the_plugin_every_release_that_starts_is_right(prefill: Callable[..
 
 
 @pytest.mark.parametrize("plugins", ["__none__", "bcg_fixes"])
-@pytest.mark.parametrize("release", ["0.5.12.post1", "0.5.13.post1", "0.5.23"])
+@pytest.mark.parametrize("release", ["0.5.12.post1", "0.5.13.post1", NEWEST])
 def test_a_model_without_a_defect_stays_right(prefill: Callable[..., dict], release: str, plugins: str) -> None:
     assert_replayed_and_right(prefill(release, plugins, "--model", "llama"), layers=2)
 

@@ -10,7 +10,7 @@ import pytest
 from sglang_bcg_fixes import read_back, runners
 from sglang_bcg_fixes.probe import Folder, Source
 from tests import processes
-from tests.wheels import RELEASES
+from tests.wheels import NEWEST, RELEASES
 
 PROGRAM = """
 import json
@@ -67,7 +67,7 @@ def test_every_release_counts_replays_itself_and_gives_no_reason(
     assert [name for name in asked if f"    {name}: " not in batch] == []
 
 
-@pytest.mark.parametrize("release", ["0.5.12.post1", "0.5.23"])
+@pytest.mark.parametrize("release", ["0.5.12.post1", NEWEST])
 def test_a_real_runner_is_read_back_and_its_fixes_are_reached(
     release: str, release_root: Callable[[str], pathlib.Path]
 ) -> None:

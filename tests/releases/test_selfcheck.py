@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests import processes
+from tests.wheels import NEWEST
 
 RIGHT = (
     ("0.5.11", "qwen3next"),
@@ -18,7 +19,7 @@ RIGHT = (
     ("0.5.17", "cohere"),
     ("0.5.19", "gpt_oss", '{"attention_backend": "fa3", "dtype": "bfloat16"}'),
     ("0.5.21", "llama", '{"page_size": 4}'),
-    ("0.5.23", "qwen3next"),
+    (NEWEST, "qwen3next"),
 )
 # with every fix off, by release: what is wrong, and where the check must see it first
 DEFECTS = (
@@ -83,7 +84,7 @@ def test_strict_refuses_to_serve(checked: Callable[..., tuple[dict[str, Any], st
 def test_what_no_release_does_wrong_is_found_too(
     checked: Callable[..., tuple[dict[str, Any], str]], broken: str, right: int, words: str
 ) -> None:
-    found, _log = checked("0.5.23", "llama", "--break", broken)
+    found, _log = checked(NEWEST, "llama", "--break", broken)
     verdicts = [row["verdict"] for row in found["selfcheck"]["batches"]]
     assert found["selfcheck"]["verdict"] == "wrong" and words in found["selfcheck"]["reason"], found["selfcheck"]
     assert verdicts.count("right") == right and found["prefills"] == [{"equal": True, "replays": 0}]
@@ -93,14 +94,14 @@ def test_what_no_release_does_wrong_is_found_too(
 def test_a_check_that_cannot_run_says_so_and_changes_nothing(
     checked: Callable[..., tuple[dict[str, Any], str]], mode: str
 ) -> None:
-    found, log = checked("0.5.23", "llama", "--break", "eager", mode=mode)
+    found, log = checked(NEWEST, "llama", "--break", "eager", mode=mode)
     assert found["selfcheck"]["verdict"] == "not checked" and "TypeError" in found["selfcheck"]["reason"]
     assert (found["refused"] is None) == (mode == "warn")
     assert found["touched"] == [] and "Traceback" in log
 
 
 def test_without_time_for_all_the_cheapest_is_checked(checked: Callable[..., tuple[dict[str, Any], str]]) -> None:
-    found, _log = checked("0.5.23", "llama", "--seconds", "0")
+    found, _log = checked(NEWEST, "llama", "--seconds", "0")
     assert found["selfcheck"]["verdict"] == "right"
     assert [row["batch"].partition(" (")[0] for row in found["selfcheck"]["batches"]] == ["smallest bucket"]
 
@@ -109,7 +110,7 @@ def test_without_time_for_all_the_cheapest_is_checked(checked: Callable[..., tup
 def test_a_check_that_left_traces_would_be_seen(
     checked: Callable[..., tuple[dict[str, Any], str]], broken: str
 ) -> None:
-    found, _log = checked("0.5.23", "llama", "--break", broken)
+    found, _log = checked(NEWEST, "llama", "--break", broken)
     assert found["touched"], found
 
 
@@ -134,7 +135,7 @@ def test_the_check_sees_what_is_replayed_also_where_every_prefill_is_compared(
     assert found["selfcheck"]["verdict"] == "wrong" and not found["canary"], found
 
 
-@pytest.mark.parametrize(("release", "model"), [("0.5.12.post1", "qwen3next"), ("0.5.23", "llama")])
+@pytest.mark.parametrize(("release", "model"), [("0.5.12.post1", "qwen3next"), (NEWEST, "llama")])
 def test_the_canary_leaves_right_graphs_alone(
     checked: Callable[..., tuple[dict[str, Any], str]], release: str, model: str
 ) -> None:

@@ -11,7 +11,7 @@ from sglang_bcg_fixes import registry
 from sglang_bcg_fixes.probe import Folder, Source
 from sglang_bcg_fixes.verify import cases, models
 from sglang_bcg_fixes.verify.cases import BUCKETS, CASES, FEW_BUCKETS, Case
-from tests.wheels import RELEASES
+from tests.wheels import NEWEST, RELEASES
 
 FIXES = {fix.id: fix for fix in registry.discover().fixes}
 # the first release that has the model, or starts with these flags, or makes such graphs unasked
@@ -76,7 +76,7 @@ def test_prefill_graphs_are_breakable_of_these_sizes_or_off(
 def test_by_default_only_sizes_are_given_and_only_eager_says_a_word_of_graphs(
     release_root: Callable[[str], pathlib.Path],
 ) -> None:
-    source = Source(Folder(release_root("0.5.23")))
+    source = Source(Folder(release_root(NEWEST)))
     mine = [case for case in CASES if case.by_default]
     assert [case.name for case in mine] == ["qwen3_5_text_by_default", "qwen3_5_by_default"]
     for case in mine:

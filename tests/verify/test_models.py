@@ -10,6 +10,7 @@ import pytest
 
 from sglang_bcg_fixes.verify import models
 from tests import processes
+from tests.wheels import NEWEST
 
 # what the release has and does not use, or takes from the target model
 LEFT_OUT = {
@@ -79,7 +80,7 @@ def sizes(folder: pathlib.Path) -> dict[str, int]:
         return {name: file.get_tensor(name).numel() for name in file.keys()}  # noqa: SIM118
 
 
-@pytest.mark.parametrize("release", ["0.5.11", "0.5.12.post1", "0.5.15.post1", "0.5.23"])
+@pytest.mark.parametrize("release", ["0.5.11", "0.5.12.post1", "0.5.15.post1", NEWEST])
 def test_every_weight_is_loaded(
     release: str, release_root: Callable[[str], pathlib.Path], folder: pathlib.Path
 ) -> None:

@@ -14,6 +14,7 @@ import pytest
 from sglang_bcg_fixes import cli
 from sglang_bcg_fixes.verify import cases, command, compare, environment, models, servers
 from tests import processes
+from tests.wheels import NEWEST
 
 BUCKETS = (8, 16)
 
@@ -28,7 +29,7 @@ def few_calls(buckets: Sequence[int]) -> list[cases.Call]:
     return script.calls
 
 
-@pytest.mark.parametrize(("release", "arms"), [("0.5.12.post1", "stock,patched"), ("0.5.23", "patched")])
+@pytest.mark.parametrize(("release", "arms"), [("0.5.12.post1", "stock,patched"), (NEWEST, "patched")])
 def test_real_runners_replay_and_refuse(
     release_root: Callable[[str], pathlib.Path],
     tmp_path: pathlib.Path,
@@ -63,7 +64,7 @@ def test_real_runners_replay_and_refuse(
     assert prefills["patched"]["by bucket"] == {"16": 2, "8": 2} and prefills["patched"]["by requests"]["2"] == 1
     assert prefills["reference"]["replayed"] == 0 and prefills["reference"]["reasons"] == {"for the reference": 4}
     assert prefills["patched"]["captured"] == prefills["reference"]["captured"] == len(BUCKETS)
-    if release == "0.5.23":
+    if release == NEWEST:
         assert prefills["padded"]["replayed"] == 4 and found["padded"]["equal"] == 5
     if "stock" in arms:
         assert "linear_attention_captured" in found["patched"]["applied"] and not found["stock"]["applied"]

@@ -1,0 +1,1 @@
+"""What one SGLang looks like, read and never imported."""

@@ -1,0 +1,54 @@
+"""The forms of SGLang's definitions that somebody has read, from forms.json.
+
+By definition and form: the releases that have it, and the fixes and kernels it was read for. In any other form a
+definition makes their verdict unknown. `make release` adds what a new release brings; no other file names a form.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+from typing import TypedDict
+
+FILE = pathlib.Path(__file__).with_name("forms.json")
+
+
+class Form(TypedDict):
+    """One form of one definition."""
+
+    releases: list[str]
+    read_for: list[str]
+
+
+# "package.module:Class.method" -> form -> what is known of it
+Table = dict[str, dict[str, Form]]
+
+
+def load(file: pathlib.Path = FILE) -> Table:
+    table: Table = json.loads(file.read_text())
+    return table
+
+
+@functools.cache
+def _by_reader() -> dict[str, frozenset[str]]:
+    found: dict[str, set[str]] = {}
+    for forms in load().values():
+        for form, known in forms.items():
+            for name in known["read_for"]:
+                found.setdefault(name, set()).add(form)
+    return {name: frozenset(forms) for name, forms in found.items()}
+
+
+def read_for(name: str) -> frozenset[str]:
+    """The forms that this fix or kernel was read against."""
+    return _by_reader().get(name, frozenset())
+
+
+def dump(table: Table, file: pathlib.Path = FILE) -> None:
+    """One line a form, so that a new release is a short difference."""
+    parts = []
+    for where in sorted(table):
+        lines = [f'  "{form}": {json.dumps(known)}' for form, known in table[where].items()]
+        parts.append(f' "{where}": {{\n' + ",\n".join(lines) + "\n }")
+    file.write_text("{\n" + ",\n".join(parts) + "\n}\n")
