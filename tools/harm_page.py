@@ -98,7 +98,8 @@ def introduction(table: Table) -> list[str]:
     text = (
         f"{len(rows)} servers of {len([release for release in RELEASES if table[release]])} releases were started on "
         "the CPU, with a stand-in for CUDA graphs and a tiny model of each architecture: stock, with the plugin as it "
-        "is installed, and with `SGLANG_BCG_FIXES=off`. Each answered four batches and a decode step after each, "
+        "is installed, and, in the oldest and the newest release and for some architectures in all, with "
+        "`SGLANG_BCG_FIXES=off`. Each answered four batches and a decode step after each, "
         "eagerly, then with prefill graphs, and every tensor of the answers was compared. Patched, no server may "
         "capture fewer buckets, break a graph more often, replay fewer batches or differ more from eager than stock, "
         "unless an exception below names the wrong answer that this prevents. Switched off, it must be stock in "
