@@ -99,7 +99,7 @@ WAYS = [name for name in vars(Ways) if not name.startswith("_")]
 
 
 def breakable() -> Any:
-    from sglang_bcg_fixes import graph_break
+    from sglang_bcg_fixes.engine import graph_break
 
     return graph_break.load("breakable_cuda_graph")
 
@@ -121,7 +121,7 @@ def observe(way: str, device: str) -> str:
     """`right`, or what went wrong first."""
     import torch
 
-    from sglang_bcg_fixes import graph_break
+    from sglang_bcg_fixes.engine import graph_break
 
     module = breakable()
     eager = getattr(Ways(lambda function: function), way)
@@ -167,7 +167,7 @@ def memory_of_breaks(device: str, sizes: tuple[int, ...] = DEFAULT_SIZES, layers
 
     import torch
 
-    from sglang_bcg_fixes import graph_break
+    from sglang_bcg_fixes.engine import graph_break
 
     module = breakable()
 
@@ -225,7 +225,7 @@ def main() -> None:
     if options.one:
         one_arm(*options.one)
         return
-    from sglang_bcg_fixes.verify import environment
+    from sglang_bcg_fixes.lab.verify import environment
 
     rows: list[dict[str, Any]] = []
     for arm in options.arms.split(","):

@@ -23,9 +23,9 @@ import timeit
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes import graph_break
+from sglang_bcg_fixes.engine import graph_break
+from sglang_bcg_fixes.engine.wrappers import wrap
 from sglang_bcg_fixes.model import How
-from sglang_bcg_fixes.patching import wrap
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))

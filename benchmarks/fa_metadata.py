@@ -32,15 +32,17 @@ from typing import Any
 
 import torch
 
-from sglang_bcg_fixes import patching, plan, probe, release
-from sglang_bcg_fixes.bench import rows, timing
-from sglang_bcg_fixes.bench.flash_backend import Backend, Batch, Setting
-from sglang_bcg_fixes.bench.gdn_layer import Cuda
-from sglang_bcg_fixes.bench.rows import GREEN, HOT, RED, Row
-from sglang_bcg_fixes.kernels import select
+from sglang_bcg_fixes.engine import ledger
+from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.fa_metadata import cases, reference
-from sglang_bcg_fixes.kernels.fa_metadata.kernel import KERNEL
-from sglang_bcg_fixes.verify import environment
+from sglang_bcg_fixes.kernels.fa_metadata.declaration import KERNEL
+from sglang_bcg_fixes.lab.bench import rows, timing
+from sglang_bcg_fixes.lab.bench.flash_backend import Backend, Batch, Setting
+from sglang_bcg_fixes.lab.bench.gdn_layer import Cuda
+from sglang_bcg_fixes.lab.bench.rows import GREEN, HOT, RED, Row
+from sglang_bcg_fixes.lab.verify import environment
+from sglang_bcg_fixes.planning import plan
+from sglang_bcg_fixes.source import releases
 
 Tensor = torch.Tensor
 
@@ -421,14 +423,14 @@ def all_cases(options: argparse.Namespace) -> Iterator[Case]:
 
 def install(form: str) -> str:
     """Put the form in the place of SGLang's methods; why not, where that cannot be."""
-    source = release.installed()
+    source = releases.installed()
     if source is None:
         return "no SGLang is installed here"
-    choice = plan.with_points(plan.choose(KERNEL, form, probe.ask(KERNEL, source)), source)
+    choice = plan.with_points(plan.choose(KERNEL, form, plan.ask(KERNEL, source)), source)
     if choice.impl is None:
         return choice.why
-    select.use(choice)
-    patching.Ledger().apply(choice.kernel)
+    active.use(choice)
+    ledger.Ledger().apply(choice.kernel)
     return ""
 
 
@@ -572,7 +574,7 @@ def main() -> int:
         torch.cuda.empty_cache()
     if not not_installed:
         failures |= {
-            f"left to SGLang in {number} calls: {why}" for why, number in select.selected(KERNEL.op).left.items()
+            f"left to SGLang in {number} calls: {why}" for why, number in active.selected(KERNEL.op).left.items()
         }
     print("\n".join([*table(found), *summary(found), *sorted(failures)]))
     return 0 if len(right) == len(forms) else 1

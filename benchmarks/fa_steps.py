@@ -22,14 +22,15 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sglang_bcg_fixes import registry, release
-from sglang_bcg_fixes.bench import rows, servers, timing
-from sglang_bcg_fixes.bench.rows import GREEN, RED, Row
-from sglang_bcg_fixes.bench.servers import Alive, Ended
-from sglang_bcg_fixes.kernels.fa_metadata.kernel import KERNEL
-from sglang_bcg_fixes.probe import Source
-from sglang_bcg_fixes.verify import cases, command, environment, models
-from sglang_bcg_fixes.verify.servers import Runner, ended_by_signals
+from sglang_bcg_fixes.kernels.fa_metadata.declaration import KERNEL
+from sglang_bcg_fixes.lab.bench import rows, servers, timing
+from sglang_bcg_fixes.lab.bench.rows import GREEN, RED, Row
+from sglang_bcg_fixes.lab.bench.servers import Alive, Ended
+from sglang_bcg_fixes.lab.verify import cases, command, environment, models
+from sglang_bcg_fixes.lab.verify.servers import Runner, ended_by_signals
+from sglang_bcg_fixes.planning import registry
+from sglang_bcg_fixes.source import releases
+from sglang_bcg_fixes.source.tree import Source
 
 PART, STEP = "fa_steps", "time of a step"
 SGLANG = "off"
@@ -167,7 +168,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=timing.LEAST_ROUNDS)
     parser.add_argument("--jsonl", type=pathlib.Path, default=pathlib.Path("fa_steps.jsonl"))
     options = parser.parse_args()
-    source = release.installed()
+    source = releases.installed()
     if source is None or importlib.util.find_spec("sgl_kernel.flash_attn") is None:
         raise SystemExit(f"{sys.executable} has no SGLang with FlashAttention 3")
     arms, batches = options.arms.split(","), [int(word) for word in options.batches.split(",")]

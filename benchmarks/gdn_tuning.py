@@ -21,11 +21,11 @@ from typing import Any
 
 import torch
 
-from sglang_bcg_fixes.bench import gdn_layer, timing
-from sglang_bcg_fixes.bench.rows import GREEN, RED
 from sglang_bcg_fixes.kernels.gdn_extend import reference
 from sglang_bcg_fixes.kernels.gdn_extend.triton import Tuning, tuning_for
-from sglang_bcg_fixes.verify import environment
+from sglang_bcg_fixes.lab.bench import gdn_layer, timing
+from sglang_bcg_fixes.lab.bench.rows import GREEN, RED
+from sglang_bcg_fixes.lab.verify import environment
 
 CASES = ((256, 1), (256, 16), (256, 64), (1024, 1), (1024, 64), (4096, 1), (8192, 8), (16384, 1), (16384, 16))
 AS_IT_IS, CHOSEN, FEW_TABLES = "as it is", "chosen", "chosen, tables for these sequences only"

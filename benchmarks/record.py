@@ -26,8 +26,9 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
-from sglang_bcg_fixes import flags, release
-from sglang_bcg_fixes.verify.servers import ended_by_signals
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.lab.verify.servers import ended_by_signals
+from sglang_bcg_fixes.source import releases
 
 HERE = pathlib.Path(__file__).parent
 COMMAND = ("-m", "sglang_bcg_fixes")
@@ -131,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name in chosen:
             print(name, *RECORDINGS[name].command(pathlib.Path("FILE"))[1:])
         return 0
-    source, devices = release.installed(), gpus()
+    source, devices = releases.installed(), gpus()
     if source is None or not devices:
         raise SystemExit(f"{sys.executable} has {'no GPU' if source else 'no SGLang'}")
     if options.folder is None:

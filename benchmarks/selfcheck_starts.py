@@ -20,12 +20,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sglang_bcg_fixes import registry, release
-from sglang_bcg_fixes.bench.rows import number
-from sglang_bcg_fixes.probe import Source
-from sglang_bcg_fixes.selfcheck import check
-from sglang_bcg_fixes.verify import cases, command, environment
-from sglang_bcg_fixes.verify.compare import FOR_INFORMATION, GREEN, RED, Judged
+from sglang_bcg_fixes.lab.bench.rows import number
+from sglang_bcg_fixes.lab.verify import cases, command, environment
+from sglang_bcg_fixes.lab.verify.compare import FOR_INFORMATION, GREEN, RED, Judged
+from sglang_bcg_fixes.planning import registry
+from sglang_bcg_fixes.process.selfcheck import check
+from sglang_bcg_fixes.source import releases
+from sglang_bcg_fixes.source.tree import Source
 
 PATCHED, CHECKED = command.PATCHED, command.CHECKED
 
@@ -71,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("selfcheck_starts.json"))
     options = parser.parse_args(arguments)
     here: dict[str, Any] = environment.look(sys.executable)
-    source, known, began = release.installed(), registry.discover(), time.monotonic()
+    source, known, began = releases.installed(), registry.discover(), time.monotonic()
     if source is None or not here["gpu"]:
         raise SystemExit(f"{sys.executable} has no SGLang with a GPU: {here.get('why', 'no SGLang')}")
     chosen = [case for case in command.run_by_default(known, source) if case.wants_prefill_graphs]

@@ -1,4 +1,4 @@
-from sglang_bcg_fixes.cli import main
+from sglang_bcg_fixes.cli.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -6,25 +6,12 @@ import dataclasses
 import enum
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from sglang_bcg_fixes.probe import Source
+from sglang_bcg_fixes.source.finding import Finding, Verdict
+from sglang_bcg_fixes.source.tree import Source
 
 SECTIONS = ("Symptom", "Cause", "Change", "Remove when")
-
-
-class Verdict(str, enum.Enum):
-    """What the source of one SGLang says about one defect.
-
-    Latent: the code is there that goes wrong, and nothing that this release ships leads to it; only other code can.
-    """
-
-    AFFECTED = "affected"
-    LATENT = "latent"
-    FIXED = "fixed"
-    ABSENT = "absent"
-    UNKNOWN = "unknown"
 
 
 class How(str, enum.Enum):
@@ -46,28 +33,6 @@ class Action(str, enum.Enum):
     UNKNOWN = "unknown"
     NO_FIX = "no fix"
     BLOCKED = "blocked"
-
-
-@dataclasses.dataclass(frozen=True)
-class Evidence:
-    """One definition that a probe looked at: where it stands and what it hashes to."""
-
-    where: str
-    file: str
-    line: int
-    form: str
-
-    def __str__(self) -> str:
-        return f"{self.file}:{self.line} {self.where.partition(':')[2]} [{self.form}]"
-
-
-@dataclasses.dataclass(frozen=True)
-class Finding:
-    """A probe's answer: the verdict, one printable sentence of reason, and what it rests on."""
-
-    verdict: Verdict
-    reason: str
-    evidence: tuple[Evidence, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,4 +189,55 @@ class Decision:
             "finding": self.finding.reason,
             "evidence": [dataclasses.asdict(item) for item in self.finding.evidence],
             "required": self.required,
+        }
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """The implementation of one operation that will run, why the others will not, and who follows where it fails."""
+
+    kernel: Kernel
+    impl: Impl | None
+    rejected: Mapping[str, str]
+    finding: Finding
+    state: str
+    others: tuple[Impl, ...] = ()
+    # the setting that keeps SGLang's own code, where one does
+    off_by: str = ""
+
+    @property
+    def op(self) -> str:
+        return self.kernel.op
+
+    @property
+    def name(self) -> str:
+        """Whose code runs: an implementation of ours, or SGLang's own."""
+        return self.impl.name if self.impl else "sglang"
+
+    @property
+    def required(self) -> bool:
+        return self.state not in ("auto", "off")
+
+    @property
+    def why(self) -> str:
+        """Why nothing of ours runs, where that is so."""
+        if self.state == "off":
+            return self.off_by
+        if self.finding.verdict is not Verdict.AFFECTED:
+            return self.finding.reason
+        return "; ".join(f"{name}: {reason}" for name, reason in self.rejected.items())
+
+    @property
+    def without_ours(self) -> Action:
+        """What is said of an operation that runs SGLang's own code."""
+        found = {Verdict.ABSENT: Action.NOT_NEEDED, Verdict.UNKNOWN: Action.UNKNOWN}
+        if self.state == "off" or self.finding.verdict not in found:
+            return Action.BLOCKED if self.required else Action.OFF
+        return found[self.finding.verdict]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "impl": self.name,
+            "rejected": dict(self.rejected),
+            "evidence": [dataclasses.asdict(item) for item in self.finding.evidence],
         }

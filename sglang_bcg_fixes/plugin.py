@@ -8,25 +8,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
-import multiprocessing
-import os
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from sglang_bcg_fixes import flags, plan, proc, reached, read_back, registry, release, report
-from sglang_bcg_fixes.kernels import select
-from sglang_bcg_fixes.metrics import Metrics
-from sglang_bcg_fixes.model import Action, Decision, Fix, Kernel
-from sglang_bcg_fixes.on_import import ImportWatcher
-from sglang_bcg_fixes.patching import Ledger, modules_of
-from sglang_bcg_fixes.probe import Source
-from sglang_bcg_fixes.selfcheck import at_start, canary
-
-logger = logging.getLogger("sglang_bcg_fixes")
-# notes what became of a fix or a kernel: the state, and a sentence
-Settle = Callable[[str, str], None]
-_loaded: list[Process] = []
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.planning import plan, registry
+from sglang_bcg_fixes.process import current
+from sglang_bcg_fixes.process.log import logger, say
+from sglang_bcg_fixes.process.process import Process
+from sglang_bcg_fixes.source import releases
 
 
 @contextlib.contextmanager
@@ -44,21 +34,21 @@ def collector_paused() -> Iterator[None]:
 @collector_paused()
 def load() -> Process:
     """Probe the installed SGLang, mend what it needs, read it back, say so; once per process."""
-    if not _loaded:
+    if not current.has_begun():
         started = time.perf_counter()
         try:
             known = registry.discover()
             settings = flags.read(known.fixes, known.kernels)
             for words in flags.look_alikes(known.fixes, known.kernels):
                 say(logging.WARNING, f"bcg-fixes: {words}")
-            source = release.installed()
+            source = releases.installed()
             if source is None:
-                raise release.ReleaseError("no SGLang can be imported here; install it beside this package")
+                raise releases.ReleaseError("no SGLang can be imported here; install it beside this package")
             made = plan.make(known, settings, source)
             source.forget()
-            _loaded.append(Process(settings, source, made))
-            _loaded[0].start(started)
-        except (flags.FlagError, registry.RegistryError, plan.PlanError, release.ReleaseError) as error:
+            current.begin(Process(settings, source, made))
+            current.process().start(started)
+        except (flags.FlagError, registry.RegistryError, plan.PlanError, releases.ReleaseError) as error:
             raise SystemExit(f"bcg-fixes refuses to start: {error}") from error
         except Exception as error:
             # a contribution that is no list of fixes, for one; SGLang would go on with no fix or with half of them
@@ -67,220 +57,4 @@ def load() -> Process:
                 f"bcg-fixes refuses to start, for it has failed: {type(error).__name__}: {error}. Please report the "
                 f"traceback; without bcg_fixes in SGLANG_PLUGINS the server starts, without any fix"
             ) from error
-    return _loaded[0]
-
-
-class Process:
-    """The plugin in this process: what was planned, what is in place, what is still to come."""
-
-    def __init__(self, settings: flags.Settings, source: Source, made: plan.Plan) -> None:
-        self.settings = settings
-        self.source = source
-        self.plan = made
-        self.ledger = Ledger()
-        self.watches = Ledger()
-        self.watcher = ImportWatcher()
-        self.report = report.Report(made)
-        self.applying: set[str] = set()
-        self.told = ""
-        self.is_unseen = False
-        self.metrics = Metrics()
-
-    def start(self, started: float) -> None:
-        self.compare_with_parent()
-        # fixes go round kernels: some change what is handed to the function that a kernel takes the place of
-        for choice in self.plan.kernels:
-            self.install(choice)
-        for decision in self.plan.decisions:
-            self.carry_out(decision)
-        # behind the fixes, so that it stands round what they make of a runner
-        for hook in read_back.watches(self.source) if self.patches else ():
-            self.watch(hook)
-        for hook in at_start.hooks(self.source) if self.settings.selfcheck != "off" else ():
-            self.watch(hook)
-        for hook in canary.hooks(self.source) if self.settings.canary else ():
-            self.watch(hook)
-        self.report.seconds = time.perf_counter() - started
-        self.tell()
-
-    @property
-    def patches(self) -> bool:
-        """Whether a fix or a kernel is to be put in place here."""
-        return bool(self.plan.having(Action.APPLY)) or any(choice.impl for choice in self.plan.kernels)
-
-    @property
-    def leaves_alone(self) -> bool:
-        """Whether nothing is put in place and nothing checked: then there is nothing to count or to take away."""
-        return not self.patches and self.settings.selfcheck == "off" and not self.settings.canary
-
-    def compare_with_parent(self) -> None:
-        """Ranks that run different code can hang a collective, so a difference is said, and refused under strict."""
-        if self.settings.parent_digest not in (None, self.plan.digest):
-            message = (
-                f"bcg-fixes: this process plans {self.plan.digest}, its parent planned {self.settings.parent_digest}: "
-                f"they see different flags or another SGLang source; compare SGLANG_BCG_* and sys.path of both"
-            )
-            if self.settings.strict:
-                raise SystemExit(message)
-            say(logging.WARNING, message)
-        flags.export_digest(self.plan.digest)
-
-    def carry_out(self, decision: Decision) -> None:
-        if decision.action is not Action.APPLY:
-            self.settle(decision, decision.action.value, decision.reason)
-            return
-
-        def settle(state: str, detail: str) -> None:
-            self.settle(decision, state, detail)
-
-        self.place(decision.fix, decision.reason, settle)
-
-    def install(self, choice: plan.Choice) -> None:
-        """Let SGLang call the implementation that was chosen."""
-
-        def settle(state: str, detail: str) -> None:
-            self.settle_kernel(choice, state, detail)
-
-        if choice.impl:
-            select.use(choice)
-            self.place(choice.kernel, choice.finding.reason, settle)
-        else:
-            settle(choice.without_ours.value, choice.why)
-
-    def place(self, patched: Fix | Kernel, reason: str, settle: Settle) -> None:
-        """Apply now what SGLang has imported, and the rest when it does: some processes never do."""
-        awaited = patched.awaits if isinstance(patched, Kernel) else ()
-        modules = [name for name in awaited or modules_of(patched) if self.source.has_module(name)]
-        if not modules or any(name in sys.modules for name in modules):
-            self.apply(patched, reason, settle)
-            return
-        settle(report.WAITING, f"SGLang has not imported {' or '.join(modules)} in this process")
-        for name in modules:
-            self.watcher.call_after(name, lambda: self.apply_late(patched, reason, settle, modules))
-
-    def apply_late(self, patched: Fix | Kernel, reason: str, settle: Settle, modules: list[str]) -> None:
-        # where one of the modules imports another, this is called again when the outer one is complete
-        is_ready = self.report.state(patched.id) == report.WAITING and not self.watcher.is_executing(modules)
-        # to apply it imports the rest of its modules, and each of them calls this
-        if is_ready and patched.id not in self.applying:
-            self.apply(patched, reason, settle)
-            # a server imports two dozen modules one after the other, and one line says it all
-            if self.report.ids(report.WAITING):
-                self.write()
-            else:
-                self.tell()
-
-    def apply(self, patched: Fix | Kernel, reason: str, settle: Settle) -> None:
-        self.applying.add(patched.id)
-        try:
-            self.ledger.apply(patched)
-        except Exception as error:
-            logger.exception("bcg-fixes: %s could not be applied and was rolled back", patched.id)
-            settle(report.FAILED, f"{type(error).__name__}: {error}")
-        else:
-            settle(report.APPLIED, reason)
-        finally:
-            self.applying.remove(patched.id)
-
-    def watch(self, hook: Fix, otherwise: str = "fixes may get lost unseen") -> None:
-        """Apply one of the hooks that look again, as soon as SGLang has imported its module."""
-        [module] = modules_of(hook)
-        if module not in sys.modules:
-            self.watcher.call_after(module, lambda: self.watch(hook, otherwise))
-            return
-        try:
-            self.watches.apply(hook)
-        except Exception as error:
-            say(logging.WARNING, f"bcg-fixes: {hook.id} are not watched, so {otherwise}: {error}")
-
-    def read_back(self, occasion: str) -> None:
-        """Look at every applied fix again where SGLang finds it now; one that is gone is said, or ends the process."""
-        before = self.report.read_back
-        try:
-            found = read_back.look(occasion, self.ledger, self.plan)
-        except Exception as error:
-            logger.exception("bcg-fixes: the fixes could not be read back when %s", occasion)
-            if self.settings.strict:
-                raise SystemExit(f"bcg-fixes refuses to serve with fixes that it cannot read back: {error}") from error
-            say(logging.WARNING, f"bcg-fixes: fixes may get lost unseen, they cannot be read back: {error}")
-            return
-        self.report.read_back = found
-        newly_lost = [name for name in found.lost if self.report.state(name) != report.LOST]
-        for name in (*found.live, *found.lost):
-            self.report.note(name, report.LOST if name in found.lost else report.APPLIED, found.lost.get(name))
-        if before is None or not found.agrees_with(before):
-            say(logging.INFO, f"bcg-fixes {report.process_name()}: {found.line()}")
-        self.tell()
-        for name in newly_lost:
-            self.lose(self.report.every[name])
-
-    def show_metrics(self) -> None:
-        """From now on: SGLang shows metrics, and has told prometheus_client where."""
-        if self.metrics.start(proc.title(os.getpid()) or multiprocessing.current_process().name):
-            for hook in read_back.watches_of_refusals(self.source):
-                self.watch(hook, "nobody counts why prefills are not replayed")
-
-    def lose(self, outcome: report.Outcome | report.KernelOutcome) -> None:
-        flag, problem = outcome.patched.flag, outcome.detail
-        way_out = (
-            f"Switch off the plugin that put that there, or have it call what it found there, as SGLang's "
-            f"HookType.AROUND does; {flag}=off serves without it and is silent"
-        )
-        if outcome.is_needed(self.settings.strict):
-            raise SystemExit(f"bcg-fixes refuses to serve without {flag} (lost): {problem}. {way_out}")
-        say(logging.WARNING, f"bcg-fixes: {outcome.patched.id} was applied and is LOST: {problem}. {way_out}")
-
-    def settle(self, decision: Decision, state: str, detail: str) -> None:
-        """Note what became of a decision; a wanted fix that is missing is said, or ends the process."""
-        outcome = self.report.outcomes[decision.id] = report.Outcome(decision, state, detail)
-        if state not in report.MISSING:
-            return
-        flag = decision.fix.flag
-        if outcome.is_needed(self.settings.strict):
-            raise SystemExit(
-                f"bcg-fixes refuses to start without {flag} ({state}): {detail}. Set SGLANG_BCG_FIXES=auto, or "
-                f"{flag}=off, to serve without it; `bcg-fixes doctor` shows a way round"
-            )
-        say(
-            logging.WARNING,
-            f"bcg-fixes: {decision.id} is not applied ({state}): {detail}. `bcg-fixes doctor` shows a way round; "
-            f"{flag}=off silences this; please report it with the output of `bcg-fixes doctor --json`",
-        )
-
-    def settle_kernel(self, choice: plan.Choice, state: str, detail: str) -> None:
-        """What `auto` cannot have is only noted."""
-        outcome = self.report.kernels[choice.op] = report.KernelOutcome(choice, state, detail)
-        if outcome.is_needed(self.settings.strict) and state in report.MISSING:
-            raise SystemExit(
-                f"bcg-fixes refuses to start without {choice.kernel.flag}={choice.state} ({state}): {detail}. Set it "
-                f"to auto or off to serve with SGLang's own code; `bcg-fixes doctor` shows what can run"
-            )
-
-    def tell(self) -> None:
-        """The whole line, where it has changed."""
-        line = self.report.line()
-        if line != self.told:
-            say(logging.INFO, line)
-            logger.debug("bcg-fixes in detail:\n%s", self.report.table())
-        self.told = line
-        self.write()
-
-    def write(self) -> None:
-        """For `bcg-fixes status`; what cannot be written is said once, and nothing is served worse for it."""
-        self.metrics.show(self.report.states())
-        try:
-            if not self.leaves_alone:
-                reached.TALLY.publish()
-            report.write(self.report, flags.report_dir(), is_taken_along=not self.leaves_alone)
-        except (OSError, report.ReportError) as error:
-            if not self.is_unseen:
-                say(logging.WARNING, f"bcg-fixes: `bcg-fixes status` will not see this process: {error}")
-            self.is_unseen = True
-
-
-def say(level: int, message: str) -> None:
-    """Log, and make sure that it is seen: SGLang sets up logging only after it has loaded its plugins."""
-    if logger.hasHandlers() and logger.isEnabledFor(level):
-        logger.log(level, message)
-    else:
-        print(message, file=sys.stderr, flush=True)
+    return current.process()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pathlib
 
-from sglang_bcg_fixes.probe import Files, Folder
+from sglang_bcg_fixes.source.tree import Files, Folder
 
 
 class Mutated:

@@ -9,7 +9,8 @@ import sys
 import tempfile
 import zipfile
 
-from sglang_bcg_fixes import flags, release
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.source import releases
 from tests import processes
 
 RELEASES = tuple((processes.REPOSITORY / "tools" / "releases.txt").read_text().split())
@@ -24,7 +25,7 @@ def since(release: str) -> tuple[str, ...]:
 
 
 def wheel(version: str) -> pathlib.Path:
-    return release.fetch(version, flags.cache_dir() / "wheels", PYTHON)
+    return releases.fetch(version, flags.cache_dir() / "wheels", PYTHON)
 
 
 def unpacked(version: str) -> pathlib.Path:

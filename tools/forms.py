@@ -24,10 +24,12 @@ from collections.abc import Mapping, Sequence
 REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-from sglang_bcg_fixes import registry  # noqa: E402
-from sglang_bcg_fixes.model import Evidence, Finding, Fix, Kernel, Verdict  # noqa: E402
-from sglang_bcg_fixes.probe import Drifted, Folder, Source, unknown  # noqa: E402
+from sglang_bcg_fixes.model import Fix, Kernel  # noqa: E402
+from sglang_bcg_fixes.planning import registry  # noqa: E402
 from sglang_bcg_fixes.source import forms  # noqa: E402
+from sglang_bcg_fixes.source.finding import Evidence, Finding, Verdict  # noqa: E402
+from sglang_bcg_fixes.source.syntax import Drifted  # noqa: E402
+from sglang_bcg_fixes.source.tree import Folder, Source, unknown  # noqa: E402
 
 AFTERWARDS = """
 Now: read docs/upstream for what this release has fixed, and run
@@ -77,11 +79,11 @@ def all_fixes() -> list[Fix]:
 
 def declared(name: str) -> Fix | Kernel:
     """Loaded by its name alone: one that is being written may not be ready to be discovered."""
-    for kind, module in (("FIX", f"fixes.{name}"), ("KERNEL", f"kernels.{name}.kernel")):
+    for kind, module in (("FIX", f"fixes.{name}"), ("KERNEL", f"kernels.{name}.declaration")):
         if exists(f"sglang_bcg_fixes.{module}"):
             found: Fix | Kernel = getattr(importlib.import_module(f"sglang_bcg_fixes.{module}"), kind)
             return found
-    raise SystemExit(f"there is no sglang_bcg_fixes/fixes/{name}.py and no sglang_bcg_fixes/kernels/{name}/kernel.py")
+    raise SystemExit(f"there is no fixes/{name}.py and no kernels/{name}/declaration.py in sglang_bcg_fixes")
 
 
 def exists(module: str) -> bool:

@@ -12,9 +12,10 @@ from collections.abc import Iterator
 
 import harm_page
 
-from sglang_bcg_fixes import flags, registry
-from sglang_bcg_fixes.harmless import HARMLESS
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.cli.harmless import HARMLESS
 from sglang_bcg_fixes.model import SECTIONS, Fix, Kernel
+from sglang_bcg_fixes.planning import registry
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"

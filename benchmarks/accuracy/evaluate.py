@@ -34,9 +34,10 @@ from typing import Any
 
 import task
 
-from sglang_bcg_fixes import flags, release
-from sglang_bcg_fixes.probe import Source
-from sglang_bcg_fixes.verify import cases, compare, environment, instruments, servers
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.lab.verify import cases, compare, environment, instruments, servers
+from sglang_bcg_fixes.source import releases
+from sglang_bcg_fixes.source.tree import Source
 
 SERVER = (sys.executable, __file__, "--serve")
 CHECKPOINT = pathlib.Path(__file__).parent / "checkpoint"
@@ -240,7 +241,7 @@ def summary(results: list[dict[str, Any]]) -> str:
 
 
 def evaluate(options: argparse.Namespace, folder: pathlib.Path) -> list[dict[str, Any]]:
-    source = release.installed()
+    source = releases.installed()
     if not source:
         raise SystemExit(f"{sys.executable} has no SGLang")
     problems = task.test_problems(options.questions)

@@ -15,11 +15,12 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 
-from sglang_bcg_fixes import graph_break
-from sglang_bcg_fixes.graph_break import CONTEXT_MODULES
-from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, absent, fixed, latent, unknown
+from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.engine import graph_break
+from sglang_bcg_fixes.engine.graph_break import CONTEXT_MODULES
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, absent, fixed, latent, unknown
 
 SCOPES = tuple(f"{module}:enable_breakable_cuda_graph" for module in CONTEXT_MODULES)
 

@@ -17,11 +17,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes import kept_memory
-from sglang_bcg_fixes.graph_break import DECORATOR_MODULES
-from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, absent, affected, fixed
+from sglang_bcg_fixes.anatomy import graph_pool
+from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.engine.graph_break import DECORATOR_MODULES
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
 
 WEAK = "_weak_ref_if_tensor"
 WEAK_PLACES = tuple(f"{module}:{WEAK}" for module in DECORATOR_MODULES)
@@ -42,7 +43,7 @@ def keep(original: Callable[[Any], Any], x: Any) -> Any:
     import torch
 
     if torch.is_tensor(x):
-        kept_memory.keep_what_no_pool_keeps(x)
+        graph_pool.keep_what_no_pool_keeps(x)
     return original(x)
 
 

@@ -12,11 +12,12 @@ Remove when: No release before 0.5.16 has to be served.
 
 from __future__ import annotations
 
+from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.engine.graph_break import DECORATOR_MODULES
 from sglang_bcg_fixes.fixes.break_input_lifetime import WEAK, WEAK_PLACES, keep
-from sglang_bcg_fixes.graph_break import DECORATOR_MODULES
-from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, absent, affected, fixed
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
 
 
 def probe(source: Source) -> Finding:

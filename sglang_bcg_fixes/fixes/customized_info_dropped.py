@@ -15,11 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Definition, Source, absent, affected, fixed
-from sglang_bcg_fixes.replaced import replaced
-from sglang_bcg_fixes.runners import OLD_PREFILL, PREFILL
+from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, PREFILL
+from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.engine.swapped import replaced
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.syntax import Definition
+from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
 
 TRIM = f"{PREFILL}._trim_logits_output"
 REPLAYS = (f"{OLD_PREFILL}.replay", f"{PREFILL}.execute")

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_bcg_fixes.mitigations import DECODE_PADDING_OFF
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, affected, fixed
+from sglang_bcg_fixes.anatomy.workarounds import DECODE_PADDING_OFF
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, affected, fixed
 
 OLD_BUFFERS = "sglang.srt.model_executor.cuda_graph_runner:DecodeInputBuffers.populate_from_forward_batch"
 REGISTRY = "sglang.srt.model_executor.cuda_graph_buffer_registry:build_decode_registry"

@@ -19,10 +19,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang_bcg_fixes.mitigations import DRAFT_WITHOUT_TRITON
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, affected, fixed, unknown
-from sglang_bcg_fixes.runners import DRAFT_EXTEND, SPECULATIVE
+from sglang_bcg_fixes.anatomy.runners import DRAFT_EXTEND, SPECULATIVE
+from sglang_bcg_fixes.anatomy.workarounds import DRAFT_WITHOUT_TRITON
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor

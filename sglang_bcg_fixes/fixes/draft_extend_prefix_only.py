@@ -20,9 +20,10 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, latent, unknown
-from sglang_bcg_fixes.runners import DRAFT_EXTEND
+from sglang_bcg_fixes.anatomy.runners import DRAFT_EXTEND
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, latent, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,11 +18,12 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, absent, affected, unknown
-from sglang_bcg_fixes.replaced import replaced
-from sglang_bcg_fixes.runners import OLD_PREFILL_MODULE, PREFILL
+from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL_MODULE, PREFILL
+from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.engine.swapped import replaced
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, absent, affected, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor

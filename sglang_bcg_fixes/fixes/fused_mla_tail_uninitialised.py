@@ -14,11 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.fixes import attention_tail_uninitialised
 from sglang_bcg_fixes.fixes.attention_tail_uninitialised import zero_behind_the_last_token
-from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint, Verdict
-from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding, Verdict
+from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor

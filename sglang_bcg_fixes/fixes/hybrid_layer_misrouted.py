@@ -15,8 +15,10 @@ import ast
 import copy
 from typing import Any
 
-from sglang_bcg_fixes.model import Finding, Fix, How, Mitigation, PatchPoint
-from sglang_bcg_fixes.probe import Definition, Source, affected, fixed, unknown
+from sglang_bcg_fixes.model import Fix, How, Mitigation, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.syntax import Definition
+from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
 
 CONFIG = "sglang.srt.configs.model_config:ModelConfig"
 # processes that never run a model have its configuration too; naming the runner's keeps their imports as they are

@@ -20,11 +20,12 @@ import inspect
 import logging
 from typing import Any
 
-from sglang_bcg_fixes import layer_stack
-from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, absent, latent, unknown
-from sglang_bcg_fixes.runners import OLD_PREFILL, PREFILL, PREFILL_MODULE
+from sglang_bcg_fixes.anatomy import layer_stack
+from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, PREFILL, PREFILL_MODULE
+from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, absent, latent, unknown
 
 BY_NAME = "_resolve_transformer_layer_model"
 FLAG = "SGLANG_BCG_FIX_LAYER_STACK_BY_NAME"

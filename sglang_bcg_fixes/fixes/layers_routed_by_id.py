@@ -17,8 +17,10 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Definition, Source, latent, unknown
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.syntax import Definition
+from sglang_bcg_fixes.source.tree import Source, latent, unknown
 
 MODULE = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
 ROUTE = f"{MODULE}:HybridLinearAttnBackend._is_full_attn"

@@ -18,10 +18,11 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, affected, fixed, unknown
-from sglang_bcg_fixes.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
+from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
+from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
 
 logger = logging.getLogger("sglang_bcg_fixes")
 

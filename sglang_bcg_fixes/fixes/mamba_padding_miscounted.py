@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_bcg_fixes.mitigations import DECODE_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Definition, Source, affected, fixed, unknown
+from sglang_bcg_fixes.anatomy.workarounds import DECODE_GRAPHS_OFF
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.syntax import Definition
+from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
 
 BACKENDS = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
 SHARED = f"{BACKENDS}:MambaAttnBackendBase"

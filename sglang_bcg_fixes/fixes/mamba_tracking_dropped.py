@@ -19,11 +19,12 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes import patching
-from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
-from sglang_bcg_fixes.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
+from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
+from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.engine import wrappers
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
 
 MIXER = "sglang.srt.layers.attention.hybrid_linear_attn_backend:Mamba2AttnBackend.forward"
 ASK_THE_METADATA = frozenset({"GDNAttnBackend", "KDAAttnBackend"})
@@ -72,7 +73,7 @@ def wants_checkpoint(model_runner: Any, forward_batch: Any) -> bool:
 
 def is_applied(runner: Any) -> bool:
     """Whether the runner asks this fix, beside others perhaps, before it replays."""
-    return FIX.id in patching.fixes_in(getattr(type(runner), "can_run", None))
+    return FIX.id in wrappers.fixes_in(getattr(type(runner), "can_run", None))
 
 
 @functools.cache

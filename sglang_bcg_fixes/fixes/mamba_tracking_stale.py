@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
-from sglang_bcg_fixes.runners import OLD_PREFILL_MODULE, PREFILL
+from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL_MODULE, PREFILL
+from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
 
 FILL = "sglang.srt.model_executor.cuda_graph_buffer_registry:CudaGraphBufferRegistry.fill_from"
 MIX = "sglang.srt.managers.schedule_batch:ScheduleBatch.mix_with_running"

@@ -20,11 +20,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes import graph_break, patching
-from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, affected, fixed
-from sglang_bcg_fixes.runners import OLD_PREFILL, OLD_PREFILL_MODULE
+from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, OLD_PREFILL_MODULE
+from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.engine import graph_break, wrappers
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, affected, fixed
 
 HANDLERS = "sglang.srt.models.deepseek_common.attention_backend_handler"
 ATTENTION = "sglang.srt.layers.radix_attention"
@@ -91,7 +92,7 @@ def is_applied() -> bool:
     """Whether capture and replay choose the absorbed form in this process."""
     handlers = sys.modules.get(HANDLERS)
     choosers = [getattr(handlers, where.partition(":")[2], None) for where in CHOOSE]
-    return all(FIX.id in patching.fixes_in(chooser) for chooser in choosers)
+    return all(FIX.id in wrappers.fixes_in(chooser) for chooser in choosers)
 
 
 FIX = Fix(

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, affected, fixed, unknown
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
 
 ALLOT = "sglang.srt.model_executor.model_runner:ModelRunner.maybe_init_ngram_embedding"
 LATER = "sglang.srt.model_executor.model_runner_components.ngram_embedding_manager:NgramEmbeddingManager.from_model"

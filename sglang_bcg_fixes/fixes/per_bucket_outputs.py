@@ -11,10 +11,11 @@ Remove when: No release before 0.5.14 has to be served.
 
 from __future__ import annotations
 
-from sglang_bcg_fixes.mitigations import FEWER_PREFILL_GRAPHS
-from sglang_bcg_fixes.model import Finding, Fix
-from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
-from sglang_bcg_fixes.runners import OLD_PREFILL
+from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL
+from sglang_bcg_fixes.anatomy.workarounds import FEWER_PREFILL_GRAPHS
+from sglang_bcg_fixes.model import Fix
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
 
 BACKEND = "sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend:BreakableCudaGraphBackend"
 

@@ -15,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, affected, fixed
-from sglang_bcg_fixes.replaced import replaced
+from sglang_bcg_fixes.engine.swapped import replaced
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, affected, fixed
 
 REGISTRY = "sglang.srt.configs.linear_attn_model_registry:get_linear_attn_config"
 WRAPPER = "sglang.srt.layers.attention.attention_registry:attn_backend_wrapper"

@@ -28,13 +28,14 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from sglang_bcg_fixes import layer_stack
+from sglang_bcg_fixes.anatomy import layer_stack
+from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
+from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.engine.swapped import replaced
 from sglang_bcg_fixes.fixes import mla_dispatch_unaware
-from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, affected, fixed, unknown
-from sglang_bcg_fixes.replaced import replaced
-from sglang_bcg_fixes.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -18,13 +18,14 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang_bcg_fixes import graph_break
+from sglang_bcg_fixes.anatomy.runners import PREFILL, makes_breakable_graphs
+from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.engine import graph_break
+from sglang_bcg_fixes.engine.swapped import replaced
 from sglang_bcg_fixes.fixes.ssm_mixer_captured import breakable_context, prefill_batch
-from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
-from sglang_bcg_fixes.replaced import replaced
-from sglang_bcg_fixes.runners import PREFILL, makes_breakable_graphs
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor

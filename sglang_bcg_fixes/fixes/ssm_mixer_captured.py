@@ -18,10 +18,11 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang_bcg_fixes import graph_break, patching
-from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.engine import graph_break, slots
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -114,7 +115,7 @@ def prefill_batch() -> Any:
 
 @functools.cache
 def prefill_context() -> Callable[[], Any]:
-    function: Callable[[], Any] = patching.locate(CONTEXT).own()
+    function: Callable[[], Any] = slots.locate(CONTEXT).own()
     return function
 
 

@@ -16,9 +16,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes.mitigations import NO_OVERLAPPING_HALVES
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, affected, fixed, unknown
+from sglang_bcg_fixes.anatomy.workarounds import NO_OVERLAPPING_HALVES
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
 
 POOL = "sglang.srt.mem_cache.swa_memory_pool:SWAKVPool"
 STORE = f"{POOL}.set_kv_buffer"

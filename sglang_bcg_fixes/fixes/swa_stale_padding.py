@@ -16,10 +16,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_bcg_fixes.mitigations import NO_BREAKABLE_GRAPHS_AND_NO_PADDING
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Definition, Source, affected, fixed
-from sglang_bcg_fixes.runners import OLD_PREFILL
+from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL
+from sglang_bcg_fixes.anatomy.workarounds import NO_BREAKABLE_GRAPHS_AND_NO_PADDING
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.syntax import Definition
+from sglang_bcg_fixes.source.tree import Source, affected, fixed
 
 DECODE = "sglang.srt.model_executor.cuda_graph_runner:DecodeInputBuffers"
 FILL = f"{DECODE}.populate_from_forward_batch"

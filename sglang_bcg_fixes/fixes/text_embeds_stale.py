@@ -18,12 +18,13 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL_MODULE, PREFILL
+from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.engine.swapped import replaced
 from sglang_bcg_fixes.fixes.vlm_embeds_dropped import replayed_forward, takes_no_embeddings
-from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, absent, affected, fixed, unknown
-from sglang_bcg_fixes.replaced import replaced
-from sglang_bcg_fixes.runners import OLD_PREFILL_MODULE, PREFILL
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
 
 LOAD = f"{PREFILL}.load_batch"
 FILL = f"{PREFILL}._fill_input_embeds_slot"

@@ -25,11 +25,12 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
-from sglang_bcg_fixes import graph_break, patching
-from sglang_bcg_fixes.mitigations import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, affected, files_of, latent
-from sglang_bcg_fixes.runners import OLD_PREFILL, PREFILL, makes_breakable_graphs
+from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, PREFILL, makes_breakable_graphs
+from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.engine import graph_break, slots, wrappers
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, affected, files_of, latent
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -120,10 +121,10 @@ def has_break(kind: type[Module], linear_backend: Any) -> bool:
 
 
 def is_break(value: Any) -> bool:
-    function = patching.core(value)
+    function = slots.core(value)
     if not callable(function):
         return False
-    return graph_break.is_product(function) or getattr(function, patching.MARK, None) in BREAKING
+    return graph_break.is_product(function) or getattr(function, wrappers.MARK, None) in BREAKING
 
 
 def classes_of(kind: type) -> list[type]:
@@ -141,7 +142,7 @@ def names_in(kind: type) -> set[str]:
     names: set[str] = set()
     for base in classes_of(kind):
         for value in vars(base).values():
-            add_names(names, patching.core(value), base.__module__)
+            add_names(names, slots.core(value), base.__module__)
     return names
 
 

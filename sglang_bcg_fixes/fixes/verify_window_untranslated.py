@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes.mitigations import ONE_BRANCH_OF_DRAFTS
-from sglang_bcg_fixes.model import Finding, Fix, How, PatchPoint
-from sglang_bcg_fixes.probe import Source, affected, fixed
+from sglang_bcg_fixes.anatomy.workarounds import ONE_BRANCH_OF_DRAFTS
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, affected, fixed
 
 BACKEND = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionBackend"
 PREPARE = f"{BACKEND}._init_sliding_window_attn_spec_metadata"

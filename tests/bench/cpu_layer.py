@@ -1,4 +1,4 @@
-"""sglang_bcg_fixes.bench.gdn_layer where there is no GPU: a real SGLang's layer, tiny, in Triton's interpreter.
+"""sglang_bcg_fixes.lab.bench.gdn_layer where there is no GPU: a real SGLang's layer, tiny, in Triton's interpreter.
 
 The interpreter knows float16 better than bfloat16; SGLang's kernels take both.
 """
@@ -11,8 +11,8 @@ import sys
 
 from sglang_on_cpu import one_batch
 
-from sglang_bcg_fixes.bench import gdn_layer, timing
 from sglang_bcg_fixes.kernels.gdn_extend import triton
+from sglang_bcg_fixes.lab.bench import gdn_layer, timing
 from tests.bench.cpu_device import Cpu, once
 
 if __name__ == "__main__":

@@ -11,11 +11,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sglang_bcg_fixes import cli, release
-from sglang_bcg_fixes.bench import command, gdn_layer, plots, rows
-from sglang_bcg_fixes.bench.rows import COLD, HOT
+from sglang_bcg_fixes.cli import main
 from sglang_bcg_fixes.kernels.gdn_extend import reference
-from sglang_bcg_fixes.verify import environment
+from sglang_bcg_fixes.lab.bench import command, gdn_layer, plots, rows
+from sglang_bcg_fixes.lab.bench.rows import COLD, HOT
+from sglang_bcg_fixes.lab.verify import environment
+from sglang_bcg_fixes.source import releases
 from tests import processes
 from tests.bench.cpu_device import Cpu
 
@@ -139,7 +140,7 @@ def test_floor_is_the_one_that_was_published() -> None:
 def test_every_release_has_what_the_layer_is_built_of(
     release_root: Callable[[str], pathlib.Path], version: str
 ) -> None:
-    source = release.in_folder(release_root(version))
+    source = releases.in_folder(release_root(version))
     assert gdn_layer.missing(source) == []
     extend = source.need(f"{gdn_layer.GDN}.forward_extend")
     assert {"layer", "forward_batch", "mixed_qkv", "a", "b"} <= set(extend.parameters)
@@ -171,7 +172,7 @@ def test_the_command_on_a_real_layer(
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("WRONG_KERNEL", wrong)
     file = tmp_path / "made" / "found.jsonl"
-    status = cli.main(["bench", "--layer", "--quick", "--shapes", "qwen3_next", "--jsonl", str(file)])
+    status = main.main(["bench", "--layer", "--quick", "--shapes", "qwen3_next", "--jsonl", str(file)])
     printed = capsys.readouterr().out
     header, found = rows.read(file)
     assert header["sglang"] == version and header["rounds"] == 5 and header["date"]
@@ -200,7 +201,7 @@ def test_without_matplotlib_the_rows_are_there_and_the_message_says_what_to_do(
         raise ImportError("No module named 'matplotlib'")
 
     monkeypatch.setattr(plots, "draw", draw)
-    assert cli.main(["bench", "--plot-only", str(file.path)]) == 0
+    assert main.main(["bench", "--plot-only", str(file.path)]) == 0
     printed = capsys.readouterr().out
     assert "pip install matplotlib" in printed and f"--plot-only {file.path}" in printed
     assert "captured is faster" in printed
@@ -227,5 +228,5 @@ def test_a_part_that_fails_leaves_the_others_alone(
     )
     monkeypatch.setattr(command, "server_rows", lambda *_: iter([[row]]))
     file = tmp_path / "found.jsonl"
-    assert cli.main(["bench", "--jsonl", str(file)]) == 1
+    assert main.main(["bench", "--jsonl", str(file)]) == 1
     assert [json.loads(line).get("arm") for line in file.read_text().splitlines()] == [None, "no prefill graphs"]

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from sglang_bcg_fixes.bench import gdn_layer
 from sglang_bcg_fixes.kernels.gdn_extend import reference
+from sglang_bcg_fixes.lab.bench import gdn_layer
 
 SHAPE = gdn_layer.Shape(layers=1, key_heads=2, value_heads=4, head=8)
 

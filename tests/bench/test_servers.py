@@ -9,11 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from sglang_bcg_fixes import registry, release
-from sglang_bcg_fixes.bench import command, rows, servers
-from sglang_bcg_fixes.verify import cases
-from sglang_bcg_fixes.verify import command as verify
-from sglang_bcg_fixes.verify.servers import Outcome
+from sglang_bcg_fixes.lab.bench import command, rows, servers
+from sglang_bcg_fixes.lab.verify import cases
+from sglang_bcg_fixes.lab.verify import command as verify
+from sglang_bcg_fixes.lab.verify.servers import Outcome
+from sglang_bcg_fixes.planning import registry
+from sglang_bcg_fixes.source import releases
 from tests import processes
 from tests.wheels import NEWEST
 
@@ -28,7 +29,7 @@ def measure(
     monkeypatch.setattr(servers, "LENGTHS", (5, 9))
     monkeypatch.setattr(servers, "ANSWER_LIMIT", 3.0)
     monkeypatch.setenv("PYTHONPATH", str(processes.REPOSITORY))
-    source = release.in_folder(release_root("0.5.12.post1"))
+    source = releases.in_folder(release_root("0.5.12.post1"))
 
     def measure(misbehaviour: str) -> tuple[list[rows.Row], list[str]]:
         monkeypatch.setenv("MISBEHAVIOUR", misbehaviour)
@@ -97,7 +98,7 @@ def test_qwen3_5_is_started_as_users_start_it_and_asked_nothing_twice(
     release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
 ) -> None:
     case = servers.CASES["qwen3_5_4b"]
-    source = release.in_folder(release_root(NEWEST))
+    source = releases.in_folder(release_root(NEWEST))
     runs = servers.runs_of(registry.discover(), source, tmp_path, case)
     assert [run.arm for run in runs] == list(servers.ARMS)
     given = {run.arm: set(run.server.job["engine"]) for run in runs}
@@ -122,7 +123,7 @@ def test_a_release_that_does_not_serve_the_model_is_refused(
     release_root: Callable[[str], pathlib.Path],
 ) -> None:
     options = argparse.Namespace(model="qwen3_5_4b", python=sys.executable)
-    source = release.in_folder(release_root("0.5.12.post1"))
+    source = releases.in_folder(release_root("0.5.12.post1"))
     with pytest.raises(command.BenchError, match=r"--model qwen3_5_4b: SGLang 0\.5\.12\.post1 does not serve it"):
         next(command.server_rows(options, source, servers.GIB, 5))
 

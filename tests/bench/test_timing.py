@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_bcg_fixes.bench import timing
+from sglang_bcg_fixes.lab.bench import timing
 
 
 class Clock:

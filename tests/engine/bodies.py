@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from sglang_bcg_fixes.model import Finding, Fix, How, Impl, Kernel, PatchPoint, Verdict
+from sglang_bcg_fixes.model import Fix, How, Impl, Kernel, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding, Verdict
 
 TARGET = "sglang.srt.target"
 
@@ -70,6 +71,6 @@ def kernel(op, *impls: Impl, finding=KNOWN, points=()):
 
 
 def through_kernel(original, *args, **kwargs):
-    from sglang_bcg_fixes.kernels import select
+    from sglang_bcg_fixes.kernels import active
 
-    return [select.selected("extra_op").impl.name, *original(*args, **kwargs)]
+    return [active.selected("extra_op").impl.name, *original(*args, **kwargs)]

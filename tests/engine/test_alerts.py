@@ -12,7 +12,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 import sglang_bcg_fixes
-from sglang_bcg_fixes import registry
+from sglang_bcg_fixes.planning import registry
 from tests import processes
 from tests.engine import test_plugin
 from tests.engine.test_metrics import with_metrics

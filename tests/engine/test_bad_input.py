@@ -12,7 +12,7 @@ from collections.abc import Callable
 import pluggy
 import pytest
 
-from sglang_bcg_fixes import probe
+from sglang_bcg_fixes.source import tree
 from tests import processes, wheels
 
 RELEASE = "0.5.12.post1"
@@ -76,7 +76,7 @@ def test_a_file_that_no_source_has_is_not_read_into_memory(wheel) -> None:
             member.write(bytes(1 << 20))
     code = """
         import pathlib, re
-        from sglang_bcg_fixes.cli import main
+        from sglang_bcg_fixes.cli.main import main
         code = main(["doctor", "--wheel", FILE])
         # getrusage would count what the parent had before it started this
         peak = re.search(r"VmHWM:\\s*(\\d+) kB", pathlib.Path("/proc/self/status").read_text())
@@ -106,9 +106,9 @@ def test_a_folder_in_the_place_of_a_wheel_is_refused(tmp_path: pathlib.Path) -> 
 def test_a_file_that_is_no_text_is_named(wheel, tmp_path: pathlib.Path, kind: str) -> None:
     file = wheel(b"x = '\xff\xfe'\n")
     zipfile.ZipFile(file).extractall(tmp_path / "unpacked")
-    where = probe.Wheel(file) if kind == "wheel" else probe.Folder(tmp_path / "unpacked")
+    where = tree.Wheel(file) if kind == "wheel" else tree.Folder(tmp_path / "unpacked")
     name = f"{MODULE} in {file}" if kind == "wheel" else str(tmp_path / "unpacked" / MODULE)
-    with pytest.raises(probe.Unreadable) as caught:
+    with pytest.raises(tree.Unreadable) as caught:
         where.read(MODULE)
     assert str(caught.value).startswith(f"{name} is no UTF-8 text (") and "again" in str(caught.value)
 
@@ -176,7 +176,7 @@ def test_a_cache_that_is_read_only_says_what_to_set(tmp_path: pathlib.Path) -> N
         def read_only(*_, **__):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))
         tempfile.mkdtemp = read_only
-        from sglang_bcg_fixes.cli import main
+        from sglang_bcg_fixes.cli.main import main
         raise SystemExit(main(["doctor", "--release", "0.5.12"]))
     """
     done = processes.python("-c", processes.code(code), environment={"SGLANG_BCG_CACHE_DIR": str(tmp_path)})

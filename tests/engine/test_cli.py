@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from sglang_bcg_fixes import registry, release
-from sglang_bcg_fixes.harmless import HARMLESS, Harmless
+from sglang_bcg_fixes.cli.harmless import HARMLESS, Harmless
 from sglang_bcg_fixes.model import SECTIONS
+from sglang_bcg_fixes.planning import registry
+from sglang_bcg_fixes.source import releases
 from tests import processes
 from tests.engine.test_plugin import OTHERS_OFF
 from tests.wheels import NEWEST
@@ -29,12 +30,12 @@ sys.meta_path.insert(0, Forbidden())
 
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    program = f"{FORBID}\nfrom sglang_bcg_fixes.cli import main\nraise SystemExit(main({list(arguments)!r}))"
+    program = f"{FORBID}\nfrom sglang_bcg_fixes.cli.main import main\nraise SystemExit(main({list(arguments)!r}))"
     return processes.python("-c", program, environment=environ)
 
 
 def test_every_declaration_can_be_imported_without_torch() -> None:
-    program = f"{FORBID}\nfrom sglang_bcg_fixes import registry\nprint(len(registry.discover().fixes))"
+    program = f"{FORBID}\nfrom sglang_bcg_fixes.planning import registry\nprint(len(registry.discover().fixes))"
     done = processes.python("-c", program)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) == len(registry.discover().fixes) > 0
@@ -108,7 +109,7 @@ def test_doctor_without_sglang_says_so(tmp_path: pathlib.Path) -> None:
         import importlib.util
         find = importlib.util.find_spec
         importlib.util.find_spec = lambda name, *rest: None if name == "sglang" else find(name, *rest)
-        from sglang_bcg_fixes.cli import main
+        from sglang_bcg_fixes.cli.main import main
         raise SystemExit(main(["doctor"]))
     """
     done = processes.python("-c", processes.code(program))
@@ -132,9 +133,9 @@ def test_a_fetch_that_is_interrupted_leaves_no_half_wheel(
         (pathlib.Path(command[command.index("--dest") + 1]) / "sglang-0.5.15-cp311-cp311-x.whl").write_text("half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(release.subprocess, "run", interrupted)
+    monkeypatch.setattr(releases.subprocess, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        release.fetch("0.5.15", tmp_path)
+        releases.fetch("0.5.15", tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -270,7 +271,7 @@ def test_doctor_exits_1_where_sglang_would_not_load_the_plugin(tmp_path: pathlib
     ],
 )
 def test_doctor_sees_whether_sglang_will_load_the_plugin(environ: dict[str, str], words: str | None) -> None:
-    program = "from sglang_bcg_fixes.doctor import loading_problem; print(loading_problem())"
+    program = "from sglang_bcg_fixes.cli.doctor import loading_problem; print(loading_problem())"
     done = processes.python("-c", program, environment=environ)
     assert done.returncode == 0, done.stderr
     assert (words or "None") in done.stdout

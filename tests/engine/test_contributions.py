@@ -8,8 +8,8 @@ import subprocess
 
 import pytest
 
-from sglang_bcg_fixes import registry, well_formed
 from sglang_bcg_fixes.model import Fix, Kernel
+from sglang_bcg_fixes.planning import registry, well_formed
 from tests import processes
 from tests.engine import test_plugin
 from tests.engine.test_plugin import AFFECTED, EXTRA, OTHERS_OFF, load, with_kernel
@@ -107,7 +107,7 @@ def test_a_kernel_that_is_declared_wrongly_is_named_and_the_fixes_are_used(extra
 
 def test_what_is_right_is_used_and_its_package_known(extra) -> None:
     site = extra(text=with_kernel(), probe=AFFECTED)
-    code = "from sglang_bcg_fixes import registry; print(sorted(registry.discover().owners.items()))"
+    code = "from sglang_bcg_fixes.planning import registry; print(sorted(registry.discover().owners.items()))"
     done = processes.python("-c", code, paths=[processes.FAKE_SGLANG, site])
     assert done.stdout.strip() == "[('extra_fix', 'extra-fixes'), ('extra_op', 'extra-fixes')]", done.stderr
 

@@ -13,8 +13,8 @@ from types import ModuleType
 
 import pytest
 
-from sglang_bcg_fixes.probe import Folder, Source
 from sglang_bcg_fixes.source import forms
+from sglang_bcg_fixes.source.tree import Folder, Source
 from tests import processes, wheels
 from tests.mutated import rewritten
 

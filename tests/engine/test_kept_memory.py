@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_bcg_fixes.kept_memory import PoolMemory
+from sglang_bcg_fixes.anatomy.graph_pool import PoolMemory
 
 POOL, OTHER, ORDINARY = (0, 7), (0, 8), (0, 0)
 # two of the pool with a gap between them, and memory of others on both sides

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 from torch import nn
 
-from sglang_bcg_fixes import layer_stack
+from sglang_bcg_fixes.anatomy import layer_stack
 
 
 class Attention(nn.Module):

@@ -11,7 +11,8 @@ PRELUDE = """
 import sys
 from sglang.srt import target
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.patching import Ledger, PatchError
+from sglang_bcg_fixes.engine.ledger import Ledger
+from sglang_bcg_fixes.engine.slots import PatchError
 from tests.engine import bodies
 from tests.engine.bodies import fix, point
 
@@ -108,7 +109,7 @@ def test_a_fix_that_another_one_has_replaced_is_not_live() -> None:
 def test_a_fix_is_found_in_what_holds_it_and_not_by_its_mark() -> None:
     check("""
         import functools
-        from sglang_bcg_fixes.patching import fixes_in
+        from sglang_bcg_fixes.engine.wrappers import fixes_in
         assert fixes_in(target.function) == set() == fixes_in(None)
         ledger.apply(fix("one", point("function")))
         ledger.apply(fix("two", point("function", body="outer")))

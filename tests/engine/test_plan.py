@@ -5,10 +5,12 @@ import itertools
 
 import pytest
 
-from sglang_bcg_fixes import flags, plan, probe
-from sglang_bcg_fixes.model import Accepted, Action, Finding, Fix, Impl, Kernel, Rejected, Verdict
-from sglang_bcg_fixes.probe import Source
-from sglang_bcg_fixes.registry import Registry
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.model import Accepted, Action, Fix, Impl, Kernel, Rejected
+from sglang_bcg_fixes.planning import plan
+from sglang_bcg_fixes.planning.registry import Registry
+from sglang_bcg_fixes.source.finding import Finding, Verdict
+from sglang_bcg_fixes.source.tree import Source
 from tests.engine.bodies import KNOWN, fix, kernel, point
 
 
@@ -98,7 +100,7 @@ def test_a_probe_that_raises_is_unknown_and_takes_no_other_down() -> None:
 
     bad = dataclasses.replace(fix("bad", point("function")), probe=broken)
     assert actions(bad, fix_with("good", Verdict.AFFECTED)) == {"bad": Action.UNKNOWN, "good": Action.APPLY}
-    assert "ZeroDivisionError: by zero" in probe.ask(bad, Source(NoFiles())).reason
+    assert "ZeroDivisionError: by zero" in plan.ask(bad, Source(NoFiles())).reason
 
 
 def test_a_point_that_a_source_does_not_need_is_left_out() -> None:

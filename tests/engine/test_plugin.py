@@ -10,7 +10,7 @@ import subprocess
 
 import pytest
 
-from sglang_bcg_fixes import registry
+from sglang_bcg_fixes.planning import registry
 from tests import processes
 
 # the fake SGLang is too small for most fixes of this package to know it
@@ -27,8 +27,9 @@ OTHERS = [fix for fix in registry.discover().fixes if fix.patches and fix.id not
 OTHERS_OFF = {fix.flag: "off" for fix in OTHERS}
 REST = f"not needed {', '.join(NOT_NEEDED)}; off {', '.join(fix.id for fix in OTHERS)}; unknown none"
 EXTRA = """
-from sglang_bcg_fixes.hookspecs import hookimpl
-from sglang_bcg_fixes.model import Fix, Finding, How, PatchPoint, Verdict
+from sglang_bcg_fixes.api import hookimpl
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding, Verdict
 
 @hookimpl
 def bcg_fixes():
@@ -340,7 +341,10 @@ def test_a_kernel_whose_points_cannot_be_chosen_takes_no_other_along(extra, tmp_
 
 @pytest.mark.parametrize(
     "change",
-    ["plugin.registry.discover = lambda: None", "plugin.report.Report.line = lambda self: 1 / 0"],
+    [
+        "plugin.registry.discover = lambda: None",
+        "from sglang_bcg_fixes.process import report; report.Report.line = lambda self: 1 / 0",
+    ],
     ids=["before", "after"],
 )
 def test_a_failure_of_ours_is_not_left_to_sglang_to_swallow(extra, tmp_path: pathlib.Path, change: str) -> None:

@@ -7,9 +7,11 @@ import zipfile
 
 import pytest
 
-from sglang_bcg_fixes import release
-from sglang_bcg_fixes.model import Finding, Verdict
-from sglang_bcg_fixes.probe import Definition, Drifted, Folder, Source, Wheel, affected, ask
+from sglang_bcg_fixes.planning.plan import ask
+from sglang_bcg_fixes.source import releases
+from sglang_bcg_fixes.source.finding import Finding, Verdict
+from sglang_bcg_fixes.source.syntax import Definition, Drifted
+from sglang_bcg_fixes.source.tree import Folder, Source, Wheel, affected
 from tests.engine.bodies import fix
 
 TEXT = '''
@@ -163,12 +165,12 @@ def test_an_unread_form_is_unknown_whatever_it_looks_like(source: Source) -> Non
 def test_folders_that_a_user_may_name(source: Source, tmp_path: pathlib.Path) -> None:
     assert isinstance(source.files, Folder)
     for named in (tmp_path, tmp_path / "sglang"):
-        assert release.in_folder(named).has_module("sglang.srt.thing")
+        assert releases.in_folder(named).has_module("sglang.srt.thing")
     checkout = tmp_path / "checkout"
     checkout.mkdir()
     (checkout / "python").symlink_to(tmp_path)
-    assert release.in_folder(checkout).has_module("sglang.srt.thing")
-    with pytest.raises(release.ReleaseError, match="site-packages"):
-        release.in_folder(tmp_path / "sglang" / "srt")
-    with pytest.raises(release.ReleaseError, match="no such file"):
-        release.in_wheel(tmp_path / "gone.whl")
+    assert releases.in_folder(checkout).has_module("sglang.srt.thing")
+    with pytest.raises(releases.ReleaseError, match="site-packages"):
+        releases.in_folder(tmp_path / "sglang" / "srt")
+    with pytest.raises(releases.ReleaseError, match="no such file"):
+        releases.in_wheel(tmp_path / "gone.whl")

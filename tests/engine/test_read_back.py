@@ -352,9 +352,9 @@ def test_torch_s_compiler_traces_what_is_patched_and_counts_nothing(tmp_path: pa
     pytest.importorskip("torch")
     code = """
         import torch
-        from sglang_bcg_fixes import reached
+        from sglang_bcg_fixes.engine import call_counts
         from sglang_bcg_fixes.model import How
-        from sglang_bcg_fixes.patching import wrap
+        from sglang_bcg_fixes.engine.wrappers import wrap
         bodies = {
             How.BEFORE: lambda x: None,
             How.AFTER: lambda result, x: result,
@@ -362,16 +362,16 @@ def test_torch_s_compiler_traces_what_is_patched_and_counts_nothing(tmp_path: pa
             How.REPLACE: lambda x: x + 1,
         }
         for number, (how, body) in enumerate(bodies.items()):
-            place = reached.TALLY.number("a_fix", str(how))
+            place = call_counts.TALLY.number("a_fix", str(how))
             patched = wrap(lambda x: x + 1, how, body, place)
             compiled = torch.compile(lambda x: 2 * patched(x), backend="eager", fullgraph=True)
             assert compiled(torch.ones(2)).tolist() == [4.0, 4.0]
-            assert reached.TALLY.counts[place] == 0, how
+            assert call_counts.TALLY.counts[place] == 0, how
             patched(torch.ones(2))
             # a counter that is compiled into it would have it compiled again now, and fail
             with torch.compiler.set_stance("fail_on_recompile"):
                 assert compiled(torch.ones(2)).tolist() == [4.0, 4.0]
-            assert reached.TALLY.counts[place] == 1, how
+            assert call_counts.TALLY.counts[place] == 1, how
     """
     done = processes.python("-c", processes.code(code), timeout=180)
     assert done.returncode == 0, done.stderr

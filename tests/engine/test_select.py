@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from sglang_bcg_fixes import plan
-from sglang_bcg_fixes.kernels import select
+from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.model import Accepted, Impl, Rejected
+from sglang_bcg_fixes.planning import plan
 from tests.engine.bodies import KNOWN, kernel
 
 
@@ -25,9 +25,9 @@ def forms() -> Iterator[dict[str, types.ModuleType]]:
         del sys.modules[module.__name__]
 
 
-def selected(state: str = "auto") -> select.Selected:
+def selected(state: str = "auto") -> active.Selected:
     impls = [Impl(name, Accepted, f"forms_of_tests.{name}", True) for name in ("cuda", "triton")]
-    return select.Selected(plan.choose(kernel("metadata", *impls), state, KNOWN))
+    return active.Selected(plan.choose(kernel("metadata", *impls), state, KNOWN))
 
 
 def test_the_first_that_is_ready_runs_and_is_asked_once_for_each_device(forms) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from sglang_bcg_fixes import flags
-from sglang_bcg_fixes.selfcheck import batches, bookkeeping, judge, pools
+from sglang_bcg_fixes.process.selfcheck import batches, bookkeeping, judge, pools
 from tests import processes
 
 
@@ -164,7 +164,7 @@ parallel_state.get_tp_group = lambda: types.SimpleNamespace(world_size=2, cpu_gr
 packages = [types.ModuleType(name) for name in ("sglang", "sglang.srt", "sglang.srt.distributed")]
 packages[-1].parallel_state = parallel_state
 sys.modules |= {package.__name__: package for package in packages}
-from sglang_bcg_fixes.selfcheck import at_start
+from sglang_bcg_fixes.process.selfcheck import at_start
 
 class Check:
     def __init__(self, model_runner, any_rank):

@@ -15,9 +15,9 @@ CODE = """
 import json
 from sglang_on_cpu import stand_ins
 stand_ins.install()
-from sglang_bcg_fixes import graph_break
+from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.fixes.bcg_flag_not_restored import FIX
-from sglang_bcg_fixes.patching import Ledger
+from sglang_bcg_fixes.engine.ledger import Ledger
 
 def nested():
     context = graph_break.load("context")

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_bcg_fixes.engine.wrappers import wrap
 from sglang_bcg_fixes.fixes import draft_extend_cache_extent as extent
 from sglang_bcg_fixes.fixes import draft_extend_prefix_only as prefix_only
 from sglang_bcg_fixes.flags import read
-from sglang_bcg_fixes.model import Action, How, Verdict
-from sglang_bcg_fixes.patching import wrap
-from sglang_bcg_fixes.plan import decide
-from sglang_bcg_fixes.probe import Folder, Source, ask
+from sglang_bcg_fixes.model import Action, How
+from sglang_bcg_fixes.planning.plan import ask, decide
+from sglang_bcg_fixes.source.finding import Verdict
+from sglang_bcg_fixes.source.tree import Folder, Source
 from tests.mutated import rewritten
 
 Root = Callable[[str], pathlib.Path]

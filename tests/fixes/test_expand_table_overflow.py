@@ -17,7 +17,7 @@ stand_ins.install()
 import torch
 from sglang.srt.layers.attention import flashattention_backend as module
 from sglang_bcg_fixes.fixes.expand_table_overflow import FIX
-from sglang_bcg_fixes.patching import Ledger
+from sglang_bcg_fixes.engine.ledger import Ledger
 
 STEPS, TOPK, PAGE = 4, 2, 2
 # one request whose last page is full: the drafts of its branches have two pages each

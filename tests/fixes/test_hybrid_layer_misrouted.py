@@ -8,11 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
+from sglang_bcg_fixes.engine.ledger import modules_of
 from sglang_bcg_fixes.fixes import hybrid_layer_misrouted as fix
-from sglang_bcg_fixes.model import Verdict
-from sglang_bcg_fixes.patching import modules_of
-from sglang_bcg_fixes.plan import decide
-from sglang_bcg_fixes.probe import Folder, Source, ask
+from sglang_bcg_fixes.planning.plan import ask, decide
+from sglang_bcg_fixes.source.finding import Verdict
+from sglang_bcg_fixes.source.tree import Folder, Source
 from tests.mutated import rewritten
 from tests.wheels import RELEASES
 

@@ -8,11 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
+from sglang_bcg_fixes.engine.ledger import modules_of
 from sglang_bcg_fixes.fixes import layers_routed_by_id as fix
-from sglang_bcg_fixes.model import Action, Verdict
-from sglang_bcg_fixes.patching import modules_of
-from sglang_bcg_fixes.plan import decide, with_needed_points
-from sglang_bcg_fixes.probe import Folder, Source, ask
+from sglang_bcg_fixes.model import Action
+from sglang_bcg_fixes.planning.plan import ask, decide, with_needed_points
+from sglang_bcg_fixes.source.finding import Verdict
+from sglang_bcg_fixes.source.tree import Folder, Source
 from tests.mutated import rewritten
 from tests.wheels import RELEASES
 

@@ -10,10 +10,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from sglang_bcg_fixes import graph_break
+from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.fixes import linear_attention_captured as fix
-from sglang_bcg_fixes.model import Verdict
-from sglang_bcg_fixes.probe import Folder, Source, ask
+from sglang_bcg_fixes.planning.plan import ask
+from sglang_bcg_fixes.source.finding import Verdict
+from sglang_bcg_fixes.source.tree import Folder, Source
 from tests.mutated import rewritten
 from tests.wheels import RELEASES
 

@@ -18,7 +18,7 @@ from tests.fixes import small_deepseek
 from tests.fixes.small_deepseek import PROMPTS
 loaded = small_deepseek.load()
 from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry, AttnForwardMethod
-from sglang_bcg_fixes import graph_break
+from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.plugin import load
 
 ID = "mla_dispatch_unaware"

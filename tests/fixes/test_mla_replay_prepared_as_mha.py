@@ -17,7 +17,7 @@ import json, sys
 from sglang_on_cpu import graphs, one_batch, prefill
 from tests.fixes.small_deepseek import PROMPTS, load as load_model, planned_by_tensorrt
 loaded = load_model()
-from sglang_bcg_fixes import graph_break
+from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.plugin import load
 
 ID = "mla_replay_prepared_as_mha"

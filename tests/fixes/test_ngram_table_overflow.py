@@ -14,7 +14,7 @@ stand_ins.install()
 from sglang.srt.mem_cache.memory_pool import ReqToTokenPool
 from sglang.srt.model_executor.model_runner import ModelRunner
 from sglang_bcg_fixes.fixes.ngram_table_overflow import FIX
-from sglang_bcg_fixes.patching import Ledger
+from sglang_bcg_fixes.engine.ledger import Ledger
 
 REQUESTS, LENGTH = 3, 16
 pool = ReqToTokenPool(REQUESTS, LENGTH, "cpu", enable_memory_saver=False)

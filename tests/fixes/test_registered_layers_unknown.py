@@ -20,7 +20,7 @@ from sglang.srt.configs.model_config import ModelConfig
 from sglang.srt.layers.attention import attention_registry
 from sglang.srt.layers.attention.linear import utils
 from sglang_bcg_fixes.fixes.registered_layers_unknown import FIX
-from sglang_bcg_fixes.patching import Ledger
+from sglang_bcg_fixes.engine.ledger import Ledger
 
 class OfAnotherPackage(PretrainedConfig):
     full_attention_layer_ids = [1, 3]

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_bcg_fixes import layer_stack
+from sglang_bcg_fixes.anatomy import layer_stack
 from sglang_bcg_fixes.fixes import single_request_capture as fix
 from tests import processes
 
@@ -308,7 +308,7 @@ import json
 from types import SimpleNamespace
 from sglang_on_cpu import one_batch
 one_batch.import_sglang()
-from sglang_bcg_fixes import layer_stack
+from sglang_bcg_fixes.anatomy import layer_stack
 from sglang_bcg_fixes.fixes import single_request_capture as fix
 from tests.fixes.test_single_request_capture import Model, multimodal_batch_of
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_bcg_fixes import graph_break
+from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.fixes import ssm_mixer_captured as fix
-from sglang_bcg_fixes.model import Verdict
-from sglang_bcg_fixes.probe import Source, ask
+from sglang_bcg_fixes.planning.plan import ask
+from sglang_bcg_fixes.source.finding import Verdict
+from sglang_bcg_fixes.source.tree import Source
 from tests.mutated import rewritten
 
 LAYER = "sglang/srt/models/falcon_h1.py"

@@ -12,8 +12,9 @@ import pytest
 from torch import nn
 
 from sglang_bcg_fixes.fixes import stack_call_signature as fix
-from sglang_bcg_fixes.model import Verdict
-from sglang_bcg_fixes.probe import Folder, Source, ask
+from sglang_bcg_fixes.planning.plan import ask
+from sglang_bcg_fixes.source.finding import Verdict
+from sglang_bcg_fixes.source.tree import Folder, Source
 from tests.mutated import rewritten
 
 OLD_RUNNER = "sglang/srt/model_executor/breakable_cuda_graph_runner.py"

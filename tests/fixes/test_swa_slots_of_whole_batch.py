@@ -16,7 +16,7 @@ stand_ins.install()
 import torch
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from sglang_bcg_fixes.fixes.swa_slots_of_whole_batch import FIX
-from sglang_bcg_fixes.patching import Ledger
+from sglang_bcg_fixes.engine.ledger import Ledger
 
 pool = SWAKVPool(
     size=16, size_swa=16, page_size=1, dtype=torch.float32, head_num=1, head_dim=4, swa_attention_layer_ids=[0],

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from sglang_bcg_fixes import patching
+from sglang_bcg_fixes.engine import wrappers
 from sglang_bcg_fixes.fixes import unbroken_mixer_captured as fix
 
 # as SGLang's `eager_on_graph` makes them: known by the names of the function and of its file
@@ -28,7 +28,7 @@ class BrokenBackend(LinearBackend):
     def forward(self) -> None: ...
 
 
-setattr(BrokenBackend.forward, patching.MARK, "ssm_mixer_captured")
+setattr(BrokenBackend.forward, wrappers.MARK, "ssm_mixer_captured")
 
 
 def conv_states(pool: Any) -> Any:
@@ -197,7 +197,7 @@ def test_a_break_counts_for_nothing_beside_it() -> None:
 
 
 def test_another_fix_is_no_break(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BrokenBackend.forward, patching.MARK, "somebody_elses")
+    monkeypatch.setattr(BrokenBackend.forward, wrappers.MARK, "somebody_elses")
     assert unbroken(CallsTheBackend(), BrokenBackend()) == ["layers.0 (CallsTheBackend)"]
 
 

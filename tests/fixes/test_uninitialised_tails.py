@@ -25,7 +25,7 @@ CODE = """
 import hashlib, json, sys
 from sglang_on_cpu import one_batch, prefill
 one_batch.import_sglang(with_graphs=True)
-from sglang_bcg_fixes import graph_break
+from sglang_bcg_fixes.engine import graph_break
 context = graph_break.load("context")
 scope, inside_another = context.enable_breakable_cuda_graph, []
 

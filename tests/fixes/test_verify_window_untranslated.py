@@ -14,7 +14,7 @@ stand_ins.install()
 import torch
 from sglang.srt.layers.attention import flashattention_backend as module
 from sglang_bcg_fixes.fixes.verify_window_untranslated import FIX
-from sglang_bcg_fixes.patching import Ledger
+from sglang_bcg_fixes.engine.ledger import Ledger
 
 DRAFTS = 2
 

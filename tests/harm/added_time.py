@@ -16,7 +16,7 @@ from typing import Any
 
 from sglang_on_cpu import graphs, one_batch
 
-from sglang_bcg_fixes import graph_break, patching, reached
+from sglang_bcg_fixes.engine import call_counts, graph_break, wrappers
 from sglang_bcg_fixes.model import How
 
 STEPS, REPEATS = 5, 10
@@ -94,24 +94,24 @@ def throw(error: BaseException) -> None:
 
 def install(clock: Clock) -> None:
     """Have everything that the plugin applies from now on timed."""
-    wrap, around, rebuild = patching.wrap, graph_break.around, graph_break.rebuild
+    wrap, around, rebuild = wrappers.wrap, graph_break.around, graph_break.rebuild
 
-    def timed_wrap(original: Any, how: How, body: Any, number: int = reached.NO_PLACE) -> Any:
+    def timed_wrap(original: Any, how: How, body: Any, number: int = call_counts.NO_PLACE) -> Any:
         return wrap(clock.left_out(original), how, clock.timed(body, fix_of(number)), number)
 
     def timed_around(original: Any, body: Any, number: int) -> Any:
         return around(clock.left_out(original), clock.timed(body, fix_of(number)), number)
 
-    def timed_rebuild(original: Any, body: Any, number: int = reached.NO_PLACE) -> Any:
+    def timed_rebuild(original: Any, body: Any, number: int = call_counts.NO_PLACE) -> Any:
         rebuilt = rebuild(original, body, number)
         # a function that becomes a break is asked for each time whether a graph is being captured
         return rebuilt if graph_break.is_product(original) else clock.timed(rebuilt, fix_of(number))
 
-    patching.wrap, graph_break.around, graph_break.rebuild = timed_wrap, timed_around, timed_rebuild
+    wrappers.wrap, graph_break.around, graph_break.rebuild = timed_wrap, timed_around, timed_rebuild
 
 
 def fix_of(number: int) -> str:
-    return next(fix for fix, places in reached.TALLY.places.items() if number in places.values())
+    return next(fix for fix, places in call_counts.TALLY.places.items() if number in places.values())
 
 
 def per_call_beside_the_body() -> float:
@@ -127,14 +127,14 @@ def per_call_beside_the_body() -> float:
         return min(timeit.repeat(lambda: function(1, 2, 3, 4), number=number, repeat=7)) / number * 1e9
 
     clock = Clock()
-    watched = patching.wrap(clock.left_out(plain), How.AROUND, clock.timed(empty, "empty"))
+    watched = wrappers.wrap(clock.left_out(plain), How.AROUND, clock.timed(empty, "empty"))
     clock.is_running = True
     found = []
     for _ in range(200):
         clock.forget()
         watched(1, 2, 3, 4)
         found.append(clock.nanoseconds["empty"])
-    return fastest(patching.wrap(plain, How.AROUND, empty)) - fastest(plain) - min(found)
+    return fastest(wrappers.wrap(plain, How.AROUND, empty)) - fastest(plain) - min(found)
 
 
 def measure(loaded: one_batch.LoadedModel, clock: Clock, beside: float) -> dict[str, dict[str, list[float]]]:

@@ -11,7 +11,7 @@ import numpy
 import torch
 from sglang_on_cpu import one_batch, prefill
 
-from sglang_bcg_fixes import reached
+from sglang_bcg_fixes.engine import call_counts
 from tests.releases.kinds_of_request import Answered
 
 # the same one after each prompt, so that a rounding of the prefill's logits cannot choose another
@@ -66,4 +66,4 @@ class Forward:
 
 
 def by_fix() -> dict[str, int]:
-    return {fix: reached.TALLY.sum(fix) for fix in reached.TALLY.places}
+    return {fix: call_counts.TALLY.sum(fix) for fix in call_counts.TALLY.places}

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sglang_on_cpu import architectures
 
-from sglang_bcg_fixes import registry
+from sglang_bcg_fixes.planning import registry
 from tests import processes, wheels
 from tests.harm import exceptions, live, matrix, rules
 from tests.harm.matrix import OFF, PATCHED, STOCK

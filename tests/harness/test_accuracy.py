@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_bcg_fixes.release import in_folder
-from sglang_bcg_fixes.verify import servers
+from sglang_bcg_fixes.lab.verify import servers
+from sglang_bcg_fixes.source.releases import in_folder
 from tests import processes
 from tests.wheels import NEWEST
 

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from benchmarks import record
-from sglang_bcg_fixes import release
+from sglang_bcg_fixes.source import releases
 from tests import processes
 
 WRITES = "import os, sys; open(sys.argv[1], 'w').write(os.environ['CUDA_VISIBLE_DEVICES'])"
@@ -21,7 +21,7 @@ FAILS = "raise SystemExit('no such GPU')"
 @pytest.fixture(autouse=True)
 def two_gpus(monkeypatch: pytest.MonkeyPatch, release_root) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
-    monkeypatch.setattr(release, "installed", lambda: release.in_folder(release_root("0.5.12.post1")))
+    monkeypatch.setattr(releases, "installed", lambda: releases.in_folder(release_root("0.5.12.post1")))
     monkeypatch.setattr(record, "SECONDS_TO_END", 0.5)
     recordings = {"writes": WRITES, "writes_too": WRITES, "hangs": HANGS, "deaf": DEAF, "fails": FAILS}
     recordings = {name: record.Recording(("-c", body, "FILE")) for name, body in recordings.items()}

@@ -7,8 +7,8 @@ import functools
 import pytest
 
 from benchmarks import gdn_tuning
-from sglang_bcg_fixes.bench import gdn_layer
 from sglang_bcg_fixes.kernels.gdn_extend import triton
+from sglang_bcg_fixes.lab.bench import gdn_layer
 from tests.bench.cpu_device import Cpu, once
 
 SHAPE = gdn_layer.Shape(layers=1, key_heads=1, value_heads=2, head=32)

@@ -25,10 +25,10 @@ from typing import Any
 
 from sglang_on_cpu import graphs, one_batch, prefill
 
-from sglang_bcg_fixes.kernels import select
+from sglang_bcg_fixes.kernels import active
 
 Found = dict[str, Any]
-MODULE = "sglang_bcg_fixes.kernels.gdn_extend.installed"
+MODULE = "sglang_bcg_fixes.kernels.gdn_extend.adapter"
 GARBAGE = -(2**30)
 # with some of them a router that hesitates turns a rounding into another answer
 EVERY_EXPERT = {"num_experts_per_tok": 4}
@@ -162,7 +162,7 @@ class World:
                 table.fill_(GARBAGE)
 
     def left(self) -> dict[str, int]:
-        return dict(select._selected["gdn_extend"].left) if "gdn_extend" in select._selected else {}
+        return dict(active._selected["gdn_extend"].left) if "gdn_extend" in active._selected else {}
 
 
 def compared(one: Sequence[Found], other: Sequence[Found]) -> Found:

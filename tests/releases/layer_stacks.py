@@ -24,7 +24,7 @@ import torch
 from sglang_on_cpu import one_batch, prefill
 from torch.overrides import TorchFunctionMode
 
-from sglang_bcg_fixes import layer_stack
+from sglang_bcg_fixes.anatomy import layer_stack
 
 # the last method of each runner before anything is captured
 BEFORE_CAPTURE = {

@@ -19,7 +19,7 @@ BUCKETS = (2, 4, 8)
 
 
 def pools_of(model_runner: Any) -> list[Any]:
-    from sglang_bcg_fixes.selfcheck import bookkeeping
+    from sglang_bcg_fixes.process.selfcheck import bookkeeping
 
     roots = (model_runner.req_to_token_pool, model_runner.token_to_kv_pool_allocator, model_runner.token_to_kv_pool)
     return list(bookkeeping.reachable(roots))
@@ -67,14 +67,14 @@ def trace(loaded: Any, runner: Any) -> dict[str, str]:
 
 
 def graphs_replay() -> Any:
-    from sglang_bcg_fixes import graph_break
+    from sglang_bcg_fixes.engine import graph_break
 
     return graph_break.load("breakable_cuda_graph").BreakableCUDAGraph.replay
 
 
 def break_it(what: str | None, runner: Any, model_runner: Any) -> None:
     """Defects that no release has, as the check must not need to know what is wrong; and a check that leaves traces."""
-    from sglang_bcg_fixes.selfcheck import bookkeeping, pools
+    from sglang_bcg_fixes.process.selfcheck import bookkeeping, pools
 
     captured = prefill.captured_graphs(runner)
     if what == "earlier bucket":
@@ -137,7 +137,7 @@ def main() -> None:
     runner = prefill.capture_prefill(loaded.model_runner, BUCKETS)
 
     from sglang_bcg_fixes import plugin
-    from sglang_bcg_fixes.selfcheck import at_start, check
+    from sglang_bcg_fixes.process.selfcheck import at_start, check
 
     check.SECONDS = options.seconds
     break_it(options.broken, runner, loaded.model_runner)

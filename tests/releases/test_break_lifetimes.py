@@ -31,22 +31,22 @@ from benchmarks import break_lifetimes as ways
 ways.SIZES, ways.WIDTH = (16, 8, 4), 4
 ways.breakable()
 
-from sglang_bcg_fixes import kept_memory
+from sglang_bcg_fixes.anatomy import graph_pool
 def observe():
-    kept_memory._kept.clear()
+    graph_pool._kept.clear()
     found = {}
     for way in ways.WAYS:
         # a graph that has gone lets go of what it kept; these are counted while it is there
         most = 0
-        def counted(tensor, keep=kept_memory.keep_what_no_pool_keeps):
+        def counted(tensor, keep=graph_pool.keep_what_no_pool_keeps):
             nonlocal most
             keep(tensor)
-            most = max(most, sum(map(len, kept_memory._kept.values())))
-        keep, kept_memory.keep_what_no_pool_keeps = kept_memory.keep_what_no_pool_keeps, counted
+            most = max(most, sum(map(len, graph_pool._kept.values())))
+        keep, graph_pool.keep_what_no_pool_keeps = graph_pool.keep_what_no_pool_keeps, counted
         try:
             found[way] = [ways.observe(way, "cpu").partition(",")[0], most]
         finally:
-            kept_memory.keep_what_no_pool_keeps = keep
+            graph_pool.keep_what_no_pool_keeps = keep
     return found
 
 def observe_without_a_pool():
@@ -73,9 +73,9 @@ applied = process.report.ids("applied")
 fixed, without_a_pool = observe(), observe_without_a_pool()
 unlike = {}
 for name, answer in {"everything is the pool's": True, "nothing is the pool's": False}.items():
-    holds, kept_memory.PoolMemory.holds = kept_memory.PoolMemory.holds, lambda self, address: answer
+    holds, graph_pool.PoolMemory.holds = graph_pool.PoolMemory.holds, lambda self, address: answer
     unlike[name] = observe()
-    kept_memory.PoolMemory.holds = holds
+    graph_pool.PoolMemory.holds = holds
 read_back = {fix: process.ledger.read_back(fix) for fix in applied}
 for fix in reversed(applied):
     process.ledger.undo(fix)

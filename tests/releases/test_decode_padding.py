@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sglang_bcg_fixes.probe import Folder, Source
+from sglang_bcg_fixes.source.tree import Folder, Source
 from tests import processes
 
 Root = Callable[[str], pathlib.Path]

@@ -148,7 +148,8 @@ def whole_lengths_compared(requests: Any, release: str) -> Found:
 
 
 def observe(model: str, release: str) -> Found:
-    from sglang_bcg_fixes import plan, plugin
+    from sglang_bcg_fixes import plugin
+    from sglang_bcg_fixes.planning import plan
 
     requests, process = draft_extend.load(model), plugin.load()
     decisions = {decision.id: decision for decision in process.plan.decisions}
@@ -172,7 +173,8 @@ def observe(model: str, release: str) -> Found:
 
 
 def observe_mutants(model: str, release: str) -> Found:
-    from sglang_bcg_fixes import plan, plugin
+    from sglang_bcg_fixes import plugin
+    from sglang_bcg_fixes.planning import plan
 
     requests, process = draft_extend.load(model), plugin.load()
     decisions = {decision.id: decision for decision in process.plan.decisions}
@@ -199,7 +201,7 @@ def observe_mutants(model: str, release: str) -> Found:
 
 def changed() -> list[str]:
     """What carries the mark of one of the two fixes in the classes that they could change."""
-    from sglang_bcg_fixes.patching import MARK
+    from sglang_bcg_fixes.engine.wrappers import MARK
 
     modules = [importlib.import_module(name) for name in CHANGEABLE]
     kinds = [kind for module in modules for kind in vars(module).values() if isinstance(kind, type)]

@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from sglang_bcg_fixes import flags, plan, probe, registry
-from sglang_bcg_fixes.kernels.fa_metadata.kernel import KERNEL, MODULE
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.kernels.fa_metadata.declaration import KERNEL, MODULE
 from sglang_bcg_fixes.model import Accepted, Rejected
+from sglang_bcg_fixes.planning import plan, registry
+from sglang_bcg_fixes.source import tree
 from tests import processes
 
 Root = Callable[[str], pathlib.Path]
@@ -27,7 +29,7 @@ RELEASES = (
     *("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.23"),
 )
 MUTATED = "0.5.12.post1"
-INSTALLED = "sglang_bcg_fixes.kernels.fa_metadata.installed"
+INSTALLED = "sglang_bcg_fixes.kernels.fa_metadata.adapter"
 # the first release whose eager step can do without lengths on the host
 BLIND = "0.5.16"
 
@@ -160,11 +162,11 @@ def compared(world: Any, steps: list[Any], stock: Found) -> Found:
 
 def reasons() -> list[str]:
     """Why batches were left to SGLang since this was asked."""
-    from sglang_bcg_fixes.kernels import select
+    from sglang_bcg_fixes.kernels import active
 
-    if KERNEL.op not in select._selected:
+    if KERNEL.op not in active._selected:
         return []
-    counted = select.selected(KERNEL.op).left
+    counted = active.selected(KERNEL.op).left
     found = list(counted)
     counted.clear()
     return found
@@ -189,7 +191,7 @@ def chunks_in_pages(world: Any) -> Iterator[tuple[str, Callable[[], Any], Any]]:
 
 def odd_steps(world: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     """What SGLang has to prepare by itself, each with the reason that is to be given."""
-    from sglang_bcg_fixes.bench.flash_backend import Backend
+    from sglang_bcg_fixes.lab.bench.flash_backend import Backend
     from tests.releases import flash_steps
 
     decode = flash_steps.Step("decode", "DECODE", graph=False, page_size=1)
@@ -275,7 +277,7 @@ def test_a_mutant_differs(mutant: str, release_root: Root) -> None:
     assert run("observe_mutants", release_root(MUTATED))[mutant]
 
 
-class Changed(probe.Folder):
+class Changed(tree.Folder):
     """A release with one more statement in a method that would be changed."""
 
     def read(self, path: str) -> str | None:
@@ -287,16 +289,16 @@ class Changed(probe.Folder):
         return text
 
 
-def choice(files: probe.Files, **environ: str) -> plan.Choice:
+def choice(files: tree.Files, **environ: str) -> plan.Choice:
     known = registry.discover()
-    made = plan.make(known, flags.read(known.fixes, known.kernels, environ), probe.Source(files))
+    made = plan.make(known, flags.read(known.fixes, known.kernels, environ), tree.Source(files))
     return next(each for each in made.kernels if each.op == KERNEL.op)
 
 
 def test_a_source_that_nobody_has_read_keeps_its_own(release_root: Root) -> None:
     root = release_root(RELEASES[-1])
     named = {KERNEL.flag: "triton"}
-    assert choice(probe.Folder(root), **named).impl
+    assert choice(tree.Folder(root), **named).impl
     drifted = choice(Changed(root), **named)
     assert drifted.impl is None
     assert "init_forward_metadata" in drifted.why and "has not been read yet" in drifted.why
@@ -304,12 +306,12 @@ def test_a_source_that_nobody_has_read_keeps_its_own(release_root: Root) -> None
 
 
 def test_auto_takes_cuda_or_else_triton(release_root: Root) -> None:
-    files = probe.Folder(release_root(RELEASES[-1]))
-    source = probe.Source(files)
+    files = tree.Folder(release_root(RELEASES[-1]))
+    source = tree.Source(files)
     for answer, name in ((Accepted(), "cuda"), (Rejected("no driver"), "triton")):
         impls = [dataclasses.replace(impl, accepts=lambda answer=answer: answer) for impl in KERNEL.impls[:1]]
         kernel = dataclasses.replace(KERNEL, impls=(*impls, *KERNEL.impls[1:]))
-        auto = plan.choose(kernel, "auto", probe.ask(KERNEL, source))
+        auto = plan.choose(kernel, "auto", plan.ask(KERNEL, source))
         assert auto.impl and auto.impl.name == name
         assert "for tests" in auto.rejected["reference"]
     assert auto.rejected["cuda"] == "no driver"

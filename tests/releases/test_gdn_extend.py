@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from sglang_bcg_fixes import flags, plan, probe, registry
-from sglang_bcg_fixes.kernels import select
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.cuda import driver
-from sglang_bcg_fixes.kernels.gdn_extend import installed
-from sglang_bcg_fixes.kernels.gdn_extend.kernel import KERNEL, NOT_MEASURED
+from sglang_bcg_fixes.kernels.gdn_extend import adapter
+from sglang_bcg_fixes.kernels.gdn_extend.declaration import KERNEL, NOT_MEASURED
+from sglang_bcg_fixes.planning import plan, registry
+from sglang_bcg_fixes.source import tree
 from tests import processes, wheels
 from tests.releases import gdn_prefill
 from tests.wheels import NEWEST, since
@@ -170,16 +172,16 @@ def test_mutants_are_noticed(run: Callable[..., Found]) -> None:
 )
 def test_configurations_that_are_refused(option: str, value: Any, reason: str) -> None:
     arguments = types.SimpleNamespace(**{"pp_size": 1, option: value})
-    assert installed.refused_options(arguments) == [reason]
+    assert adapter.refused_options(arguments) == [reason]
 
 
 def test_sizes_are_those_that_options_come_to() -> None:
     arguments, parallel = types.SimpleNamespace(pp_size=1), types.SimpleNamespace(attn_cp_size=2, attn_dp_size=4)
-    assert installed.refused_options(arguments, parallel) == ["DP attention", "context parallelism"]
+    assert adapter.refused_options(arguments, parallel) == ["DP attention", "context parallelism"]
 
 
 def test_a_plain_configuration_is_not_refused() -> None:
-    assert installed.refused_options(types.SimpleNamespace(pp_size=1, enable_dp_attention=False)) == []
+    assert adapter.refused_options(types.SimpleNamespace(pp_size=1, enable_dp_attention=False)) == []
 
 
 def batch(**changed: Any) -> Any:
@@ -193,8 +195,8 @@ def batch(**changed: Any) -> Any:
     return types.SimpleNamespace(**{**plain, **changed})
 
 
-def served(tracking: bool = False) -> installed.Served:
-    found = installed.Served.__new__(installed.Served)
+def served(tracking: bool = False) -> adapter.Served:
+    found = adapter.Served.__new__(adapter.Served)
     found.tables = types.SimpleNamespace(max_sequences=2)
     found.tracking, found.pool = tracking, types.SimpleNamespace(layer_transfer_counter=None)
     return found
@@ -217,14 +219,14 @@ def served(tracking: bool = False) -> installed.Served:
     ],
 )
 def test_batches_that_are_refused(changed: Found, reason: str) -> None:
-    with pytest.raises(installed.Unserved, match=reason):
+    with pytest.raises(adapter.Unserved, match=reason):
         served().refuse(batch(**changed))
 
 
 @pytest.mark.parametrize("interpreted", [False, True])
 def test_forms_that_run_without_a_gpu(interpreted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installed, "is_interpreted", lambda: interpreted)
-    forms = [impl.name for impl in KERNEL.impls if installed.runs_on_the_host(impl.name)]
+    monkeypatch.setattr(adapter, "is_interpreted", lambda: interpreted)
+    forms = [impl.name for impl in KERNEL.impls if adapter.runs_on_the_host(impl.name)]
     assert forms == ["triton"] * interpreted + ["reference"]
 
 
@@ -254,19 +256,19 @@ def test_batches_that_are_served() -> None:
 
 
 def test_checkpoints_of_other_rows_are_refused() -> None:
-    with pytest.raises(installed.Unserved, match="other checkpoints than requests"):
+    with pytest.raises(adapter.Unserved, match="other checkpoints than requests"):
         served(tracking=True).refuse(batch(mamba_track_mask=[True]))
 
 
 def test_the_source_is_known(release_root: Root) -> None:
     for release in wheels.RELEASES:
-        source = probe.Source(probe.Folder(release_root(release)))
-        assert probe.ask(KERNEL, source).verdict.value == "affected", release
+        source = tree.Source(tree.Folder(release_root(release)))
+        assert plan.ask(KERNEL, source).verdict.value == "affected", release
 
 
 def chosen(root: pathlib.Path) -> plan.Choice:
     found = registry.discover()
-    made = plan.make(found, flags.read(found.fixes, found.kernels, {}), probe.Source(probe.Folder(root)))
+    made = plan.make(found, flags.read(found.fixes, found.kernels, {}), tree.Source(tree.Folder(root)))
     (choice,) = (choice for choice in made.kernels if choice.op == KERNEL.op)
     return choice
 
@@ -291,16 +293,16 @@ def test_auto_is_cuda_where_there_is_a_driver(release_root: Root, monkeypatch: p
 @pytest.mark.parametrize("required", [False, True], ids=["auto", "by name"])
 def test_a_device_that_cannot_run_it(required: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[str] = []
-    monkeypatch.setattr(select, "selected", lambda op: types.SimpleNamespace(required=required, leave=left.append))
-    monkeypatch.setattr(installed, "makes_breakable_graphs", lambda runner: True)
+    monkeypatch.setattr(active, "selected", lambda op: types.SimpleNamespace(required=required, leave=left.append))
+    monkeypatch.setattr(adapter, "makes_breakable_graphs", lambda runner: True)
 
     def cannot(runner: object) -> None:
-        raise select.CannotRun("gdn_extend", "cuda", "it is an sm_80")
+        raise active.CannotRun("gdn_extend", "cuda", "it is an sm_80")
 
-    monkeypatch.setattr(installed, "Served", cannot)
+    monkeypatch.setattr(adapter, "Served", cannot)
     if required:
         with pytest.raises(RuntimeError, match="Set SGLANG_BCG_KERNEL_GDN_EXTEND=off to serve without it"):
-            installed.begin(None)
+            adapter.begin(None)
     else:
-        assert installed.begin(None) is None
+        assert adapter.begin(None) is None
     assert left == ([] if required else ["cuda cannot run on this device: it is an sm_80"])

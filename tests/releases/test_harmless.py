@@ -1,4 +1,4 @@
-"""What `sglang_bcg_fixes/harmless.py` says of real releases."""
+"""What `sglang_bcg_fixes/cli/harmless.py` says of real releases."""
 
 from __future__ import annotations
 

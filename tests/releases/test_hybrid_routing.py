@@ -9,8 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from sglang_bcg_fixes.fixes import hybrid_layer_misrouted, layers_routed_by_id
-from sglang_bcg_fixes.model import Fix, Verdict
-from sglang_bcg_fixes.probe import Source, ask
+from sglang_bcg_fixes.model import Fix
+from sglang_bcg_fixes.planning.plan import ask
+from sglang_bcg_fixes.source.finding import Verdict
+from sglang_bcg_fixes.source.tree import Source
 from tests import processes
 from tests.mutated import rewritten
 from tests.wheels import NEWEST, RELEASES

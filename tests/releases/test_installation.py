@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sglang_bcg_fixes.installation import check_all, release
-from sglang_bcg_fixes.probe import Folder, Source
+from sglang_bcg_fixes.cli.pip_faults import check_all, release
+from sglang_bcg_fixes.source.tree import Folder, Source
 from tests.wheels import RELEASES
 
 Root = Callable[[str], pathlib.Path]

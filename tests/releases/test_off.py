@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
-from sglang_bcg_fixes import read_back, registry, release
-from sglang_bcg_fixes.patching import modules_of
-from sglang_bcg_fixes.selfcheck import at_start, canary
+from sglang_bcg_fixes.engine.ledger import modules_of
+from sglang_bcg_fixes.planning import registry
+from sglang_bcg_fixes.process import watch
+from sglang_bcg_fixes.process.selfcheck import at_start, canary
+from sglang_bcg_fixes.source import releases
 from tests import processes, wheels
 
 Seen = Callable[..., dict[str, Any]]
@@ -23,8 +25,8 @@ MOST = 0.8
 
 def touched(root: pathlib.Path) -> list[str]:
     """Every module of this release that the plugin may change, whatever its flags say."""
-    source, known = release.in_folder(root), registry.discover()
-    hooks = [*read_back.watches(source), *read_back.watches_of_refusals(source)]
+    source, known = releases.in_folder(root), registry.discover()
+    hooks = [*watch.watches(source), *watch.watches_of_refusals(source)]
     hooks += [*at_start.hooks(source), *canary.hooks(source)]
     names = [name for each in (*known.fixes, *known.kernels, *hooks) for name in modules_of(each)]
     names += [name for kernel in known.kernels for name in kernel.awaits]

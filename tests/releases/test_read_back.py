@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from sglang_bcg_fixes import read_back, runners
-from sglang_bcg_fixes.probe import Folder, Source
+from sglang_bcg_fixes.anatomy import runners
+from sglang_bcg_fixes.process import watch
+from sglang_bcg_fixes.source.tree import Folder, Source
 from tests import processes
 from tests.wheels import NEWEST, RELEASES
 
@@ -19,7 +20,9 @@ one_batch.import_sglang(with_graphs=True)
 one_batch.load_plugins()
 loaded = one_batch.load("qwen3next")
 one_batch.randomize(loaded.model_runner.model)
-from sglang_bcg_fixes import flags, plugin, report, status
+from sglang_bcg_fixes import flags, plugin
+from sglang_bcg_fixes.process import report
+from sglang_bcg_fixes.cli import status
 process = plugin.load()
 assert process.report.read_back is None
 runner = prefill.capture_prefill(loaded.model_runner)
@@ -44,11 +47,11 @@ def test_every_release_has_the_places_that_are_watched(
     release: str, release_root: Callable[[str], pathlib.Path]
 ) -> None:
     source = Source(Folder(release_root(release)))
-    places = [place for hook in read_back.watches(source) for point in hook.patches for place in point.where]
+    places = [place for hook in watch.watches(source) for point in hook.patches for place in point.where]
     assert len(places) == len(runners.BY_PHASE) + 1
     assert [place for place in places if source.find(place) is None] == []
     [question] = [
-        place for hook in read_back.watches_of_refusals(source) for point in hook.patches for place in point.where
+        place for hook in watch.watches_of_refusals(source) for point in hook.patches for place in point.where
     ]
     assert source.find(question) is not None
 

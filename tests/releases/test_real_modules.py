@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sglang_bcg_fixes import registry
 from sglang_bcg_fixes.fixes.linear_attention_captured import FIX
+from sglang_bcg_fixes.planning import registry
 from tests import processes
 from tests.wheels import RELEASES
 
@@ -27,7 +27,7 @@ from sglang_on_cpu import stand_ins
 stand_ins.install()
 import {MODULE}, sglang.srt.layers.radix_attention
 from sglang.srt.plugins import load_plugins
-from sglang_bcg_fixes import graph_break
+from sglang_bcg_fixes.engine import graph_break
 graph_break.load("breakable_cuda_graph"), graph_break.load("context")
 
 # the plugin framework notes that it has run

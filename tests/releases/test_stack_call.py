@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from sglang_bcg_fixes import patching
+from sglang_bcg_fixes.engine import wrappers
 from sglang_bcg_fixes.fixes import mamba_tracking_dropped
 from sglang_bcg_fixes.fixes import stack_call_signature as fix
 from sglang_bcg_fixes.model import How
-from sglang_bcg_fixes.probe import Folder, Source, ask
+from sglang_bcg_fixes.planning.plan import ask
+from sglang_bcg_fixes.source.tree import Folder, Source
 from tests.wheels import RELEASES
 
 Root = Callable[[str], pathlib.Path]
@@ -255,7 +256,7 @@ def test_what_would_lose_its_checkpoints_is_captured_where_such_batches_are_refu
         return True
 
     for fix_id in (mamba_tracking_dropped.FIX.id, *(["another_fix"] if others_after else [])):
-        gate = patching.rebuild("a:gate", gate, How.AROUND, mamba_tracking_dropped.can_run, fix_id)
+        gate = wrappers.rebuild("a:gate", gate, How.AROUND, mamba_tracking_dropped.can_run, fix_id)
     sent = batch()
     place = "nemotron_h:NemotronHModel"
     assert is_right(stacks.call(place, sent, gate=gate, extra_buffer=True), sent)

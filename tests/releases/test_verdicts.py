@@ -16,10 +16,12 @@ from collections.abc import Callable
 
 import pytest
 
-from sglang_bcg_fixes.model import SECTIONS, Fix, Verdict
-from sglang_bcg_fixes.probe import Folder, Source, ask
-from sglang_bcg_fixes.registry import declared_in, fix_modules, kernel_modules
+from sglang_bcg_fixes.model import SECTIONS, Fix
+from sglang_bcg_fixes.planning.plan import ask
+from sglang_bcg_fixes.planning.registry import declared_in, fix_modules, kernel_modules
 from sglang_bcg_fixes.source import forms
+from sglang_bcg_fixes.source.finding import Verdict
+from sglang_bcg_fixes.source.tree import Folder, Source
 from tests import processes, wheels
 from tests.mutated import Mutated
 from tests.wheels import RELEASES
@@ -97,7 +99,7 @@ def test_the_forms_are_those_that_are_read_and_no_others(release_root: Root) -> 
 
 def test_probes_import_neither_torch_nor_sglang() -> None:
     code = (
-        "import sys; from sglang_bcg_fixes import registry; registry.discover(); "
+        "import sys; from sglang_bcg_fixes.planning import registry; registry.discover(); "
         "print([name for name in sys.modules if name.partition('.')[0] in ('torch', 'sglang')])"
     )
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

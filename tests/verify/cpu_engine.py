@@ -1,6 +1,6 @@
 """A server of `verify` without a GPU: one batch at a time through the real ModelRunner, prefill graphs on a tape.
 
-It stands in the place of sglang_bcg_fixes.verify.server and reads the same job, whose buckets it captures.
+It stands in the place of sglang_bcg_fixes.lab.verify.server and reads the same job, whose buckets it captures.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang_on_cpu import one_batch, prefill
 
-from sglang_bcg_fixes.verify import server
+from sglang_bcg_fixes.lab.verify import server
 
 
 def main(arguments: list[str]) -> None:

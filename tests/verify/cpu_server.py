@@ -1,4 +1,4 @@
-"""sglang_bcg_fixes.verify.server where there is no GPU.
+"""sglang_bcg_fixes.lab.verify.server where there is no GPU.
 
 SGLang spawns its processes, and a spawned python process imports the main module of its parent: so the stand-ins are in
 every process before sglang is imported there.
@@ -10,7 +10,7 @@ import sys
 
 from sglang_on_cpu import stand_ins
 
-from sglang_bcg_fixes.verify import server
+from sglang_bcg_fixes.lab.verify import server
 
 stand_ins.install()
 

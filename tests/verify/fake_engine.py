@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from sglang_bcg_fixes.verify import server
+from sglang_bcg_fixes.lab.verify import server
 
 
 def arm() -> str:

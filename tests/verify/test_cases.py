@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from sglang_bcg_fixes import registry
-from sglang_bcg_fixes.probe import Folder, Source
-from sglang_bcg_fixes.verify import cases, models
-from sglang_bcg_fixes.verify.cases import BUCKETS, CASES, FEW_BUCKETS, Case
+from sglang_bcg_fixes.lab.verify import cases, models
+from sglang_bcg_fixes.lab.verify.cases import BUCKETS, CASES, FEW_BUCKETS, Case
+from sglang_bcg_fixes.planning import registry
+from sglang_bcg_fixes.source.tree import Folder, Source
 from tests.wheels import NEWEST, RELEASES
 
 FIXES = {fix.id: fix for fix in registry.discover().fixes}

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from sglang_bcg_fixes import cli
+from sglang_bcg_fixes.cli import main
 from sglang_bcg_fixes.fixes import linear_attention_captured as watched
-from sglang_bcg_fixes.verify import cases, command, environment, servers
+from sglang_bcg_fixes.lab.verify import cases, command, environment, servers
 from tests import processes
 
 RELEASE = "0.5.12.post1"
@@ -59,7 +59,7 @@ def verify(here: dict[str, object], tmp_path: pathlib.Path, monkeypatch: pytest.
     def verify(*words: str, misbehaviour: str = "") -> int:
         monkeypatch.setenv("MISBEHAVIOUR", misbehaviour)
         words = words if "--case" in words else ("--case", "a_case", *words)
-        return cli.main(["verify", "--json", str(tmp_path / "found.json"), "--jobs", "5", *words])
+        return main.main(["verify", "--json", str(tmp_path / "found.json"), "--jobs", "5", *words])
 
     return verify
 
@@ -279,7 +279,7 @@ def test_what_the_check_of_a_server_said_is_told_beside_its_answers(
 def test_a_fix_alone_is_the_only_one_that_is_on(here: dict, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(environment, "look", lambda python: here)
-    assert cli.main(["verify", "--plan", "--fix", "linear_attention_captured", "--arms", "alone"]) == 0
+    assert main.main(["verify", "--plan", "--fix", "linear_attention_captured", "--arms", "alone"]) == 0
     printed = capsys.readouterr().out
     headers = [line.split(":")[0] for line in printed.splitlines() if "/alone-" in line and line[:2] == "# "]
     shown_by = ("qwen3_next_prefill_graph", "qwen3_5_prefill_graph")
@@ -287,7 +287,7 @@ def test_a_fix_alone_is_the_only_one_that_is_on(here: dict, monkeypatch: pytest.
     alone = "SGLANG_PLUGINS=bcg_fixes SGLANG_BCG_FIXES=off SGLANG_BCG_FIX_LINEAR_ATTENTION_CAPTURED=on "
     assert printed.count(alone) == len(shown_by) and "python -m sglang.launch_server --model-path" in printed
     # without a fix named, each that a case shows
-    assert cli.main(["verify", "--plan", "--arms", "alone"]) == 0
+    assert main.main(["verify", "--plan", "--arms", "alone"]) == 0
     every = [line.split(":")[0].partition("/")[2] for line in capsys.readouterr().out.splitlines() if line[:2] == "# "]
     assert len({name for name in every if name.startswith("alone-")}) >= 5
     assert not [name for name in every if name.startswith(("patched", "stock"))]
@@ -314,7 +314,7 @@ def test_what_cannot_be_run_is_said_with_what_to_do(
     here: dict, change: dict, words: list[str], said: str, capsys: pytest.CaptureFixture
 ) -> None:
     here.update(change)
-    assert cli.main(["verify", *words]) == 2
+    assert main.main(["verify", *words]) == 2
     assert said in capsys.readouterr().err
 
 
@@ -335,14 +335,14 @@ def test_an_end_from_outside_ends_the_servers_and_leaves_no_files(
     program = processes.code(
         f"""
         import sys
-        from sglang_bcg_fixes import cli
-        from sglang_bcg_fixes.verify import cases, command, environment
+        from sglang_bcg_fixes.cli import main
+        from sglang_bcg_fixes.lab.verify import cases, command, environment
         from tests.verify.test_command import CASE
         environment.look = lambda python: {here!r}
         cases.CASES = (CASE,)
         command.make_models = lambda *_: None
         command.ENGINE = "tests.verify.fake_engine"
-        sys.exit(cli.main(["verify", "--quick", "--arms", "stock,patched", "--jobs", "3"]))
+        sys.exit(main.main(["verify", "--quick", "--arms", "stock,patched", "--jobs", "3"]))
         """
     )
     own = {"TMPDIR": str(tmp_path), "PYTHONPATH": str(processes.REPOSITORY), "MISBEHAVIOUR": misbehaviour}

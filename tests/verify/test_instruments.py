@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sglang_bcg_fixes.probe import Folder, Source
-from sglang_bcg_fixes.verify import cases, command, instruments
+from sglang_bcg_fixes.lab.verify import cases, command, instruments
+from sglang_bcg_fixes.source.tree import Folder, Source
 from tests import processes
 from tests.wheels import RELEASES
 
@@ -25,8 +25,9 @@ stand_ins.install()
 from sglang.srt.plugins import load_plugins
 load_plugins()
 from sglang_bcg_fixes import plugin
-from sglang_bcg_fixes.patching import MARK, core, locate
-from sglang_bcg_fixes.verify import instruments
+from sglang_bcg_fixes.engine.wrappers import MARK
+from sglang_bcg_fixes.engine.slots import core, locate
+from sglang_bcg_fixes.lab.verify import instruments
 import sglang.srt.managers.scheduler, sglang.srt.speculative.eagle_worker_v2
 import sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sglang_bcg_fixes.verify import models
+from sglang_bcg_fixes.lab.verify import models
 from tests import processes
 from tests.wheels import NEWEST
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from sglang_bcg_fixes import cli
-from sglang_bcg_fixes.verify import cases, command, compare, environment, models, servers
+from sglang_bcg_fixes.cli import main
+from sglang_bcg_fixes.lab.verify import cases, command, compare, environment, models, servers
 from tests import processes
 from tests.wheels import NEWEST
 
@@ -53,7 +53,7 @@ def test_real_runners_replay_and_refuse(
     monkeypatch.setattr(command, "has_unexplained_difference", lambda *_: True)
     file = tmp_path / "found.json"
     words = ["verify", "--case", "tiny", "--quick", "--arms", arms, "--jobs", "1", "--json", str(file)]
-    status = cli.main(words)
+    status = main.main(words)
     printed = capsys.readouterr().out
     found = {row["arm"]: row for row in json.loads(file.read_text())["servers"]}
     prefills = {arm: row["counts"]["prefill"] for arm, row in found.items()}

@@ -8,7 +8,7 @@ import pathlib
 import pytest
 
 from benchmarks import selfcheck_starts
-from sglang_bcg_fixes import release
+from sglang_bcg_fixes.source import releases
 from tests.verify.test_command import RELEASE, here, verify
 
 __all__ = ["here", "verify"]
@@ -24,7 +24,7 @@ def test_a_start_with_fixes_that_is_not_right_is_red(
     said: str,
     status: int,
 ) -> None:
-    monkeypatch.setattr(release, "installed", lambda: release.in_folder(release_root(RELEASE)))
+    monkeypatch.setattr(releases, "installed", lambda: releases.in_folder(release_root(RELEASE)))
     monkeypatch.setenv("PATCHED_SAYS", said)
     file = tmp_path / "found.json"
     assert selfcheck_starts.main(["--starts", "3", "--jobs", "4", "--json", str(file)]) == status

@@ -1,0 +1,1 @@
+"""`bcg-fixes`: commands for people; no server imports them."""

@@ -1,0 +1,166 @@
+"""The examination of one SGLang's source, without importing it and without a GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+from typing import Any
+
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.cli import pip_faults
+from sglang_bcg_fixes.cli.harmless import HARMLESS
+from sglang_bcg_fixes.model import Action, Decision, Fix, Mitigation
+from sglang_bcg_fixes.planning import plan
+from sglang_bcg_fixes.planning.registry import Registry
+from sglang_bcg_fixes.process import report_folders
+from sglang_bcg_fixes.source.finding import Verdict
+from sglang_bcg_fixes.source.tree import Source
+
+ENTRY_POINT = "bcg_fixes"
+PLUGIN_GROUP = "sglang.srt.plugins"
+
+WOULD = {
+    Action.APPLY: "the fix would be applied",
+    Action.NOT_NEEDED: "nothing to do",
+    Action.OFF: "the fix is switched off",
+    Action.UNKNOWN: "nothing would be changed: the source is not one we know",
+    Action.NO_FIX: "watched for; this version has no fix",
+    Action.BLOCKED: "the fix would be held back",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Examination:
+    """Everything that doctor says, ready to be printed or dumped."""
+
+    source: Source
+    plan: plan.Plan
+    faults: list[tuple[pip_faults.InstallationFault, str]]
+    loading: str | None
+    running: str | None = None
+    look_alikes: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def wanted_but_missing(self) -> list[Decision]:
+        """Fixes that are switched on and that this source would not get."""
+        lacking = (Action.UNKNOWN, Action.BLOCKED)
+        return [d for d in self.plan.decisions if d.action in lacking and d.fix.patches]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "sglang": self.source.version,
+            "plan": self.plan.digest,
+            "loading": self.loading,
+            "running": self.running,
+            "look_alikes": list(self.look_alikes),
+            "problems": list(self.problems),
+            "installation": [
+                {"id": fault.id, "title": fault.title, "reason": reason, "remedy": fault.remedy}
+                for fault, reason in self.faults
+            ],
+            "defects": [
+                {
+                    **decision.as_dict(),
+                    "title": decision.fix.title,
+                    "flag": decision.fix.flag if decision.fix.patches else None,
+                    "mitigation": dataclasses.asdict(way) if (way := mitigation(decision.fix, self.source)) else None,
+                }
+                for decision in self.plan.decisions
+            ],
+            "harmless": [dataclasses.asdict(spot) for spot in HARMLESS],
+            "kernels": {choice.op: choice.as_dict() for choice in self.plan.kernels},
+            "wanted_but_missing": [decision.id for decision in self.wanted_but_missing],
+        }
+
+    def text(self, everything: bool) -> str:
+        order = {Verdict.AFFECTED: 0, Verdict.UNKNOWN: 1, Verdict.LATENT: 2, Verdict.FIXED: 3, Verdict.ABSENT: 4}
+        decisions = sorted(self.plan.decisions, key=lambda d: (order[d.finding.verdict], d.id))
+        lines = [f"SGLang {self.source.version}: {len(decisions)} known defects", ""]
+        for decision in decisions:
+            if everything or decision.finding.verdict is not Verdict.LATENT:
+                lines += describe(decision, self.source, everything)
+        for fault, reason in self.faults:
+            lines += [f"install   {fault.id}: {fault.title}", f"{'':10}reason     {reason}"]
+            lines.append(f"{'':10}remedy     {fault.remedy}")
+        for spot in HARMLESS if everything else ():
+            lines += [f"harmless  {spot.id}: {spot.title}", f"{'':10}releases   {spot.releases}"]
+            lines += [f"{'':10}reason     {spot.reason}", f"{'':10}shown by   {spot.test}"]
+        for choice in self.plan.kernels:
+            lines.append(f"kernel    {choice.op}: {choice.kernel.title}")
+            lines.append(f"{'':10}would run  {choice.impl.name if choice.impl else 'SGLang, its own code'}")
+            lines += [f"{'':10}not {name:6} {reason}" for name, reason in choice.rejected.items()]
+        refusals = [f"no server starts with the plugin: {problem}" for problem in self.problems]
+        lines += ["", self.summary(), *refusals, *self.look_alikes, *filter(None, (self.running, self.loading))]
+        return "\n".join(lines)
+
+    def summary(self) -> str:
+        counts = {verdict: 0 for verdict in Verdict}
+        for decision in self.plan.decisions:
+            counts[decision.finding.verdict] += 1
+        unmended = [d.id for d in self.plan.having(Action.NO_FIX)]
+        text = ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items())
+        text += f"; {len(self.plan.having(Action.APPLY))} would be mended"
+        if unmended:
+            text += f"; {len(unmended)} without a fix in this version, use their way round: {', '.join(unmended)}"
+        if self.wanted_but_missing:
+            text += f"; WANTED AND MISSING: {', '.join(d.id for d in self.wanted_but_missing)}"
+        return text
+
+
+def examine(known: Registry, settings: flags.Settings, source: Source, installed: bool) -> Examination:
+    made = plan.make(known, settings, source, watched_too=True)
+    # what is not installed here is judged by what pip would put next to it
+    faults = pip_faults.check_all(source, installed_version if installed else lambda name: None)
+    strangers = tuple(flags.look_alikes(known.fixes, known.kernels))
+    loading, running = (loading_problem(), report_folders.running()) if installed else (None, None)
+    return Examination(source, made, faults, loading, running, strangers, known.problems)
+
+
+def installed_version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def describe(decision: Decision, source: Source, everything: bool) -> list[str]:
+    """A header, and for what concerns this source also evidence, action, switch and way round."""
+    finding = decision.finding
+    lines = [f"{finding.verdict.value:9} {decision.id}: {decision.fix.title}"]
+    if finding.verdict in (Verdict.FIXED, Verdict.ABSENT) and not everything:
+        return lines
+    lines.append(f"{'':10}source     {finding.reason}")
+    lines += [f"{'':10}evidence   {item}" for item in finding.evidence]
+    if finding.verdict in (Verdict.FIXED, Verdict.ABSENT):
+        return lines
+    is_off = decision.action is Action.OFF
+    lines.append(f"{'':10}action     {WOULD[decision.action]}{f': {decision.reason}' if is_off else ''}")
+    if decision.fix.patches:
+        lines.append(f"{'':10}switch     {decision.fix.flag}={'on' if is_off else 'off'}")
+    way = mitigation(decision.fix, source)
+    told = f"{way.flags}  ({way.effect})" if way else "no flag of this release avoids it"
+    lines.append(f"{'':10}way round  {told}")
+    return lines
+
+
+def mitigation(fix: Fix, source: Source) -> Mitigation | None:
+    """The first way round whose option this release has."""
+    return next((way for way in fix.mitigations if source.has_option(way.option)), None)
+
+
+def loading_problem() -> str | None:
+    """Why SGLang would not load this plugin in the environment at hand, or None."""
+    names = {entry.name for entry in importlib.metadata.entry_points(group=PLUGIN_GROUP)}
+    if ENTRY_POINT not in names:
+        return (
+            "SGLang will NOT load the plugin: it is not installed in this environment; run `pip install .` there, in a "
+            "checkout of sglang-bcg-fixes"
+        )
+    chosen = [name.strip() for name in flags.plugin_choice().split(",") if name.strip()]
+    if chosen and ENTRY_POINT not in chosen:
+        return (
+            f"SGLang will NOT load the plugin: SGLANG_PLUGINS={','.join(chosen)} does not name {ENTRY_POINT}, and "
+            f"SGLang says nothing about names it does not know; add {ENTRY_POINT} to it"
+        )
+    return None

@@ -1,0 +1,254 @@
+"""`bcg-fixes` doctor, explain, list, status, verify, bench; none of them imports SGLang or torch into this process."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+import textwrap
+from collections.abc import Sequence
+
+from sglang_bcg_fixes import __version__, flags
+from sglang_bcg_fixes.cli import doctor, ranks, run_module, status
+from sglang_bcg_fixes.cli.harmless import HARMLESS
+from sglang_bcg_fixes.lab.bench import command as bench
+from sglang_bcg_fixes.lab.verify import command as verify
+from sglang_bcg_fixes.lab.verify.environment import EnvironmentMissing
+from sglang_bcg_fixes.model import SECTIONS, Fix, Kernel
+from sglang_bcg_fixes.planning import plan, registry
+from sglang_bcg_fixes.process import report_folders
+from sglang_bcg_fixes.source import releases
+from sglang_bcg_fixes.source.tree import Source, Unreadable
+
+GOOD, MISSING, FAILED = 0, 1, 2
+ERRORS = (
+    flags.FlagError,
+    registry.RegistryError,
+    plan.PlanError,
+    releases.ReleaseError,
+    Unreadable,
+    verify.VerifyError,
+    bench.BenchError,
+    EnvironmentMissing,
+    OSError,
+    SyntaxError,
+)
+
+
+class CommandError(Exception):
+    """The command cannot be carried out, and what to do."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    if given[:1] == ["--"]:
+        return run_module.run(given[1:])
+    options = parser().parse_args(given)
+    try:
+        code = int(options.run(options))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        # the reader, such as `head`, has seen enough; python would complain once more at exit
+        sys.stdout = None
+        return GOOD
+    except (*ERRORS, CommandError) as error:
+        print(f"bcg-fixes {options.command}: {error}", file=sys.stderr)
+        return FAILED
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="bcg-fixes",
+        description="Fixes for breakable CUDA graphs in released SGLang.",
+        epilog="`bcg-fixes -- MODULE ARGUMENTS...` loads the plugin and runs a module as `python -m` does.",
+    )
+    top.add_argument("--version", action="version", version=f"sglang-bcg-fixes {__version__}")
+    commands = top.add_subparsers(dest="command", required=True)
+
+    command = commands.add_parser(
+        "doctor",
+        help="which known defects an SGLang has, and what would be done",
+        description="Exit status: 0 every wanted fix can be had, 1 one cannot or SGLang would not load the plugin, "
+        "2 no answer (none installed, bad flag).",
+    )
+    where = command.add_mutually_exclusive_group()
+    where.add_argument("--root", type=pathlib.Path, metavar="DIR", help="a folder that contains sglang/")
+    where.add_argument("--wheel", type=pathlib.Path, metavar="FILE", help="a wheel of SGLang")
+    where.add_argument("--release", metavar="V", help="a release such as 0.5.12.post1, fetched with pip")
+    command.add_argument(
+        "--all", action="store_true", help="defects that it does not have with evidence, and harmless spots"
+    )
+    command.add_argument("--json", action="store_true", help="machine-readable")
+    command.set_defaults(run=run_doctor)
+
+    command = commands.add_parser("explain", help="one defect: symptom, cause, change, when to remove the fix")
+    command.add_argument("id")
+    command.set_defaults(run=run_explain)
+
+    command = commands.add_parser("list", help="every defect, kernel and flag")
+    command.add_argument("--json", action="store_true", help="machine-readable")
+    command.set_defaults(run=run_list)
+
+    command = commands.add_parser(
+        "status",
+        help="what the running processes of this user, for root of all, really have",
+        description="Exit status: 0 the ranks of each server have the same, 1 they differ.",
+    )
+    command.add_argument("--json", action="store_true", help="machine-readable")
+    command.set_defaults(run=run_status)
+
+    command = commands.add_parser(
+        "verify",
+        help="on a GPU: real servers on tiny models, replayed graphs against refused ones",
+        description="Exit status: 0 all green, 1 something is not, 2 it could not be run.",
+    )
+    verify.add_arguments(command)
+    command.set_defaults(run=verify.run)
+
+    command = commands.add_parser(
+        "bench",
+        help="on a GPU: what breaks and graphs cost, in a layer and in a server",
+        description="Exit status: 0 all that counts is right and measured, 1 something is not, 2 it could not be run.",
+    )
+    bench.add_arguments(command)
+    command.set_defaults(run=bench.run)
+    return top
+
+
+def run_doctor(options: argparse.Namespace) -> int:
+    known = registry.collect()
+    try:
+        settings = flags.read(known.fixes, known.kernels)
+    except flags.FlagError as error:
+        # the flag of a fix that was refused is none, and this is why
+        raise flags.FlagError("; ".join([str(error), *known.problems])) from error
+    chosen = [options.root, options.wheel, options.release] != [None] * 3
+    source = chosen_source(options) if chosen else releases.installed()
+    if source is None:
+        raise CommandError("no SGLang is installed here; name one with --root, --wheel or --release")
+    result = doctor.examine(known, settings, source, installed=not chosen)
+    print(json.dumps(result.as_dict(), indent=1) if options.json else result.text(options.all))
+    return MISSING if result.wanted_but_missing or result.loading or result.problems else GOOD
+
+
+def chosen_source(options: argparse.Namespace) -> Source:
+    if options.root is not None:
+        return releases.in_folder(options.root)
+    if options.wheel is not None:
+        return releases.in_wheel(options.wheel)
+    cache = flags.cache_dir() / "wheels"
+    if releases.kept(options.release, cache) is None:
+        print(f"fetching sglang=={options.release} with pip, once ...", file=sys.stderr)
+    return releases.in_wheel(releases.fetch(options.release, cache))
+
+
+def all_known(options: argparse.Namespace) -> registry.Registry:
+    """For an answer that does not depend on the settings: what is wrong with them is said all the same."""
+    known = registry.collect()
+    mistakes = [f"no server starts with the plugin: {problem}" for problem in known.problems]
+    mistakes += flags.look_alikes(known.fixes, known.kernels)
+    try:
+        flags.read(known.fixes, known.kernels)
+    except flags.FlagError as error:
+        mistakes.append(f"no server starts with these flags: {error}")
+    for mistake in mistakes:
+        print(f"bcg-fixes {options.command}: warning: {mistake}", file=sys.stderr)
+    return known
+
+
+def run_explain(options: argparse.Namespace) -> int:
+    known = all_known(options)
+    declared: list[Fix | Kernel] = [*known.fixes, *known.kernels]
+    everything = {each.id: each for each in declared}
+    if options.id not in everything:
+        nearest = flags.nearest(options.id, everything)
+        raise CommandError(f"no defect or kernel '{options.id}'{nearest}; `bcg-fixes list` shows all")
+    asked = everything[options.id]
+    try:
+        print(explanation(asked) if isinstance(asked, Fix) else kernel_explanation(asked))
+    except ValueError as error:
+        owner = known.owners.get(asked.id, "sglang-bcg-fixes")
+        raise CommandError(f"{error} in the package {owner}") from error
+    return GOOD
+
+
+def explanation(fix: Fix) -> str:
+    """The page of a fix as plain text."""
+    lines = [f"{fix.id}: {fix.title}", ""]
+    for section in SECTIONS:
+        lines += [section, textwrap.indent(textwrap.fill(fix.section(section), 100), "  "), ""]
+    if fix.upstream:
+        lines += ["Upstream", *(f"  {link}" for link in fix.upstream), ""]
+    lines += ["Ways round, by the flags of the release", *(f"  {w.flags}  ({w.effect})" for w in fix.mitigations), ""]
+    if fix.patches:
+        points = [f"  {' or '.join(point.where)} ({point.how.value})" for point in fix.patches]
+        lines += ["What is patched", *points, "", f"Switch: {fix.flag}=auto|off|on, by default {fix.default}"]
+    else:
+        lines += ["This version watches for it and has no fix."]
+    return "\n".join(lines)
+
+
+def kernel_explanation(kernel: Kernel) -> str:
+    states = "|".join(["auto", "off", *(impl.name for impl in kernel.impls)])
+    lines = [f"{kernel.op}: {kernel.title}", "", *kernel.doc.strip().splitlines()[2:], "", "Implementations"]
+    for impl in kernel.impls:
+        lines.append(f"  {impl.name}" + (f"  (only by name: {impl.only_by_name})" if impl.only_by_name else ""))
+    points = [f"  {' or '.join(point.where)} ({point.how.value})" for point in kernel.patches]
+    return "\n".join([*lines, "", "What is patched", *points, "", f"Switch: {kernel.flag}={states}"])
+
+
+def run_list(options: argparse.Namespace) -> int:
+    known = all_known(options)
+    rows = flags.table(known.fixes, known.kernels)
+    if options.json:
+        defects = [{"id": fix.id, "title": fix.title, "fix": bool(fix.patches)} for fix in known.fixes]
+        harmless = [dataclasses.asdict(spot) for spot in HARMLESS]
+        print(json.dumps({"defects": defects, "harmless": harmless, "flags": [vars(row) for row in rows]}, indent=1))
+        return GOOD
+    for fix in known.fixes:
+        print(f"{fix.id:32} {'fix     ' if fix.patches else 'watch   '}  {fix.title}")
+    for spot in HARMLESS:
+        print(f"{spot.id:32} harmless  {spot.title}")
+    for kernel in known.kernels:
+        print(f"{kernel.op:32} kernel    {kernel.title}")
+    print()
+    for row in rows:
+        print(f"{row.name}={row.values}  (default {row.default})")
+        print(textwrap.indent(textwrap.fill(row.doc, 100), "    "))
+    return GOOD
+
+
+def run_status(options: argparse.Namespace) -> int:
+    all_known(options)
+    folders = report_folders.chosen()
+    live = ranks.with_ranks([status.with_calls(each) for each in report_folders.live(folders)])
+    differences = ranks.differences(live)
+    notes = [] if live else [report_folders.nobody(folders)]
+    notes += [text for folder in folders if (text := report_folders.problem(folder))]
+    for note in notes:
+        print(note, file=sys.stderr if options.json else sys.stdout)
+    if options.json:
+        print(json.dumps(live, indent=1))
+        # beside the JSON, which is a list of processes
+        for difference in differences:
+            print(f"bcg-fixes status: ranks differ: {difference}", file=sys.stderr)
+        return MISSING if differences else GOOD
+    for content in live:
+        title = f"{content['title']}, " if content["title"] else ""
+        print(f"{title}{content['process']}  sglang {content['sglang']}  plan {content['plan']}")
+        print(f"    {status.read_back_words(content)}")
+        print(f"    {status.selfcheck_words(content)}")
+        for outcome in content["fixes"]:
+            calls = status.calls_words(content, outcome)
+            print(f"    {outcome['state']:11} {outcome['id']}{calls}: {outcome['detail']}")
+        for op, outcome in content["kernels"].items():
+            calls = status.calls_words(content, outcome)
+            print(f"    {outcome['state']:11} {op}, {outcome['impl']}{calls}: {outcome['detail']}")
+            for name, reason in outcome["rejected"].items():
+                print(f"    {'':11} not {name}: {reason}")
+    for difference in differences:
+        print(f"RANKS DIFFER: {difference}")
+    return MISSING if differences else GOOD

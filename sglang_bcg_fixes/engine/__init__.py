@@ -1,0 +1,1 @@
+"""Patches any Python package: whole or not at all, written down, read back, and undone exactly."""

@@ -1,0 +1,81 @@
+"""Who else holds a function that is replaced: copies that can follow, and tables, classes and closures that cannot."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import types
+from collections.abc import Iterable
+from typing import Any
+
+from sglang_bcg_fixes.engine import graph_break
+from sglang_bcg_fixes.engine.slots import MISSING, WRAPPED, Change, PatchError, Slot, core, sglang_modules
+from sglang_bcg_fixes.engine.wrappers import MARK, is_empty
+
+# in the globals of every module, and most of all that these hold
+BUILTINS = vars(builtins)
+
+
+def rebind_copies(old: Any, new: Any, done: list[Change]) -> None:
+    """Follow `from X import Y` into every module of SGLang."""
+    for module in sglang_modules():
+        for name, value in list(vars(module).items()):
+            if value is old:
+                slot = Slot(f"{module.__name__}:{name}", module, name)
+                done.append(Change(slot, old, new))
+                slot.put(new)
+
+
+def refuse_stale_holders(changes: list[Change]) -> None:
+    """Raise when a table, class, partial or closure of SGLang still holds a function that was replaced.
+
+    For every fix, all that SGLang has imported is looked at anew: what it holds may have changed since the last one.
+    """
+    replaced = {id(core(change.before)): change for change in changes if change.before is not MISSING}
+    for module in sglang_modules():
+        for name, value in list(vars(module).items()):
+            for item in held_by(value, module.__name__):
+                function = core(item) if issubclass(type(item), WRAPPED) else item
+                if id(function) in replaced:
+                    raise PatchError(
+                        f"{module.__name__}:{name}{path_to(item, value)} still holds the old "
+                        f"{replaced[id(function)].slot.where}; declare it in `aliases`, or patch it itself"
+                    )
+
+
+def held_by(value: Any, module_name: str) -> Iterable[Any]:
+    """What a module-level name holds one level down.
+
+    Nothing of the value is asked for but what its type is known to have: SGLang keeps objects that import whole
+    packages at the first attribute, and mappings that do at the first item.
+    """
+    kind = type(value)
+    if issubclass(kind, type):
+        return list(vars(value).values()) if vars(value).get("__module__") == module_name else ()
+    if issubclass(kind, dict):
+        # one of the modules is enough for what all of them have
+        return list(dict.values(value)) if value is not BUILTINS or module_name == "sglang" else ()
+    if issubclass(kind, list):
+        return list.__iter__(value)
+    if issubclass(kind, tuple):
+        return tuple.__iter__(value)
+    if kind is functools.partial:
+        return (value.func,)
+    function = graph_break.graph_call(value)
+    # our own wrappers hold the original on purpose
+    if type(function) is types.FunctionType and function.__closure__ and MARK not in vars(function):
+        return [cell.cell_contents for cell in function.__closure__ if not is_empty(cell)]
+    return ()
+
+
+def path_to(item: Any, value: Any) -> str:
+    """How to get to what `held_by` found in a value; the repr of a key is anybody's code, and asked for only here."""
+    kind = type(value)
+    if issubclass(kind, type):
+        return next(f".{name}" for name, held in vars(value).items() if held is item)
+    if issubclass(kind, dict):
+        return next(f"[{key!r}]" for key, held in dict.items(value) if held is item)
+    if issubclass(kind, list | tuple):
+        items = list.__iter__(value) if issubclass(kind, list) else tuple.__iter__(value)
+        return next(f"[{index}]" for index, held in enumerate(items) if held is item)
+    return ".func" if kind is functools.partial else "'s closure"

@@ -1,0 +1,104 @@
+"""Patch points put into effect: all of a fix or none of it, written down, read back, and undone exactly."""
+
+from __future__ import annotations
+
+import types
+
+from sglang_bcg_fixes.engine.holders import rebind_copies, refuse_stale_holders
+from sglang_bcg_fixes.engine.slots import MISSING, Change, PatchError, core, locate
+from sglang_bcg_fixes.engine.wrappers import describe, is_ours, layers, load_body, rebuild
+from sglang_bcg_fixes.model import Fix, Kernel, PatchPoint
+
+
+class Ledger:
+    """What has been changed in this process."""
+
+    def __init__(self) -> None:
+        self._changes: dict[str, list[Change]] = {}
+
+    def applied(self) -> list[str]:
+        return list(self._changes)
+
+    def apply(self, fix: Fix | Kernel) -> None:
+        """Change every patch point of the fix, or raise and leave everything as it was."""
+        if fix.id in self._changes:
+            raise PatchError(f"{fix.id} is applied already")
+        done: list[Change] = []
+        try:
+            for point in fix.patches:
+                change_point(fix.id, point, done)
+            refuse_stale_holders(done)
+            problems = self._differences(done)
+            if problems:
+                raise PatchError("; ".join(problems))
+        except BaseException:
+            put_back(done)
+            raise
+        self._changes[fix.id] = done
+
+    def read_back(self, fix_id: str) -> list[str]:
+        """What is no longer as it was applied; empty when all of it is live, by itself or inside what others added."""
+        return self._differences(self._changes[fix_id])
+
+    def wrapped(self, fix_id: str) -> list[str]:
+        """Where somebody else's function stands round what was applied."""
+        found = [(change.slot.where, change.slot.today()) for change in self._changes[fix_id] if is_live(change)]
+        return [f"{where} is inside {describe(value)}" for where, value in found if not is_ours(core(value))]
+
+    def undo(self, fix_id: str) -> None:
+        """Restore every slot to the very object that stood there, or raise and leave everything as it is."""
+        if fix_id not in self._changes:
+            raise PatchError(f"{fix_id} is not applied")
+        above = [change.slot for change in self._changes[fix_id] if change.slot.own() is not change.after]
+        if above:
+            problems = "; ".join(f"{slot.where} holds {describe(slot.own())}" for slot in above)
+            raise PatchError(f"{fix_id} cannot be undone, undo what came later first: {problems}")
+        put_back(self._changes.pop(fix_id))
+
+    @staticmethod
+    def _differences(changes: list[Change]) -> list[str]:
+        held = ((change.slot.where, change.slot.today()) for change in changes if not is_live(change))
+        return [f"{where} holds {describe(value)}" for where, value in held]
+
+
+def is_live(change: Change) -> bool:
+    """Whether the slot holds what was put there, itself or inside what later fixes or other plugins put round it."""
+    return any(value is core(change.after) for value in layers(core(change.slot.today())))
+
+
+def change_point(fix_id: str, point: PatchPoint, done: list[Change]) -> None:
+    slot = locate(point.where)
+    before = slot.raw()
+    body = load_body(point.body)
+    after = rebuild(slot.where, before, point.how, body, fix_id)
+    places = [slot]
+    for where in point.aliases:
+        alias = locate((where,))
+        if alias.raw() is not before:
+            raise PatchError(f"the declared alias {where} holds {describe(alias.raw())}, not {slot.where}")
+        places.append(alias)
+    for place in places:
+        # written down first, so that a failure halfway is rolled back too
+        done.append(Change(place, place.own(), after))
+        place.put(after)
+    if isinstance(slot.owner, types.ModuleType):
+        rebind_copies(before, after, done)
+
+
+def put_back(changes: list[Change]) -> None:
+    in_modules: dict[int, Change] = {}
+    while changes:
+        change = changes.pop()
+        if change.slot.own() is not change.before:
+            change.slot.put(change.before)
+        if isinstance(change.slot.owner, types.ModuleType) and change.before is not MISSING:
+            in_modules.setdefault(id(change.after), change)
+    # modules imported since then have taken copies of ours; one search for each object, latest first
+    for change in in_modules.values():
+        rebind_copies(change.after, change.before, [])
+
+
+def modules_of(fix: Fix | Kernel) -> list[str]:
+    """Every module that the fix may change, in the order of its patch points."""
+    places = [where for point in fix.patches for where in point.where]
+    return list(dict.fromkeys(where.partition(":")[0] for where in places))

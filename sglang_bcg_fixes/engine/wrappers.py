@@ -1,0 +1,168 @@
+"""What is put in the place of a function: the same kind of object, which says whose it is and what it calls."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from sglang_bcg_fixes.engine import call_counts, graph_break
+from sglang_bcg_fixes.engine.slots import MISSING, PatchError, core
+from sglang_bcg_fixes.model import How
+
+MARK = "__bcg_fix__"
+# what a wrapper of ours goes on to call
+INNER = "__bcg_inner__"
+# how far a stranger's wrapper is searched for what it calls
+FAR = 200
+# functools.wraps gives our marks to whatever stands round ours, so they alone tell nothing
+_made: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def layers(outermost: Any) -> Iterator[Any]:
+    """A function and what it goes on to call, outermost first."""
+    found, seen = [outermost], {id(outermost)}
+    while found and len(seen) < FAR:
+        value = found.pop(0)
+        yield value
+        new = [inner for inner in map(core, callees(value)) if callable(inner) and id(inner) not in seen]
+        seen.update(map(id, new))
+        found += new
+
+
+def callees(value: Any) -> Iterable[Any]:
+    """What a function may call: ours say it, and a stranger's cannot call what it does not hold.
+
+    `__wrapped__` alone is no proof: SGLang's own hooks set it on functions that never call what they replaced.
+    """
+    kind = type(value)
+    if is_ours(value):
+        return [vars(value)[INNER]] if INNER in vars(value) else []
+    if kind is types.FunctionType:
+        cells = [cell.cell_contents for cell in value.__closure__ or () if not is_empty(cell)]
+        return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+    if kind is functools.partial:
+        return [value.func, *value.args, *value.keywords.values()]
+    if kind is types.MethodType:
+        return [value.__func__]
+    if issubclass(kind, type):
+        return []
+    return [*getattr(value, "__dict__", {}).values(), getattr(value, "__wrapped__", None)]
+
+
+def fixes_in(function: Any) -> set[str]:
+    """The fixes that a call of this function comes to, whatever stands round them."""
+    return {getattr(value, MARK) for value in layers(core(function)) if is_ours(value)}
+
+
+def is_ours(value: Any) -> bool:
+    return MARK in getattr(value, "__dict__", {}) and value in _made
+
+
+def is_empty(cell: types.CellType) -> bool:
+    """Whether a closure's variable has not been given a value yet."""
+    return cell == types.CellType()
+
+
+def load_body(body: str) -> Callable[..., Any]:
+    module, _, name = body.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return function
+
+
+def rebuild(where: str, raw: Any, how: How, body: Callable[..., Any], fix_id: str) -> Any:
+    """The same kind of object as stands there, doing the new thing."""
+    if isinstance(raw, staticmethod | classmethod):
+        return type(raw)(rebuild(where, raw.__func__, how, body, fix_id))
+    if isinstance(raw, property):
+        return property(rebuild(where, raw.fget, how, body, fix_id), raw.fset, raw.fdel, raw.__doc__)
+    if isinstance(raw, type):
+        raise PatchError(f"{where} is a class; patch its methods, so that isinstance and super keep working")
+    if hasattr(type(raw), "__getitem__"):
+        raise PatchError(f"{where} is launched with a [grid]; patch the function that launches it")
+    if not callable(raw):
+        raise PatchError(f"{where} holds {describe(raw)}, which is not a function")
+    if graph_break.is_product(raw) and how is not How.GRAPH_BREAK:
+        raise PatchError(f"{where} is a graph break, whose replay keeps the inner function; patch it as graph_break")
+    inner = graph_break.inner_of(raw) if graph_break.is_product(raw) else raw
+    refuse_other_parameters(where, inner, how, body)
+    number = call_counts.TALLY.number(fix_id, where)
+    make = graph_break.rebuild if how is How.GRAPH_BREAK else functools.partial(wrap, how=how)
+    wrapper = make(raw, body=body, number=number)
+    setattr(wrapper, MARK, fix_id)
+    # a replacement goes on to call nothing that was there
+    if how is not How.REPLACE:
+        setattr(wrapper, INNER, raw)
+    _made.add(wrapper)
+    return wrapper
+
+
+def wrap(
+    original: Callable[..., Any], how: How, body: Callable[..., Any], number: int = call_counts.NO_PLACE
+) -> Callable[..., Any]:
+    counts, is_traced = call_counts.TALLY.counts, call_counts.tracing_check()
+
+    def before(*args: Any, **kwargs: Any) -> Any:
+        if not is_traced():
+            counts[number] += 1
+        body(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    def after(*args: Any, **kwargs: Any) -> Any:
+        if not is_traced():
+            counts[number] += 1
+        return body(original(*args, **kwargs), *args, **kwargs)
+
+    def around(*args: Any, **kwargs: Any) -> Any:
+        if not is_traced():
+            counts[number] += 1
+        return body(original, *args, **kwargs)
+
+    def replace(*args: Any, **kwargs: Any) -> Any:
+        if not is_traced():
+            counts[number] += 1
+        return body(*args, **kwargs)
+
+    wrapper = {How.BEFORE: before, How.AFTER: after, How.AROUND: around, How.REPLACE: replace}[how]
+    # `updated=()`: the markers that torch's compiler keeps in __dict__ are not ours to copy
+    return functools.update_wrapper(wrapper, original, updated=())
+
+
+def refuse_other_parameters(where: str, original: Any, how: How, body: Callable[..., Any]) -> None:
+    """Raise unless the body names the original's first parameters in their order, and others by keyword in both."""
+    theirs, their_keywords = parameter_names(original)
+    ours, our_keywords = parameter_names(body)
+    # the first one is the original, or its result
+    named = ours[1:] if how in (How.AROUND, How.AFTER, How.GRAPH_BREAK) else ours
+    if named != theirs[: len(named)] or not set(our_keywords) <= set(their_keywords):
+        raise PatchError(
+            f"{where} takes ({', '.join([*theirs, '*', *their_keywords])}), but {body.__qualname__} expects "
+            f"({', '.join([*named, '*', *our_keywords])})"
+        )
+
+
+def parameter_names(function: Any) -> tuple[list[str], list[str]]:
+    """The parameters that can be given by position, and those that can be given by keyword only."""
+    schema = getattr(getattr(function, "default", None), "_schema", None)
+    if schema is not None:
+        # an operation registered with torch has a schema in place of a signature
+        arguments = schema.arguments
+        return [a.name for a in arguments if not a.kwarg_only], [a.name for a in arguments if a.kwarg_only]
+    parameters = inspect.signature(function).parameters.values()
+    by_position = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return by_position, [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+
+
+def describe(value: Any) -> str:
+    """Enough to find whose object this is."""
+    if value is MISSING:
+        return "nothing"
+    value = core(value)
+    owner = getattr(value, MARK) if is_ours(value) else None
+    code = getattr(value, "__code__", None)
+    place = f" from {code.co_filename}:{code.co_firstlineno}" if code else ""
+    return f"{getattr(value, '__qualname__', type(value).__name__)}{place}" + (f", of fix {owner}" if owner else "")

@@ -1,0 +1,78 @@
+"""Which implementation of each operation runs in this process, and what is left to SGLang's own code, and why."""
+
+from __future__ import annotations
+
+import collections
+import importlib
+import logging
+from typing import Any
+
+from sglang_bcg_fixes.model import Choice, Impl, Rejected
+
+logger = logging.getLogger("sglang_bcg_fixes")
+
+
+class CannotRun(RuntimeError):
+    """No form of the operation that may be chosen can run on this device."""
+
+    def __init__(self, op: str, form: str, reason: str) -> None:
+        self.reason = f"{form} cannot run on this device: {reason}"
+        super().__init__(f"bcg-fixes: {op}: {self.reason}. Set SGLANG_BCG_KERNEL_{op.upper()}=off to serve without it")
+
+
+class Selected:
+    """One operation in this process. Its module is imported at the first use: that takes torch, and often a GPU."""
+
+    def __init__(self, choice: Choice) -> None:
+        assert choice.impl, choice.op
+        self.op = choice.op
+        self.forms = {item.where: item.form for item in choice.finding.evidence}
+        self.left: collections.Counter[str] = collections.Counter()
+        self.impl = choice.impl
+        self._others = list(choice.others)
+        self.required = choice.required
+        self._modules: dict[int | None, Any] = {}
+
+    def module(self, device: int | None) -> Any:
+        """The functions of the implementation that runs on this device."""
+        if device not in self._modules:
+            self._modules[device] = self._load(device)
+        return self._modules[device]
+
+    def leave(self, reason: str) -> None:
+        """Say once that SGLang's own code runs, and count how often it does."""
+        if not self.left[reason]:
+            logger.info("bcg-fixes: %s is left to SGLang's own code here: %s", self.op, reason)
+        self.left[reason] += 1
+
+    def _load(self, device: int | None) -> Any:
+        module, reason = loaded(self.impl, device)
+        while reason:
+            unable = CannotRun(self.op, self.impl.name, reason)
+            if self.required or not self._others:
+                raise unable
+            self.impl = self._others.pop(0)
+            logger.warning("bcg-fixes: %s: %s; %s takes its place", self.op, unable.reason, self.impl.name)
+            module, reason = loaded(self.impl, device)
+        if device is not None and hasattr(module, "origin"):
+            logger.info("bcg-fixes: %s: %s runs as %s", self.op, self.impl.name, module.origin(device))
+        return module
+
+
+def loaded(impl: Impl, device: int | None) -> tuple[Any, str]:
+    """The module, and why it cannot be used, where that is known only now."""
+    module = importlib.import_module(impl.module)
+    ready = getattr(module, "ready", None)
+    answer = ready(device) if ready and device is not None else None
+    return module, answer.reason if isinstance(answer, Rejected) else ""
+
+
+_selected: dict[str, Selected] = {}
+
+
+def use(choice: Choice) -> None:
+    _selected[choice.op] = Selected(choice)
+
+
+def selected(op: str) -> Selected:
+    return _selected[op]

@@ -1,0 +1,78 @@
+"""FlashAttention's metadata in one launch, eager and before each replay of a graph
+
+SGLang's FlashAttentionBackend makes its lengths, sums and tables of pages anew in every step: eagerly by 4 to 33
+operations of torch, and before a replay by up to 28. These are a launch each here, or two with topk above 1. Whatever
+is not known to be equal stays SGLang's own: unified memory, sharded caches, context parallelism, prefill-aware window
+attention, ragged verify, local attention of more than one query, an encoder beside pages or drafts, and pages that are
+no power of two. Three values differ on purpose, where SGLang's are wrong: chunks of local attention with pages above 1
+token (eager to 0.5.19; in a graph with a pool for windows, to 0.5.21), an encoder's lengths in a graph of more than one
+request (to 0.5.12.post1), and drafts of a tree whose last step is on a page too many (to 0.5.12.post1).
+"""
+
+from __future__ import annotations
+
+from sglang_bcg_fixes.kernels import has_triton
+from sglang_bcg_fixes.kernels.fa_metadata import program
+from sglang_bcg_fixes.model import Accepted, How, Impl, Kernel, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, affected
+
+MODULE = "sglang.srt.layers.attention.flashattention_backend"
+BACKEND = f"{MODULE}:FlashAttentionBackend"
+EAGER = f"{BACKEND}.init_forward_metadata"
+REPLAYS = (f"{BACKEND}._apply_cuda_graph_metadata", f"{BACKEND}.init_forward_metadata_replay_cuda_graph")
+BUFFERS = (f"{BACKEND}._bind_metadata_buffers", f"{BACKEND}.init_forward_metadata_capture_cuda_graph")
+TRANSLATE = "sglang.srt.mem_cache.swa_memory_pool:SWAKVPool.translate_loc_from_full_to_swa"
+LOCAL = "sglang.srt.layers.attention.local_attention"
+# in some releases only
+SOMETIMES = (
+    f"{BACKEND}._get_swa_write_locations",
+    f"{BACKEND}._maybe_init_local_attn_metadata",
+    f"{BACKEND}._maybe_update_local_attn_metadata_for_replay",
+    f"{MODULE}:make_local_attention_virtual_batches",
+    f"{LOCAL}:LocalAttentionMetadataBuilder",
+    f"{LOCAL}:LocalAttentionMetadata",
+    f"{LOCAL}:make_local_attention_virtual_batches",
+)
+BODIES = "sglang_bcg_fixes.kernels.fa_metadata.adapter"
+FOLDER = "sglang_bcg_fixes.kernels.fa_metadata"
+
+
+def probe(source: Source) -> Finding:
+    read = [
+        source.need(EAGER),
+        source.need(*REPLAYS),
+        source.need(*BUFFERS),
+        source.need(f"{BACKEND}.init_cuda_graph_state"),
+        source.need(f"{MODULE}:FlashAttentionMetadata"),
+        source.need(f"{MODULE}:draft_decode_set_expand_metadata"),
+        source.need(TRANSLATE),
+        source.need(f"{BACKEND}._compute_scheduler_metadata").header,
+        source.need(f"{BACKEND}._init_sliding_window_attn_spec_metadata").header,
+        *(found for where in SOMETIMES if (found := source.find(where))),
+    ]
+    return affected("what each mode fills is known for this source", *read)
+
+
+KERNEL = Kernel(
+    op="fa_metadata",
+    doc=__doc__,
+    impls=(
+        # in this order: the host is quicker with the first one, and the device alike
+        Impl("cuda", program.installed, f"{FOLDER}.cuda", graph_safe=True),
+        Impl("triton", has_triton, f"{FOLDER}.triton", graph_safe=True),
+        Impl(
+            "reference",
+            Accepted,
+            f"{FOLDER}.reference",
+            graph_safe=True,
+            only_by_name="plain torch, slower than what it takes the place of; for tests",
+        ),
+    ),
+    probe=probe,
+    patches=(
+        PatchPoint((EAGER,), How.AROUND, f"{BODIES}:eager"),
+        PatchPoint(REPLAYS, How.AROUND, f"{BODIES}:replay"),
+    ),
+    tolerance={},
+)

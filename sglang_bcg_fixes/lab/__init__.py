@@ -1,0 +1,1 @@
+"""Real servers on a GPU: whether answers are right, and times; no server imports it unasked."""

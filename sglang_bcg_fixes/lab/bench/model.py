@@ -1,0 +1,162 @@
+"""Models with layers at their real sizes and few words, so that several servers have them on one GPU.
+
+Qwen3-Next-80B-A3B has its 48 layers, but 16 experts instead of 512: 8 GB. Qwen3.5-4B has 8 of its 32 layers, as text
+only. Of each model four layers are drawn, and come again and again.
+
+    python -m sglang_bcg_fixes.lab.bench.model FOLDER NAME...
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+import sys
+
+from sglang_bcg_fixes.lab.bench.gdn_layer import SHAPES
+from sglang_bcg_fixes.lab.verify import models
+from sglang_bcg_fixes.lab.verify.models import VOCABULARY, Shapes, Tensors, norms, options, weights
+
+NAME, DENSE = "qwen3_next", "qwen3_5_4b"
+HIDDEN, INNER, EXPERTS, CHOSEN = 2048, 512, 16, 10
+HEADS, KEY_HEADS, HEAD = 16, 2, 256
+PERIOD, LAYERS = 4, 48
+GDN = SHAPES[NAME]
+VALUES = GDN.value_heads * GDN.head
+
+
+def mlp(prefix: str) -> Shapes:
+    return weights(prefix, gate_proj=(INNER, HIDDEN), up_proj=(INNER, HIDDEN), down_proj=(HIDDEN, INNER))
+
+
+REST: Shapes = {
+    **norms("input_layernorm", "post_attention_layernorm", size=HIDDEN),
+    **weights("mlp.", gate=(EXPERTS, HIDDEN), shared_expert_gate=(1, HIDDEN)),
+    **mlp("mlp.shared_expert."),
+    **{name: shape for index in range(EXPERTS) for name, shape in mlp(f"mlp.experts.{index}.").items()},
+}
+LINEAR: Shapes = {
+    **REST,
+    **weights(
+        "linear_attn.",
+        in_proj_qkvz=(GDN.channels + VALUES, HIDDEN),
+        in_proj_ba=(2 * GDN.value_heads, HIDDEN),
+        conv1d=(GDN.channels, 1, GDN.width),
+        norm=(GDN.head,),
+        out_proj=(HIDDEN, VALUES),
+    ),
+    "linear_attn.dt_bias": (GDN.value_heads,),
+    "linear_attn.A_log": (GDN.value_heads,),
+}
+FULL: Shapes = {
+    **REST,
+    **weights(
+        "self_attn.",
+        q_proj=(2 * HEADS * HEAD, HIDDEN),
+        k_proj=(KEY_HEADS * HEAD, HIDDEN),
+        v_proj=(KEY_HEADS * HEAD, HIDDEN),
+        o_proj=(HIDDEN, HEADS * HEAD),
+        q_norm=(HEAD,),
+        k_norm=(HEAD,),
+    ),
+}
+FOUR_LAYERS = models.Model(
+    "Qwen3NextForCausalLM",
+    "qwen3_next",
+    KEY_HEADS,
+    (LINEAR, LINEAR, LINEAR, FULL),
+    {
+        **weights("model.", embed_tokens=(VOCABULARY, HIDDEN)),
+        **norms("model.norm", size=HIDDEN),
+        **weights(lm_head=(VOCABULARY, HIDDEN)),
+    },
+    options(
+        f"""num_hidden_layers={LAYERS} hidden_size={HIDDEN} intermediate_size=5120 num_attention_heads={HEADS}
+        head_dim={HEAD} max_position_embeddings=32768 partial_rotary_factor=0.25 full_attention_interval={PERIOD}
+        attention_bias=false linear_conv_kernel_dim={GDN.width} linear_key_head_dim={GDN.head}
+        linear_value_head_dim={GDN.head} linear_num_key_heads={GDN.key_heads}
+        linear_num_value_heads={GDN.value_heads} decoder_sparse_step=1 moe_intermediate_size={INNER}
+        shared_expert_intermediate_size={INNER} num_experts={EXPERTS} num_experts_per_tok={CHOSEN}
+        norm_topk_prob=true mlp_only_layers=[]"""
+    ),
+    norm=0,
+    finish=models.with_gated_norms_of_one,
+)
+
+
+DENSE_HIDDEN, DENSE_INNER, DENSE_KEY_HEADS, DENSE_LAYERS = 2560, 9216, 4, 8
+DENSE_GDN = SHAPES[DENSE]
+DENSE_VALUES = DENSE_GDN.value_heads * DENSE_GDN.head
+DENSE_REST: Shapes = {
+    **norms("input_layernorm", "post_attention_layernorm", size=DENSE_HIDDEN),
+    **weights(
+        "mlp.",
+        gate_proj=(DENSE_INNER, DENSE_HIDDEN),
+        up_proj=(DENSE_INNER, DENSE_HIDDEN),
+        down_proj=(DENSE_HIDDEN, DENSE_INNER),
+    ),
+}
+DENSE_LINEAR: Shapes = {
+    **DENSE_REST,
+    **weights(
+        "linear_attn.",
+        in_proj_qkv=(DENSE_GDN.channels, DENSE_HIDDEN),
+        in_proj_z=(DENSE_VALUES, DENSE_HIDDEN),
+        in_proj_b=(DENSE_GDN.value_heads, DENSE_HIDDEN),
+        in_proj_a=(DENSE_GDN.value_heads, DENSE_HIDDEN),
+        conv1d=(DENSE_GDN.channels, 1, DENSE_GDN.width),
+        norm=(DENSE_GDN.head,),
+        out_proj=(DENSE_HIDDEN, DENSE_VALUES),
+    ),
+    "linear_attn.dt_bias": (DENSE_GDN.value_heads,),
+    "linear_attn.A_log": (DENSE_GDN.value_heads,),
+}
+DENSE_FULL: Shapes = {
+    **DENSE_REST,
+    **weights(
+        "self_attn.",
+        q_proj=(2 * HEADS * HEAD, DENSE_HIDDEN),
+        k_proj=(DENSE_KEY_HEADS * HEAD, DENSE_HIDDEN),
+        v_proj=(DENSE_KEY_HEADS * HEAD, DENSE_HIDDEN),
+        o_proj=(DENSE_HIDDEN, HEADS * HEAD),
+        q_norm=(HEAD,),
+        k_norm=(HEAD,),
+    ),
+}
+DENSE_FOUR_LAYERS = dataclasses.replace(
+    models.QWEN3_5_TEXT,
+    key_heads=DENSE_KEY_HEADS,
+    layers=(DENSE_LINEAR, DENSE_LINEAR, DENSE_LINEAR, DENSE_FULL),
+    ends={
+        **weights("model.", embed_tokens=(VOCABULARY, DENSE_HIDDEN)),
+        **norms("model.norm", size=DENSE_HIDDEN),
+        **weights(lm_head=(VOCABULARY, DENSE_HIDDEN)),
+    },
+    config={
+        **models.QWEN3_5_TEXT.config,
+        **options(
+            f"""num_hidden_layers={DENSE_LAYERS} hidden_size={DENSE_HIDDEN} intermediate_size={DENSE_INNER}
+            num_attention_heads={HEADS} head_dim={HEAD} max_position_embeddings=32768
+            linear_key_head_dim={DENSE_GDN.head} linear_value_head_dim={DENSE_GDN.head}
+            linear_num_key_heads={DENSE_GDN.key_heads} linear_num_value_heads={DENSE_GDN.value_heads}"""
+        ),
+    },
+)
+MODELS = {NAME: FOUR_LAYERS, DENSE: DENSE_FOUR_LAYERS}
+
+
+def tensors(name: str) -> Tensors:
+    model = MODELS[name]
+    drawn = model.tensors(models.seed_of(name))
+    found = dict(drawn)
+    for layer in range(PERIOD, model.config["num_hidden_layers"]):
+        start = f"model.layers.{layer % PERIOD}."
+        for weight, each in drawn.items():
+            if weight.startswith(start):
+                # a checkpoint's tensors share no memory
+                found[f"model.layers.{layer}.{weight.removeprefix(start)}"] = each.clone()
+    return found
+
+
+if __name__ == "__main__":
+    for wanted in sys.argv[2:]:
+        models.write({"config.json": MODELS[wanted].config_json()}, tensors(wanted), pathlib.Path(sys.argv[1]) / wanted)

@@ -1,0 +1,96 @@
+"""Pictures of what was measured, drawn from its rows; matplotlib is an extra."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from sglang_bcg_fixes.lab.bench import gdn_layer, servers
+from sglang_bcg_fixes.lab.bench.rows import GREEN, HOT, Row
+
+HOW_TO_GET_THEM = "no plots: pip install matplotlib, then bcg-fixes bench --plot-only"
+LINES = (
+    (gdn_layer.EAGER, gdn_layer.WALL, "o-", "launched by the host, wall"),
+    (gdn_layer.CAPTURED, gdn_layer.WALL, "s-", "captured, wall"),
+    (gdn_layer.CAPTURED, gdn_layer.DEVICE, "^--", "captured, device"),
+)
+TIME_MARKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
+
+
+def draw(rows: Sequence[Row], folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
+    """The files that were written; ImportError where there is no matplotlib."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    folder.mkdir(parents=True, exist_ok=True)
+    good, written = [row for row in rows if row.verdict == GREEN and row.median], []
+    for shape in dict.fromkeys(row.shape for row in good if row.part == gdn_layer.PART):
+        written.append(folder / f"{stem}-layer-{shape}.png")
+        save(layer_figure(pyplot, [row for row in good if row.shape == shape], shape), written[-1])
+    if any(row.part == servers.PART for row in good):
+        written.append(folder / f"{stem}-servers.png")
+        save(server_figure(pyplot, [row for row in good if row.part == servers.PART]), written[-1])
+    return written
+
+
+def save(figure: Any, file: pathlib.Path) -> None:
+    figure.tight_layout()
+    figure.savefig(file, dpi=120)
+    figure.clear()
+
+
+def layer_figure(pyplot: Any, rows: Sequence[Row], shape: str) -> Any:
+    """A panel for each number of sequences: microseconds over tokens, with the band from p20 to p80."""
+    counts = sorted({row.sequences for row in rows if row.part == gdn_layer.PART})
+    figure, panels = pyplot.subplots(1, len(counts), figsize=(4 * len(counts), 4), sharey=True, squeeze=False)
+    for panel, count in zip(panels[0], counts, strict=True):
+        mine = [row for row in rows if row.part == gdn_layer.PART and row.sequences == count and row.l2 == HOT]
+        for mode, measured, style, label in LINES:
+            for arm in dict.fromkeys(row.arm for row in mine if row.arm.endswith(f", {mode}")):
+                line(
+                    panel, [row for row in mine if (row.arm, row.measured) == (arm, measured)], style, f"{arm}: {label}"
+                )
+        floors = {row.tokens: row.details["floor_us"] for row in mine if row.details.get("floor_us")}
+        if floors:
+            panel.plot(*zip(*sorted(floors.items()), strict=True), "k:", label="floor")
+        panel.set(xscale="log", yscale="log", xlabel="tokens", title=f"{shape}, sequences: {count}")
+        marked_tokens(panel, {row.tokens for row in mine})
+    panels[0][0].set_ylabel("microseconds a layer")
+    panels[0][-1].legend(fontsize=7)
+    return figure
+
+
+def marked_tokens(panel: Any, tokens: Collection[int]) -> None:
+    """What was measured, in place of powers of ten."""
+    panel.set_xticks(sorted(tokens), map(str, sorted(tokens)))
+    panel.minorticks_off()
+    panel.grid(alpha=0.3)
+
+
+def line(panel: Any, rows: Sequence[Row], style: str, label: str) -> None:
+    if rows:
+        tokens, medians, low, high = zip(*sorted((r.tokens, r.median, r.p20, r.p80) for r in rows), strict=True)
+        panel.plot(tokens, medians, style, label=label, markersize=4)
+        panel.fill_between(tokens, low, high, alpha=0.2)
+
+
+def server_figure(pyplot: Any, rows: Sequence[Row]) -> Any:
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4))
+    for arm in dict.fromkeys(row.arm for row in rows):
+        line(left, [row for row in rows if (row.arm, row.measured) == (arm, servers.FIRST_TOKEN)], "o-", arm)
+    left.set(xscale="log", yscale="log", xlabel="tokens of the prompt", ylabel="ms", title="time to first token")
+    first_tokens = [row for row in rows if row.measured == servers.FIRST_TOKEN]
+    marked_tokens(left, {row.tokens for row in first_tokens})
+    times = [row.median for row in first_tokens if row.median]
+    marks = [mark for mark in TIME_MARKS if min(times) / 2 <= mark <= 2 * max(times)]
+    left.set_yticks(marks, map(str, marks))
+    left.legend(fontsize=8)
+    throughput = [row for row in rows if row.measured == servers.THROUGHPUT]
+    for row in throughput:
+        right.bar(row.arm, row.median)
+    # in the colours of the legend beside it
+    right.set(ylabel="output tokens/s", title="fixed output", xticks=[])
+    return figure

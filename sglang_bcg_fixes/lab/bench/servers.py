@@ -1,0 +1,343 @@
+"""Time to the first token and throughput of servers that are alive at once and are asked in turn.
+
+First every server answers the same prompts. One that answers wrongly, that never replays, or that dies is not timed.
+"""
+
+from __future__ import annotations
+
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import fcntl
+import functools
+import json
+import os
+import pathlib
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TextIO
+
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.kernels.gdn_extend import declaration as gdn_extend
+from sglang_bcg_fixes.lab.bench import model, timing
+from sglang_bcg_fixes.lab.bench.rows import GREEN, RED, TOKENS_PER_SECOND, Row
+from sglang_bcg_fixes.lab.verify import cases, command, compare
+from sglang_bcg_fixes.lab.verify.cases import Call
+from sglang_bcg_fixes.lab.verify.servers import FINISHED, Outcome, Runner, ended_by_signals, lines_in, outcome
+from sglang_bcg_fixes.planning import registry
+from sglang_bcg_fixes.process.selfcheck import check
+from sglang_bcg_fixes.source.tree import Source
+
+PART = "server"
+FIRST_TOKEN, THROUGHPUT = "time to first token", "output throughput"
+KERNEL, CANARY = "kernel", "canary"
+ARMS = {
+    command.PATCHED: "breakable graphs, patched",
+    KERNEL: "breakable graphs, patched, delta net inside",
+    CANARY: "breakable graphs, patched, every prefill compared",
+    command.REFERENCE: "breakable graphs, replay refused",
+    command.EAGER: "no prefill graphs",
+    command.STOCK: "breakable graphs, stock",
+}
+# patched servers with something more in their environment
+MORE = {KERNEL: {gdn_extend.KERNEL.flag: "cuda"}, CANARY: {flags.CANARY: "1"}}
+BUCKETS = (256, 1024, 4096, 8192)
+# just below each bucket, so that every replay has padding
+LENGTHS = tuple(bucket - 3 for bucket in BUCKETS)
+TOGETHER, PROMPT, OUTPUT = 16, 1021, 32
+# how far logprobs may be from the reference's; those that have nothing to do with each other are ten apart
+NEAR = 2.0
+# all of them, with their models, states and graphs
+GIB = 20 * len(ARMS)
+# of a server's log, where a kernel does not run
+LEFT = re.compile(rf"{gdn_extend.KERNEL.op} is left to SGLang's own code here: .*")
+# of its log, how long the prefill graphs took; the gigabytes that stand there are of a GPU that others fill, too
+CAPTURE = re.compile(r"Capture .*?(?:piecewise|prefill) CUDA graph end\..*?([\d.]+) s")
+# room for one call
+PIPE_BYTES = 2**20
+# a server that waits for its turn is silent, too; one that is asked has this long
+LIMITS, ANSWER_LIMIT, SECONDS_BETWEEN_LOOKS = (400.0, 500.0), 60.0, 0.002
+Say = Callable[[str], None]
+
+
+class Ended(Exception):
+    """A server is no longer there, or does not answer."""
+
+
+def some_of_everything(buckets: Sequence[int]) -> list[Call]:
+    """What answers are compared on: alone at every length, again after others, and together."""
+    script = cases.Script()
+    alone = [script.ask("alone", [bucket - 3]) for bucket in buckets for _ in range(2)]
+    script.ask("together", [5, buckets[0] // 2, buckets[0] - 9, 60])
+    for call in (alone[-1], alone[0]):
+        script.ask_again("again", call)
+    return script.calls
+
+
+def nothing_twice(buckets: Sequence[int]) -> list[Call]:
+    """The same, but for what the radix cache would answer."""
+    return [call for call in some_of_everything(buckets) if call.again is None]
+
+
+CASE = cases.Case(
+    "bench",
+    "The first token.",
+    model.NAME,
+    script=some_of_everything,
+    extra=lambda source: {"--context-length": 16384, "--max-total-tokens": 65536},
+)
+# by the name of the model; Qwen3.5 is started as users start it
+CASES = {
+    model.NAME: CASE,
+    model.DENSE: dataclasses.replace(
+        CASE,
+        model=model.DENSE,
+        script=nothing_twice,
+        module="sglang.srt.models.qwen3_5_text",
+        served=cases.has_breakable_graphs_by_default,
+        by_default=True,
+    ),
+}
+
+
+@dataclasses.dataclass
+class Alive:
+    """A server that is asked through its pipe; `why` says why it is asked no more."""
+
+    run: command.Run
+    future: concurrent.futures.Future[Outcome]
+    pipe: TextIO
+    why: str = ""
+    compared: dict[str, float] = dataclasses.field(default_factory=dict)
+    answered: int = 0
+    size: int = 0
+
+    def ask(self, call: Call, **more: Any) -> dict[str, Any]:
+        print(json.dumps({**dataclasses.asdict(call), **more}), file=self.pipe, flush=True)
+        self.answered += 1
+        found: dict[str, Any] = self.wait_for(self.answered, ANSWER_LIMIT)
+        return found
+
+    def wait_for(self, number: int, limit: float) -> Any:
+        """The line of this number; the first says that it has started."""
+        file, began = self.run.server.answers, time.monotonic()
+        while time.monotonic() - began < limit:
+            if file.exists() and file.stat().st_size != self.size:
+                self.size = file.stat().st_size
+                lines = lines_in(file)
+                if len(lines) > number:
+                    return lines[number]
+            if self.future.done():
+                raise Ended(self.future.result().ending)
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        raise Ended(f"no answer within {limit:.0f} s")
+
+    def now(self) -> Outcome:
+        """What it has done so far, as if it had finished."""
+        return outcome(self.run.server, self.why or FINISHED, 0)
+
+    def prefills(self) -> collections.Counter[str]:
+        """How many prefill passes it has replayed, refused or run without a graph."""
+        return collections.Counter(line[1] for line in self.now().passes if line[0] == "prefill")
+
+
+def measure(
+    python: str,
+    known: registry.Registry,
+    source: Source,
+    folder: pathlib.Path,
+    rounds: int,
+    say: Say,
+    case: cases.Case = CASE,
+) -> Iterator[list[Row]]:
+    runs = runs_of(known, source, folder, case)
+    with (
+        ended_by_signals(),
+        Runner([python, "-m", command.ENGINE], len(runs), LIMITS) as runner,
+        contextlib.ExitStack() as pipes,
+    ):
+        say(f"starting {len(runs)} servers")
+        alive = [start(each, runner, pipes) for each in runs]
+        every_one(alive, lambda each: each.wait_for(0, LIMITS[0]), say, "started")
+        for call in runs[0].calls:
+            every_one(alive, functools.partial(Alive.ask, call=call), say)
+        judge(alive, say)
+        for length in LENGTHS:
+            yield rows_of(alive, FIRST_TOKEN, length, 1, rounds, say)
+        # few rounds: each is a second or more
+        yield rows_of(alive, THROUGHPUT, PROMPT, TOGETHER, timing.LEAST_ROUNDS, say)
+
+
+def runs_of(
+    known: registry.Registry, source: Source, folder: pathlib.Path, case: cases.Case = CASE
+) -> list[command.Run]:
+    order = [arm for arm in ARMS if arm not in MORE]
+    found = {each.arm: each for each in command.runs_of(case, order, known, source, BUCKETS, folder)}
+    patched = found[command.PATCHED]
+    for arm, more in MORE.items():
+        name = f"{case.name}/{arm}"
+        environment = {**patched.server.environment, **more}
+        server = dataclasses.replace(patched.server, name=name, folder=folder / name, environment=environment)
+        found[arm] = dataclasses.replace(patched, arm=arm, server=server)
+    return [found[arm] for arm in ARMS]
+
+
+def start(each: command.Run, runner: Runner, pipes: contextlib.ExitStack) -> Alive:
+    folder = each.server.folder
+    folder.mkdir(parents=True)
+    path = folder / "pipe"
+    os.mkfifo(path)
+    # for reading too: then it can be opened, and written to, before the server reads
+    pipe = pipes.enter_context(os.fdopen(os.open(path, os.O_RDWR), "w"))
+    # one that reads no more must not block whoever asks
+    fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    job = {**{name: value for name, value in each.server.job.items() if name != "calls"}, "pipe": str(path)}
+    # a server that is near the reference, and not equal to it, is right only if it has checked itself
+    checks = each.arm not in (command.REFERENCE, command.EAGER)
+    environment = {**each.server.environment, flags.SELFCHECK: "warn" if checks else "off"}
+    run = dataclasses.replace(each, server=dataclasses.replace(each.server, job=job, environment=environment))
+    return Alive(run, runner.start(run.server), pipe)
+
+
+def every_one(alive: Sequence[Alive], do: Callable[[Alive], object], say: Say, done: str = "") -> None:
+    """Ask all that can be asked; one that fails is asked no more."""
+    for each in alive:
+        if each.why:
+            continue
+        try:
+            do(each)
+        except Ended as ended:
+            each.why = str(ended)
+            say("\n    ".join([f"{each.run.arm}: {each.why}", *each.now().tail]))
+        else:
+            if done:
+                say(f"{each.run.arm}: {done}")
+
+
+def judge(alive: Sequence[Alive], say: Say) -> None:
+    """Against the server that refuses to replay."""
+    reference = next(each.now() for each in alive if each.run.arm == command.REFERENCE)
+    for each in alive:
+        if each.why:
+            continue
+        calls, mine = each.run.calls, each.now()
+        if each.run.arm == command.REFERENCE:
+            each.why = compare.doubt_about(CASE, calls, [mine])
+        elif each.run.arm == command.EAGER:
+            each.why = why_no_baseline(calls, mine, reference)
+        else:
+            each.why = why_wrong(calls, mine, reference)
+        if each.run.arm == KERNEL and not each.why:
+            left = LEFT.search(each.run.server.log.read_text(errors="replace"))
+            each.why = f"proves nothing: {left[0]}" if left else ""
+        if reference.finished:
+            equal = compare.compare(CASE, calls, mine, reference)
+            count = sum(request.outcome == compare.EQUAL for request in equal)
+            each.compared = {"equal": count, "of": len(equal), "largest_gap": round(gap(calls, mine, reference), 4)}
+        say(f"{each.run.arm}: {f'red, {each.why}' if each.why else GREEN} {each.compared}")
+
+
+def why_no_baseline(calls: Sequence[Call], mine: Outcome, reference: Outcome) -> str:
+    """Other kernels are right in other last bits, and sometimes in another token: most first ones are the same."""
+    if not reference.finished:
+        return f"the reference: {reference.ending}"
+    broken = [each for each in compare.compare(CASE, calls, mine, None) if each.outcome == compare.BROKEN]
+    if broken:
+        return broken[0].difference
+    pairs = answers(calls, mine, reference)
+    same = sum(one["tokens"][0] == other["tokens"][0] for one, other in pairs)
+    return "" if 2 * same > len(pairs) else f"only {same} of {len(pairs)} first tokens are the reference's"
+
+
+def why_wrong(calls: Sequence[Call], mine: Outcome, reference: Outcome) -> str:
+    """Equal in every bit is right. A replay is padded, and large products may round otherwise for another size.
+
+    Then right is what repeats itself in every bit, begins near the reference, and has found itself right layer by
+    layer: through so many random layers, a last bit can become another token.
+    """
+    found = compare.judge(CASE, calls, mine, [reference])
+    doubtful = not mine.finished or compare.proves_nothing(CASE, mine) or compare.doubt_about(CASE, calls, [reference])
+    if not found.why or doubtful:
+        return found.why
+    itself = [each for each in compare.compare(CASE, calls, mine, None) if each.outcome != compare.EQUAL]
+    if itself:
+        return f"{itself[0].part}, {itself[0].length} tokens: {itself[0].difference}"
+    if not mine.selfcheck or mine.selfcheck["verdict"] != check.RIGHT:
+        return f"{found.why}; self-check: {mine.selfcheck['verdict'] if mine.selfcheck else 'none'}"
+    off = gap(calls, mine, reference)
+    return "" if off <= NEAR else f"{found.why}; first logprobs off by {off:.3g}, where {NEAR} is near"
+
+
+def gap(calls: Sequence[Call], mine: Outcome, reference: Outcome) -> float:
+    """The largest difference of a logprob of the first token, over what both servers name."""
+    worst = 0.0
+    for one, other in answers(calls, mine, reference):
+        ours, theirs = ({token: logprob for logprob, token in each["top"][0]} for each in (one, other))
+        both = ours.keys() & theirs.keys()
+        worst = max([worst, *(abs(ours[token] - theirs[token]) for token in both)]) if both else float("inf")
+    return worst
+
+
+def answers(calls: Sequence[Call], *outcomes: Outcome) -> list[tuple[compare.Answer, ...]]:
+    every = [[answer for call in each.answers[: len(calls)] for answer in call] for each in outcomes]
+    return list(zip(*every, strict=True))
+
+
+def rows_of(alive: Sequence[Alive], measured: str, length: int, together: int, rounds: int, say: Say) -> list[Row]:
+    """Every round has prompts of its own, and asks each server for them once."""
+    script = cases.Script()
+    script.random.seed(f"{measured} {length}")
+    new = OUTPUT if measured == THROUGHPUT else 1
+    numbers = [script.ask(measured, [length] * together, new) for _ in range(rounds + timing.WARM_UP)]
+    before = {each.run.arm: each.prefills() for each in alive}
+    taken: dict[str, Iterator[int]] = {each.run.arm: iter(numbers) for each in alive}
+
+    def asking(each: Alive) -> Callable[[], timing.Sample]:
+        def ask() -> timing.Sample:
+            if each.why:
+                return {}
+            try:
+                seconds = each.ask(script.calls[next(taken[each.run.arm])], logprobs=False)["milliseconds"] / 1e3
+            except Ended as ended:
+                each.why = str(ended)
+                return {}
+            return {measured: together * new / seconds if measured == THROUGHPUT else 1e3 * seconds}
+
+        return ask
+
+    samples = timing.in_turn({each.run.arm: asking(each) for each in alive}, rounds)
+    rows = []
+    for each in alive:
+        row = Row(
+            PART,
+            measured,
+            TOKENS_PER_SECOND if measured == THROUGHPUT else "ms",
+            ARMS[each.run.arm],
+            each.run.case.model,
+            length,
+            together,
+            RED if each.why else GREEN,
+            each.why,
+            details={
+                "new_tokens": new,
+                "prefill_passes": dict(each.prefills() - before[each.run.arm]),
+                "answers": each.compared,
+                "capture": capture_of(each.run.server.log.read_text(errors="replace")),
+                **({"selfcheck": selfcheck} if (selfcheck := each.now().selfcheck) else {}),
+            },
+        )
+        rows.append(row if each.why else row.with_times(timing.spreads(samples[each.run.arm])[measured]))
+        say(f"{measured}, {length} tokens in {together}, {row.arm}: {each.why or rows[-1].median} {row.unit}")
+    return rows
+
+
+def capture_of(log: str) -> dict[str, float] | None:
+    """Of all sizes together, as SGLang says it."""
+    found = CAPTURE.search(log)
+    return {"seconds": float(found[1])} if found else None
+
+
+def make_model(python: str, folder: pathlib.Path, case: cases.Case = CASE) -> None:
+    command.make_models(python, [case], folder, "sglang_bcg_fixes.lab.bench.model")

@@ -1,0 +1,424 @@
+"""What `bcg-fixes verify` runs, as data: a tiny model, how its server is started, what it is asked, what is compared.
+
+Which fixes a case shows is said once, by the fixes: each names its cases in `Fix.verify`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import random
+from collections.abc import Callable, Sequence
+
+from sglang_bcg_fixes.lab.verify.models import MODELS, VOCABULARY
+from sglang_bcg_fixes.source.tree import Source
+
+Value = str | int | float | bool | tuple[int, ...]
+Flags = dict[str, Value]
+
+NEW_TOKENS = 12
+SEED = 1
+# what is left to say where everything else is SGLang's own choice
+SIZES: Flags = {
+    "--skip-tokenizer-init": True,
+    "--context-length": 8192,
+    "--max-running-requests": 32,
+    "--max-total-tokens": 32768,
+    "--max-mamba-cache-size": 96,
+    "--mem-fraction-static": 0.7,
+}
+
+
+class Standard(str, enum.Enum):
+    """What must be equal, and to what."""
+
+    BITS = "every token and logprob of the reference, which refuses to replay"
+    TOKENS = "every token of the reference, which refuses to replay"
+    ACCEPTED = "every token and the number of drafts' verifications of the reference, which refuses to replay"
+    REPEATED = "every token and logprob of the same request before"
+    ANSWERED = "nothing: the server must start and answer everything"
+
+    @property
+    def needs_reference(self) -> bool:
+        return self in (Standard.BITS, Standard.TOKENS, Standard.ACCEPTED)
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One /generate with all its prompts; `again` is the number of an earlier call that asked the very same."""
+
+    part: str
+    prompts: tuple[tuple[int, ...], ...]
+    new_tokens: int = NEW_TOKENS
+    again: int | None = None
+
+
+class Script:
+    """The calls of a case in order; prompts come from a seed of their own, the same for every server."""
+
+    def __init__(self) -> None:
+        self.random = random.Random(SEED)
+        self.calls: list[Call] = []
+
+    def tokens(self, length: int) -> tuple[int, ...]:
+        return tuple(self.random.randrange(2, VOCABULARY) for _ in range(length))
+
+    def ask(self, part: str, lengths: Sequence[int], new_tokens: int = NEW_TOKENS) -> int:
+        return self.say(part, [self.tokens(length) for length in lengths], new_tokens)
+
+    def say(self, part: str, prompts: Sequence[tuple[int, ...]], new_tokens: int = NEW_TOKENS) -> int:
+        self.calls.append(Call(part, tuple(prompts), new_tokens))
+        return len(self.calls) - 1
+
+    def ask_again(self, part: str, call: int) -> None:
+        self.calls.append(dataclasses.replace(self.calls[call], part=part, again=call))
+
+
+def around_every_bucket(buckets: Sequence[int]) -> list[Call]:
+    """Alone and in batches of 1 to 16, one less and one more than each bucket, and larger ones after smaller ones."""
+    script, largest = Script(), max(buckets)
+    exact = []
+    for size in sorted(buckets, reverse=True):
+        exact.append(script.ask("edges", [size]))
+        script.ask("edges", [size - 1])
+        script.ask("edges", [size + 1])
+    for length in (1, 2, 17, 50, largest // 3):
+        script.ask("odd lengths", [length])
+    for call in reversed(exact):
+        script.ask_again("larger after smaller", call)
+    together = [
+        script.ask(f"{count} together", ragged(script.random, count, largest)) for count in (2, 3, 4, 5, 8, 11, 16)
+    ]
+    script.ask("together to a bucket's edge", [1, 2, buckets[0] - 3])
+    script.ask("chunked", [largest + largest // 2])
+    script.ask("chunked", [2 * largest + largest // 3])
+    for call in (together[-1], together[0], exact[0], exact[-1]):
+        script.ask_again("again at the end", call)
+    return script.calls
+
+
+def ragged(source: random.Random, count: int, total: int) -> list[int]:
+    """Lengths from 1 on that fit into one prefill together."""
+    return [1, *(source.randrange(1, total // count) for _ in range(count - 1))]
+
+
+def warm_prefixes(buckets: Sequence[int]) -> list[Call]:
+    """The same beginning again and again, alone and together, from the radix cache; asked twice in full, too."""
+    script = Script()
+    for length in (buckets[0] + 5, max(buckets) // 2 + 40):
+        prefix = script.tokens(length)
+        script.say("cold", [prefix])
+        script.say("its beginning is warm", [prefix + script.tokens(1)])
+        script.say("its beginning is warm", [prefix + script.tokens(70)])
+        script.say("all of it is warm", [prefix])
+        script.say("warm beginnings together", [prefix + script.tokens(tail) for tail in (3, 20, 9, 1)])
+        script.ask("cold", [length])
+        script.say("warm after a cold one", [prefix + script.tokens(30)])
+    return script.calls
+
+
+def new_prompts(buckets: Sequence[int]) -> list[Call]:
+    """As around every bucket, but nothing twice: the radix cache would answer the second time with other kernels."""
+    return [call for call in around_every_bucket(buckets) if call.again is None]
+
+
+def alone_after_a_batch(buckets: Sequence[int]) -> list[Call]:
+    """Requests alone in decode graphs of four rows, before and after a batch of four has left its rows behind.
+
+    The cache is small, so that one of the later requests is given the slots that the batch had.
+    """
+    script = Script()
+    alone = [script.ask("alone, rows never used", [100], 24) for _ in range(4 if len(buckets) < 3 else 12)]
+    for call in (*alone, *alone):
+        if call == alone[0]:
+            script.ask("four rows", [16, 9, 12, 16], 24)
+        script.ask_again("alone after four", call)
+    return script.calls
+
+
+def short_drafts(buckets: Sequence[int]) -> list[Call]:
+    """Short prompts: there the new tokens are most of what the draft attends to."""
+    script = Script()
+    for length in range(4, 28, 6 if len(buckets) < 3 else 2):
+        script.ask("alone", [length], 32)
+    script.ask("four together", [5, 9, 6, 14], 32)
+    return script.calls
+
+
+def of_the_drafts_of(source: Source, adaptive: bool) -> Flags:
+    flags: Flags = {
+        "--speculative-algorithm": "NEXTN" if adaptive else "EAGLE",
+        # the pools are sized by the first number of steps, and the largest candidate is 7
+        "--speculative-num-steps": 7 if adaptive else 3,
+        "--speculative-eagle-topk": 1,
+        "--speculative-num-draft-tokens": 8 if adaptive else 4,
+    }
+    if adaptive:
+        flags["--speculative-adaptive"] = True
+        rule = source.find("sglang.srt.speculative.adaptive_spec_params:adaptive_unsupported_reason")
+        if rule and rule.mentions("disable_overlap_schedule"):
+            flags["--disable-overlap-schedule"] = True
+    return flags
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """`phase` is the kind of pass that must be replayed, with at least `requests` in one of them.
+
+    `module` must be there for the model to be known, and `served` says whether it is with these flags; `watches` names
+    defects that the case shows and that this version has no fix for, and `extra` are flags beside those of every case.
+    With `by_default` the server is started as users start it: only the sizes of its pools are given, so that others can
+    be beside it.
+    """
+
+    name: str
+    sentence: str
+    model: str
+    standard: Standard = Standard.BITS
+    script: Callable[[Sequence[int]], list[Call]] = around_every_bucket
+    phase: str | None = "prefill"
+    requests: int = 1
+    draft: str | None = None
+    decode_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
+    extra: Callable[[Source], Flags] = lambda source: {}
+    watches: tuple[str, ...] = ()
+    module: str = ""
+    served: Callable[[Source], bool] = lambda source: True
+    # speculative decoding of the earlier releases has none to give
+    logprobs: bool = True
+    by_default: bool = False
+
+    @property
+    def wants_prefill_graphs(self) -> bool:
+        return self.phase == "prefill"
+
+    def applies_to(self, source: Source) -> bool:
+        return (not self.module or source.has_module(self.module)) and self.served(source)
+
+    def flags(self, source: Source, buckets: Sequence[int], eager: bool = False) -> Flags:
+        """By the options that this source has, never by its version."""
+        if self.by_default:
+            return {**SIZES, **self.extra(source), **(prefill_graphs(source, ()) if eager else {})}
+        newer = source.has_option("--cuda-graph-bs-decode")
+        flags: Flags = {
+            "--skip-tokenizer-init": True,
+            "--dtype": "bfloat16",
+            "--attention-backend": "triton",
+            "--sampling-backend": "pytorch",
+            "--grammar-backend": "none",
+            "--random-seed": 0,
+            "--context-length": 4096,
+            "--chunked-prefill-size": max(buckets),
+            # one that has just ended still counts for a step, and would keep the last of a batch waiting
+            "--max-running-requests": 2 * max(self.decode_sizes),
+            "--max-total-tokens": 32768,
+            # of the memory that is free when it starts: the pools are small, and other servers start beside it
+            "--mem-fraction-static": 0.7,
+            "--disable-radix-cache": True,
+            "--cuda-graph-bs-decode" if newer else "--cuda-graph-bs": self.decode_sizes,
+            **prefill_graphs(source, buckets if self.wants_prefill_graphs and not eager else ()),
+            **self.extra(source),
+        }
+        return {option: value for option, value in flags.items() if value is not False}
+
+
+def prefill_graphs(source: Source, buckets: Sequence[int]) -> Flags:
+    """Breakable graphs of these sizes, or none."""
+    if source.has_option("--cuda-graph-backend-prefill"):
+        if not buckets:
+            return {"--cuda-graph-backend-prefill": "disabled"}
+        return {"--cuda-graph-backend-prefill": "breakable", "--cuda-graph-bs-prefill": tuple(buckets)}
+    if not buckets:
+        return {"--disable-piecewise-cuda-graph": True}
+    return {
+        "--enable-breakable-cuda-graph": True,
+        # some of the models are refused by default in these releases
+        "--enforce-piecewise-cuda-graph": True,
+        "--piecewise-cuda-graph-tokens": tuple(buckets),
+    }
+
+
+def with_radix_cache(source: Source) -> Flags:
+    # a step early or late, as it happens, a request goes on from the cache's copy of its last token or from its own
+    return {"--disable-radix-cache": False, "--disable-overlap-schedule": True, "--max-mamba-cache-size": 64}
+
+
+def with_checkpoints(source: Source) -> Flags:
+    """The radix cache keeps copies of the mixers' states that the prefill writes in passing."""
+    renamed = source.has_option("--mamba-radix-cache-strategy")
+    strategy = "--mamba-radix-cache-strategy" if renamed else "--mamba-scheduler-strategy"
+    return {**with_radix_cache(source), strategy: "extra_buffer"}
+
+
+def keeps_checkpoints(source: Source) -> bool:
+    """Before its mixers wrote any, SGLang refuses to start such a model with them."""
+    mixer = source.find("sglang.srt.layers.attention.hybrid_linear_attn_backend:Mamba2AttnBackend.forward")
+    return mixer is not None and mixer.mentions("mamba_track_mask")
+
+
+def mixture_in_triton(source: Source) -> Flags:
+    return {"--moe-runner-backend": "triton"}
+
+
+def has_breakable_graphs_by_default(source: Source) -> bool:
+    choice = source.find("sglang.srt.model_executor.cuda_graph_config:default_prefill_backend")
+    return choice is not None and choice.mentions("BREAKABLE")
+
+
+def sees_in_graphs_by_default(source: Source) -> bool:
+    """Some releases make no graphs of models that see, unless they are asked to."""
+    listed = source.find("sglang.srt.configs.model_config:multimodal_breakable_cuda_graph_supported_model_archs")
+    is_listed = listed is not None and listed.mentions(MODELS["qwen3_5"].architecture)
+    return is_listed and has_breakable_graphs_by_default(source)
+
+
+def small_cache(source: Source) -> Flags:
+    return {**mixture_in_triton(source), "--max-total-tokens": 512}
+
+
+QWEN3_5_TEXT = Case(
+    "qwen3_5_text_prefill_graph",
+    "Qwen3.5 without its images: linear attention is run anew in every replay.",
+    "qwen3_5_text",
+    module="sglang.srt.models.qwen3_5_text",
+)
+QWEN3_5 = Case(
+    "qwen3_5_prefill_graph",
+    "Qwen3.5 as published, a model that sees, is replayed for prompts of text.",
+    "qwen3_5",
+    module="sglang.srt.models.qwen3_5",
+)
+EAGLE = Case(
+    "eagle_triton_draft_extend",
+    "As many drafts are accepted when the draft's extend step is replayed as when it is not.",
+    "llama_eagle_target",
+    draft="llama_eagle_draft",
+    standard=Standard.ACCEPTED,
+    script=short_drafts,
+    logprobs=False,
+    phase="draft_extend",
+    decode_sizes=(1, 2, 4),
+    extra=lambda source: of_the_drafts_of(source, adaptive=False),
+)
+CASES = (
+    Case(
+        "qwen3_next_prefill_graph",
+        "Linear attention is run anew in every replay, with the batch's own state.",
+        "qwen3_next",
+    ),
+    Case(
+        "qwen3_next_prefix_cache",
+        "A hybrid model goes on from the cached state of a prefix.",
+        "qwen3_next",
+        script=warm_prefixes,
+        extra=with_radix_cache,
+    ),
+    QWEN3_5_TEXT,
+    dataclasses.replace(
+        QWEN3_5_TEXT,
+        name="qwen3_5_text_by_default",
+        sentence="Qwen3.5 without its images is replayed and right where no flag asks for graphs.",
+        script=new_prompts,
+        served=has_breakable_graphs_by_default,
+        by_default=True,
+    ),
+    QWEN3_5,
+    dataclasses.replace(
+        QWEN3_5,
+        name="qwen3_5_by_default",
+        sentence="Qwen3.5 as published is replayed and right where no flag asks for graphs.",
+        script=new_prompts,
+        served=sees_in_graphs_by_default,
+        by_default=True,
+    ),
+    Case(
+        "llama_several_requests",
+        "A prefill batch of several requests is replayed, and each gets its own answer.",
+        "llama",
+        requests=2,
+    ),
+    Case(
+        "llama_stack_by_structure",
+        "The layers that structure finds are those that SGLang's names find.",
+        "llama",
+    ),
+    Case(
+        "llama_prefix_cache",
+        "Prefixes come from the radix cache, and the rest of the prompt from a replay.",
+        "llama",
+        script=warm_prefixes,
+        extra=with_radix_cache,
+    ),
+    Case(
+        "gpt_oss_decode_padding",
+        "Padded rows of a decode graph leave the sliding window cache of other requests alone.",
+        "gpt_oss",
+        standard=Standard.REPEATED,
+        script=alone_after_a_batch,
+        phase="decode",
+        decode_sizes=(4,),
+        extra=small_cache,
+    ),
+    Case(
+        "gpt_oss_breakable_start",
+        "A sliding window model starts with breakable prefill graphs and answers.",
+        "gpt_oss",
+        extra=mixture_in_triton,
+    ),
+    Case(
+        "qwen3_next_adaptive_speculation",
+        "A hybrid model that drafts with a layer of its own checkpoint starts with adaptive speculation.",
+        "qwen3_next_mtp",
+        standard=Standard.ANSWERED,
+        script=short_drafts,
+        logprobs=False,
+        phase=None,
+        decode_sizes=(1, 2, 4),
+        extra=lambda source: of_the_drafts_of(source, adaptive=True),
+        module="sglang.srt.models.qwen3_next_mtp",
+    ),
+    EAGLE,
+    dataclasses.replace(
+        EAGLE,
+        name="eagle_prefix_only_worker",
+        sentence="The fix for workers of another origin changes nothing for SGLang's own.",
+    ),
+    Case(
+        "phi_prefill_graph",
+        "A model that takes forward_batch before positions is captured with the right ones.",
+        "phi",
+    ),
+    Case(
+        "cohere_prefill_graph",
+        "A model that takes three arguments is captured.",
+        "cohere",
+    ),
+    Case(
+        "falcon_h1_prefill_graph",
+        "A Mamba2 mixer is run anew in every replay, with the batch's own state.",
+        "falcon_h1",
+        module="sglang.srt.models.falcon_h1",
+    ),
+    Case(
+        "falcon_h1_checkpoints",
+        "A replayed prefill writes the checkpoints of its states that the prefix cache goes on from.",
+        "falcon_h1",
+        script=warm_prefixes,
+        extra=with_checkpoints,
+        served=keeps_checkpoints,
+        module="sglang.srt.models.falcon_h1",
+    ),
+    Case(
+        "kimi_linear_prefill_graph",
+        "Delta attention beside latent attention is replayed.",
+        "kimi_linear",
+        # eager prefill takes other kernels for latent attention, so logprobs round otherwise
+        standard=Standard.TOKENS,
+        module="sglang.srt.models.kimi_linear",
+    ),
+)
+BUCKETS, FEW_BUCKETS = (64, 128, 256, 512, 1024), (128, 512)
+
+
+def named(name: str) -> Case | None:
+    return next((case for case in CASES if case.name == name), None)

@@ -1,0 +1,444 @@
+"""`bcg-fixes verify`: which servers, what they are told, and what is said about their answers."""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.lab.verify import cases, compare, environment, instruments, servers
+from sglang_bcg_fixes.lab.verify.cases import Call, Case
+from sglang_bcg_fixes.lab.verify.compare import FOR_INFORMATION, GREEN, RED, Judged
+from sglang_bcg_fixes.lab.verify.servers import Outcome, Server
+from sglang_bcg_fixes.model import Action, Fix
+from sglang_bcg_fixes.planning import plan, registry
+from sglang_bcg_fixes.source import releases
+from sglang_bcg_fixes.source.tree import Source
+
+REFERENCE, STOCK, PATCHED, ALONE, EAGER = "reference", "stock", "patched", "alone", "eager"
+# no fix, and the self-check: what it must notice, it must notice by itself
+CHECKED = "checked"
+# not asked for by name: it is added where it can say what a difference is
+PADDED = "padded"
+ARMS = (STOCK, PATCHED, ALONE, CHECKED, EAGER)
+GIB_PER_SERVER, MOST_JOBS = 8, 4
+# what a start costs when four of them share a machine, and what the first ones pay for compiling kernels
+SECONDS_PER_SERVER, SECONDS_ONCE = 50, 40
+ENGINE = "sglang_bcg_fixes.lab.verify.server"
+MODELS = "sglang_bcg_fixes.lab.verify.models"
+
+
+class VerifyError(Exception):
+    """Nothing could be verified, and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One server of a case: which arm it stands for, which fix is alone in it, the how-manieth of that kind it is."""
+
+    case: Case
+    calls: tuple[Call, ...]
+    flags: cases.Flags
+    arm: str
+    alone: str | None
+    number: int
+    server: Server
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    where = command.add_mutually_exclusive_group()
+    where.add_argument("--installed", action="store_true", help="the SGLang that is installed here (the default)")
+    where.add_argument("--release", metavar="V", help="refuse unless the installed SGLang is this release")
+    command.add_argument("--python", default=sys.executable, metavar="PATH", help="of an environment with SGLang")
+    command.add_argument("--fix", metavar="ID", help="the cases that show this fix; adds the arm `alone`")
+    command.add_argument("--case", action="append", default=[], metavar="NAME", help="one case; repeat")
+    command.add_argument("--arms", metavar="A,B", help=f"of {', '.join(ARMS)} (default: {STOCK},{PATCHED})")
+    command.add_argument("--quick", action="store_true", help="under three minutes: a case per fix that is needed")
+    command.add_argument("--jobs", type=int, metavar="N", help="servers at a time (default: by free memory, at most 4)")
+    command.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write everything there")
+    command.add_argument("--folder", type=pathlib.Path, metavar="DIR", help="keep models, logs and answers there")
+    command.add_argument("--plan", action="store_true", help="print every server's command line and start none")
+
+
+def run(options: argparse.Namespace) -> int:
+    """The exit status: 0 all green, 1 something is not; everything else is an exception."""
+    here = environment.look(options.python)
+    source = installed_source(options, here)
+    known = registry.discover()
+    chosen = choose_cases(options, known, source)
+    arms = choose_arms(options)
+    buckets = cases.FEW_BUCKETS if options.quick else cases.BUCKETS
+    with folder_of(options) as folder:
+        runs = []
+        for case in chosen:
+            alone = [options.fix] if options.fix else [fix.id for fix in needed_for(case, known, source)]
+            if alone or arms != [ALONE]:
+                runs += runs_of(case, order_of(case, arms, options.quick), known, source, buckets, folder, alone)
+        if not runs:
+            raise VerifyError(f"SGLang {source.version} needs no fix that these cases show, so none can be alone")
+        if options.plan:
+            print_plan(runs)
+            return 0
+        check(here, options)
+        began = time.monotonic()
+        make_models(options.python, chosen, folder)
+        jobs = options.jobs or jobs_that_fit(here)
+        found = serve(runs, options.python, jobs)
+        more = [
+            each
+            for case in chosen
+            if instruments.can_run_padded(source) and has_unexplained_difference(case, found)
+            for each in runs_of(case, [PADDED], known, source, buckets, folder)
+        ]
+        if more and not any(outcome.interrupted for _, outcome in found):
+            found += serve(more, options.python, jobs)
+        judged = [(each, outcome, judge(each, found, wanted_in(each, known, source))) for each, outcome in found]
+    print(table(judged, known, source))
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        content = as_dict(judged, here, {"quick": options.quick, "jobs": jobs}, time.monotonic() - began)
+        options.json.write_text(with_a_line_for_each_server(content))
+    return 0 if all(verdict.state == GREEN for each, _, verdict in judged if is_under_test(each, arms)) else 1
+
+
+def installed_source(options: argparse.Namespace, here: dict[str, Any]) -> Source:
+    make = (
+        "In a checkout of sglang-bcg-fixes: python3 -m venv sglang-env; sglang-env/bin/pip install sglang=={} . ; "
+        f"bcg-fixes {options.command} --python sglang-env/bin/python"
+    )
+    if here["root"] is None:
+        raise VerifyError(f"{options.python} has no SGLang. {make.format('V')}")
+    if options.release and here["sglang"] != options.release:
+        raise VerifyError(
+            f"{options.python} has SGLang {here['sglang']}, not {options.release}, and nothing is installed "
+            f"unasked. {make.format(options.release)}"
+        )
+    if not here["has_entry_point"]:
+        raise VerifyError(
+            f"SGLang would not find this plugin in {options.python}: run `{options.python} -m pip install .` in a "
+            f"checkout of sglang-bcg-fixes"
+        )
+    return releases.in_folder(pathlib.Path(here["root"]))
+
+
+def choose_cases(options: argparse.Namespace, known: registry.Registry, source: Source) -> list[Case]:
+    fix = known.fix(options.fix) if options.fix else None
+    if options.fix and not fix:
+        ids = [each.id for each in known.fixes]
+        raise VerifyError(f"no defect '{options.fix}'{flags.nearest(options.fix, ids)}; `bcg-fixes list` shows all")
+    names = [case.name for case in cases.CASES]
+    for name in options.case:
+        if name not in names:
+            raise VerifyError(f"no case '{name}'{flags.nearest(name, names)}; there are {', '.join(names)}")
+    chosen = [case for case in cases.CASES if case.applies_to(source)]
+    if fix or options.case:
+        chosen = [case for case in chosen if not fix or case.name in fix.verify or fix.id in case.watches]
+        chosen = [case for case in chosen if not options.case or case.name in options.case]
+    else:
+        chosen = run_by_default(known, source)
+        if options.quick:
+            chosen = one_for_each(needed_fixes(known, source), chosen) or chosen[:2]
+    if not chosen:
+        raise VerifyError(f"no case applies to SGLang {source.version} here; `bcg-fixes verify --plan` shows what does")
+    return chosen
+
+
+def run_by_default(known: registry.Registry, source: Source) -> list[Case]:
+    """The cases of this source, but for those of fixes that are off by default."""
+    on_request = {name for fix in known.fixes if fix.default == "off" for name in fix.verify}
+    return [case for case in cases.CASES if case.applies_to(source) and case.name not in on_request]
+
+
+def needed_fixes(known: registry.Registry, source: Source) -> list[Fix]:
+    """What the plugin would apply where nothing is set."""
+    made = plan.make(known, flags.read(known.fixes, known.kernels, {}), source)
+    return [decision.fix for decision in made.having(Action.APPLY)]
+
+
+def one_for_each(fixes: Sequence[Fix], chosen: Sequence[Case]) -> list[Case]:
+    """For every fix the first case that shows it and that no other has taken, while there is one."""
+    wanted: list[Case] = []
+    for fix in fixes:
+        wanted += [case for case in chosen if case.name in fix.verify and case not in wanted][:1]
+    return wanted
+
+
+def choose_arms(options: argparse.Namespace) -> list[str]:
+    default = [PATCHED] if options.quick else [STOCK, PATCHED]
+    arms = options.arms.split(",") if options.arms else [*default, *([ALONE] if options.fix else [])]
+    wrong = [arm for arm in arms if arm not in ARMS]
+    if wrong:
+        raise VerifyError(f"no arm '{wrong[0]}'{flags.nearest(wrong[0], ARMS)}; there are {', '.join(ARMS)}")
+    return arms
+
+
+def is_under_test(each: Run, arms: Sequence[str]) -> bool:
+    """Stock is there to show the defect, and counts only where nothing else is asked for."""
+    if each.arm in (REFERENCE, EAGER, PADDED):
+        return False
+    return each.arm != STOCK or set(arms) <= {STOCK, EAGER}
+
+
+def order_of(case: Case, arms: Sequence[str], quick: bool) -> list[str]:
+    """Tested, reference, reference, tested: whatever drifts with time falls on both alike."""
+    tested = [arm for arm in arms if arm == PATCHED]
+    references = [REFERENCE] if case.standard.needs_reference else []
+    about_prefill = (EAGER, CHECKED)
+    once = [arm for arm in arms if arm != PATCHED and (arm not in about_prefill or case.wants_prefill_graphs)]
+    return [*tested, *references, *once] if quick else [*tested, *references * 2, *tested, *once]
+
+
+def runs_of(
+    case: Case,
+    order: Sequence[str],
+    known: registry.Registry,
+    source: Source,
+    buckets: Sequence[int],
+    folder: pathlib.Path,
+    alone: Sequence[str] = (),
+) -> list[Run]:
+    calls = tuple(case.script(buckets))
+    found: list[Run] = []
+    kinds = [(each, fix) for each in order for fix in (alone if each == ALONE else (None,))]
+    for arm, fix in kinds:
+        number = 1 + sum((each.arm, each.alone) == (arm, fix) for each in found)
+        started_with = case.flags(source, buckets, eager=arm == EAGER)
+        name = f"{case.name}/{'-'.join([arm, *([fix] if fix else [str(number)])])}"
+        job = {
+            "engine": engine_arguments(started_with, case, folder),
+            "logprobs": case.logprobs,
+            "calls": [dataclasses.asdict(call) for call in calls],
+        }
+        server = Server(name, folder / name, job, environment_of(arm, case, known, fix))
+        found.append(Run(case, calls, started_with, arm, fix, number, server))
+    return found
+
+
+def environment_of(arm: str, case: Case, known: registry.Registry, alone: str | None) -> dict[str, str]:
+    """What makes a server of this arm, counters included; exactly this reproduces it by hand."""
+    wanted = list(instruments.COUNTERS)
+    found = {"SGLANG_PLUGINS": "bcg_fixes", flags.FIXES: "off" if arm in (STOCK, ALONE, CHECKED) else "auto"}
+    for fix in known.fixes:
+        asked_for = fix.id == alone if arm == ALONE else fix.default == "off" and case.name in fix.verify
+        if fix.patches and asked_for and arm not in (STOCK, CHECKED):
+            found[fix.flag] = "on"
+    # answers are compared by their bits, and these kernels round otherwise than SGLang's
+    found |= {kernel.flag: "off" for kernel in known.kernels if kernel.tolerance}
+    # where a defect or a difference is to be seen, graphs that fail the check must stay
+    found[flags.SELFCHECK] = "warn" if arm in (PATCHED, CHECKED) else "off"
+    if arm == REFERENCE:
+        wanted.append(f"refuse_{case.phase}")
+    if arm == PADDED:
+        wanted.append(instruments.PADDED)
+    return {**found, flags.INSTRUMENTS: ",".join(wanted)}
+
+
+def engine_arguments(started_with: cases.Flags, case: Case, folder: pathlib.Path) -> dict[str, Any]:
+    found: dict[str, Any] = {"model_path": str(folder / "models" / case.model), "log_level": "info"}
+    if case.draft:
+        found["speculative_draft_model_path"] = str(folder / "models" / case.draft)
+    return {**found, **{name.removeprefix("--").replace("-", "_"): value for name, value in started_with.items()}}
+
+
+def print_plan(runs: Sequence[Run]) -> None:
+    for each in runs:
+        words = ["python", "-m", "sglang.launch_server"]
+        for name, value in each.server.job["engine"].items():
+            values = value if isinstance(value, tuple) else () if value is True else (value,)
+            words += [f"--{name.replace('_', '-')}", *map(str, values)]
+        settings = " ".join(f"{name}={value}" for name, value in each.server.environment.items())
+        prompts = sum(len(call.prompts) for call in each.calls)
+        print(f"# {each.server.name}: {len(each.calls)} calls, {prompts} prompts. {each.case.sentence}")
+        print(f"{settings} {shlex.join(words)}\n")
+    print(f"# {len(runs)} servers")
+
+
+@contextlib.contextmanager
+def folder_of(options: argparse.Namespace) -> Iterator[pathlib.Path]:
+    if options.plan:
+        yield options.folder or pathlib.Path("DIR")
+    elif options.folder:
+        if options.folder.exists() and any(options.folder.iterdir()):
+            raise VerifyError(f"{options.folder} is not empty; name a folder that is, or that does not exist yet")
+        options.folder.mkdir(parents=True, exist_ok=True)
+        yield options.folder.resolve()
+    else:
+        with tempfile.TemporaryDirectory(prefix="bcg-verify-") as made:
+            yield pathlib.Path(made)
+
+
+def check(here: dict[str, Any], options: argparse.Namespace) -> None:
+    if not here["gpu"]:
+        raise VerifyError(
+            f"replay can be verified only with a GPU: {here['why']}. Run this on the machine that serves, in the "
+            f"environment of its SGLang, or name that with --python; `bcg-fixes doctor` needs no GPU"
+        )
+    if here["free_gib"] < GIB_PER_SERVER and not options.jobs:
+        raise VerifyError(
+            f"{here['free_gib']} GiB are free on {here['gpu']}, and a server may take {GIB_PER_SERVER}: end what runs "
+            f"there, or try with --jobs 1"
+        )
+
+
+def make_models(python: str, chosen: Sequence[Case], folder: pathlib.Path, module: str = MODELS) -> None:
+    names = sorted({name for case in chosen for name in (case.model, case.draft) if name})
+    print(f"making {', '.join(names)} ...", file=sys.stderr, flush=True)
+    done = subprocess.run([python, "-m", module, str(folder / "models"), *names], capture_output=True, text=True)
+    if done.returncode:
+        raise VerifyError(f"the models could not be made: {done.stderr.strip().rpartition(chr(10))[2]}")
+
+
+def jobs_that_fit(here: dict[str, Any]) -> int:
+    return max(1, min(MOST_JOBS, int(here["free_gib"] // GIB_PER_SERVER), (os.cpu_count() or 2) // 2))
+
+
+def serve(runs: Sequence[Run], python: str, jobs: int) -> list[tuple[Run, Outcome]]:
+    seconds = SECONDS_ONCE + SECONDS_PER_SERVER * len(runs) / jobs
+    print(f"{len(runs)} servers, {jobs} at a time, about {seconds / 60:.0f} minutes", file=sys.stderr, flush=True)
+    command = [python, "-m", ENGINE]
+    with servers.ended_by_signals(), servers.Runner(command, jobs) as runner:
+        futures: dict[concurrent.futures.Future[Outcome], Run] = {runner.start(each.server): each for each in runs}
+        shown = servers.Progress(runner, len(runs), seconds)
+        try:
+            shown.follow({future: each.server for future, each in futures.items()})
+        except KeyboardInterrupt:
+            print("interrupted; this is what there is so far", file=sys.stderr, flush=True)
+    # every server has ended by now, of itself or not, and some were never started
+    return [
+        (each, servers.NEVER_STARTED if future.cancelled() else future.result()) for future, each in futures.items()
+    ]
+
+
+def needed_for(case: Case, known: registry.Registry, source: Source) -> list[Fix]:
+    """The needed fixes that this case shows."""
+    return [fix for fix in needed_fixes(known, source) if case.name in fix.verify]
+
+
+def wanted_in(each: Run, known: registry.Registry, source: Source) -> set[str]:
+    """The fixes that this server must have for its case to show them."""
+    needed = {fix.id for fix in needed_for(each.case, known, source)}
+    return {PATCHED: needed, ALONE: needed & {each.alone or ""}}.get(each.arm, set())
+
+
+def has_unexplained_difference(case: Case, found: Sequence[tuple[Run, Outcome]]) -> bool:
+    """Whether a server under test answered everything, and not as the reference did."""
+    if not (case.wants_prefill_graphs and case.standard.needs_reference):
+        return False
+    mine = [each for each, _ in found if each.case is case and each.arm in (STOCK, PATCHED, ALONE)]
+    return any(compare.is_only_different(judge(each, found)) for each in mine)
+
+
+def judge(each: Run, found: Sequence[tuple[Run, Outcome]], wanted: Collection[str] = ()) -> Judged:
+    mine = next(outcome for other, outcome in found if other is each)
+    references = [outcome for other, outcome in found if other.case is each.case and other.arm == REFERENCE]
+    if each.arm in (REFERENCE, EAGER, PADDED):
+        against = references[0] if references else None
+        requests = compare.compare(each.case, each.calls, mine, against)
+        doubt = compare.doubt_about(each.case, each.calls, [mine]) if each.arm == REFERENCE else ""
+        return Judged(FOR_INFORMATION, doubt or ("" if mine.finished else mine.ending), requests)
+    verdict = compare.judge(each.case, each.calls, mine, references)
+    if each.arm == CHECKED and mine.selfcheck:
+        return compare.with_selfcheck(verdict, mine.selfcheck)
+    padded = [outcome for other, outcome in found if other.case is each.case and other.arm == PADDED]
+    if verdict.state == RED and compare.is_explained_by_padding(each.case, verdict, mine, padded):
+        verdict = dataclasses.replace(verdict, state=GREEN, why=f"padding rounds otherwise: {verdict.why}")
+    stock = [outcome for other, outcome in found if other.case is each.case and other.arm == STOCK]
+    if verdict.state == RED and each.arm != STOCK:
+        # what no fix has changed is SGLang's own: another defect, or a kernel that rounds otherwise for padded rows
+        if mine.finished and any(mine.answers == o.answers for o in stock):
+            return dataclasses.replace(verdict, why=f"{verdict.why}; stock gives these very answers")
+        if mine.error and any((mine.error, mine.answers) == (o.error, o.answers) for o in stock):
+            return dataclasses.replace(verdict, why=f"{verdict.why}, as stock does: {mine.error}")
+    missing = sorted(set(wanted) - set(mine.applied))
+    if missing and verdict.state != RED:
+        return Judged(RED, f"needed and not reported as applied: {', '.join(missing)}", verdict.requests)
+    return verdict
+
+
+Row = tuple[Run, Outcome, Judged]
+
+
+def table(judged: Sequence[Row], known: registry.Registry, source: Source) -> str:
+    """A line for each server, and below it why it is not green."""
+    lines = [f"{'case':32} {'arm':12} {'equal':>9} {'replays':>8} {'fallbacks':>9}  verdict"]
+    last = None
+    for each, outcome, verdict in judged:
+        kind = compare.counts(outcome).get(each.case.phase or "", {})
+        missed, reasons = compare.fallbacks(each.case, outcome)
+        equal = f"{verdict.equal}/{len(verdict.requests)}"
+        name = each.case.name if each.case is not last else ""
+        last = each.case
+        arm = f"{each.arm} {each.number}"
+        lines.append(f"{name:32} {arm:12} {equal:>9} {kind.get('replayed', 0):>8} {missed:>9}  {verdict.state}")
+        alone = f"only {each.alone}" if each.alone else ""
+        for note in (alone, verdict.why, f"fallbacks: {reasons}" if reasons and each.arm != REFERENCE else ""):
+            if note:
+                lines.append(f"{'':34}{note}")
+        if verdict.state == RED:
+            lines += [f"{'':34}known: {note}" for note in known_defects(each.case, known, source)]
+    return "\n".join(lines)
+
+
+def known_defects(case: Case, known: registry.Registry, source: Source) -> list[str]:
+    """Defects that this case shows, that this source has, and that this version does not mend."""
+    settings = flags.read(known.fixes, known.kernels, {})
+    made = plan.make(known, settings, source, watched_too=True)
+    found = []
+    for decision in made.having(Action.NO_FIX):
+        if decision.id in case.watches:
+            ways = [way.flags for way in decision.fix.mitigations if source.has_option(way.option)]
+            found.append(f"{decision.id} has no fix in this version; way round: {(ways or ['none'])[0]}")
+    return found
+
+
+def as_dict(judged: Sequence[Row], here: dict[str, Any], how: dict[str, Any], seconds: float) -> dict[str, Any]:
+    return {
+        **environment.header(here),
+        **how,
+        "seconds": round(seconds),
+        "servers": [row_as_dict(*row) for row in judged],
+    }
+
+
+def with_a_line_for_each_server(content: dict[str, Any]) -> str:
+    """JSON that can be read, and compared line by line with that of another run."""
+    servers_lines = ",\n  ".join(json.dumps(server) for server in content["servers"])
+    head = json.dumps({**content, "servers": []}, indent=1)
+    return head.removesuffix("[]\n}") + f"[\n  {servers_lines}\n ]\n}}\n"
+
+
+def row_as_dict(each: Run, outcome: Outcome, verdict: Judged) -> dict[str, Any]:
+    odd = [dataclasses.asdict(request) for request in verdict.requests if request.outcome != compare.EQUAL]
+    return {
+        "case": each.case.name,
+        "arm": each.arm,
+        **({"fix": each.alone} if each.alone else {"number": each.number}),
+        "verdict": verdict.state,
+        "why": verdict.why,
+        "standard": each.case.standard.value,
+        "equal": verdict.equal,
+        "requests": len(verdict.requests),
+        "not_equal": odd,
+        "counts": compare.counts(outcome),
+        "ending": outcome.ending,
+        "seconds": outcome.seconds,
+        "start_seconds": outcome.start_seconds,
+        "milliseconds": [call["milliseconds"] for call in outcome.calls],
+        "applied": outcome.applied,
+        **({"selfcheck": outcome.selfcheck} if outcome.selfcheck else {}),
+        "flags": each.flags,
+        "environment": dict(each.server.environment),
+        "log_tail": [] if outcome.finished else outcome.tail,
+    }

@@ -1,0 +1,549 @@
+"""Tiny models with random weights, written as checkpoints that an unmodified SGLang loads; nothing is downloaded.
+
+Weights are drawn at a scale at which the logits spread, so that a wrong layer shows in the answers: SGLang's own
+`--load-format dummy` makes them so small that every layer vanishes behind the residual stream. A seed that follows from
+the model's name makes them the same for every server. Sizes of heads are those that GPU kernels take.
+
+    python -m sglang_bcg_fixes.lab.verify.models FOLDER NAME...
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+import sys
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+VOCABULARY = 2048
+HIDDEN, HEADS, HEAD, INNER = 512, 4, 128, 1024
+QUERIES, EXPERTS, SMALL = HEADS * HEAD, 8, 128
+# DeepSeek's latent attention
+RANK, ROPE, NOPE, VALUE = 512, 64, 128, 128
+Shapes = dict[str, tuple[int, ...]]
+Tensors = dict[str, Any]
+
+
+def options(text: str) -> dict[str, Any]:
+    """Entries of a config.json, written as name=value with JSON's values."""
+    return {name: json.loads(value) for name, _, value in (word.partition("=") for word in text.split())}
+
+
+USUAL_OPTIONS = options(
+    f"""vocab_size={VOCABULARY} hidden_size={HIDDEN} intermediate_size={INNER} num_attention_heads={HEADS}
+    head_dim={HEAD} hidden_act="silu" max_position_embeddings=8192 rms_norm_eps=1e-6 tie_word_embeddings=false
+    torch_dtype="bfloat16" rope_theta=10000.0 rope_parameters={{"rope_type":"default","rope_theta":10000.0}}
+    bos_token_id=0 eos_token_id=1 pad_token_id=0"""
+)
+
+
+def weights(prefix: str = "", **shapes: tuple[int, ...]) -> Shapes:
+    return {f"{prefix}{name}.weight": shape for name, shape in shapes.items()}
+
+
+def norms(*names: str, size: int = HIDDEN) -> Shapes:
+    return {f"{name}.weight": (size,) for name in names}
+
+
+def attention(key_heads: int, query_parts: int = 1) -> Shapes:
+    keys = (key_heads * HEAD, HIDDEN)
+    queries = (query_parts * QUERIES, HIDDEN)
+    return weights("self_attn.", q_proj=queries, k_proj=keys, v_proj=keys, o_proj=(HIDDEN, QUERIES))
+
+
+def mlp(prefix: str, inner: int = INNER) -> Shapes:
+    return weights(prefix, gate_proj=(inner, HIDDEN), up_proj=(inner, HIDDEN), down_proj=(HIDDEN, inner))
+
+
+def mixture(
+    prefix: str,
+    shared: str,
+    expert: Callable[[str], Shapes] = lambda prefix: mlp(prefix, SMALL),
+    experts: int = EXPERTS,
+) -> Shapes:
+    found = {f"{prefix}gate.weight": (experts, HIDDEN), **mlp(f"{prefix}{shared}.", SMALL)}
+    for index in range(experts):
+        found |= expert(f"{prefix}experts.{index}.")
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """Names and shapes as in a checkpoint; the values follow from the names, and `finish` changes what they cannot say.
+
+    `norm` is the weight of a norm that changes nothing, `stack` is where the layers are, `wrap` makes a config.json of
+    the text's configuration, and `beside` are more files of JSON.
+    """
+
+    architecture: str
+    model_type: str
+    key_heads: int
+    layers: tuple[Shapes, ...]
+    ends: Shapes
+    config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    norm: float = 1
+    finish: Callable[[Tensors], Tensors] = lambda tensors: tensors
+    stack: str = "model.layers."
+    wrap: Callable[[dict[str, Any]], dict[str, Any]] = lambda config: config
+    beside: Mapping[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+
+    def config_json(self) -> dict[str, Any]:
+        sizes = {"num_hidden_layers": len(self.layers), "num_key_value_heads": self.key_heads}
+        names = {"architectures": [self.architecture], "model_type": self.model_type}
+        return self.wrap({**names, **sizes, **USUAL_OPTIONS, **self.config})
+
+    def tensors(self, seed: int) -> Tensors:
+        import torch
+
+        shapes = dict(self.ends)
+        for number, layer in enumerate(self.layers):
+            shapes |= {f"{self.stack}{number}.{name}": shape for name, shape in layer.items()}
+        source = torch.Generator().manual_seed(seed)
+        found = self.finish({name: values(name, shape, self.norm, source) for name, shape in shapes.items()})
+        return {name: each.to(torch.bfloat16).contiguous() for name, each in found.items()}
+
+
+def values(name: str, shape: tuple[int, ...], norm: float, source: Any) -> Any:
+    import torch
+
+    last = name.rpartition(".")[2]
+    if "norm" in name:
+        return torch.full(shape, norm if last == "weight" else 0)
+    if last == "A_log":
+        # recurrences that forget slowly, so that a wrong state shows for long
+        return (torch.rand(shape, generator=source) * 1.9 + 0.1).log()
+    if last in ("D", "dt_bias"):
+        return torch.full(shape, 1.0 if last == "D" else -2.0)
+    drawn = torch.randn(shape, generator=source)
+    if "embed" in name:
+        return drawn
+    if name.startswith("lm_head.w"):
+        return drawn * 0.15
+    return drawn * (0.05 if last.endswith("bias") else shape[-1] ** -0.5)
+
+
+def with_gated_norms_of_one(tensors: Tensors) -> Tensors:
+    """Its other norms scale by one plus their weight."""
+    return {name: each + 1 if "linear_attn.norm" in name else each for name, each in tensors.items()}
+
+
+def with_norms_of_a_tower_of_one(tensors: Tensors) -> Tensors:
+    """The tower's norms scale by their weight, the text's by one plus theirs."""
+    scales = re.compile(r"visual\..*norm\d?\.weight")
+    return {name: each + 1 if scales.search(name) else each for name, each in with_gated_norms_of_one(tensors).items()}
+
+
+def drafts_what_it_will_say(tensors: Tensors) -> Tensors:
+    """Embeddings of the size that a norm would give them, because EAGLE's draft layer has no norm before it."""
+    embedding = tensors["model.embed_tokens.weight"]
+    size = embedding.pow(2).mean(-1, keepdim=True).sqrt()
+    return {**tensors, "model.embed_tokens.weight": embedding / size}
+
+
+def draft_of_the_target(tensors: Tensors) -> Tensors:
+    """The target's own layer behind a projection that keeps the embedding and forgets the hidden state."""
+    import torch
+
+    layer = {
+        name.removeprefix("model."): each
+        for name, each in MODELS["llama_eagle_target"].tensors(seed_of("llama_eagle_target")).items()
+        if name.startswith("model.layers.0.") and not name.endswith("input_layernorm.weight")
+    }
+    keep = torch.cat([torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)], dim=1)
+    return {**layer, "fc.weight": keep, "fc.bias": torch.zeros(HIDDEN)}
+
+
+def with_a_small_embedding(tensors: Tensors) -> Tensors:
+    """It is the head too, and a large one would answer with the last token again."""
+    return {**tensors, "model.embed_tokens.weight": tensors["model.embed_tokens.weight"] * 0.1}
+
+
+ENDS = {**weights("model.", embed_tokens=(VOCABULARY, HIDDEN)), **weights(lm_head=(VOCABULARY, HIDDEN))}
+USUAL_ENDS = {**ENDS, **norms("model.norm")}
+BOTH_NORMS = norms("input_layernorm", "post_attention_layernorm")
+
+LLAMA_LAYER = {**BOTH_NORMS, **attention(2), **mlp("mlp.")}
+LLAMA = Model("LlamaForCausalLM", "llama", 2, (LLAMA_LAYER,) * 4, USUAL_ENDS)
+
+QWEN_REST = {
+    **BOTH_NORMS,
+    **mixture("mlp.", "shared_expert"),
+    **weights("mlp.", shared_expert_gate=(1, HIDDEN)),
+}
+QWEN_FULL = {**QWEN_REST, **attention(1, query_parts=2), **norms("self_attn.q_norm", "self_attn.k_norm", size=HEAD)}
+QWEN_KEYS, QWEN_VALUES = 4, 8
+QWEN_MIXED = (2 * QWEN_KEYS + QWEN_VALUES) * HEAD
+QWEN_LINEAR: Shapes = {
+    **QWEN_REST,
+    "linear_attn.in_proj_qkvz.weight": (QWEN_MIXED + QWEN_VALUES * HEAD, HIDDEN),
+    "linear_attn.in_proj_ba.weight": (2 * QWEN_VALUES, HIDDEN),
+    "linear_attn.conv1d.weight": (QWEN_MIXED, 1, 4),
+    "linear_attn.dt_bias": (QWEN_VALUES,),
+    "linear_attn.A_log": (QWEN_VALUES,),
+    "linear_attn.norm.weight": (HEAD,),
+    "linear_attn.out_proj.weight": (HIDDEN, QWEN_VALUES * HEAD),
+}
+QWEN3_NEXT = Model(
+    "Qwen3NextForCausalLM",
+    "qwen3_next",
+    1,
+    (QWEN_LINEAR, QWEN_LINEAR, QWEN_LINEAR, QWEN_FULL),
+    USUAL_ENDS,
+    options(
+        f"""partial_rotary_factor=0.25 full_attention_interval=4 attention_bias=false
+        linear_conv_kernel_dim=4 linear_key_head_dim={HEAD} linear_value_head_dim={HEAD}
+        linear_num_key_heads={QWEN_KEYS} linear_num_value_heads={QWEN_VALUES}
+        decoder_sparse_step=1 moe_intermediate_size={SMALL} shared_expert_intermediate_size={SMALL}
+        num_experts={EXPERTS} num_experts_per_tok=2 norm_topk_prob=true mlp_only_layers=[]"""
+    ),
+    norm=0,
+    finish=with_gated_norms_of_one,
+)
+QWEN_DRAFT: Shapes = {
+    "mtp.fc.weight": (HIDDEN, 2 * HIDDEN),
+    **norms("mtp.pre_fc_norm_embedding", "mtp.pre_fc_norm_hidden", "mtp.norm"),
+    **{f"mtp.layers.0.{name}": shape for name, shape in QWEN_FULL.items()},
+}
+
+# Qwen3.5: as Qwen3-Next, but dense, and with the projections of linear attention apart
+QWEN3_5_REST = {**BOTH_NORMS, **mlp("mlp.")}
+QWEN3_5_LINEAR: Shapes = {
+    **QWEN3_5_REST,
+    **weights(
+        "linear_attn.",
+        in_proj_qkv=(QWEN_MIXED, HIDDEN),
+        in_proj_z=(QWEN_VALUES * HEAD, HIDDEN),
+        in_proj_b=(QWEN_VALUES, HIDDEN),
+        in_proj_a=(QWEN_VALUES, HIDDEN),
+        conv1d=(QWEN_MIXED, 1, 4),
+        norm=(HEAD,),
+        out_proj=(HIDDEN, QWEN_VALUES * HEAD),
+    ),
+    "linear_attn.dt_bias": (QWEN_VALUES,),
+    "linear_attn.A_log": (QWEN_VALUES,),
+}
+QWEN3_5_FULL = {
+    **QWEN3_5_REST,
+    **attention(1, query_parts=2),
+    **norms("self_attn.q_norm", "self_attn.k_norm", size=HEAD),
+}
+QWEN3_5_TEXT = Model(
+    "Qwen3_5ForCausalLM",
+    "qwen3_5_text",
+    1,
+    (QWEN3_5_LINEAR, QWEN3_5_LINEAR, QWEN3_5_LINEAR, QWEN3_5_FULL),
+    USUAL_ENDS,
+    options(
+        f"""full_attention_interval=4 attention_bias=false attn_output_gate=true linear_conv_kernel_dim=4
+        linear_key_head_dim={HEAD} linear_value_head_dim={HEAD} linear_num_key_heads={QWEN_KEYS}
+        linear_num_value_heads={QWEN_VALUES} partial_rotary_factor=0.25
+        rope_parameters={{"rope_type":"default","rope_theta":10000.0,"partial_rotary_factor":0.25}}"""
+    ),
+    norm=0,
+    finish=with_gated_norms_of_one,
+)
+
+# its images: patches of 16 by 16 by 2 frames of 3 colours, four of them a token
+TOWER, TOWER_INNER, PATCH, MERGED, POSITIONS = 128, 256, 16, 4, 64
+# none of these is asked for by random prompts
+OF_IMAGES = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+NUMBERED = {name: VOCABULARY + number for number, name in enumerate(OF_IMAGES)}
+# some kernels want a vocabulary that divides by 64
+WITH_IMAGES = VOCABULARY + 64
+TOWER_BLOCK = {
+    f"{name}.{kind}": shape if kind == "weight" else shape[:1]
+    for name, shape in {
+        "norm1": (TOWER,),
+        "norm2": (TOWER,),
+        "attn.qkv": (3 * TOWER, TOWER),
+        "attn.proj": (TOWER, TOWER),
+        "mlp.linear_fc1": (TOWER_INNER, TOWER),
+        "mlp.linear_fc2": (TOWER, TOWER_INNER),
+    }.items()
+    for kind in ("weight", "bias")
+}
+TOWER_ENDS: Shapes = {
+    "patch_embed.proj.weight": (TOWER, 3, 2, PATCH, PATCH),
+    "patch_embed.proj.bias": (TOWER,),
+    "pos_embed.weight": (POSITIONS, TOWER),
+    "merger.norm.weight": (TOWER,),
+    "merger.norm.bias": (TOWER,),
+    "merger.linear_fc1.weight": (MERGED * TOWER, MERGED * TOWER),
+    "merger.linear_fc1.bias": (MERGED * TOWER,),
+    "merger.linear_fc2.weight": (HIDDEN, MERGED * TOWER),
+    "merger.linear_fc2.bias": (HIDDEN,),
+}
+
+
+def beside_a_tower(text: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a model that sees, from that of its text."""
+    start, end, image, video = NUMBERED.values()
+    tokens = options(
+        f"vision_start_token_id={start} vision_end_token_id={end} image_token_id={image} video_token_id={video}"
+    )
+    tower = options(
+        f"""model_type="qwen3_5" depth=1 hidden_size={TOWER} intermediate_size={TOWER_INNER} num_heads=2 in_channels=3
+        patch_size={PATCH} temporal_patch_size=2 spatial_merge_size=2 num_position_embeddings={POSITIONS}
+        out_hidden_size={HIDDEN} hidden_act="gelu_pytorch_tanh" deepstack_visual_indexes=[]"""
+    )
+    shared = ("architectures", "model_type", "torch_dtype", "tie_word_embeddings", "bos_token_id", "eos_token_id")
+    return {
+        **{name: text[name] for name in shared},
+        **tokens,
+        "text_config": {**text, "architectures": None, "model_type": QWEN3_5_TEXT.model_type},
+        "vision_config": tower,
+    }
+
+
+# words are their numbers; with these SGLang's image processor starts, which has nothing to do for prompts of tokens
+TOKENIZER = {
+    "version": "1.0",
+    "truncation": None,
+    "padding": None,
+    "added_tokens": [
+        {"id": number, "content": name, "special": True, "normalized": False}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+        for name, number in NUMBERED.items()
+    ],
+    "normalizer": None,
+    "pre_tokenizer": {"type": "WhitespaceSplit"},
+    "post_processor": None,
+    "decoder": None,
+    "model": {
+        "type": "WordLevel",
+        "vocab": {**{str(number): number for number in range(VOCABULARY)}, **NUMBERED},
+        "unk_token": "0",
+    },
+}
+PIXELS = {"shortest_edge": (2 * PATCH) ** 2, "longest_edge": (16 * PATCH) ** 2}
+FRAMES = {"patch_size": PATCH, "temporal_patch_size": 2, "merge_size": 2, "size": PIXELS}
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "tokenizer.json": TOKENIZER,
+    "tokenizer_config.json": {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": 8192,
+        "unk_token": "0",
+        "pad_token": "0",
+        "eos_token": "1",
+        "image_token": "<|image_pad|>",
+        "video_token": "<|video_pad|>",
+        "vision_bos_token": "<|vision_start|>",
+        "vision_eos_token": "<|vision_end|>",
+    },
+    "preprocessor_config.json": {
+        "processor_class": "Qwen3VLProcessor",
+        "image_processor_type": "Qwen2VLImageProcessorFast",
+        **FRAMES,
+    },
+    "video_preprocessor_config.json": {
+        "processor_class": "Qwen3VLProcessor",
+        "video_processor_type": "Qwen3VLVideoProcessor",
+        **FRAMES,
+    },
+}
+QWEN3_5_SEES = dataclasses.replace(
+    QWEN3_5_TEXT,
+    architecture="Qwen3_5ForConditionalGeneration",
+    model_type="qwen3_5",
+    ends={
+        **weights("model.language_model.", embed_tokens=(WITH_IMAGES, HIDDEN)),
+        **weights(lm_head=(WITH_IMAGES, HIDDEN)),
+        **norms("model.language_model.norm"),
+        **{f"model.visual.{name}": shape for name, shape in TOWER_ENDS.items()},
+        **{f"model.visual.blocks.0.{name}": shape for name, shape in TOWER_BLOCK.items()},
+    },
+    config={**QWEN3_5_TEXT.config, "vocab_size": WITH_IMAGES},
+    finish=with_norms_of_a_tower_of_one,
+    stack="model.language_model.layers.",
+    wrap=beside_a_tower,
+    beside=PROCESSORS,
+)
+
+OSS_INNER = 256
+OSS_LAYER: Shapes = {
+    **BOTH_NORMS,
+    **attention(2),
+    "self_attn.q_proj.bias": (QUERIES,),
+    "self_attn.k_proj.bias": (2 * HEAD,),
+    "self_attn.v_proj.bias": (2 * HEAD,),
+    "self_attn.o_proj.bias": (HIDDEN,),
+    "self_attn.sinks": (HEADS,),
+    "mlp.router.weight": (EXPERTS, HIDDEN),
+    "mlp.router.bias": (EXPERTS,),
+    "mlp.experts.gate_up_proj": (EXPERTS, HIDDEN, 2 * OSS_INNER),
+    "mlp.experts.gate_up_proj_bias": (EXPERTS, 2 * OSS_INNER),
+    "mlp.experts.down_proj": (EXPERTS, OSS_INNER, HIDDEN),
+    "mlp.experts.down_proj_bias": (EXPERTS, HIDDEN),
+}
+
+MIXER_HEADS, STATE = 16, 128
+MIXED = INNER + 2 * STATE
+FALCON_LAYER: Shapes = {
+    **norms("input_layernorm", "pre_ff_layernorm"),
+    **attention(2),
+    **mlp("feed_forward."),
+    "mamba.in_proj.weight": (INNER + MIXED + MIXER_HEADS, HIDDEN),
+    "mamba.conv1d.weight": (MIXED, 1, 4),
+    "mamba.conv1d.bias": (MIXED,),
+    "mamba.A_log": (MIXER_HEADS,),
+    "mamba.D": (MIXER_HEADS,),
+    "mamba.dt_bias": (MIXER_HEADS,),
+    "mamba.out_proj.weight": (HIDDEN, INNER),
+}
+
+PHI_INNER = 4 * HIDDEN
+PHI_SQUARES = {f"self_attn.{name}.weight": (HIDDEN, HIDDEN) for name in ("q_proj", "k_proj", "v_proj", "dense")}
+PHI_WEIGHTS = {**PHI_SQUARES, **weights("mlp.", fc1=(PHI_INNER, HIDDEN), fc2=(HIDDEN, PHI_INNER))}
+PHI_LAYER: Shapes = {
+    **norms("input_layernorm"),
+    "input_layernorm.bias": (HIDDEN,),
+    **PHI_WEIGHTS,
+    **{name.replace(".weight", ".bias"): shape[:1] for name, shape in PHI_WEIGHTS.items()},
+}
+
+
+def kimi_expert(prefix: str) -> Shapes:
+    return weights(prefix, w1=(SMALL, HIDDEN), w2=(HIDDEN, SMALL), w3=(SMALL, HIDDEN))
+
+
+# no power of two: for few experts of such a number SGLang takes a kernel that wants another type of bias than it makes
+KIMI_EXPERTS = 12
+KIMI_MIXTURE = {
+    **mixture("block_sparse_moe.", "shared_experts", kimi_expert, KIMI_EXPERTS),
+    "block_sparse_moe.gate.e_score_correction_bias": (KIMI_EXPERTS,),
+}
+KIMI_LINEAR: Shapes = {
+    **BOTH_NORMS,
+    **weights("self_attn.", **{f"{name}_proj": (QUERIES, HIDDEN) for name in "qkv"}),
+    **weights("self_attn.", **{f"{name}_conv1d": (QUERIES, 1, 4) for name in "qkv"}),
+    **weights("self_attn.", **{f"{name}_a_proj": (HEAD, HIDDEN) for name in "fg"}),
+    **weights("self_attn.", **{f"{name}_b_proj": (QUERIES, HEAD) for name in "fg"}),
+    **weights("self_attn.", b_proj=(HEADS, HIDDEN), o_norm=(HEAD,), o_proj=(HIDDEN, QUERIES)),
+    "self_attn.dt_bias": (QUERIES,),
+    "self_attn.A_log": (1, 1, HEADS, 1),
+}
+KIMI_FULL: Shapes = {
+    **BOTH_NORMS,
+    **weights(
+        "self_attn.",
+        q_proj=(HEADS * (NOPE + ROPE), HIDDEN),
+        kv_a_proj_with_mqa=(RANK + ROPE, HIDDEN),
+        kv_a_layernorm=(RANK,),
+        kv_b_proj=(HEADS * (NOPE + VALUE), RANK),
+        o_proj=(HIDDEN, HEADS * VALUE),
+    ),
+    **KIMI_MIXTURE,
+}
+
+MODELS = {
+    "llama": LLAMA,
+    "llama_eagle_target": dataclasses.replace(LLAMA, layers=(LLAMA_LAYER,), finish=drafts_what_it_will_say),
+    "llama_eagle_draft": dataclasses.replace(
+        LLAMA, architecture="LlamaForCausalLMEagle", layers=({},), ends={}, finish=draft_of_the_target
+    ),
+    "qwen3_next": QWEN3_NEXT,
+    "qwen3_5_text": QWEN3_5_TEXT,
+    "qwen3_5": QWEN3_5_SEES,
+    # `--speculative-algorithm NEXTN` without a draft path: the layer that drafts is in the same checkpoint
+    "qwen3_next_mtp": dataclasses.replace(QWEN3_NEXT, ends={**USUAL_ENDS, **QWEN_DRAFT}),
+    # windows in every other layer, with a cache pool of their own; experts in bfloat16
+    "gpt_oss": Model(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        2,
+        (OSS_LAYER,) * 4,
+        USUAL_ENDS,
+        options(
+            f"""intermediate_size={OSS_INNER} num_local_experts={EXPERTS} num_experts_per_tok=2 swiglu_limit=7.0
+            layer_types=["sliding_attention","full_attention","sliding_attention","full_attention"]
+            sliding_window=128 attention_bias=true"""
+        ),
+    ),
+    # attention and a Mamba2 mixer side by side in each layer
+    "falcon_h1": Model(
+        "FalconH1ForCausalLM",
+        "falcon_h1",
+        2,
+        (FALCON_LAYER,) * 4,
+        {**ENDS, **norms("model.final_layernorm")},
+        options(
+            f"""mamba_d_ssm={INNER} mamba_n_heads={MIXER_HEADS} mamba_d_head={INNER // MIXER_HEADS} mamba_n_groups=1
+            mamba_d_state={STATE} mamba_d_conv=4 mamba_expand=2 mamba_chunk_size=256 mamba_conv_bias=true
+            mamba_proj_bias=false mamba_norm_before_gate=false mamba_rms_norm=false projectors_bias=false"""
+        ),
+    ),
+    # takes forward_batch before positions
+    "phi": Model(
+        "PhiForCausalLM",
+        "phi",
+        HEADS,
+        (PHI_LAYER,) * 4,
+        {
+            **ENDS,
+            "lm_head.bias": (VOCABULARY,),
+            **norms("model.final_layernorm"),
+            "model.final_layernorm.bias": (HIDDEN,),
+        },
+        options(f'intermediate_size={PHI_INNER} hidden_act="gelu_new" partial_rotary_factor=0.5 layer_norm_eps=1e-5'),
+    ),
+    # takes three arguments
+    "cohere": Model(
+        "CohereForCausalLM",
+        "cohere",
+        2,
+        ({**norms("input_layernorm"), **attention(2), **mlp("mlp.")},) * 4,
+        {**weights("model.", embed_tokens=(VOCABULARY, HIDDEN)), **norms("model.norm")},
+        options(
+            """logit_scale=1.5 layer_norm_eps=1e-5 use_qk_norm=false attention_dropout=0.0
+            tie_word_embeddings=true"""
+        ),
+        finish=with_a_small_embedding,
+    ),
+    # delta attention in three layers of four, latent attention without positions in the fourth
+    "kimi_linear": Model(
+        "KimiLinearForCausalLM",
+        "kimi_linear",
+        HEADS,
+        ({**KIMI_LINEAR, **mlp("mlp.")}, *({**KIMI_LINEAR, **KIMI_MIXTURE},) * 2, KIMI_FULL),
+        USUAL_ENDS,
+        {
+            "linear_attn_config": options(
+                f"kda_layers=[1,2,3] full_attn_layers=[4] num_heads={HEADS} head_dim={HEAD} short_conv_kernel_size=4"
+            ),
+            **options(
+                f"""num_experts={KIMI_EXPERTS} num_experts_per_token=2 num_shared_experts=1
+                moe_intermediate_size={SMALL} moe_renormalize=true first_k_dense_replace=1
+                mla_use_nope=true q_lora_rank=null kv_lora_rank={RANK}
+                qk_rope_head_dim={ROPE} qk_nope_head_dim={NOPE} v_head_dim={VALUE}"""
+            ),
+        },
+    ),
+}
+
+
+def seed_of(name: str) -> int:
+    return zlib.crc32(name.encode())
+
+
+def make(name: str, folder: pathlib.Path) -> None:
+    model = MODELS[name]
+    write({"config.json": model.config_json(), **model.beside}, model.tensors(seed_of(name)), folder)
+
+
+def write(files: Mapping[str, dict[str, Any]], tensors: Tensors, folder: pathlib.Path) -> None:
+    """As files of JSON, and model.safetensors."""
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        (folder / name).write_text(json.dumps(content, indent=1))
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+if __name__ == "__main__":
+    target, *wanted = sys.argv[1:]
+    for each in wanted:
+        make(each, pathlib.Path(target) / each)

@@ -1,0 +1,183 @@
+"""Everything that can be applied: our own fixes by a scan of the package, other packages' by entry point."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.metadata
+import importlib.util
+import pkgutil
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any, TypeVar
+
+import pluggy
+
+from sglang_bcg_fixes import api, fixes, flags, kernels
+from sglang_bcg_fixes.model import Fix, Kernel
+from sglang_bcg_fixes.planning import well_formed
+
+T = TypeVar("T")
+# of the lab, which only a server that is measured imports
+INSTRUMENTS = "sglang_bcg_fixes.lab.verify.instruments"
+
+
+class RegistryError(Exception):
+    """A package contributes something that cannot be used."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Registry:
+    """What can be used; `owners` has the package of each fix or kernel that is not ours."""
+
+    fixes: tuple[Fix, ...]
+    kernels: tuple[Kernel, ...]
+    owners: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+    def fix(self, name: str) -> Fix | None:
+        return next((fix for fix in self.fixes if fix.id == name), None)
+
+
+class BuiltIn:
+    """What this package has: the files in `fixes/` without an underscore in front, and what kernels/ declares."""
+
+    @api.hookimpl
+    def bcg_fixes(self) -> Sequence[Fix]:
+        return [declared_in(importlib.import_module(name)) for name in fix_modules()]
+
+    @api.hookimpl
+    def bcg_kernels(self) -> Sequence[Kernel]:
+        return [importlib.import_module(name).KERNEL for name in kernel_modules()]
+
+
+def fix_modules() -> list[str]:
+    names = sorted(info.name for info in pkgutil.iter_modules(fixes.__path__))
+    return [f"{fixes.__name__}.{name}" for name in names if not name.startswith("_")]
+
+
+def kernel_modules() -> list[str]:
+    """Of the operations that declare themselves; a folder without `declaration.py` is help for others."""
+    folders = [f"{kernels.__name__}.{info.name}" for info in pkgutil.iter_modules(kernels.__path__) if info.ispkg]
+    return [f"{name}.declaration" for name in sorted(folders) if importlib.util.find_spec(f"{name}.declaration")]
+
+
+def declared_in(module: ModuleType) -> Fix:
+    fix = getattr(module, "FIX", None)
+    stem = module.__name__.rpartition(".")[2]
+    if not isinstance(fix, Fix):
+        raise RegistryError(f"{module.__file__}: declares no FIX; copy fixes/_template.py")
+    if fix.id != stem:
+        raise RegistryError(f"{module.__file__}: its FIX has the id '{fix.id}', which must be the file's stem '{stem}'")
+    return fix
+
+
+def discover() -> Registry:
+    """All fixes and kernels; a package that contributes what cannot be used is an error that names it."""
+    found = collect()
+    if found.problems:
+        raise RegistryError("; ".join(found.problems))
+    return found
+
+
+def collect() -> Registry:
+    """All that can be used, and what cannot: a sentence for each, with its package."""
+    manager = pluggy.PluginManager(api.PROJECT)
+    manager.add_hookspecs(api)
+    manager.register(BuiltIn(), name=api.PROJECT)
+    if flags.instruments():
+        manager.register(importlib.import_module(INSTRUMENTS))
+    problems: list[str] = []
+    entries = {}
+    for entry in importlib.metadata.entry_points(group=api.PROJECT):
+        try:
+            register(manager, entry)
+            entries[entry.name] = entry
+        except RegistryError as error:
+            problems.append(str(error))
+    owners: dict[str, str] = {}
+    fixes = contributed(manager.hook.bcg_fixes, Fix, entries, owners, problems)
+    kernels = contributed(manager.hook.bcg_kernels, Kernel, entries, owners, problems)
+    return Registry(
+        fixes=tuple(sorted(fixes, key=lambda fix: fix.id)),
+        kernels=tuple(sorted(kernels, key=lambda kernel: kernel.op)),
+        owners=owners,
+        problems=tuple(problems),
+    )
+
+
+def register(manager: pluggy.PluginManager, entry: importlib.metadata.EntryPoint) -> None:
+    try:
+        module = entry.load()
+        manager.register(module, name=entry.name)
+        try:
+            manager.check_pending()
+        except pluggy.PluginValidationError:
+            manager.unregister(module)
+            raise
+    except Exception as error:
+        owner = owner_of(entry)
+        raise RegistryError(
+            f"entry point '{entry.name} = {entry.value}' of {owner} cannot be loaded ({type(error).__name__}: "
+            f"{error}); mend or uninstall {owner}"
+        ) from error
+
+
+def owner_of(entry: importlib.metadata.EntryPoint) -> str:
+    return entry.dist.name if entry.dist else "an unknown package"
+
+
+def contributed(
+    hook: pluggy.HookCaller,
+    kind: type[T],
+    entries: Mapping[str, importlib.metadata.EntryPoint],
+    owners: dict[str, str],
+    problems: list[str],
+) -> list[T]:
+    """What each package gives, ours first; what is wrong with it goes to the problems, and its name to the owners."""
+    found: list[T] = []
+    for given in sorted(hook.get_hookimpls(), key=lambda each: (each.plugin_name in entries, each.plugin_name)):
+        entry = entries.get(given.plugin_name)
+        if entry is None:
+            ours: Any = given.function()
+            found += ours
+            continue
+        owner = owner_of(entry)
+        for item in items_of(given, owner, problems):
+            wrong = well_formed.fault(item, kind) or already_declared(item, found, owners)
+            if wrong:
+                problems.append(f"{owner} contributes {name_of(item)}, which cannot be used: {wrong}; {way_out(owner)}")
+                continue
+            owners[name_of(item)] = owner
+            found.append(item)
+    return found
+
+
+def items_of(given: pluggy.HookImpl, owner: str, problems: list[str]) -> Sequence[Any]:
+    name = given.function.__name__
+    try:
+        items = given.function()
+    except Exception as error:
+        problems.append(f"{owner}: its {name}() fails ({type(error).__name__}: {error}); {way_out(owner)}")
+        return ()
+    if not isinstance(items, tuple | list):
+        problems.append(f"{owner}: its {name}() gives {well_formed.shown(items)}, which is no list; {way_out(owner)}")
+        return ()
+    return items
+
+
+def already_declared(item: Any, found: Sequence[Any], owners: Mapping[str, str]) -> str | None:
+    name = item.id
+    if name not in {other.id for other in found}:
+        return None
+    kind = "fix id" if isinstance(item, Fix) else "kernel"
+    return f"more than one package declares the {kind} {name}, {owners.get(name, 'sglang-bcg-fixes')} is the other"
+
+
+def name_of(item: Any) -> str:
+    name = getattr(item, "id", None)
+    return name if isinstance(name, str) else "a fix or kernel"
+
+
+def way_out(owner: str) -> str:
+    return f"mend or uninstall {owner}"

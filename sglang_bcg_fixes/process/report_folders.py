@@ -1,0 +1,90 @@
+"""Every folder that a server of this machine may report in: its own environment decides, not that of who asks."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import stat
+from collections.abc import Iterator
+from typing import Any
+
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.process import procfs, report
+
+NAME = "sglang-bcg-fixes"
+# what `status` shows of each; anybody can put a file into a folder of his own, and root reads that
+SHOWN = {"process", "sglang", "plan", "fixes", "kernels"}
+
+
+def chosen() -> list[pathlib.Path]:
+    """The one that was told, or all that can be."""
+    told = flags.told_report_dir()
+    return [told] if told else every()
+
+
+def every() -> list[pathlib.Path]:
+    """Our own first, then those of the processes that we may ask, and where folders of ended ones can be."""
+    found = [flags.report_dir(), *of_processes(), *usual()]
+    own, *others = dict.fromkeys(found)
+    return [own, *(folder for folder in others if folder.is_dir())]
+
+
+def of_processes() -> Iterator[pathlib.Path]:
+    """The kernel shows processes of this user, and root those of all."""
+    for pid in procfs.every():
+        environ, user = procfs.environ(pid), procfs.user(pid)
+        if environ is not None and user is not None:
+            yield flags.report_dir_of(environ, user)
+
+
+def usual() -> Iterator[pathlib.Path]:
+    user = "*" if os.getuid() == 0 else str(os.getuid())
+    yield from sorted(pathlib.Path("/run/user").glob(f"{user}/{NAME}"))
+    yield from sorted(pathlib.Path("/tmp").glob(f"{NAME}-{user}"))
+
+
+def problem(folder: pathlib.Path) -> str | None:
+    """Why a folder is not read, where it is there: somebody else could have put reports there."""
+    try:
+        found = folder.lstat()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return f"{folder} cannot be read ({error.strerror}); set {flags.REPORT_DIR} to a folder that can"
+    is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
+    if is_private and os.getuid() in (0, found.st_uid):
+        return None
+    return f"{folder} is not read, for it is not a private folder of this user; servers do not report there"
+
+
+def live(folders: list[pathlib.Path]) -> list[dict[str, Any]]:
+    """The reports of all running processes, one for each."""
+    found = [
+        content
+        for folder in folders
+        if not problem(folder)
+        for _, content in report.read_all(folder)
+        if report.is_live(content) and content.keys() >= SHOWN
+    ]
+    return list({content["pid"]: content for content in found}.values())
+
+
+def running() -> str:
+    """In one sentence, for `doctor`."""
+    folders = chosen()
+    found = live(folders)
+    if not found:
+        return nobody(folders)
+    return f"running processes that have loaded the plugin: {len(found)}; `bcg-fixes status` shows what they have"
+
+
+def nobody(folders: list[pathlib.Path]) -> str:
+    """What is said where no running process reports: where we looked, and why that may not be all."""
+    text = f"no running process reports in {', '.join(map(str, folders))}: none has loaded the plugin, or it reports "
+    if flags.told_report_dir():
+        elsewhere = live(every())
+        more = f"; {len(elsewhere)} report elsewhere" if elsewhere else ""
+        return f"{text}elsewhere{more}; unset {flags.REPORT_DIR} to look wherever servers of this user can"
+    if os.getuid() == 0:
+        return f"{text}from inside a container, where `bcg-fixes status` has to be asked"
+    return f"{text}as another user, whose reports that user and root see"

@@ -1,0 +1,221 @@
+"""When the check runs, and what follows from it: a line in the log, graphs that are off, or no server.
+
+It runs at the end of the scheduler's construction: by then all graphs are captured, and no request has come.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import re
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.model import Fix, How
+from sglang_bcg_fixes.process import current, report, watch
+from sglang_bcg_fixes.process.log import logger, say
+from sglang_bcg_fixes.process.selfcheck import check, judge
+from sglang_bcg_fixes.process.selfcheck.check import Case, Check, NoGraphs, ReplayDied, Unchecked
+from sglang_bcg_fixes.source.finding import Verdict
+from sglang_bcg_fixes.source.tree import Source
+
+if TYPE_CHECKING:
+    from sglang_bcg_fixes.process.process import Process
+
+SCHEDULER = "sglang.srt.managers.scheduler:Scheduler.__init__"
+NO_GRAPHS, NOT_CHECKED = "no graphs", "not checked"
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What the check of one server found, in this rank."""
+
+    verdict: str
+    reason: str
+    cases: tuple[Case, ...] = ()
+    seconds: float = 0.0
+    # of the GPU's memory, more than before
+    kept_bytes: int = 0
+    # the module in which the first difference was seen
+    layer: Any = None
+
+    def as_dict(self) -> dict[str, Any]:
+        cases = [case.as_dict() for case in self.cases]
+        return {
+            "verdict": self.verdict,
+            "reason": self.reason,
+            "seconds": round(self.seconds, 3),
+            "kept_bytes": self.kept_bytes,
+            "batches": cases,
+        }
+
+    def line(self) -> str:
+        return f"self-check: {self.verdict}: {self.reason}"
+
+
+def hooks(source: Source) -> Iterator[Fix]:
+    if source.find(SCHEDULER):
+        yield watch.watch("selfcheck", SCHEDULER, How.AFTER, f"{__name__}:after_scheduler")
+
+
+def after_scheduler(result: None, self: Any, *args: Any, **kwargs: Any) -> None:
+    process = current.process()
+    model_runner = self.tp_worker.model_runner
+    conclude(process, model_runner, look(model_runner))
+    # batches of the check are nobody's requests
+    watch.look_again("the self-check was over", model_runner)
+
+
+def conclude(process: Process, model_runner: Any, outcome: Outcome) -> None:
+    """Have it in the report, say it, and act on it."""
+    process.report.selfcheck = outcome.as_dict()
+    # with no fix in place nobody else has begun to
+    watch.show_metrics(process, model_runner)
+    unmended = [
+        decision.fix
+        for decision in process.plan.decisions
+        if decision.finding.verdict is Verdict.AFFECTED and process.report.state(decision.id) != report.APPLIED
+    ]
+    # what has a place in the code of that layer comes first
+    modules = {type(module).__module__ for module in outcome.layer.modules()} if outcome.layer is not None else set()
+    unmended.sort(key=lambda fix: not any(where.partition(":")[0] in modules for where in places_of(fix)))
+    react(model_runner, outcome, process.settings.selfcheck == "strict", [fix.id for fix in unmended])
+
+
+def places_of(fix: Fix) -> list[str]:
+    return [where for point in fix.patches for where in point.where]
+
+
+def look(model_runner: Any) -> Outcome:
+    """Run the check; what goes wrong in the check itself is said and never taken for a result."""
+    started, bytes_before = time.perf_counter(), allocated_bytes(model_runner.device)
+    ranks, any_rank = tensor_parallel_ranks()
+    cases: list[Case] = []
+    try:
+        for case in Check(model_runner, any_rank).run():
+            cases.append(case)
+    except Unchecked as why:
+        return Outcome(NO_GRAPHS if isinstance(why, NoGraphs) else NOT_CHECKED, str(why))
+    except Exception as error:
+        # other ranks wait for this one, or the GPU answers nothing any more: nobody could go on
+        if ranks > 1 or is_lost(model_runner.device):
+            raise SystemExit(
+                f"bcg-fixes refuses to serve: the self-check ended in {type(error).__name__}: {error}. Start without "
+                f"prefill graphs (`bcg-fixes doctor` shows the flags), or set {flags.SELFCHECK}=off"
+            ) from error
+        logger.exception("bcg-fixes: the self-check ended in an error")
+        verdict = check.WRONG if isinstance(error, ReplayDied) else NOT_CHECKED
+        reason = f"replaying ended in {error}" if isinstance(error, ReplayDied) else f"{type(error).__name__}: {error}"
+        return Outcome(verdict, reason, tuple(cases), time.perf_counter() - started)
+    outcome = judged(model_runner, tuple(cases), time.perf_counter() - started)
+    return dataclasses.replace(outcome, kept_bytes=allocated_bytes(model_runner.device) - bytes_before)
+
+
+def judged(model_runner: Any, cases: tuple[Case, ...], seconds: float) -> Outcome:
+    right = [case for case in cases if case.verdict == check.RIGHT]
+    wrong = [case for case in cases if case.verdict == check.WRONG]
+    if wrong:
+        return wrong_outcome(model_runner.model, str(wrong[0].batch), wrong[0].first, cases, seconds)
+    others = [f"{case.batch}: {case.verdict}" for case in cases if case not in right]
+    said = f"replayed as run eagerly in {len(right)} of {len(cases)} batches, {seconds:.1f} s"
+    verdict = check.RIGHT if right else NOT_CHECKED
+    return Outcome(verdict, "; ".join([said, *others]), cases, seconds)
+
+
+def react(model_runner: Any, outcome: Outcome, strict: bool, unmended: list[str]) -> None:
+    is_bad = outcome.verdict == check.WRONG
+    if not is_bad and not (strict and outcome.verdict == NOT_CHECKED):
+        level = logging.WARNING if outcome.verdict == NOT_CHECKED else logging.INFO
+        say(level, f"bcg-fixes {outcome.line()}")
+        return
+    known = ", ".join(f"`bcg-fixes explain {name}`" for name in unmended[:3])
+    more = f" and {len(unmended) - 3} more in `bcg-fixes doctor`" if len(unmended) > 3 else ""
+    pointed = f"This SGLang has defects that are not mended here: {known}{more}. " if unmended else ""
+    if strict:
+        raise SystemExit(
+            f"bcg-fixes refuses to serve ({flags.SELFCHECK}=strict): {outcome.line()}. {pointed}Start without prefill "
+            f"graphs, or with {flags.SELFCHECK}=warn"
+        )
+    turn_off(model_runner)
+    say(
+        logging.WARNING,
+        f"bcg-fixes {outcome.line()}. Prefill runs eagerly in this server from now on, which is right and slower. "
+        f"{pointed}{flags.SELFCHECK}=off serves with the graphs",
+    )
+
+
+def turn_off(model_runner: Any) -> None:
+    runner = check.graph_runner(model_runner)
+    setattr(runner, check.question(runner), refuse_for_good)
+
+
+def refuse_for_good(*args: Any, **kwargs: Any) -> bool:
+    """In the place of the runner's own answer, after the self-check has failed."""
+    current.process().metrics.count("the self-check has failed")
+    return False
+
+
+def wrong_outcome(
+    model: Any, batch: str, first: judge.Difference | None, cases: tuple[Case, ...] = (), seconds: float = 0.0
+) -> Outcome:
+    """With the layer where the two first differ; what keys and values are made of comes from the layer before."""
+    if first is None:
+        return Outcome(check.WRONG, f"{batch}: found by another rank", cases, seconds)
+    (name, layer), (name_before, before) = (layer_of(model, number) for number in (first.layer, first.layer - 1))
+    is_fed = before is not None and first.kind in ("keys", "values")
+    into = f", which {name_before} feeds" if is_fed else ""
+    return Outcome(
+        check.WRONG,
+        f"{batch}: {first.kind} of {name}{into}: off by {first}",
+        cases,
+        seconds,
+        layer=before if is_fed else layer,
+    )
+
+
+def layer_of(model: Any, number: int) -> tuple[str, Any]:
+    """The module of that number with an attention of that number in it, and how to call it; or the number alone."""
+    for name, module in model.named_modules():
+        if re.search(rf"(^|\.){number}$", name) and any(
+            getattr(inner, "layer_id", None) == number for inner in module.modules()
+        ):
+            return f"{name} ({type(module).__name__})", module
+    return f"layer {number}", None
+
+
+def tensor_parallel_ranks() -> tuple[int, Callable[[bool], bool]]:
+    """How many ranks work together, and how they find out what holds for any of them."""
+    import torch
+    from sglang.srt.distributed import parallel_state
+
+    group = parallel_state.get_tp_group()
+
+    def any_rank(mine: bool) -> bool:
+        if group.world_size == 1:
+            return mine
+        answer = torch.tensor([int(mine)])
+        torch.distributed.all_reduce(answer, op=torch.distributed.ReduceOp.MAX, group=group.cpu_group)
+        return bool(answer.item())
+
+    return group.world_size, any_rank
+
+
+def allocated_bytes(device: str) -> int:
+    import torch
+
+    return torch.cuda.memory_allocated() if torch.device(device).type == "cuda" else 0
+
+
+def is_lost(device: str) -> bool:
+    """Whether the GPU answers nothing any more, as after an illegal access to memory."""
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        return True
+    return False

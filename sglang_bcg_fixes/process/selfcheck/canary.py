@@ -1,0 +1,132 @@
+"""While serving: every N-th replayed prefill is run eagerly as well, and the two are compared.
+
+The request gets what the eager run answered and wrote, so it is right either way. Nothing waits for the comparison: its
+numbers are read when the next prefill comes. Other prefills pay for asking the runner once more.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import logging
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.engine.swapped import replaced
+from sglang_bcg_fixes.model import Fix, How
+from sglang_bcg_fixes.process import current, watch
+from sglang_bcg_fixes.process.selfcheck import at_start, check, judge, pools
+from sglang_bcg_fixes.source.tree import Source
+
+NAME = "canary"
+
+logger = logging.getLogger("sglang_bcg_fixes")
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A prefill whose two runs are being compared on the device."""
+
+    batch: str
+    places: list[judge.Observation]
+    distances: Any
+
+    def wrong(self) -> judge.Difference | None:
+        """One eager run tells nothing of its own noise, so only what no rounding explains counts."""
+        found = zip(self.places, self.distances.tolist(), strict=True)
+        all_of_them = [judge.Difference(place.layer, place.kind, far, 0.0, judge.MOST) for place, far in found]
+        return next((each for each in all_of_them if each.is_too_large), None)
+
+
+@dataclasses.dataclass
+class Canary:
+    """What one model runner has compared so far; the same in all ranks, which see the same batches."""
+
+    every: int
+    any_rank: Callable[[bool], bool]
+    admitted: int = 0
+    compared: int = 0
+    pending: Comparison | None = None
+    is_told: bool = False
+
+    def runner_that_replays(self, model_runner: Any, forward_batch: Any) -> Any:
+        """The runner that is going to replay this batch, or None."""
+        if not forward_batch.forward_mode.is_extend():
+            return None
+        try:
+            runner = check.graph_runner(model_runner)
+            check.refuse_what_cannot_be_checked(model_runner)
+        except check.NoGraphs:
+            return None
+        except check.Unchecked as why:
+            if not self.is_told:
+                logger.warning("bcg-fixes: %s compares no prefills: %s", flags.CANARY, why)
+            self.is_told = True
+            return None
+        return runner if getattr(runner, check.question(runner))(forward_batch) else None
+
+
+# gone with the model runner
+_canaries: weakref.WeakKeyDictionary[Any, Canary] = weakref.WeakKeyDictionary()
+
+
+def hooks(source: Source) -> Iterator[Fix]:
+    if source.find(watch.FORWARD):
+        yield watch.watch(NAME, watch.FORWARD, How.AROUND, f"{__name__}:around_forward")
+
+
+def around_forward(original: Callable[..., Any], self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+    # which has to see what the replay wrote, and not what an eager run wrote after it
+    if check.is_running():
+        return original(self, forward_batch, *args, **kwargs)
+    canary = canary_of(self)
+    runner = canary.runner_that_replays(self, forward_batch)
+    if runner is None:
+        return original(self, forward_batch, *args, **kwargs)
+    canary.admitted += 1
+    if canary.pending:
+        judge_pending(self, canary, canary.pending)
+    if canary.admitted % canary.every:
+        return original(self, forward_batch, *args, **kwargs)
+    # each run notes in its batch what it has done with it
+    again = copy.copy(forward_batch)
+    states = pools.state_slots(self, forward_batch.req_pool_indices)
+    before = [(place, place.copy()) for place in pools.states_of(self, states)]
+    replayed = observe(self, forward_batch, states, original(self, forward_batch, *args, **kwargs))
+    for place, copied in before:
+        place.put_back(copied)
+    with replaced(runner, check.question(runner), refuse):
+        output = original(self, again, *args, **kwargs)
+    eager = observe(self, again, states, output)
+    size = f"a prefill of {len(forward_batch.input_ids)} tokens in {forward_batch.batch_size} requests"
+    canary.pending = Comparison(size, eager, judge.distances(eager, replayed))
+    return output
+
+
+def refuse(forward_batch: Any) -> bool:
+    return False
+
+
+def canary_of(model_runner: Any) -> Canary:
+    if model_runner not in _canaries:
+        _ranks, any_rank = at_start.tensor_parallel_ranks()
+        _canaries[model_runner] = Canary(current.process().settings.canary, any_rank)
+    return _canaries[model_runner]
+
+
+def observe(model_runner: Any, forward_batch: Any, states: Any, output: Any) -> list[judge.Observation]:
+    found = pools.places(model_runner, forward_batch.out_cache_loc, states)
+    return judge.observe(found, output.logits_output.next_token_logits.clone())
+
+
+def judge_pending(model_runner: Any, canary: Canary, comparison: Comparison) -> None:
+    canary.pending = None
+    canary.compared += 1
+    process = current.process()
+    process.report.canary = {"every": canary.every, "compared": canary.compared}
+    wrong = comparison.wrong()
+    if canary.any_rank(wrong is not None):
+        at_start.conclude(process, model_runner, at_start.wrong_outcome(model_runner.model, comparison.batch, wrong))
+    process.write()

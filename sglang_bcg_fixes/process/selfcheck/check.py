@@ -1,0 +1,258 @@
+"""Replayed prefills against the same code with replay refused, between the capture and the first request.
+
+Everything runs through SGLang's own functions: the model runner prepares the batch, asks its graph runner, replays or
+does not. Only the answer to that question is ours, for the time of the check.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from sglang_bcg_fixes.engine import graph_break
+from sglang_bcg_fixes.engine.swapped import replaced
+from sglang_bcg_fixes.process.selfcheck import batches, judge
+from sglang_bcg_fixes.process.selfcheck.batches import Batch, OneBatch
+from sglang_bcg_fixes.process.selfcheck.bookkeeping import Bookkeeping, Randomness
+
+RIGHT, WRONG = "right", "wrong"
+INCONCLUSIVE, NOT_REPLAYED = "inconclusive", "not replayed"
+QUESTIONS = ("can_run", "can_run_graph")
+# beside what the first run compiles; what would take longer is left out and said
+SECONDS = 3.0
+# of each batch: two eager ones, and the replay
+RUNS = 3
+# the prompts of a batch, and the one that pads
+REQUESTS = 4
+# whether what runs just now is a check's and not a request's
+_is_running = [False]
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What became of one batch."""
+
+    batch: Batch
+    verdict: str
+    first: judge.Difference | None
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        first = dataclasses.asdict(self.first) if self.first else None
+        return {"batch": str(self.batch), "verdict": self.verdict, "first": first, "seconds": round(self.seconds, 3)}
+
+
+class Unchecked(Exception):
+    """Nothing can be said about this server, and why."""
+
+
+class NoGraphs(Unchecked):
+    """There is nothing to check."""
+
+
+class ReplayDied(Exception):
+    """A batch that runs eagerly ended in an error when it was replayed."""
+
+
+def is_running() -> bool:
+    return _is_running[0]
+
+
+def graph_runner(model_runner: Any) -> Any:
+    """The runner of breakable prefill graphs that has captured something, wherever this release keeps it."""
+    for name in ("prefill_cuda_graph_runner", "piecewise_cuda_graph_runner"):
+        runner = getattr(model_runner, name, None)
+        kinds = (type(runner).__name__, type(getattr(runner, "backend", None)).__name__)
+        if any(kind in ("BreakableCudaGraphRunner", "BreakableCudaGraphBackend") for kind in kinds):
+            return runner
+    raise NoGraphs("there are no breakable prefill graphs")
+
+
+def question(runner: Any) -> str:
+    """Its method that says whether a batch may be replayed."""
+    return next(name for name in QUESTIONS if hasattr(runner, name))
+
+
+def refuse_what_cannot_be_checked(model_runner: Any) -> None:
+    """Servers whose batches are more than prompts of their own rank."""
+    from sglang.srt.distributed import parallel_state
+
+    reasons = {
+        "pipeline stages: no rank has the whole model": parallel_state.get_pp_group().world_size > 1,
+        "DP attention: ranks replay batches of their own": model_runner.server_args.enable_dp_attention,
+        "it is a draft model": model_runner.is_draft_worker,
+        "it generates nothing": not model_runner.is_generation,
+        "encoder and decoder: prompts alone are not its input": model_runner.model_config.is_encoder_decoder,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise Unchecked(reason)
+
+
+class Switch:
+    """Whether the runner may replay, and how often its graphs then have been: to be admitted is not enough."""
+
+    def __init__(self, model_runner: Any, runner: Any) -> None:
+        self.model_runner = model_runner
+        self.runner = runner
+        self.name = question(runner)
+        self.is_on = False
+        self.replays = 0
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[Switch]:
+        graph_class = graph_break.load("breakable_cuda_graph").BreakableCUDAGraph
+        ask, replay, forward = getattr(self.runner, self.name), graph_class.replay, self.model_runner.forward
+        # a target of speculative decoding replays only what asks for the hidden states that were captured
+        mode = getattr(self.runner, "capture_hidden_mode", None)
+
+        def forward_as_captured(forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+            if mode is not None:
+                forward_batch.capture_hidden_mode = mode
+            return forward(forward_batch, *args, **kwargs)
+
+        def answer(*args: Any, **kwargs: Any) -> bool:
+            return self.is_on and bool(ask(*args, **kwargs))
+
+        def count(graph: Any, *args: Any, **kwargs: Any) -> Any:
+            self.replays += 1
+            return replay(graph, *args, **kwargs)
+
+        with (
+            replaced(self.model_runner, "forward", forward_as_captured),
+            replaced(self.runner, self.name, answer),
+            replaced(graph_class, "replay", count),
+        ):
+            _is_running[0] = True
+            try:
+                yield self
+            finally:
+                _is_running[0] = False
+
+    @contextlib.contextmanager
+    def on(self, wanted: bool) -> Iterator[None]:
+        self.is_on, self.replays = wanted, 0
+        try:
+            yield
+        except Exception as error:
+            if wanted:
+                raise ReplayDied(f"{type(error).__name__}: {error}") from error
+            raise
+        finally:
+            self.is_on = False
+
+
+class Check:
+    """One check of one model; leaves the server as it found it."""
+
+    def __init__(self, model_runner: Any, any_rank: Callable[[bool], bool]) -> None:
+        self.runner = graph_runner(model_runner)
+        refuse_what_cannot_be_checked(model_runner)
+        self.model_runner = model_runner
+        self.any_rank = any_rank
+        self.one = OneBatch(model_runner)
+        self.switch = Switch(model_runner, self.runner)
+        self.page = int(model_runner.token_to_kv_pool_allocator.page_size)
+        self.batches = batches.chosen(list(self.runner.capture_num_tokens), self.most_tokens())
+        if not self.batches:
+            raise Unchecked("no bucket fits into the memory for keys and values")
+
+    def most_tokens(self) -> int:
+        free = self.model_runner.token_to_kv_pool_allocator.available_size() - self.page * REQUESTS
+        return int(min(free, self.model_runner.model_config.context_len - 1))
+
+    def run(self) -> Iterator[Case]:
+        """Each batch while there is time and nothing is wrong; ranks work together, so they must agree on that."""
+        model_runner = self.model_runner
+        books = Bookkeeping(model_runner.req_to_token_pool, model_runner.token_to_kv_pool_allocator)
+        randomness, passes = Randomness(model_runner.device), model_runner.forward_pass_id
+        try:
+            with self.switch.installed():
+                yield from self.cases(books)
+        finally:
+            books.restore()
+            randomness.restore()
+            model_runner.forward_pass_id = passes
+            give_memory_back(model_runner.device)
+
+    def cases(self, books: Bookkeeping) -> Iterator[Case]:
+        # kernels that are compiled now need not be for the first request
+        self.observe(self.batches[0], 0, books, replay=False)
+        clock = Clock(time.perf_counter())
+        for seed, batch in enumerate(self.batches):
+            # one batch is checked, whatever the clock says
+            if seed and self.any_rank(not clock.allows(batch)):
+                continue
+            began = time.perf_counter()
+            eager = self.observe(batch, seed, books, replay=False)
+            wait_for(self.model_runner.device)
+            clock.note(batch, time.perf_counter() - began)
+            if seed and self.any_rank(not clock.allows(batch, RUNS - 1)):
+                continue
+            found = self.case(batch, seed, books, eager, began)
+            if self.any_rank(found.verdict == WRONG):
+                yield found if found.verdict == WRONG else dataclasses.replace(found, verdict=WRONG, first=None)
+                return
+            yield found
+
+    def case(self, batch: Batch, seed: int, books: Bookkeeping, eager: list[judge.Observation], began: float) -> Case:
+        again, replayed = (self.observe(batch, seed, books, replay=replay) for replay in (False, True))
+        verdict, first = self.verdict(eager, again, replayed)
+        return Case(batch, verdict, first, time.perf_counter() - began)
+
+    def observe(self, batch: Batch, seed: int, books: Bookkeeping, replay: bool) -> list[judge.Observation]:
+        """What one run writes and answers, from the same beginning as every other.
+
+        Run eagerly, a batch is as long as its graph is: another number of rows is reason enough for other kernels.
+        """
+        books.restore()
+        logits, requests = self.one.run(batch, seed, padded=not replay, last=self.switch.on(replay))
+        count = len(batch.lengths)
+        found = judge.observe(requests.first(count).places(self.model_runner), logits[:count])
+        requests.empty(self.model_runner)
+        return found
+
+    def verdict(
+        self, eager: list[judge.Observation], again: list[judge.Observation], replayed: list[judge.Observation]
+    ) -> tuple[str, judge.Difference | None]:
+        if not self.switch.replays:
+            return NOT_REPLAYED, None
+        found = judge.differences(eager, again, replayed, self.model_runner.dtype)
+        if judge.is_blind(eager) or any(not each.noise <= judge.MOST for each in found):
+            return INCONCLUSIVE, None
+        first = next((each for each in found if each.is_too_large), None)
+        return (WRONG, first) if first else (RIGHT, None)
+
+
+@dataclasses.dataclass
+class Clock:
+    """Whether there is time for a batch, by the quickest run so far: small ones cost more than their tokens."""
+
+    started: float
+    seconds_a_token: float = 0.0
+
+    def note(self, batch: Batch, seconds: float) -> None:
+        mine = seconds / (batch.prefix + batch.bucket)
+        self.seconds_a_token = min(self.seconds_a_token or mine, mine)
+
+    def allows(self, batch: Batch, runs: int = 1) -> bool:
+        left = SECONDS - (time.perf_counter() - self.started)
+        return runs * self.seconds_a_token * (batch.prefix + batch.bucket) <= left
+
+
+def wait_for(device: str) -> None:
+    import torch
+
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize()
+
+
+def give_memory_back(device: str) -> None:
+    import torch
+
+    wait_for(device)
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()

@@ -1,0 +1,97 @@
+"""Whether two runs of one batch gave the same, layer by layer, and where they part first.
+
+Nothing is guessed about rounding that can be measured: each batch runs eagerly twice, and what these two runs differ by
+is allowed to a replay four times over. Where they are equal in every bit, a replay may still take another kernel for
+the same product, so it may differ by what rounding each layer twice would do, growing as a random walk. What is rounded
+is in the model's numbers or in the values' own, whichever are coarser: a state in fp32 is made of products in bfloat16.
+Logits are those of a few last tokens, and rounding may send one of these to another expert: only what no rounding
+explains counts there, as everywhere in the end.
+A graph that reads what it must not gives something unrelated: a difference about as large as the values.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from sglang_bcg_fixes.process.selfcheck.pools import Place
+
+LOGITS = "logits"
+TIMES_THE_NOISE = 4
+ROUNDINGS_A_LAYER = 2
+# of the size of the values: what rounding may at most explain
+MOST = 0.2
+
+
+@dataclasses.dataclass(frozen=True)
+class Observation:
+    """What one run of a batch wrote in one layer, or answered."""
+
+    layer: int
+    kind: str
+    values: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """How far two runs are apart in one place, in parts of the size of the values, and how far they may be."""
+
+    layer: int
+    kind: str
+    found: float
+    noise: float
+    allowed: float
+
+    @property
+    def is_too_large(self) -> bool:
+        # not a number is larger than anything
+        return not self.found <= self.allowed
+
+    def __str__(self) -> str:
+        return f"{self.found:.3g} of their size, where {self.allowed:.3g} is rounding"
+
+
+def observe(places: list[Place], logits: Any) -> list[Observation]:
+    found = [Observation(each.layer, each.kind, each.sample()) for each in places]
+    last = max((each.layer for each in found), default=0)
+    return [*found, Observation(last, LOGITS, logits)]
+
+
+def differences(
+    eager: list[Observation], again: list[Observation], replayed: list[Observation], dtype: Any
+) -> list[Difference]:
+    """In the order of the layers, of a model that computes in this dtype."""
+    noises, ones, others = (
+        distances(one, other).tolist() for one, other in ((eager, again), (eager, replayed), (again, replayed))
+    )
+    return [
+        Difference(each.layer, each.kind, min(one, other), noise, allowed(each, noise, dtype))
+        for each, noise, one, other in zip(eager, noises, ones, others, strict=True)
+    ]
+
+
+def allowed(place: Observation, noise: float, dtype: Any) -> float:
+    import torch
+
+    if place.kind == LOGITS:
+        return MOST
+    eps = max(torch.finfo(each).eps for each in (place.values.dtype, dtype))
+    rounding = ROUNDINGS_A_LAYER * eps * (place.layer + 1) ** 0.5
+    return float(min(max(TIMES_THE_NOISE * noise, rounding), MOST))
+
+
+def distances(ones: list[Observation], others: list[Observation]) -> Any:
+    """By place: 0 where all is equal, 1.4 where nothing has to do with each other. On the device, without waiting."""
+    import torch
+
+    found = []
+    for one, other in zip(ones, others, strict=True):
+        a, b = one.values.double().flatten(), other.values.double().flatten()
+        # where both are nothing but zeros, they are equal
+        found.append((a - b).norm() / torch.maximum(a.norm(), b.norm()).clamp_min(torch.finfo(torch.double).tiny))
+    return torch.stack(found)
+
+
+def is_blind(eager: list[Observation]) -> bool:
+    """Whether the run wrote nothing that could be compared: a check that sees nothing must not call it right."""
+    return not any(each.values.float().any() for each in eager if each.kind != LOGITS)

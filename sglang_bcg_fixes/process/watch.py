@@ -1,0 +1,127 @@
+"""What is watched while a server runs: each graph runner that has been built, and each batch.
+
+When a runner stands, every fix and kernel that was applied is looked at again, where SGLang finds it then: another
+plugin may have come later. A process that builds no runner is looked at when its first batch comes. Batches are
+counted, so that a fix which nothing has reached by then can be told from one whose time has not come.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from sglang_bcg_fixes.anatomy import runners
+from sglang_bcg_fixes.engine import call_counts
+from sglang_bcg_fixes.engine.ledger import Ledger
+from sglang_bcg_fixes.model import Action, Fix, How, PatchPoint
+from sglang_bcg_fixes.planning.plan import Plan
+from sglang_bcg_fixes.process import current
+from sglang_bcg_fixes.source.finding import Finding, Verdict
+from sglang_bcg_fixes.source.tree import Source
+
+if TYPE_CHECKING:
+    from sglang_bcg_fixes.process.process import Process
+
+BATCHES = "batches"
+RUNNERS = "graph_runners"
+REFUSALS = "refused_replays"
+FORWARD = f"{runners.EXECUTOR}.model_runner:ModelRunner.forward"
+
+
+@dataclasses.dataclass(frozen=True)
+class ReadBack:
+    """What was found live in this process, when, and how many batches it had counted by then.
+
+    Drafts are captured by what counts batches, so only those behind the last read-back are anybody's requests.
+    """
+
+    occasion: str
+    live: list[str]
+    lost: dict[str, str]
+    wrapped: dict[str, list[str]]
+    batches: int
+    time: float = dataclasses.field(default_factory=time.time)
+
+    def agrees_with(self, earlier: ReadBack) -> bool:
+        return (self.live, self.lost, self.wrapped) == (earlier.live, earlier.lost, earlier.wrapped)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "line": self.line()}
+
+    def line(self) -> str:
+        text = f"read back when {self.occasion}: {len(self.live)} live"
+        if self.lost:
+            text += f", LOST {', '.join(self.lost)}"
+        for fix, places in self.wrapped.items():
+            text += f"; {fix}: {'; '.join(places)}"
+        return text
+
+
+def look(occasion: str, ledger: Ledger, made: Plan) -> ReadBack:
+    """What of the plan is applied, and whether it still is."""
+    planned = [decision.id for decision in made.having(Action.APPLY)] + [choice.op for choice in made.kernels]
+    applied = [name for name in planned if name in ledger.applied()]
+    problems = {name: "; ".join(ledger.read_back(name)) for name in applied}
+    return ReadBack(
+        occasion,
+        live=[name for name, problem in problems.items() if not problem],
+        lost={name: problem for name, problem in problems.items() if problem},
+        wrapped={name: places for name in applied if (places := ledger.wrapped(name))},
+        batches=call_counts.TALLY.sum(BATCHES),
+    )
+
+
+def watches(source: Source) -> Iterator[Fix]:
+    """What is hooked for it in this SGLang: each is applied like a fix when its module is imported, and alone."""
+    for places in runners.BY_PHASE.values():
+        for runner in places:
+            if source.has_module(runner.partition(":")[0]):
+                name, body = f"{RUNNERS}:{runner.partition(':')[2]}", f"{__name__}:after_runner"
+                yield watch(name, f"{runner}.__init__", How.AFTER, body)
+    if source.has_module(FORWARD.partition(":")[0]):
+        yield watch(BATCHES, FORWARD, How.BEFORE, f"{__name__}:before_batch")
+
+
+def watches_of_refusals(source: Source) -> Iterator[Fix]:
+    """What is hooked beside, where SGLang shows metrics."""
+    for question in runners.MAY_REPLAY:
+        if source.has_module(question.partition(":")[0]):
+            yield watch(REFUSALS, question, How.AFTER, f"{__name__}:after_question")
+
+
+def watch(name: str, where: str, how: How, body: str) -> Fix:
+    point = PatchPoint((where,), how, body)
+    return Fix(id=name, doc=__doc__, upstream=(), probe=lambda source: SEEN, known={}, patches=(point,))
+
+
+SEEN = Finding(Verdict.AFFECTED, "it is watched")
+
+
+def after_runner(result: None, self: Any, *args: Any, **kwargs: Any) -> None:
+    look_again(f"{type(self).__name__} was built", getattr(self, "model_runner", None))
+
+
+def before_batch(self: Any, *args: Any, **kwargs: Any) -> None:
+    # what the batch before this one has reached
+    call_counts.TALLY.show()
+    if call_counts.TALLY.sum(BATCHES) == 1:
+        look_again("the first batch came", self)
+
+
+def look_again(occasion: str, model_runner: Any) -> None:
+    process = current.process()
+    show_metrics(process, model_runner)
+    process.read_back(occasion)
+
+
+def show_metrics(process: Process, model_runner: Any) -> None:
+    if getattr(getattr(model_runner, "server_args", None), "enable_metrics", False):
+        process.show_metrics()
+
+
+def after_question(result: bool, self: Any, forward_batch: Any) -> bool:
+    if not result:
+        current.process().metrics.count_refusal(self, forward_batch)
+    return result

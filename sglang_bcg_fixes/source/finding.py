@@ -1,0 +1,41 @@
+"""The answer of a probe: a verdict on one defect, the reason, and the definitions that it rests on."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+
+class Verdict(str, enum.Enum):
+    """What the source of one SGLang says about one defect.
+
+    Latent: the code is there that goes wrong, and nothing that this release ships leads to it; only other code can.
+    """
+
+    AFFECTED = "affected"
+    LATENT = "latent"
+    FIXED = "fixed"
+    ABSENT = "absent"
+    UNKNOWN = "unknown"
+
+
+@dataclasses.dataclass(frozen=True)
+class Evidence:
+    """One definition that a probe looked at: where it stands and what it hashes to."""
+
+    where: str
+    file: str
+    line: int
+    form: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} {self.where.partition(':')[2]} [{self.form}]"
+
+
+@dataclasses.dataclass(frozen=True)
+class Finding:
+    """A probe's answer: the verdict, one printable sentence of reason, and what it rests on."""
+
+    verdict: Verdict
+    reason: str
+    evidence: tuple[Evidence, ...] = ()

@@ -1,0 +1,74 @@
+"""Imports point downwards: a floor knows those below it, and a server never imports the commands or the lab."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+
+from tests import processes
+
+PACKAGE = "sglang_bcg_fixes"
+# from the ground up; what is on one floor may know its neighbours in the same room only
+FLOORS = (
+    ("source",),
+    ("model",),
+    ("flags", "api"),
+    ("engine",),
+    ("anatomy",),
+    ("kernels",),
+    ("fixes",),
+    ("planning",),
+    ("process",),
+    ("plugin",),
+    ("lab",),
+    ("cli",),
+    ("__main__",),
+)
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def imported(file: pathlib.Path) -> set[str]:
+    """The rooms of the modules that a file names in its imports, wherever they stand in it."""
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == PACKAGE:
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(f"{PACKAGE}."):
+            found.add(str(node.module).split(".")[1])
+    return found & FLOOR.keys()
+
+
+def test_imports_point_downwards() -> None:
+    root = processes.REPOSITORY / PACKAGE
+    for file in root.rglob("*.py"):
+        room = file.relative_to(root).parts[0].removesuffix(".py")
+        if room == "__init__":
+            continue
+        up = {other for other in imported(file) if other != room and FLOOR[other] >= FLOOR[room]}
+        assert not up, f"{file.relative_to(root)} imports {', '.join(sorted(up))}, which stands above it"
+
+
+def test_a_server_imports_neither_the_lab_nor_the_commands() -> None:
+    code = f"import sys; import {PACKAGE}.plugin as plugin; plugin.registry.discover(); print(*sys.modules)"
+    loaded = processes.python("-c", code).stdout.split()
+    assert f"{PACKAGE}.plugin" in loaded
+    assert not [name for name in loaded if name.startswith((f"{PACKAGE}.lab", f"{PACKAGE}.cli"))]
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    root = processes.REPOSITORY / PACKAGE
+    modules = {".".join(file.relative_to(root.parent).with_suffix("").parts): file for file in root.rglob("*.py")}
+    edges = {name: needed_at_once(file, set(modules)) for name, file in modules.items()}
+    while ready := [name for name, needed in edges.items() if not needed & edges.keys()]:
+        for name in ready:
+            del edges[name]
+    assert not edges, f"these import each other: {', '.join(sorted(edges))}"
+
+
+def needed_at_once(file: pathlib.Path, modules: set[str]) -> set[str]:
+    """What its own statements import, those for the type checker and those inside functions not."""
+    found = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} & modules or {str(node.module)}
+    return found & modules
