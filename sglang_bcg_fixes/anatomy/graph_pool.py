@@ -13,7 +13,11 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_bcg_fixes.engine import graph_break
+from sglang_bcg_fixes.engine.graph_break import DECORATOR_MODULES
 
+# the one place where a break makes views of what it is given and of what it returns
+WEAK = "_weak_ref_if_tensor"
+WEAK_PLACES = tuple(f"{module}:{WEAK}" for module in DECORATOR_MODULES)
 # by graph: the address of a storage, and a tensor that keeps it
 _kept: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 _pools: weakref.WeakKeyDictionary[Any, PoolMemory] = weakref.WeakKeyDictionary()
@@ -70,3 +74,11 @@ def keep_what_no_pool_keeps(tensor: Any) -> None:
     kept = _kept.setdefault(capture.cuda_graph, {})
     if address not in kept and not _pools.setdefault(capture, PoolMemory(capture._pool)).holds(address):
         kept[address] = tensor
+
+
+def keep_and_view(original: Callable[[Any], Any], x: Any) -> Any:
+    import torch
+
+    if torch.is_tensor(x):
+        keep_what_no_pool_keeps(x)
+    return original(x)

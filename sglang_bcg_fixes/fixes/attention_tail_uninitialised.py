@@ -11,44 +11,22 @@ Remove when: No release before 0.5.16 has to be served.
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sglang_bcg_fixes.anatomy.attention_break import BREAKS, padded_rows
+from sglang_bcg_fixes.anatomy.forward_batch import zero_behind_the_last_token
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed
+from sglang_bcg_fixes.source.tree import Source
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-MODULE = "sglang.srt.layers.radix_attention"
-BREAKS = (f"{MODULE}:breakable_unified_attention_with_output", f"{MODULE}:bcg_unified_attention_with_output")
-ZEROING = (
-    (f"{MODULE}:_zero_padded_pcg_tail", "_zero_padded_pcg_tail"),
-    ("sglang.srt.layers.attention.graph_utils:_zero_padded_tokens", "_zero_padded_tokens"),
-)
-
 
 def probe(source: Source) -> Finding:
-    operation = source.need(
-        f"{MODULE}:RadixAttention._eager_attention",
-        f"{MODULE}:_unified_attention_with_output_impl",
-        f"{MODULE}:unified_attention_with_output",
-    )
-    for where, name in ZEROING:
-        if name in operation.calls:
-            return fixed(f"attention calls {name} on its output", operation, source.need(where))
-    broken = (operation, source.need(*BREAKS))
-    only_amd = [node for node in ast.walk(operation.node) if isinstance(node, ast.If) and "_is_hip" in names(node.test)]
-    if any(".zero_()" in ast.unparse(node) for node in only_amd):
-        return affected("attention zeroes the padded rows on AMD only", *broken)
-    return affected("attention writes the real rows only", *broken)
-
-
-def names(node: ast.expr) -> set[str]:
-    return {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
+    return padded_rows(source)
 
 
 def run_and_zero_tail(
@@ -56,17 +34,6 @@ def run_and_zero_tail(
 ) -> None:
     original(query, key, value, output, *rest, **options)
     zero_behind_the_last_token(output)
-
-
-def zero_behind_the_last_token(rows: Tensor) -> None:
-    """By the number that the operation itself has cut its rows by: None while some releases capture, when all count."""
-    from sglang.srt.layers import radix_attention
-
-    get_context = getattr(radix_attention, "get_tc_piecewise_forward_context", None)
-    context = (get_context or radix_attention.get_forward_context)()
-    real_tokens = context.forward_batch.num_token_non_padded_cpu
-    if real_tokens is not None:
-        rows[real_tokens:].zero_()
 
 
 FIX = Fix(

@@ -14,18 +14,12 @@ Remove when: Every release that has to be served keeps the inputs of a break ali
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from sglang_bcg_fixes.anatomy import graph_pool
+from sglang_bcg_fixes.anatomy.graph_pool import WEAK, WEAK_PLACES, keep_and_view
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.engine.graph_break import DECORATOR_MODULES
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
-
-WEAK = "_weak_ref_if_tensor"
-WEAK_PLACES = tuple(f"{module}:{WEAK}" for module in DECORATOR_MODULES)
 
 
 def probe(source: Source) -> Finding:
@@ -39,14 +33,6 @@ def probe(source: Source) -> Finding:
     return fixed("a break keeps its arguments alive", decorator)
 
 
-def keep(original: Callable[[Any], Any], x: Any) -> Any:
-    import torch
-
-    if torch.is_tensor(x):
-        graph_pool.keep_what_no_pool_keeps(x)
-    return original(x)
-
-
 FIX = Fix(
     id="break_input_lifetime",
     doc=__doc__,
@@ -55,7 +41,7 @@ FIX = Fix(
         "https://github.com/sgl-project/sglang/pull/37606",
     ),
     probe=probe,
-    patches=(PatchPoint(WEAK_PLACES, How.AROUND, f"{__name__}:keep"),),
+    patches=(PatchPoint(WEAK_PLACES, How.AROUND, f"{keep_and_view.__module__}:{keep_and_view.__name__}"),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

@@ -12,9 +12,9 @@ Remove when: No release before 0.5.16 has to be served.
 
 from __future__ import annotations
 
+from sglang_bcg_fixes.anatomy.graph_pool import WEAK, WEAK_PLACES, keep_and_view
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.engine.graph_break import DECORATOR_MODULES
-from sglang_bcg_fixes.fixes.break_input_lifetime import WEAK, WEAK_PLACES, keep
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
@@ -35,7 +35,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/30584",),
     probe=probe,
-    patches=(PatchPoint(WEAK_PLACES, How.AROUND, f"{keep.__module__}:{keep.__name__}"),),
+    patches=(PatchPoint(WEAK_PLACES, How.AROUND, f"{keep_and_view.__module__}:{keep_and_view.__name__}"),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sglang_bcg_fixes.anatomy.attention_break import padded_rows
+from sglang_bcg_fixes.anatomy.forward_batch import zero_behind_the_last_token
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.fixes import attention_tail_uninitialised
-from sglang_bcg_fixes.fixes.attention_tail_uninitialised import zero_behind_the_last_token
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding, Verdict
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -33,7 +33,7 @@ def probe(source: Source) -> Finding:
     if source.find(BREAK) is None:
         return absent("latent attention has no break of its own")
     operation = source.need(OPERATION)
-    inner = attention_tail_uninitialised.probe(source)
+    inner = padded_rows(source)
     if "unified_attention_with_output" not in operation.calls:
         return unknown("the break attends in a way that no known release does", operation)
     read = (operation, source.need(BREAK))

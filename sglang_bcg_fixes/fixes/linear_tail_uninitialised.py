@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from sglang_bcg_fixes.anatomy.forward_batch import zero_behind_the_last_token
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.fixes.attention_tail_uninitialised import zero_behind_the_last_token
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed

@@ -21,7 +21,6 @@ from typing import Any
 
 from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.engine import wrappers
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -69,11 +68,6 @@ def wants_checkpoint(model_runner: Any, forward_batch: Any) -> bool:
         arguments = model_runner.server_args
         return bool(arguments.enable_mamba_extra_buffer() and not arguments.disable_radix_cache)
     return forward_batch.mamba_track_mask is not None and bool(forward_batch.mamba_track_mask.any())
-
-
-def is_applied(runner: Any) -> bool:
-    """Whether the runner asks this fix, beside others perhaps, before it replays."""
-    return FIX.id in wrappers.fixes_in(getattr(type(runner), "can_run", None))
 
 
 @functools.cache

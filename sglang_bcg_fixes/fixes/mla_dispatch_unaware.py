@@ -15,31 +15,23 @@ Remove when: No release before 0.5.16 has to be served.
 
 from __future__ import annotations
 
-import functools
-import sys
 from collections.abc import Callable
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.latent_attention import CHOOSE, TENSORRT_PLAN, as_under_a_piecewise_graph
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, OLD_PREFILL_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.engine import graph_break, wrappers
+from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, affected, fixed
 
-HANDLERS = "sglang.srt.models.deepseek_common.attention_backend_handler"
 ATTENTION = "sglang.srt.layers.radix_attention"
-# every other backend asks one of these, or is registered under its own name and asks nobody
-CHOOSE = {
-    f"{HANDLERS}:_handle_attention_backend": (),
-    f"{HANDLERS}:handle_attention_trtllm_mla": (f"{HANDLERS}:AttentionBackendRegistry._handlers['trtllm_mla']",),
-    f"{HANDLERS}:handle_attention_triton": (f"{HANDLERS}:AttentionBackendRegistry._handlers['triton']",),
-}
-TENSORRT_PLAN = "sglang.srt.layers.attention.trtllm_mla_backend:TRTLLMMLABackend.init_forward_metadata"
 PLAN = (
     "sglang.srt.layers.attention.flashinfer_mla_backend:FlashInferMLAAttnBackend.init_forward_metadata",
     TENSORRT_PLAN,
 )
+AS_PIECEWISE = f"{as_under_a_piecewise_graph.__module__}:{as_under_a_piecewise_graph.__name__}"
 WARM_UP = f"{OLD_PREFILL}._warmup"
 
 
@@ -65,34 +57,9 @@ def warms_up_outside(source: Source) -> bool:
     return source.has_module(OLD_PREFILL_MODULE)
 
 
-def as_under_a_piecewise_graph(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    if not graph_break.load("context").is_in_breakable_cuda_graph():
-        return original(*args, **kwargs)
-    with piecewise_scope()():
-        return original(*args, **kwargs)
-
-
-@functools.cache
-def piecewise_scope() -> Any:
-    try:
-        from sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph import (
-            enable_tc_piecewise_cuda_graph as scope,
-        )
-    except ModuleNotFoundError:
-        from sglang.srt.compilation.piecewise_context_manager import enable_piecewise_cuda_graph as scope
-    return scope
-
-
 def under_a_breakable_graph(original: Callable[[Any], None], self: Any) -> None:
     with graph_break.load("context").enable_breakable_cuda_graph():
         original(self)
-
-
-def is_applied() -> bool:
-    """Whether capture and replay choose the absorbed form in this process."""
-    handlers = sys.modules.get(HANDLERS)
-    choosers = [getattr(handlers, where.partition(":")[2], None) for where in CHOOSE]
-    return all(FIX.id in wrappers.fixes_in(chooser) for chooser in choosers)
 
 
 FIX = Fix(
@@ -101,11 +68,8 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(
-        *(
-            PatchPoint((where,), How.AROUND, f"{__name__}:as_under_a_piecewise_graph", aliases=aliases)
-            for where, aliases in CHOOSE.items()
-        ),
-        *(PatchPoint((where,), How.AROUND, f"{__name__}:as_under_a_piecewise_graph") for where in PLAN),
+        *(PatchPoint((where,), How.AROUND, AS_PIECEWISE, aliases=aliases) for where, aliases in CHOOSE.items()),
+        *(PatchPoint((where,), How.AROUND, AS_PIECEWISE) for where in PLAN),
         PatchPoint((WARM_UP,), How.AROUND, f"{__name__}:under_a_breakable_graph", needed=warms_up_outside),
     ),
     mitigations=PREFILL_GRAPHS_OFF,

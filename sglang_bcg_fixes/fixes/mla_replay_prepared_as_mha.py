@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.latent_attention import TENSORRT_PLAN, as_under_a_piecewise_graph
 from sglang_bcg_fixes.anatomy.runners import PREFILL, makes_breakable_graphs
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.fixes import mla_dispatch_unaware
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -38,7 +38,7 @@ def probe(source: Source) -> Finding:
     load = source.need(LOAD)
     if load.mentions("self.has_mha_companion_layers and (not self.mla_pinned_under_bcg)"):
         wrong = "the absorbed form is captured, and replays are prepared for the other one"
-        return affected(wrong, handler, load, source.need(mla_dispatch_unaware.TENSORRT_PLAN))
+        return affected(wrong, handler, load, source.need(TENSORRT_PLAN))
     if load.mentions("self.has_mha_companion_layers and (not is_cuda())"):
         return fixed("on CUDA replays are not prepared for the expanded form", handler, load)
     return unknown("replays are prepared in a way that no known release does", handler, load)
@@ -59,9 +59,9 @@ FIX = Fix(
     patches=(
         PatchPoint((LOAD,), How.AFTER, f"{__name__}:in_the_absorbed_form"),
         PatchPoint(
-            (mla_dispatch_unaware.TENSORRT_PLAN,),
+            (TENSORRT_PLAN,),
             How.AROUND,
-            f"{mla_dispatch_unaware.__name__}:as_under_a_piecewise_graph",
+            f"{as_under_a_piecewise_graph.__module__}:{as_under_a_piecewise_graph.__name__}",
         ),
     ),
     mitigations=PREFILL_GRAPHS_OFF,

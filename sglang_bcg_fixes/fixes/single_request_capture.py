@@ -29,10 +29,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.anatomy import layer_stack
+from sglang_bcg_fixes.anatomy.latent_attention import is_chosen_by
 from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.engine.swapped import replaced
-from sglang_bcg_fixes.fixes import mla_dispatch_unaware
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
@@ -249,7 +249,7 @@ def refuse_configuration(model_runner: Any) -> None:
         "pipeline stages: a stage's input is not in the capture batch": arguments.pp_size > 1,
         "an encoder-decoder model: its encoder's output would not be seen": configuration.is_encoder_decoder,
         "MLA without mla_dispatch_unaware: the break would look up another layer than was captured": (
-            model_runner.use_mla_backend and not mla_dispatch_unaware.is_applied()
+            model_runner.use_mla_backend and not is_chosen_by("mla_dispatch_unaware")
         ),
     }
     for reason, holds in reasons.items():

@@ -18,11 +18,11 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sglang_bcg_fixes.anatomy.forward_batch import breakable_context, prefill_batch
 from sglang_bcg_fixes.anatomy.runners import PREFILL, makes_breakable_graphs
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.engine.swapped import replaced
-from sglang_bcg_fixes.fixes.ssm_mixer_captured import breakable_context, prefill_batch
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown

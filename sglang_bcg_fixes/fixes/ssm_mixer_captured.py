@@ -18,8 +18,9 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sglang_bcg_fixes.anatomy.forward_batch import CONTEXT, breakable_context, live_backend, prefill_batch
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.engine import graph_break, slots
+from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -31,11 +32,6 @@ if TYPE_CHECKING:
 MODEL = "sglang.srt.models.falcon_h1"
 BACKEND = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
 MIXER = "Mamba2AttnBackend.forward"
-CONTEXT = (
-    "sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph.context_manager:"
-    "get_tc_piecewise_forward_context",
-    "sglang.srt.compilation.piecewise_context_manager:get_forward_context",
-)
 
 
 def probe(source: Source) -> Finding:
@@ -100,31 +96,6 @@ def as_break(original: Callable[..., Any]) -> Callable[..., None]:
 
     broken: Callable[..., None] = graph_break.decorate(run_on_real_tokens, None)
     return broken
-
-
-@functools.cache
-def breakable_context() -> Any:
-    return graph_break.load("context")
-
-
-def prefill_batch() -> Any:
-    """The batch of the capture or replay of a prefill graph that is under way, or None."""
-    context = prefill_context()()
-    return context and context.forward_batch
-
-
-@functools.cache
-def prefill_context() -> Callable[[], Any]:
-    function: Callable[[], Any] = slots.locate(CONTEXT).own()
-    return function
-
-
-def live_backend(batch: Any) -> Any:
-    if hasattr(batch, "attn_backend"):
-        return batch.attn_backend
-    from sglang.srt.model_executor.forward_context import get_attn_backend
-
-    return get_attn_backend()
 
 
 FIX = Fix(

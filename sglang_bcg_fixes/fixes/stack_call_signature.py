@@ -31,7 +31,7 @@ from typing import Any, NamedTuple
 
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, PREFILL, PREFILL_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.fixes import mamba_tracking_dropped
+from sglang_bcg_fixes.engine import wrappers
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -49,6 +49,8 @@ SPELLINGS = {"positions": ("positions", "position_ids"), "input_embeds": ("input
 # what models of several stages and predictors of several tokens take, which no runner passes
 KNOWN_FOR_OTHERS = frozenset({"hidden_states", "pp_proxy_tensors"})
 
+# the fix that has such a runner refuse them
+CHECKPOINTS_BY = "mamba_tracking_dropped"
 # what 0.5.13 cannot call and would capture wrongly, where the prefix cache wants checkpoints of the state
 WITHOUT_CHECKPOINTS = frozenset({"BailingMoELinearModel", "FalconH1Model", "NemotronHModel"})
 
@@ -235,11 +237,16 @@ def refuse_what_was_kept_away(runner: Any, layers: Any) -> None:
     checkpoints = server_args.enable_mamba_extra_buffer() and not server_args.disable_radix_cache
     if runner.model_runner.is_draft_worker:
         cause = "replay drops the target's hidden states"
-    elif checkpoints and names & WITHOUT_CHECKPOINTS and not mamba_tracking_dropped.is_applied(runner):
-        cause = f"{mamba_tracking_dropped.FIX.id} is not applied"
+    elif checkpoints and names & WITHOUT_CHECKPOINTS and not mends_checkpoints(runner):
+        cause = f"{CHECKPOINTS_BY} is not applied"
     else:
         return
     raise TypeError(advice(f"{type(layers).__name__} can be captured now, but its graph would be wrong: {cause}"))
+
+
+def mends_checkpoints(runner: Any) -> bool:
+    """Whether the runner asks that fix, beside others perhaps, before it replays."""
+    return CHECKPOINTS_BY in wrappers.fixes_in(getattr(type(runner), "can_run", None))
 
 
 def advice(trouble: str) -> str:

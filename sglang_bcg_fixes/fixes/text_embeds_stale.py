@@ -18,10 +18,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.layer_inputs import replayed_forward, takes_no_embeddings
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL_MODULE, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.engine.swapped import replaced
-from sglang_bcg_fixes.fixes.vlm_embeds_dropped import replayed_forward, takes_no_embeddings
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown

@@ -23,14 +23,18 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
+from sglang_bcg_fixes.anatomy.layer_inputs import (
+    captured_forward,
+    given_embeddings,
+    replayed_forward,
+    takes_no_embeddings,
+)
+from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.syntax import Definition
 from sglang_bcg_fixes.source.tree import Source, affected, fixed
 
-REPLAY = "replay_layer_forward"
 DEEPSTACK_MODEL = "sglang.srt.models.qwen3_vl:Qwen3LLMModel.forward"
 DEEPSTACK = "input_deepstack_embeds"
 VOTE = f"{PREFILL}.can_replay_locally"
@@ -57,33 +61,6 @@ def probe(source: Source) -> Finding:
     if wrong:
         return affected("; ".join(wrong), *read)
     return fixed("the graph is given the embeddings of images", *read)
-
-
-def captured_forward(source: Source) -> Definition:
-    return source.need(f"{OLD_PREFILL}._run_forward", f"{PREFILL}._run_forward")
-
-
-def replayed_forward(source: Source) -> Definition | None:
-    """What stands in the place of the layers; None where the whole model is captured."""
-    if "self.layer_model.forward" not in captured_forward(source).calls:
-        return None
-    return source.need(
-        f"{PREFILL}._execute_body_capture.{REPLAY}",
-        f"{PREFILL}.execute.{REPLAY}",
-        f"{OLD_PREFILL}.replay.{REPLAY}",
-    )
-
-
-def given_embeddings(source: Source) -> list[Definition]:
-    load = source.find(f"{PREFILL}.load_batch")
-    return [load.need_assignment_to("input_embeds")] if load else []
-
-
-def takes_no_embeddings(source: Source) -> bool:
-    captured = captured_forward(source)
-    passed_on = captured.mentions("input_embeds") or "_build_layer_model_forward_kwargs" in captured.calls
-    kept_from_it = any(given.mentions("Backend.BREAKABLE") for given in given_embeddings(source))
-    return replayed_forward(source) is None or not passed_on or kept_from_it
 
 
 def asks_for_truth(source: Source) -> bool:

@@ -72,3 +72,8 @@ def needed_at_once(file: pathlib.Path, modules: set[str]) -> set[str]:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
             found |= {f"{node.module}.{alias.name}" for alias in node.names} & modules or {str(node.module)}
     return found & modules
+
+
+def test_no_fix_imports_another() -> None:
+    for file in (processes.REPOSITORY / PACKAGE / "fixes").glob("*.py"):
+        assert "fixes" not in imported(file), f"{file.name} imports another fix; what both need belongs to anatomy/"

@@ -1,0 +1,36 @@
+"""The graph break round attention, and who clears the padded rows of its output."""
+
+from __future__ import annotations
+
+import ast
+
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, affected, fixed
+
+MODULE = "sglang.srt.layers.radix_attention"
+BREAKS = (f"{MODULE}:breakable_unified_attention_with_output", f"{MODULE}:bcg_unified_attention_with_output")
+ZEROING = (
+    (f"{MODULE}:_zero_padded_pcg_tail", "_zero_padded_pcg_tail"),
+    ("sglang.srt.layers.attention.graph_utils:_zero_padded_tokens", "_zero_padded_tokens"),
+)
+
+
+def padded_rows(source: Source) -> Finding:
+    """Affected where attention leaves them uninitialised."""
+    operation = source.need(
+        f"{MODULE}:RadixAttention._eager_attention",
+        f"{MODULE}:_unified_attention_with_output_impl",
+        f"{MODULE}:unified_attention_with_output",
+    )
+    for where, name in ZEROING:
+        if name in operation.calls:
+            return fixed(f"attention calls {name} on its output", operation, source.need(where))
+    broken = (operation, source.need(*BREAKS))
+    only_amd = [node for node in ast.walk(operation.node) if isinstance(node, ast.If) and "_is_hip" in names(node.test)]
+    if any(".zero_()" in ast.unparse(node) for node in only_amd):
+        return affected("attention zeroes the padded rows on AMD only", *broken)
+    return affected("attention writes the real rows only", *broken)
+
+
+def names(node: ast.expr) -> set[str]:
+    return {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}

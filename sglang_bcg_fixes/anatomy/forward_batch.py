@@ -1,0 +1,55 @@
+"""The batch of a capture or replay that is under way, and its padded rows."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from sglang_bcg_fixes.engine import graph_break, slots
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+CONTEXT = (
+    "sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph.context_manager:"
+    "get_tc_piecewise_forward_context",
+    "sglang.srt.compilation.piecewise_context_manager:get_forward_context",
+)
+
+
+@functools.cache
+def breakable_context() -> Any:
+    return graph_break.load("context")
+
+
+def prefill_batch() -> Any:
+    """The batch of the capture or replay of a prefill graph that is under way, or None."""
+    context = prefill_context()()
+    return context and context.forward_batch
+
+
+@functools.cache
+def prefill_context() -> Callable[[], Any]:
+    function: Callable[[], Any] = slots.locate(CONTEXT).own()
+    return function
+
+
+def live_backend(batch: Any) -> Any:
+    if hasattr(batch, "attn_backend"):
+        return batch.attn_backend
+    from sglang.srt.model_executor.forward_context import get_attn_backend
+
+    return get_attn_backend()
+
+
+def zero_behind_the_last_token(rows: Tensor) -> None:
+    """By the number that the operation itself has cut its rows by: None while some releases capture, when all count."""
+    from sglang.srt.layers import radix_attention
+
+    get_context = getattr(radix_attention, "get_tc_piecewise_forward_context", None)
+    context = (get_context or radix_attention.get_forward_context)()
+    real_tokens = context.forward_batch.num_token_non_padded_cpu
+    if real_tokens is not None:
+        rows[real_tokens:].zero_()

@@ -1,0 +1,44 @@
+"""Latent attention (MLA): who chooses its form, and how a choice is made as under a piecewise graph."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from sglang_bcg_fixes.engine import graph_break, wrappers
+
+HANDLERS = "sglang.srt.models.deepseek_common.attention_backend_handler"
+# every other backend asks one of these, or is registered under its own name and asks nobody
+CHOOSE = {
+    f"{HANDLERS}:_handle_attention_backend": (),
+    f"{HANDLERS}:handle_attention_trtllm_mla": (f"{HANDLERS}:AttentionBackendRegistry._handlers['trtllm_mla']",),
+    f"{HANDLERS}:handle_attention_triton": (f"{HANDLERS}:AttentionBackendRegistry._handlers['triton']",),
+}
+TENSORRT_PLAN = "sglang.srt.layers.attention.trtllm_mla_backend:TRTLLMMLABackend.init_forward_metadata"
+
+
+def as_under_a_piecewise_graph(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not graph_break.load("context").is_in_breakable_cuda_graph():
+        return original(*args, **kwargs)
+    with piecewise_scope()():
+        return original(*args, **kwargs)
+
+
+@functools.cache
+def piecewise_scope() -> Any:
+    try:
+        from sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph import (
+            enable_tc_piecewise_cuda_graph as scope,
+        )
+    except ModuleNotFoundError:
+        from sglang.srt.compilation.piecewise_context_manager import enable_piecewise_cuda_graph as scope
+    return scope
+
+
+def is_chosen_by(fix_id: str) -> bool:
+    """Whether capture and replay choose the absorbed form in this process."""
+    handlers = sys.modules.get(HANDLERS)
+    choosers = [getattr(handlers, where.partition(":")[2], None) for where in CHOOSE]
+    return all(fix_id in wrappers.fixes_in(chooser) for chooser in choosers)
