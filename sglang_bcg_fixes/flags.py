@@ -31,7 +31,7 @@ MODES = ("auto", "off", "strict")
 KERNELS_MODES = ("auto", "off")
 FIX_STATES = ("auto", "off", "on")
 SELFCHECK_STATES = ("off", "warn", "strict")
-KERNEL_STATES = ("auto", "off", "reference", "triton", "cuda", "flashinfer")
+KERNEL_STATES = ("auto", "off", "reference", "triton", "cuda")
 
 
 class FlagError(Exception):

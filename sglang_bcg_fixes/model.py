@@ -87,7 +87,6 @@ class Fix:
     default: str = "auto"
     guard: bool = False
     after: tuple[str, ...] = ()
-    conflicts: tuple[str, ...] = ()
     verify: tuple[str, ...] = ()
 
     @property
@@ -121,7 +120,7 @@ class Rejected:
 
 @dataclasses.dataclass(frozen=True)
 class Impl:
-    """One implementation of an operation: reference, triton, cuda or flashinfer.
+    """One implementation of an operation: reference, triton or cuda.
 
     `accepts` is asked at start-up, before torch is imported. `module` holds the operation's functions; where it has a
     function `ready(device)`, that is asked before the first use and may still refuse. An implementation that `auto`
@@ -131,7 +130,6 @@ class Impl:
     name: str
     accepts: Callable[[], Accepted | Rejected]
     module: str
-    graph_safe: bool
     only_by_name: str = ""
 
 

@@ -25,7 +25,6 @@ WOULD = {
     Action.OFF: "the fix is switched off",
     Action.UNKNOWN: "nothing would be changed: the source is not one we know",
     Action.NO_FIX: "watched for; this version has no fix",
-    Action.BLOCKED: "the fix would be held back",
 }
 
 
@@ -44,8 +43,7 @@ class Examination:
     @property
     def wanted_but_missing(self) -> list[Decision]:
         """Fixes that are switched on and that this source would not get."""
-        lacking = (Action.UNKNOWN, Action.BLOCKED)
-        return [d for d in self.plan.decisions if d.action in lacking and d.fix.patches]
+        return [d for d in self.plan.decisions if d.action is Action.UNKNOWN and d.fix.patches]
 
     def as_dict(self) -> dict[str, Any]:
         return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
 
 from sglang_bcg_fixes.flags import Settings
 from sglang_bcg_fixes.model import Accepted, Action, Choice, Decision, Fix, Impl, Kernel, PatchPoint, Rejected
@@ -52,7 +51,7 @@ def make(registry: Registry, settings: Settings, source: Source, watched_too: bo
     for fix in in_order(wanted):
         decision = decide(fix, settings.fixes.get(fix.id, "off"), findings[fix.id], settings.off_by.get(fix.flag, ""))
         if decision.action is Action.APPLY:
-            decision = hold_back(with_needed_points(decision, source), decisions)
+            decision = with_needed_points(decision, source)
         decisions[fix.id] = decision
     kernels = tuple(choice_of(kernel, settings, source) for kernel in registry.kernels)
     return Plan(source.version, tuple(decisions.values()), kernels)
@@ -127,17 +126,6 @@ def needed_points(patched: Fix | Kernel, source: Source) -> tuple[PatchPoint, ..
     except Exception as error:
         return f"its patch points cannot be chosen: {type(error).__name__}: {error}"
     return points or f"{patched.id} is affected, but every patch point says that it is not needed"
-
-
-def hold_back(decision: Decision, earlier: Mapping[str, Decision]) -> Decision:
-    """Block a fix that conflicts with one that is applied."""
-    applied = {name for name, other in earlier.items() if other.action is Action.APPLY}
-    clash = sorted(
-        name for name in applied if name in decision.fix.conflicts or decision.id in earlier[name].fix.conflicts
-    )
-    if clash:
-        return dataclasses.replace(decision, action=Action.BLOCKED, reason=f"it conflicts with {', '.join(clash)}")
-    return decision
 
 
 def in_order(fixes: list[Fix]) -> list[Fix]:

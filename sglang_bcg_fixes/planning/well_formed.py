@@ -49,7 +49,6 @@ FIELDS: Mapping[type, Mapping[str, Wanted]] = {
         "mitigations": many("Mitigation", one(Mitigation)),
         "default": ("auto, off or on", lambda value: value in ("auto", "off", "on")),
         "after": many("ids", is_name),
-        "conflicts": many("ids", is_name),
         "verify": many("texts", is_text),
     },
     Kernel: {

@@ -14,7 +14,7 @@ from tests.wheels import RELEASES
 FIX = dataclasses.replace(fix("stale_table", point("function")), doc="A table is stale.")
 SHY = dataclasses.replace(fix("shy_fix", point("function")), doc="Off unless asked for.", default="off")
 WATCHED = dataclasses.replace(fix("only_watched"), doc="Known, not mended.")
-KERNEL = kernel("metadata", *(Impl(n, Accepted, "m", True) for n in ("triton", "reference")))
+KERNEL = kernel("metadata", *(Impl(n, Accepted, "m") for n in ("triton", "reference")))
 
 
 def read(**environ: str) -> flags.Settings:

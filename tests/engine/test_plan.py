@@ -129,12 +129,6 @@ def test_a_circle_is_an_error() -> None:
         actions(fix_with("a", Verdict.AFFECTED, after=("b",)), fix_with("b", Verdict.AFFECTED, after=("a",)))
 
 
-def test_the_later_of_two_that_conflict_is_held_back() -> None:
-    a, b = fix_with("a", Verdict.AFFECTED, conflicts=("b",)), fix_with("b", Verdict.AFFECTED)
-    assert actions(a, b) == {"a": Action.APPLY, "b": Action.BLOCKED}
-    assert actions(a, b, SGLANG_BCG_FIX_A="off") == {"a": Action.OFF, "b": Action.APPLY}
-
-
 def test_the_digest_tells_plans_apart_and_nothing_else() -> None:
     def digest(*fixes: Fix, **environ: str) -> str:
         return plan.make(Registry(fixes, ()), flags.read(fixes, [], environ), Source(NoFiles())).digest
@@ -148,7 +142,7 @@ NAMES = ("cuda", "triton", "reference")
 
 
 def kernel_of(*accepts: Accepted | Rejected, only_by_name: str = "") -> Kernel:
-    impls = [Impl(name, lambda answer=answer: answer, "m", True) for name, answer in zip(NAMES, accepts, strict=True)]
+    impls = [Impl(name, lambda answer=answer: answer, "m") for name, answer in zip(NAMES, accepts, strict=True)]
     impls[-1] = dataclasses.replace(impls[-1], only_by_name=only_by_name)
     return kernel("metadata", *impls)
 
@@ -182,7 +176,7 @@ def test_a_kernel_whose_points_cannot_be_chosen_takes_no_other_along(state: str)
     def broken(source: Source) -> bool:
         raise ZeroDivisionError("by zero")
 
-    impl = Impl("triton", Accepted, "m", True)
+    impl = Impl("triton", Accepted, "m")
     good = dataclasses.replace(kernel("good", impl), patches=(point("function"),))
     bad = dataclasses.replace(kernel("bad", impl), patches=(dataclasses.replace(point("function"), needed=broken),))
     settings = flags.read([], [bad, good], {bad.flag: state})
@@ -196,7 +190,7 @@ def test_an_unknown_source_gets_no_kernel_and_is_not_asked_for_one() -> None:
     def never() -> Accepted:
         raise AssertionError("must not be asked")
 
-    op = kernel("metadata", Impl("triton", never, "m", True))
+    op = kernel("metadata", Impl("triton", never, "m"))
     choice = plan.choose(op, "auto", Finding(Verdict.UNKNOWN, "nobody has read it"))
     assert choice.impl is None and choice.why == "nobody has read it" and choice.without_ours is Action.UNKNOWN
     assert choice.rejected == {"triton": "nobody has read it"}

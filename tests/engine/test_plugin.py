@@ -433,8 +433,8 @@ from sglang_bcg_fixes.model import Accepted, Impl, Kernel, Rejected
 @hookimpl
 def bcg_kernels():
     impls = (
-        Impl("cuda", lambda: Rejected("no driver"), "tests.engine.bodies", True),
-        Impl("triton", Accepted, "tests.engine.bodies", True),
+        Impl("cuda", lambda: Rejected("no driver"), "tests.engine.bodies"),
+        Impl("triton", Accepted, "tests.engine.bodies"),
     )
     points = (PatchPoint(("sglang.srt.target:KERNEL_POINT",), How.AROUND, "tests.engine.bodies:through_kernel"),)
     return [Kernel("extra_op", "Something is quicker.", impls, lambda source: KERNEL_PROBE, {}, points, {})]

@@ -26,7 +26,7 @@ def forms() -> Iterator[dict[str, types.ModuleType]]:
 
 
 def selected(state: str = "auto") -> active.Selected:
-    impls = [Impl(name, Accepted, f"forms_of_tests.{name}", True) for name in ("cuda", "triton")]
+    impls = [Impl(name, Accepted, f"forms_of_tests.{name}") for name in ("cuda", "triton")]
     return active.Selected(plan.choose(kernel("metadata", *impls), state, KNOWN))
 
 

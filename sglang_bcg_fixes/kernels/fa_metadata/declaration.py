@@ -59,13 +59,12 @@ KERNEL = Kernel(
     doc=__doc__,
     impls=(
         # in this order: the host is quicker with the first one, and the device alike
-        Impl("cuda", program.installed, f"{FOLDER}.cuda", graph_safe=True),
-        Impl("triton", has_triton, f"{FOLDER}.triton", graph_safe=True),
+        Impl("cuda", program.installed, f"{FOLDER}.cuda"),
+        Impl("triton", has_triton, f"{FOLDER}.triton"),
         Impl(
             "reference",
             Accepted,
             f"{FOLDER}.reference",
-            graph_safe=True,
             only_by_name="plain torch, slower than what it takes the place of; for tests",
         ),
     ),

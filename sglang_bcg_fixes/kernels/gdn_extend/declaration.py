@@ -59,13 +59,12 @@ KERNEL = Kernel(
     doc=__doc__,
     impls=(
         # written for Hopper; there it is the faster one
-        Impl("cuda", program.installed, f"{FOLDER}.cuda", graph_safe=True),
-        Impl("triton", has_triton, f"{FOLDER}.triton", graph_safe=True, only_by_name=NOT_MEASURED),
+        Impl("cuda", program.installed, f"{FOLDER}.cuda"),
+        Impl("triton", has_triton, f"{FOLDER}.triton", only_by_name=NOT_MEASURED),
         Impl(
             "reference",
             Accepted,
             f"{FOLDER}.stepwise",
-            graph_safe=True,
             only_by_name="plain torch, token after token; for tests",
         ),
     ),

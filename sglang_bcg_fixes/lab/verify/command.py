@@ -58,9 +58,7 @@ class Run:
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
-    where = command.add_mutually_exclusive_group()
-    where.add_argument("--installed", action="store_true", help="the SGLang that is installed here (the default)")
-    where.add_argument("--release", metavar="V", help="refuse unless the installed SGLang is this release")
+    command.add_argument("--release", metavar="V", help="refuse unless the installed SGLang is this release")
     command.add_argument("--python", default=sys.executable, metavar="PATH", help="of an environment with SGLang")
     command.add_argument("--fix", metavar="ID", help="the cases that show this fix; adds the arm `alone`")
     command.add_argument("--case", action="append", default=[], metavar="NAME", help="one case; repeat")
