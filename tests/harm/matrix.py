@@ -39,6 +39,19 @@ FIRST_ARCHITECTURES = (
     *("LlamaForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
     *("Qwen3NextForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM", "NemotronHForCausalLM"),
 )
+# each is recorded in every release; the others in these, and elsewhere as `make harm` comes to them
+EVERY_ARCHITECTURE_IN = ("0.5.11", "0.5.19", "0.5.23")
+IN_EVERY_RELEASE = {
+    *("BailingMoeV2ForCausalLM", "BailingMoeV2_5ForCausalLM", "Cohere2ForCausalLM", "CohereForCausalLM"),
+    *("DeepseekV2ForCausalLM", "DeepseekV32ForCausalLM", "DeepseekV3ForCausalLM", "FalconH1ForCausalLM"),
+    *("Gemma2ForCausalLM", "Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "Gemma4ForCausalLM"),
+    *("Glm4ForCausalLM", "Glm4MoeForCausalLM", "GptOssForCausalLM", "GraniteMoeHybridForCausalLM"),
+    *("KimiLinearForCausalLM", "Lfm2ForCausalLM", "Llama4ForCausalLM", "LlamaEmbeddingModel", "LlamaForCausalLM"),
+    *("LlamaForSequenceClassification", "MiniMaxM2ForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"),
+    *("NemotronHForCausalLM", "Olmo2ForCausalLM", "OlmoeForCausalLM", "Phi3ForCausalLM", "PhiForCausalLM"),
+    *("Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM"),
+    *("Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"),
+}
 # a model file's last statement, as SGLang's registry reads it
 ENTRIES = re.compile(r"^EntryClass[^=\n]*=\s*(\[[^\]]*\]|\w+)", re.MULTILINE)
 COMMENT = re.compile(r"#.*")
@@ -166,6 +179,13 @@ def wanted_arms(release: str, name: str) -> list[str]:
     """Switched off there is nothing of ours to find: the ends of the list of releases, and some in all of them, do."""
     is_compared = release in (wheels.RELEASES[0], wheels.NEWEST) or name in FIRST_ARCHITECTURES
     return [STOCK, PATCHED, OFF] if is_compared else [STOCK, PATCHED]
+
+
+def demanded(release: str) -> set[tuple[str, str]]:
+    """Architectures and arms that must be recorded of this release."""
+    known = architectures.CONFIGURATIONS.keys() & names_in(release)
+    names = known if release in EVERY_ARCHITECTURE_IN else known & IN_EVERY_RELEASE
+    return {(name, arm) for name in names for arm in wanted_arms(release, name)}
 
 
 def missing(release: str, names: Iterable[str], arms: Iterable[str]) -> list[dict[str, Any]]:

@@ -305,7 +305,7 @@ def test_what_a_dead_server_did_not_answer_is_wrong(
     script = tmp_path / "server.py"
     script.write_text(STANDS_FOR_A_SERVER.format(accuracy=str(ACCURACY)))
     monkeypatch.setattr(evaluate, "SERVER", [sys.executable, str(script)])
-    monkeypatch.setattr(evaluate.release, "installed", lambda: in_folder(release_root("0.5.12.post1")))
+    monkeypatch.setattr(evaluate.releases, "installed", lambda: in_folder(release_root("0.5.12.post1")))
     options = argparse.Namespace(questions=4, arms="stock,eager,eager", jobs=3, model=CHECKPOINT)
     stock, eager, again = evaluate.evaluate(options, tmp_path / "servers")
     assert stock["ending"] == "ended with exit status 3 while it served"
@@ -326,7 +326,7 @@ def test_what_was_answered_before_an_interrupt_is_kept(
     hangs = STANDS_FOR_A_SERVER.replace("sys.exit(3)", "time.sleep(60)")
     script.write_text(hangs.format(accuracy=str(ACCURACY)))
     monkeypatch.setattr(evaluate, "SERVER", [sys.executable, str(script)])
-    monkeypatch.setattr(evaluate.release, "installed", lambda: in_folder(release_root("0.5.12.post1")))
+    monkeypatch.setattr(evaluate.releases, "installed", lambda: in_folder(release_root("0.5.12.post1")))
     options = argparse.Namespace(questions=4, arms="eager,stock,stock", jobs=2, model=CHECKPOINT)
     say = evaluate.servers.Progress.say
 
