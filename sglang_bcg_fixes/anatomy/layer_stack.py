@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -27,18 +27,10 @@ class Unresolved(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class LayerStack:
-    """The module that runs all layers, where it is in the model, and its names for what models call differently."""
+    """The module that runs all layers, and where it is in the model."""
 
     path: str
     module: Module
-    positions: str
-    # only where it has no default, as in DeepSeek-V4: a batch of tokens has None
-    embeddings: str | None = None
-
-    def arguments(self, input_ids: Any, positions: Any, forward_batch: Any) -> dict[str, Any]:
-        """For a call by keyword: models differ in the order too."""
-        given = {"input_ids": input_ids, self.positions: positions, "forward_batch": forward_batch}
-        return {**given, self.embeddings: None} if self.embeddings else given
 
 
 def resolve(model: Module, attention_layers: Iterable[Module | None]) -> LayerStack:
@@ -103,12 +95,13 @@ def as_stack(path: str, module: Module) -> LayerStack | None:
         and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     }
     positions = next((name for name in POSITIONS if name in parameters), None)
+    # DeepSeek-V4's have no default: a batch of tokens has None
     embeddings = next((name for name in EMBEDDINGS if name in needed), None)
     if positions is None or not {"input_ids", "forward_batch"} <= set(parameters):
         return None
     if not needed <= {"self", "input_ids", positions, "forward_batch", embeddings}:
         return None
-    return LayerStack(path, module, positions, embeddings)
+    return LayerStack(path, module)
 
 
 def tail_parts(module: Module) -> Iterator[str]:

@@ -7,13 +7,14 @@ Cause: The whole model is captured with one request, its logits too, so a replay
 can_run refuses a larger batch. Nothing refuses the batches whose answer is something else than logits.
 Change: Only the layers are captured, found in the model by structure. A replay runs the model itself on the real batch,
 with the captured layers in the place of its layers, so logits, pooled vectors and hidden states are computed from every
-request. All sizes share one output buffer. A multimodal model's layers are captured with what it hands them for text:
-embeddings, which it writes to a buffer of the graphs, and its own positions, three for each token under M-RoPE.
-Batches with images, audio or video run eagerly, and so do modes other than plain and mixed prefill. Nothing is
-captured, and one warning says why, where the layers cannot be found or are handed what lies in no buffer, with an
-encoder-decoder model, with MLA where mla_dispatch_unaware is not applied, and under LoRA, DP attention and pipeline
-parallelism: the batch that is captured has no adapters, no token counts of other ranks and no input of a stage. For
-these three SGLang itself captures only with --enforce-piecewise-cuda-graph.
+request. All sizes share one output buffer. The layers are captured with what the model hands them for text, a
+multimodal one its own positions, three for each token under M-RoPE, and embeddings, which it writes to a buffer of
+SGLang's. Where SGLang has no such buffer, with Llama 4, Gemma 3 and Step3-VL while images are not enabled, each replay
+copies them to one of this fix. Batches with images, audio or video run eagerly, and so do modes other than plain and
+mixed prefill. Nothing is captured, and one warning says why, where the layers cannot be found or are handed what lies
+in no buffer, with an encoder-decoder model, with MLA where mla_dispatch_unaware is not applied, and under LoRA, DP
+attention and pipeline parallelism: the batch that is captured has no adapters, no token counts of other ranks and no
+input of a stage. For these three SGLang itself captures only with --enforce-piecewise-cuda-graph.
 Remove when: No release before 0.5.12 has to be served.
 """
 
@@ -48,6 +49,8 @@ STATE = "bcg_fixes_captured_layers"
 BUFFERED = ("input_ids", "positions", "mrope_positions", "input_embeds")
 # the batch, next to what is in it
 ITSELF = "forward_batch"
+# embeddings that the model computes on its way to the layers
+COMPUTED = "computed"
 # what a batch can bring that replay_prepare leaves out of the batch that the model is run with
 LEFT_OUT = (
     "multi_item_delimiter_indices",
@@ -82,12 +85,21 @@ class Called(Exception):
 
 
 class CapturedLayers:
-    """The layers of one model, the buffers that their captured output is copied to, and what went past the graphs."""
+    """The layers of one model, the buffers of what they are given and give back, and what went past the graphs."""
 
-    def __init__(self, stack: layer_stack.LayerStack, rows: int, handed: dict[str, str | None] | None = None) -> None:
+    def __init__(
+        self,
+        stack: layer_stack.LayerStack,
+        rows: int,
+        handed: dict[str, str | None],
+        embeddings: Tensor | None = None,
+    ) -> None:
         self.stack = stack
-        # of a multimodal model, as of handed_over
+        # as of handed_over
         self.handed = handed
+        # for the arguments that each replay copies
+        self.embeddings = embeddings
+        self.computed = [name for name, field in handed.items() if field == COMPUTED]
         self.rows = rows
         self.buffers: list[Tensor] = []
         self.signature = inspect.signature(stack.module.forward)
@@ -99,16 +111,16 @@ class CapturedLayers:
 
         # the model's own forward has this decorator, its layers have not
         with torch.no_grad():
-            output = self.stack.module.forward(**self.arguments(input_ids, positions, forward_batch))
+            output = self.stack.module.forward(**self.arguments(forward_batch))
             buffers = iter(self.buffers) if self.buffers else self.allocate(output)
             return map_tensors(output, lambda part: next(buffers)[: len(part)].copy_(part))
 
-    def arguments(self, input_ids: Tensor, positions: Tensor, batch: Any) -> dict[str, Any]:
+    def arguments(self, batch: Any) -> dict[str, Any]:
         """All that the captured layers read, by their own names for it."""
-        if self.handed is None:
-            return self.stack.arguments(input_ids, positions, batch)
         fields: dict[str | None, Any] = {field: getattr(batch, field) for field in BUFFERED}
         fields |= {ITSELF: batch, None: None}
+        if self.embeddings is not None:
+            fields[COMPUTED] = self.embeddings[: len(batch.input_ids)]
         return {name: fields[field] for name, field in self.handed.items()}
 
     def allocate(self, output: Any) -> Iterator[Tensor]:
@@ -122,23 +134,26 @@ class CapturedLayers:
         layers_forward = self.stack.module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
-            unlike = self.unlike_capture(self.signature.bind(*args, **kwargs).arguments, batch)
+            given, seen = self.signature.bind(*args, **kwargs).arguments, self.arguments(batch)
+            unlike = self.unlike_capture(given, seen)
             if unlike:
                 self.warn_once(unlike)
                 return layers_forward(*args, **kwargs)
+            for name in self.computed:
+                seen[name].copy_(given[name])
             graph.replay()
             return output
 
         with replaced(self.stack.module, "forward", forward):
             yield
 
-    def unlike_capture(self, given: dict[str, Any], batch: Any) -> str | None:
-        """The argument that the graph would not see: it reads the batch's own tensors and nothing else."""
-        seen = self.arguments(batch.input_ids, batch.positions, batch)
+    def unlike_capture(self, given: dict[str, Any], seen: dict[str, Any]) -> str | None:
+        """The argument that the graph would not see: it reads the batch's own tensors and what is copied for it."""
         for name, value in seen.items():
             # a replay reads the captured buffer also where this batch has none
-            missing = value is None and self.handed and self.handed[name]
-            if missing or given.get(name) is not value:
+            missing = value is None and self.handed[name]
+            is_seen = takes(value, given.get(name)) if name in self.computed else given.get(name) is value
+            if missing or not is_seen:
                 return name
         for name, value in given.items():
             parameter = self.signature.parameters[name]
@@ -166,6 +181,11 @@ class CapturedLayers:
         return map_tensors(output, lambda part: part.clone() if part.untyped_storage().data_ptr() in ours else part)
 
 
+def takes(buffer: Tensor, value: Tensor | None) -> bool:
+    """Tell whether a copy is the value itself: no broadcast, no cast."""
+    return value is not None and value.shape == buffer.shape and value.dtype == buffer.dtype
+
+
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
     """The same structure with every tensor changed; other values as they are."""
     import torch
@@ -190,7 +210,7 @@ def find_layers(runner: Any) -> CapturedLayers | None:
     try:
         refuse_configuration(model_runner)
         stack = layer_stack.resolve(model_runner.model, runner.attention_layers)
-        handed = handed_over(runner, stack) if model_runner.is_multimodal else None
+        handed, embeddings = handed_over(runner, stack)
     except layer_stack.Unresolved as reason:
         logger.warning(
             "bcg-fixes single_request_capture: no prefill graphs for %s.%s, prefill runs eagerly: %s. %s restores "
@@ -201,24 +221,31 @@ def find_layers(runner: Any) -> CapturedLayers | None:
             OFF,
         )
         return None
-    return CapturedLayers(stack, runner.max_num_tokens, handed)
+    return CapturedLayers(stack, runner.max_num_tokens, handed, embeddings)
 
 
-def handed_over(runner: Any, stack: layer_stack.LayerStack) -> dict[str, str | None]:
-    """What a multimodal model calls its layers with for text, as the fields of the batch; raises Unresolved."""
+def handed_over(runner: Any, stack: layer_stack.LayerStack) -> tuple[dict[str, str | None], Tensor | None]:
+    """What a model calls its layers with for text, as the fields of the batch, and a buffer for what is none of them.
+
+    Raises Unresolved.
+    """
     batch = runner._build_capture_forward_batch(runner.capture_num_tokens[0])
     given = layers_call(runner, stack, batch)
     fields = {id(getattr(batch, field)): field for field in BUFFERED} | {id(batch): ITSELF, id(None): None}
     parameters = inspect.signature(stack.module.forward).parameters
     handed: dict[str, str | None] = {}
+    embeddings = None
     for name, value in given.items():
         parameter = parameters[name]
         nothing = parameter.kind is parameter.VAR_KEYWORD and all(extra is None for extra in value.values())
         if id(value) in fields:
             handed[name] = fields[id(value)]
+        elif name in layer_stack.EMBEDDINGS and value is not parameter.default:
+            handed[name] = COMPUTED
+            embeddings = value.new_zeros(runner.max_num_tokens, *value.shape[1:])
         elif value is not parameter.default and not nothing:
             raise layer_stack.Unresolved(f"{stack.path} is called with a '{name}' that lies in no buffer of the graphs")
-    return handed
+    return handed, embeddings
 
 
 def layers_call(runner: Any, stack: layer_stack.LayerStack, batch: Any) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import pathlib
 import re
 import sys
@@ -277,19 +276,3 @@ def test_the_stack_is_found_or_refused_with_a_reason(case: Callable[[], Case]) -
 def test_without_a_rule_its_toy_is_wrong(mutated: Callable[[str, str], types.ModuleType], mutant: str) -> None:
     old, new, case = MUTANTS[mutant]
     assert not is_right(mutated(old, new), case())
-
-
-@pytest.mark.parametrize(
-    ("case", "positions", "others"),
-    [
-        (plain, "positions", {}),
-        (layers_that_only_their_parent_can_call, "position_ids", {}),
-        (embeddings_without_a_default, "positions", {"inputs_embeds": None}),
-    ],
-)
-def test_arguments_go_by_name(case: Callable[[], Case], positions: str, others: dict[str, None]) -> None:
-    model = case().model
-    stack = layer_stack.resolve(model, attention_in(model))
-    arguments = stack.arguments("ids", "where", "batch")
-    assert arguments == {"input_ids": "ids", positions: "where", "forward_batch": "batch", **others}
-    inspect.signature(stack.module.forward).bind(**arguments)

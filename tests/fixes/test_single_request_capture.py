@@ -34,12 +34,18 @@ class Graph:
 
 
 def batch_of(tokens: int) -> SimpleNamespace:
-    return SimpleNamespace(input_ids=torch.arange(tokens), positions=torch.arange(tokens) + 100)
+    return SimpleNamespace(
+        input_ids=torch.arange(tokens), positions=torch.arange(tokens) + 100, mrope_positions=None, input_embeds=None
+    )
+
+
+STACK = layer_stack.LayerStack
+TEXT = {"input_ids": "input_ids", "positions": "positions", "forward_batch": fix.ITSELF}
 
 
 @pytest.fixture
 def captured() -> fix.CapturedLayers:
-    return fix.CapturedLayers(layer_stack.LayerStack("model", Model().model, "positions"), rows=16)
+    return fix.CapturedLayers(STACK("model", Model().model), 16, TEXT)
 
 
 def test_every_size_is_captured_into_one_buffer(captured: fix.CapturedLayers) -> None:
@@ -52,7 +58,7 @@ def test_every_size_is_captured_into_one_buffer(captured: fix.CapturedLayers) ->
 
 def test_nested_outputs_have_a_buffer_for_each_part(captured: fix.CapturedLayers) -> None:
     captured.stack.module.forward = lambda **_: (torch.ones(4, 2), [torch.zeros(4, 3), None])
-    hidden, (auxiliary, nothing) = captured.run(*[None] * 3)
+    hidden, (auxiliary, nothing) = captured.run(None, None, batch_of(4))
     assert len(captured.buffers) == 2
     assert hidden.shape == (4, 2) and auxiliary.shape == (4, 3) and nothing is None
 
@@ -107,7 +113,7 @@ def multimodal_batch_of(tokens: int) -> SimpleNamespace:
 
 @pytest.fixture
 def multimodal() -> fix.CapturedLayers:
-    return fix.CapturedLayers(layer_stack.LayerStack("model", Model().model, "positions"), 16, HANDED)
+    return fix.CapturedLayers(STACK("model", Model().model), 16, HANDED)
 
 
 def call_of(batch: SimpleNamespace) -> dict:
@@ -157,13 +163,53 @@ def test_embeddings_that_do_not_come_are_not_replayed(multimodal: fix.CapturedLa
     batch = multimodal_batch_of(4)
     given = call_of(batch)
     del given["input_embeds"]
-    assert multimodal.unlike_capture(given, batch) == "input_embeds"
+    assert multimodal.unlike_capture(given, multimodal.arguments(batch)) == "input_embeds"
 
 
 def test_a_batch_without_what_was_captured_is_not_replayed(multimodal: fix.CapturedLayers) -> None:
     batch = multimodal_batch_of(4)
     batch.mrope_positions = None
-    assert multimodal.unlike_capture(call_of(batch), batch) == "positions"
+    assert multimodal.unlike_capture(call_of(batch), multimodal.arguments(batch)) == "positions"
+
+
+EMBEDDED = {"input_ids": None, "positions": "positions", "forward_batch": fix.ITSELF, "input_embeds": fix.COMPUTED}
+
+
+def embedded_call_of(batch: SimpleNamespace, embeddings: torch.Tensor) -> dict:
+    return {"input_ids": None, "positions": batch.positions, "forward_batch": batch, "input_embeds": embeddings}
+
+
+@pytest.fixture
+def embedded() -> fix.CapturedLayers:
+    return fix.CapturedLayers(STACK("model", Model().model), 16, EMBEDDED, torch.full((16, 2), torch.nan))
+
+
+def test_embeddings_that_the_model_computes_are_captured_in_a_buffer(embedded: fix.CapturedLayers) -> None:
+    given = {}
+    embedded.stack.module.forward = lambda **arguments: given.update(arguments) or torch.ones(4, 2)
+    embedded.run(None, None, batch_of(4))
+    assert given["input_embeds"].shape == (4, 2)
+    assert given["input_embeds"].data_ptr() == embedded.embeddings.data_ptr()
+
+
+def test_embeddings_that_the_model_computes_are_copied_before_each_replay(embedded: fix.CapturedLayers) -> None:
+    read = []
+    graph = SimpleNamespace(replay=lambda: read.append(embedded.embeddings.clone()))
+    for tokens, value in ((4, 1.0), (8, 2.0)):
+        batch = batch_of(tokens)
+        with embedded.replayed(graph, "captured", batch):
+            call = embedded_call_of(batch, torch.full((tokens, 2), value))
+            assert embedded.stack.module.forward(**call) == "captured"
+        assert torch.equal(read.pop()[:tokens], torch.full((tokens, 2), value))
+
+
+@pytest.mark.parametrize("wrong", [None, torch.ones(1, 2), torch.ones(4, 2, dtype=torch.float64)])
+def test_embeddings_that_the_buffer_does_not_take_are_computed_with(embedded: fix.CapturedLayers, wrong) -> None:
+    graph, batch = Graph(), batch_of(4)
+    embedded.stack.module.forward = lambda **_: "computed"
+    with embedded.replayed(graph, "captured", batch):
+        assert embedded.stack.module.forward(**embedded_call_of(batch, wrong)) == "computed"
+    assert graph.replays == 0 and embedded.embeddings.isnan().all()
 
 
 def test_a_failing_request_leaves_the_layers_as_they_were(captured: fix.CapturedLayers) -> None:
@@ -321,10 +367,11 @@ def handed_over(make_the_call):
     call, model, batch = make_the_call, Calling(), multimodal_batch_of(4)
     runner = SimpleNamespace(
         model_runner=SimpleNamespace(model=model), capture_num_tokens=[4], attention_layers=[], quant_config=None,
-        moe_layers=[], moe_fusions=[], _build_capture_forward_batch=lambda tokens: batch,
+        moe_layers=[], moe_fusions=[], max_num_tokens=16, _build_capture_forward_batch=lambda tokens: batch,
     )
     try:
-        return fix.handed_over(runner, layer_stack.LayerStack("model", model.model, "positions"))
+        handed, buffer = fix.handed_over(runner, layer_stack.LayerStack("model", model.model))
+        return [handed, buffer if buffer is None else [*buffer.shape, str(buffer.dtype), buffer.sum().item()]]
     except (layer_stack.Unresolved, ValueError) as reason:
         return f"{type(reason).__name__}: {reason}"
     finally:
@@ -337,6 +384,7 @@ found = {
     "embeddings": lambda layers, batch: layers(
         input_ids=None, forward_batch=batch, input_embeds=batch.input_embeds, positions=batch.mrope_positions, pp=None
     ),
+    "computed": lambda layers, batch: layers(None, batch.positions, batch, batch.input_embeds.double() + 1),
     "text": lambda layers, batch: layers(batch.input_ids, batch.positions, batch),
     "elsewhere": lambda layers, batch: layers(batch.input_ids, batch.positions + 1, batch),
     "extra": lambda layers, batch: layers(batch.input_ids, batch.positions, batch, deepstack=batch.input_embeds),
@@ -349,8 +397,9 @@ print("RESULT", json.dumps({name: handed_over(make_the_call) for name, make_the_
 
 def test_on_the_release_what_a_model_hands_its_layers_is_told_by_the_buffers(release_root) -> None:
     found, _ = processes.beside(release_root("0.5.11"), "-c", HANDED_OVER, timeout=120)
-    assert found["embeddings"] == HANDED
-    assert found["text"] == {"input_ids": "input_ids", "positions": "positions", "forward_batch": "forward_batch"}
+    assert found["embeddings"] == [HANDED, None]
+    assert found["computed"] == [EMBEDDED, [16, 2, "torch.float64", 0.0]]
+    assert found["text"] == [TEXT, None]
     said = "Unresolved: model is called with a '{}' that lies in no buffer of the graphs"
     assert found["elsewhere"] == said.format("positions")
     assert found["extra"] == said.format("extras")
