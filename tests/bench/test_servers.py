@@ -125,7 +125,26 @@ def test_a_release_that_does_not_serve_the_model_is_refused(
     options = argparse.Namespace(model="qwen3_5_4b", python=sys.executable)
     source = releases.in_folder(release_root("0.5.12.post1"))
     with pytest.raises(command.BenchError, match=r"--model qwen3_5_4b: SGLang 0\.5\.12\.post1 does not serve it"):
-        next(command.server_rows(options, source, servers.GIB, 5))
+        next(command.server_rows(options, source, servers.GIB * len(servers.ARMS), 5, list(servers.ARMS)))
+
+
+@pytest.mark.parametrize(("arms", "needed"), [(["stock", "kernel"], 60), (["reference", "kernel"], 40)])
+def test_chosen_servers_are_started_beside_the_reference(
+    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, arms: list[str], needed: int
+) -> None:
+    source = releases.in_folder(release_root(NEWEST))
+    case = servers.CASES["qwen3_5_4b"]
+    runs = servers.runs_of(registry.discover(), source, tmp_path, case, arms)
+    assert {run.arm for run in runs} == {*arms, "reference"}
+    options = argparse.Namespace(model="qwen3_5_4b", python=sys.executable)
+    with pytest.raises(command.BenchError, match=f"the servers need {needed} together.*--arms"):
+        next(command.server_rows(options, source, needed - 1, 5, arms))
+
+
+def test_an_unknown_arm_is_refused_before_anything_runs() -> None:
+    options = argparse.Namespace(shapes="qwen3_next", arms="stock,patchd", rounds=5, quick=False)
+    with pytest.raises(command.BenchError, match=r"no arm 'patchd'.*patched.*there are patched, kernel"):
+        command.choose(options)
 
 
 def test_without_bits_an_answer_is_right_that_is_near_and_has_checked_itself() -> None:

@@ -38,6 +38,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--quick", action="store_true", help="few sizes and few rounds")
     command.add_argument("--shapes", default=",".join(gdn_layer.SHAPES), metavar="A,B", help="default: %(default)s")
     command.add_argument("--model", default=model.NAME, choices=list(servers.CASES), help="of the servers")
+    command.add_argument(
+        "--arms", default=",".join(servers.ARMS), metavar="A,B", help="of the servers (default: %(default)s)"
+    )
     command.add_argument("--rounds", type=int, metavar="N", help=f"default: {ROUNDS}; at least {timing.LEAST_ROUNDS}")
     command.add_argument("--jsonl", type=pathlib.Path, default=pathlib.Path("bench.jsonl"), metavar="FILE")
     command.add_argument("--plots", type=pathlib.Path, metavar="DIR", help="default: where the JSONL is")
@@ -51,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     if options.plot_only:
         show(options.plot_only, options.plots)
         return 0
-    shapes, rounds = choose(options)
+    shapes, arms, rounds = choose(options)
     here = environment.look(options.python)
     source = verify.installed_source(options, here)
     if not here["gpu"]:
@@ -59,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     file = rows.File(options.jsonl, {**environment.header(here), "rounds": rounds})
     complete = True
     with ended_by_signals():
-        for name, part in parts(options, here, source, shapes, rounds):
+        for name, part in parts(options, here, source, shapes, arms, rounds):
             say(f"== {name}")
             try:
                 for found in part():
@@ -77,23 +80,38 @@ def run(options: argparse.Namespace) -> int:
     return 0 if complete and every and not wrong else 1
 
 
-def choose(options: argparse.Namespace) -> tuple[list[str], int]:
-    shapes = options.shapes.split(",")
-    for name in shapes:
-        if name not in gdn_layer.SHAPES:
-            known = list(gdn_layer.SHAPES)
-            raise BenchError(f"no shape '{name}'{flags.nearest(name, known)}; there are {', '.join(known)}")
+def choose(options: argparse.Namespace) -> tuple[list[str], list[str], int]:
+    shapes, arms = (
+        names_of(kind, words, known)
+        for kind, words, known in (
+            ("shape", options.shapes, list(gdn_layer.SHAPES)),
+            ("arm", options.arms, list(servers.ARMS)),
+        )
+    )
     rounds = options.rounds or (timing.LEAST_ROUNDS if options.quick else ROUNDS)
     if rounds < timing.LEAST_ROUNDS:
         raise BenchError(f"--rounds {rounds}: at least {timing.LEAST_ROUNDS}, or the spread says nothing")
-    return shapes, rounds
+    return shapes, arms, rounds
+
+
+def names_of(kind: str, words: str, known: Sequence[str]) -> list[str]:
+    chosen = words.split(",")
+    for name in chosen:
+        if name not in known:
+            raise BenchError(f"no {kind} '{name}'{flags.nearest(name, known)}; there are {', '.join(known)}")
+    return chosen
 
 
 Part = Callable[[], Iterator[list[Row]]]
 
 
 def parts(
-    options: argparse.Namespace, here: dict[str, Any], source: Source, shapes: Sequence[str], rounds: int
+    options: argparse.Namespace,
+    here: dict[str, Any],
+    source: Source,
+    shapes: Sequence[str],
+    arms: Sequence[str],
+    rounds: int,
 ) -> Iterator[tuple[str, Part]]:
     both = options.layer == options.servers
     if options.layer or both:
@@ -103,7 +121,7 @@ def parts(
             job["flashinfer"] = options.flashinfer
             yield f"layer, {name}", lambda job=job: layer_rows(options.python, source, job)  # type: ignore[misc]
     if options.servers or both:
-        yield "servers", lambda: server_rows(options, source, here["free_gib"], rounds)
+        yield "servers", lambda: server_rows(options, source, here["free_gib"], rounds, arms)
 
 
 def layer_rows(python: str, source: Source, job: dict[str, Any]) -> Iterator[list[Row]]:
@@ -124,9 +142,15 @@ def layer_rows(python: str, source: Source, job: dict[str, Any]) -> Iterator[lis
         raise gdn_layer.LayerBenchError(f"its process ended with exit status {process.returncode}")
 
 
-def server_rows(options: argparse.Namespace, source: Source, free_gib: float, rounds: int) -> Iterator[list[Row]]:
-    if free_gib < servers.GIB:
-        raise BenchError(f"{free_gib} GiB are free on the GPU, and the servers need {servers.GIB} together")
+def server_rows(
+    options: argparse.Namespace, source: Source, free_gib: float, rounds: int, arms: Sequence[str]
+) -> Iterator[list[Row]]:
+    needed = servers.GIB * len({*arms, verify.REFERENCE})
+    if free_gib < needed:
+        raise BenchError(
+            f"{free_gib} GiB are free on the GPU, and the servers need {needed} together: end what runs there, or "
+            f"name fewer of them with --arms"
+        )
     with tempfile.TemporaryDirectory(prefix="bcg-bench-") as made:
         folder, case = pathlib.Path(made), servers.CASES[options.model]
         if not case.applies_to(source):
@@ -134,7 +158,7 @@ def server_rows(options: argparse.Namespace, source: Source, free_gib: float, ro
                 f"--model {options.model}: SGLang {source.version} does not serve it; leave the option out"
             )
         servers.make_model(options.python, folder, case)
-        yield from servers.measure(options.python, registry.discover(), source, folder, rounds, say, case)
+        yield from servers.measure(options.python, registry.discover(), source, folder, rounds, say, case, arms)
 
 
 def show(file: pathlib.Path, plots_folder: pathlib.Path | None) -> list[Row]:

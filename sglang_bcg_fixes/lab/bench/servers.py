@@ -16,7 +16,7 @@ import os
 import pathlib
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TextIO
 
 from sglang_bcg_fixes import flags
@@ -49,8 +49,8 @@ LENGTHS = tuple(bucket - 3 for bucket in BUCKETS)
 TOGETHER, PROMPT, OUTPUT = 16, 1021, 32
 # how far logprobs may be from the reference's; those that have nothing to do with each other are ten apart
 NEAR = 2.0
-# all of them, with their models, states and graphs
-GIB = 20 * len(ARMS)
+# each with its model, states and graphs
+GIB = 20
 # of a server's log, where a kernel does not run
 LEFT = re.compile(rf"{gdn_extend.KERNEL.op} is left to SGLang's own code here: .*")
 # of its log, how long the prefill graphs took; the gigabytes that stand there are of a GPU that others fill, too
@@ -151,8 +151,9 @@ def measure(
     rounds: int,
     say: Say,
     case: cases.Case = CASE,
+    arms: Collection[str] = tuple(ARMS),
 ) -> Iterator[list[Row]]:
-    runs = runs_of(known, source, folder, case)
+    runs = runs_of(known, source, folder, case, arms)
     with (
         ended_by_signals(),
         Runner([python, "-m", command.ENGINE], len(runs), LIMITS) as runner,
@@ -166,13 +167,17 @@ def measure(
         judge(alive, say)
         for length in LENGTHS:
             yield rows_of(alive, FIRST_TOKEN, length, 1, rounds, say)
-        # few rounds: each is a second or more
-        yield rows_of(alive, THROUGHPUT, PROMPT, TOGETHER, timing.LEAST_ROUNDS, say)
+        yield rows_of(alive, THROUGHPUT, PROMPT, TOGETHER, rounds, say)
 
 
 def runs_of(
-    known: registry.Registry, source: Source, folder: pathlib.Path, case: cases.Case = CASE
+    known: registry.Registry,
+    source: Source,
+    folder: pathlib.Path,
+    case: cases.Case = CASE,
+    arms: Collection[str] = tuple(ARMS),
 ) -> list[command.Run]:
+    """A server of each arm, and of the reference, against which the others are judged."""
     order = [arm for arm in ARMS if arm not in MORE]
     found = {each.arm: each for each in command.runs_of(case, order, known, source, BUCKETS, folder)}
     patched = found[command.PATCHED]
@@ -181,7 +186,7 @@ def runs_of(
         environment = {**patched.server.environment, **more}
         server = dataclasses.replace(patched.server, name=name, folder=folder / name, environment=environment)
         found[arm] = dataclasses.replace(patched, arm=arm, server=server)
-    return [found[arm] for arm in ARMS]
+    return [found[arm] for arm in ARMS if arm in arms or arm == command.REFERENCE]
 
 
 def start(each: command.Run, runner: Runner, pipes: contextlib.ExitStack) -> Alive:
