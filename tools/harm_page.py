@@ -15,7 +15,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from sglang_on_cpu import architectures  # noqa: E402
 
-from tests.harm import exceptions, rules, speed  # noqa: E402
+from tests.harm import exceptions, matrix, rules, speed  # noqa: E402
 
 RECORDED = REPOSITORY / "tests" / "harm" / "recorded"
 RELEASES = tuple((REPOSITORY / "tools" / "releases.txt").read_text().split())
@@ -104,8 +104,9 @@ def introduction(table: Table) -> list[str]:
         "capture fewer buckets, break a graph more often, replay fewer batches or differ more from eager than stock, "
         "unless an exception below names the wrong answer that this prevents. Switched off, it must be stock in "
         "everything. `make test` asserts both for what was recorded, and makes a part of the rows again in each "
-        "release; `make harm` makes those again that rest on something that has changed. Thirty-seven architectures "
-        "are recorded in every release, the others in 0.5.11, 0.5.19 and 0.5.23. "
+        "release; `make harm` makes those again that rest on something that has changed. "
+        f"{len(matrix.IN_EVERY_RELEASE)} architectures are recorded in every release, the others in "
+        f"{', '.join(matrix.EVERY_ARCHITECTURE_IN)}. "
         f"The patched rows are of the package's code {', '.join(codes)}."
     )
     return [textwrap.fill(text, 120, break_on_hyphens=False)]

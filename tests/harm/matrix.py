@@ -34,13 +34,13 @@ ARMS = {
     OFF: {"SGLANG_PLUGINS": "bcg_fixes", "SGLANG_BCG_FIXES": "off"},
 }
 # an interrupted recording has these first
-FIRST_RELEASES = (wheels.NEWEST, "0.5.11", "0.5.15.post1", "0.5.19")
+FIRST_RELEASES = (wheels.NEWEST, wheels.RELEASES[0], "0.5.15.post1", "0.5.19")
 FIRST_ARCHITECTURES = (
     *("LlamaForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration"),
     *("Qwen3NextForCausalLM", "DeepseekV3ForCausalLM", "GptOssForCausalLM", "NemotronHForCausalLM"),
 )
 # each is recorded in every release; the others in these, and elsewhere as `make harm` comes to them
-EVERY_ARCHITECTURE_IN = ("0.5.11", "0.5.19", "0.5.23")
+EVERY_ARCHITECTURE_IN = (wheels.RELEASES[0], "0.5.19", wheels.NEWEST)
 IN_EVERY_RELEASE = {
     *("BailingMoeV2ForCausalLM", "BailingMoeV2_5ForCausalLM", "Cohere2ForCausalLM", "CohereForCausalLM"),
     *("DeepseekV2ForCausalLM", "DeepseekV32ForCausalLM", "DeepseekV3ForCausalLM", "FalconH1ForCausalLM"),
