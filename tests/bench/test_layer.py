@@ -17,7 +17,7 @@ from sglang_bcg_fixes.lab.bench import command, gdn_layer, plots, rows
 from sglang_bcg_fixes.lab.bench.rows import COLD, HOT
 from sglang_bcg_fixes.lab.verify import environment
 from sglang_bcg_fixes.source import releases
-from tests import processes
+from tests import processes, wheels
 from tests.bench.cpu_device import Cpu
 
 SHAPE = gdn_layer.Shape(layers=2, key_heads=1, value_heads=2, head=16)
@@ -151,7 +151,14 @@ def test_every_release_has_what_the_layer_is_built_of(
 
 # one release is enough to see that a wrong layer is seen
 @pytest.mark.parametrize(
-    ("version", "wrong"), [("0.5.11", ""), ("0.5.12.post1", ""), ("0.5.12.post1", "1"), ("0.5.15.post1", "")]
+    ("version", "wrong"),
+    [
+        ("0.5.11", ""),
+        ("0.5.12.post1", ""),
+        ("0.5.12.post1", "1"),
+        ("0.5.15.post1", ""),
+        *((version, "") for version in wheels.since("0.5.16")),
+    ],
 )
 def test_the_command_on_a_real_layer(
     release_root: Callable[[str], pathlib.Path],

@@ -185,6 +185,7 @@ Layer = Callable[[int], None]
 def of_sglang(problem: Problem, flashinfer: bool = False) -> Layer:
     """GDNAttnBackend.forward_extend and the copy into the break's output, on pools that are ours."""
     import torch
+    from sglang.srt.layers.attention.linear import utils as kinds
     from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
     from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
     from sglang.srt.model_executor.forward_batch_info import ForwardBatch, ForwardMode
@@ -201,11 +202,16 @@ def of_sglang(problem: Problem, flashinfer: bool = False) -> Layer:
     )
     runner = types.SimpleNamespace(
         device=problem.device,
-        server_args=types.SimpleNamespace(speculative_eagle_topk=None, enable_unified_memory=False),
+        server_args=server_args(),
         req_to_token_pool=pool,
         token_to_kv_pool=None,
         is_draft_worker=False,
     )
+    kind = kinds.LinearAttnKernelBackend
+    chosen = {"decode": kind("triton"), "prefill": kind("flashinfer" if flashinfer else "triton")}
+    if hasattr(kinds, "LinearAttnBackends"):
+        # since 0.5.18 a runner has its own choice
+        runner.linear_attn_backends = kinds.LinearAttnBackends(**chosen, verify=kind("triton"))
     layers = [
         RadixLinearAttention(
             layer_id=number,
@@ -238,11 +244,9 @@ def of_sglang(problem: Problem, flashinfer: bool = False) -> Layer:
     batch.extend_start_loc = (real.cumsum(0) - real).to(torch.int32)
     batch.extend_prefix_lens, batch.extend_prefix_lens_cpu = prefixes, [PREFIX] * len(lengths)
     backend = GDNAttnBackend(runner)
-    if flashinfer:
+    if flashinfer and not hasattr(kinds, "LinearAttnBackends"):
         # as --linear-attn-prefill-backend would have it
-        from sglang.srt.layers.attention.linear.utils import LinearAttnKernelBackend as Kind
-
-        backend.kernel_dispatcher = type(backend.kernel_dispatcher)(Kind("triton"), Kind("flashinfer"))
+        backend.kernel_dispatcher = type(backend.kernel_dispatcher)(*chosen.values())
     # once for all layers of a step, as SGLang does
     backend.init_forward_metadata(batch)
 
@@ -253,6 +257,19 @@ def of_sglang(problem: Problem, flashinfer: bool = False) -> Layer:
         problem.output.copy_(found)
 
     return layer
+
+
+def server_args() -> Any:
+    """As much as the layer reads of a server without flags; since 0.5.17, from where a server publishes them."""
+    try:
+        from sglang.srt.runtime_context import publish
+    except ImportError:
+        return types.SimpleNamespace(speculative_eagle_topk=None, enable_unified_memory=False)
+    from sglang.srt.server_args import ServerArgs
+
+    made = ServerArgs(model_path="dummy")
+    publish(made, role="test")
+    return made
 
 
 # what a server would be captured for, however many sequences a step has
