@@ -47,6 +47,16 @@ EXCUSED = (
         ("FalconH1*",),
         "Mamba mixers that are captured read the batch of the capture: another state, or freed memory",
     ),
+    # rows without numbers go to no expert, rows of zeros do, and then its product rounds otherwise
+    Excused(
+        rules.DIFFERS_MORE,
+        "attention_tail_uninitialised",
+        ("0.5.11",),
+        ("MixtralForCausalLM",),
+        "the rows behind the last token hold what was in freed memory, and experts, scales and collectives read them; "
+        "what is given up is the last place of one logit",
+        "tests/fixes/test_uninitialised_tails.py::test_padded_rows_are_zero_and_real_rows_as_before",
+    ),
 )
 
 

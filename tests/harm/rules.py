@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import Any, NamedTuple
 
 Row = dict[str, Any]
 NOT_A_NUMBER = float("inf")
@@ -16,11 +16,20 @@ OTHER_EAGER = "answers otherwise without a graph"
 RULES = (STARTS_NOT, FEWER_BUCKETS, MORE_BREAKS, FEWER_REPLAYS, DIFFERS_MORE, OTHER_EAGER)
 # of logits of about one, in half precision, on another processor
 SAME = 0.02
-# so many times as large may a difference of the same two kernels be there
-SAME_PROCESSOR, OTHER_PROCESSOR = 1, 4
 
 
-def broken(stock: Row, patched: Row, slack: float = SAME_PROCESSOR) -> list[str]:
+class Slack(NamedTuple):
+    """A difference may be so many times as large as stock's, or this large."""
+
+    times: float
+    rounding: float
+
+
+# on another processor products are cut otherwise: two places of half precision behind a logit of about one
+SAME_PROCESSOR, OTHER_PROCESSOR = Slack(1, 0.0), Slack(4, 2**-10)
+
+
+def broken(stock: Row, patched: Row, slack: Slack = SAME_PROCESSOR) -> list[str]:
     """The rules that the patched server breaks; none where stock does not come that far itself."""
     if "error" in patched:
         return [] if "error" in stock else [STARTS_NOT]
@@ -28,7 +37,7 @@ def broken(stock: Row, patched: Row, slack: float = SAME_PROCESSOR) -> list[str]
     return rules if "error" in stock else worse_graphs(stock, patched, slack) + rules
 
 
-def worse_graphs(stock: Row, patched: Row, slack: float) -> list[str]:
+def worse_graphs(stock: Row, patched: Row, slack: Slack) -> list[str]:
     ours, theirs = patched["graphs"], stock["graphs"]
     both = [(ours[size][1], theirs[size][1]) for size in theirs if size in ours]
     pairs = list(zip(patched["batches"], stock["batches"], strict=True))
@@ -36,7 +45,9 @@ def worse_graphs(stock: Row, patched: Row, slack: float) -> list[str]:
         FEWER_BUCKETS: not set(theirs) <= set(ours),
         MORE_BREAKS: any(mine > stocks for mine, stocks in both),
         FEWER_REPLAYS: any(replays(stocks) and not replays(mine) for mine, stocks in pairs),
-        DIFFERS_MORE: any(difference(mine) > slack * difference(stocks) for mine, stocks in pairs),
+        DIFFERS_MORE: any(
+            difference(mine) > max(slack.times * difference(stocks), slack.rounding) for mine, stocks in pairs
+        ),
     }
     return [rule for rule in RULES if found.get(rule)]
 

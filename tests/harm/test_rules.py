@@ -54,11 +54,12 @@ def test_a_server_that_stock_cannot_start_cannot_be_worse() -> None:
     assert rules.broken({"error": "does not start"}, {"error": "another one"}) == []
 
 
-def test_an_answer_may_round_otherwise_on_another_processor_where_it_does_at_all() -> None:
-    rounded = changed(batches=[[4, 0.0], [4, 0.002]])
+def test_an_answer_may_round_otherwise_on_another_processor_alone() -> None:
+    rounded = changed(batches=[[4, 0.0005], [4, 0.002]])
     assert rules.broken(STOCK, rounded, rules.OTHER_PROCESSOR) == []
-    wrong = changed(batches=[[4, 0.001], [4, 0.001]])
-    assert rules.broken(STOCK, wrong, rules.OTHER_PROCESSOR) == [rules.DIFFERS_MORE]
+    assert rules.broken(STOCK, rounded) == [rules.DIFFERS_MORE]
+    for wrong in ([[4, 0.002], [4, 0.001]], [[4, 0.0], [4, 0.005]]):
+        assert rules.broken(STOCK, changed(batches=wrong), rules.OTHER_PROCESSOR) == [rules.DIFFERS_MORE]
 
 
 @pytest.mark.parametrize(
