@@ -11,13 +11,19 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests import processes
+from tests.wheels import NEWEST
 
 README = (processes.REPOSITORY / "README.md").read_text()
 RESULTS = processes.REPOSITORY / "benchmarks" / "results"
 CASES = {
     "Qwen3-Next, prefill graphs": "qwen3_next_prefill_graph",
     "Qwen3-Next, warm prefix cache": "qwen3_next_prefix_cache",
+    "Qwen3.5, prefill graphs": "qwen3_5_prefill_graph",
+    "Qwen3.5, default flags": "qwen3_5_by_default",
+    "Qwen3.5 without images, prefill graphs": "qwen3_5_text_prefill_graph",
+    "Qwen3.5 without images, default flags": "qwen3_5_text_by_default",
     "Falcon-H1, prefill graphs": "falcon_h1_prefill_graph",
+    "Falcon-H1, warm prefix cache": "falcon_h1_checkpoints",
     "Several requests in one prefill": "llama_several_requests",
     "GPT-OSS, padded decode graphs": "gpt_oss_decode_padding",
     "GPT-OSS, prefill graphs": "gpt_oss_breakable_start",
@@ -27,14 +33,10 @@ CASES = {
     "Cohere, prefill graphs": "cohere_prefill_graph",
     "Kimi-Linear, prefill graphs": "kimi_linear_prefill_graph",
 }
-# by the column of the table of times: file, arm
-TIMES = (
-    ("bench-0.5.12.post1.jsonl", "no prefill graphs"),
-    ("bench-0.5.12.post1.jsonl", "breakable graphs, patched"),
-    ("bench-0.5.12.post1-inside.jsonl", "no prefill graphs"),
-    ("bench-0.5.12.post1-inside.jsonl", "breakable graphs, patched"),
-    ("bench-0.5.12.post1-inside.jsonl", "breakable graphs, patched, delta net inside"),
-)
+# of the table of times, the arm of each column
+TIMES_FILE = "bench-quiet-0.5.23.jsonl"
+STOCK, PATCHED, KERNEL = (f"breakable graphs, {name}" for name in ("stock", "patched", "patched, delta net inside"))
+TIMES = ("no prefill graphs", STOCK, PATCHED, KERNEL)
 Found = dict[str, Any]
 
 
@@ -48,12 +50,18 @@ class Row(NamedTuple):
 def table_with(column: str) -> list[list[str]]:
     """The cells of the one table whose header has this column, without its first two lines."""
     lines = README.splitlines()
-    (header,) = (number for number, line in enumerate(lines) if line.startswith("|") and f" {column} |" in line)
+    (header,) = (
+        number
+        for number, (line, below) in enumerate(itertools.pairwise(lines))
+        if below.startswith("|---") and f" {column} |" in line
+    )
     rows = itertools.takewhile(lambda line: line.startswith("|"), lines[header + 2 :])
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
 
 
 def rows() -> Iterator[Row]:
+    for name, stock, patched in table_with(NEWEST):
+        yield Row(CASES[name], NEWEST, stock, patched.replace("**", ""))
     label = ""
     for name, releases, stock, patched in table_with("what is asked"):
         label = name or label
@@ -67,7 +75,8 @@ def newest() -> dict[tuple[str, str], dict[str, list[Found]]]:
     found: dict[tuple[str, str], dict[str, list[Found]]] = {}
     for file in sorted(files, key=lambda file: file["date"]):
         of_file: dict[tuple[str, str], dict[str, list[Found]]] = {}
-        for server in file["servers"]:
+        # one that was cut off shows nothing
+        for server in (server for server in file["servers"] if server["ending"] != "interrupted"):
             arms = of_file.setdefault((file["sglang"], server["case"]), {})
             arms.setdefault(server["arm"], []).append(server)
         found |= of_file
@@ -118,31 +127,37 @@ def test_tokens_are_right_where_the_table_says_so() -> None:
 
 
 def test_the_same_answers_differ_where_the_table_says_so() -> None:
-    (row,) = (row for row in rows() if "the very same" in row.patched)
-    arms = RECORDED[row.release, row.case]
-    assert arms["stock"][0]["not_equal"] == arms["patched"][0]["not_equal"]
+    same = [row for row in rows() if "the very same" in row.patched]
+    assert len(same) == 2
+    for row in same:
+        arms = RECORDED[row.release, row.case]
+        assert arms["stock"][0]["not_equal"] == arms["patched"][0]["not_equal"]
 
 
 def test_releases_with_a_gpu_run_are_named() -> None:
-    said = re.search(r"On a GPU, in three releases so far: (\S+), (\S+) and (\S+)\. ", README)
+    said = re.search(r"On a GPU, in four releases so far: (\S+), (\S+), (\S+) and (\S+)\. ", README)
     assert said and set(said.groups()) == {release for release, _ in RECORDED}
+    assert NEWEST in said.groups()
 
 
-def medians(file: str) -> dict[tuple[str, int], float]:
-    lines = [json.loads(line) for line in (RESULTS / file).read_text().splitlines()]
-    return {
-        (line["arm"], line["tokens"]): line["median"]
-        for line in lines
-        if line.get("measured") == "time to first token" and line["median"] is not None
-    }
+def medians(measured: str) -> dict[tuple[str, int], float]:
+    lines = [json.loads(line) for line in (RESULTS / TIMES_FILE).read_text().splitlines()]
+    return {(line["arm"], line["tokens"]): line["median"] for line in lines if line.get("measured") == measured}
 
 
 def test_times_are_the_recorded_medians() -> None:
     table = table_with("no prefill graphs")
     assert len(table) == 4
+    first = medians("time to first token")
     for tokens, *cells in table:
-        wanted = [f"{medians(file)[arm, int(tokens.replace(',', ''))]:.1f}" for file, arm in TIMES]
+        wanted = [f"{first[arm, int(tokens.replace(',', ''))]:.1f}" for arm in TIMES]
         assert [cell.strip("*") for cell in cells] == wanted, tokens
+
+
+def test_throughputs_are_the_recorded_medians() -> None:
+    of_arm = {arm: median for (arm, _), median in medians("output throughput").items()}
+    kernel, patched = (of_arm[arm] / of_arm[STOCK] for arm in (KERNEL, PATCHED))
+    assert f"stock with our kernel ({kernel:.2f}), and {patched:.2f} of it without" in " ".join(README.split())
 
 
 def accuracies(release: str, arm: str) -> set[str]:
