@@ -202,6 +202,8 @@ class Choice:
     others: tuple[Impl, ...] = ()
     # the setting that keeps SGLang's own code, where one does
     off_by: str = ""
+    # that a GPU has run it on this source
+    proven: bool = True
 
     @property
     def op(self) -> str:
@@ -236,6 +238,7 @@ class Choice:
     def as_dict(self) -> dict[str, Any]:
         return {
             "impl": self.name,
+            "proven": self.proven,
             "rejected": dict(self.rejected),
             "evidence": [dataclasses.asdict(item) for item in self.finding.evidence],
         }

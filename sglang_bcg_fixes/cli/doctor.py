@@ -87,6 +87,9 @@ class Examination:
         for choice in self.plan.kernels:
             lines.append(f"kernel    {choice.op}: {choice.kernel.title}")
             lines.append(f"{'':10}would run  {choice.impl.name if choice.impl else 'SGLang, its own code'}")
+            if choice.impl and not choice.proven:
+                own = f"{choice.kernel.flag}=off keeps SGLang's own code"
+                lines.append(f"{'':10}unproven   no GPU has run it on this source yet; {own}")
             lines += [f"{'':10}not {name:6} {reason}" for name, reason in choice.rejected.items()]
         refusals = [f"no server starts with the plugin: {problem}" for problem in self.problems]
         lines += ["", self.summary(), *refusals, *self.look_alikes, *filter(None, (self.running, self.loading))]

@@ -8,6 +8,7 @@ import json
 
 from sglang_bcg_fixes.flags import Settings
 from sglang_bcg_fixes.model import Accepted, Action, Choice, Decision, Fix, Impl, Kernel, PatchPoint, Rejected
+from sglang_bcg_fixes.planning import proven
 from sglang_bcg_fixes.planning.registry import Registry
 from sglang_bcg_fixes.source import forms
 from sglang_bcg_fixes.source.finding import Finding, Verdict
@@ -107,7 +108,8 @@ def with_needed_points(decision: Decision, source: Source) -> Decision:
 
 def choice_of(kernel: Kernel, settings: Settings, source: Source) -> Choice:
     state, off_by = settings.kernels.get(kernel.op, "off"), settings.off_by.get(kernel.flag, "")
-    return with_points(choose(kernel, state, ask(kernel, source), off_by), source)
+    choice = with_points(choose(kernel, state, ask(kernel, source), off_by), source)
+    return dataclasses.replace(choice, proven=proven.is_proven(kernel.op, choice.finding))
 
 
 def with_points(choice: Choice, source: Source) -> Choice:
@@ -165,6 +167,9 @@ def rejection(kernel: Kernel, impl: Impl, state: str, finding: Finding) -> str:
         return f"only with {kernel.flag}={impl.name}: {impl.only_by_name}"
     if finding.verdict is not Verdict.AFFECTED:
         return finding.reason
+    # integers are equal or not, on a CPU too; what rounds otherwise has to be seen on a GPU
+    if state == "auto" and kernel.tolerance and not proven.is_proven(kernel.op, finding):
+        return f"only with {kernel.flag}={impl.name}: unproven on this release, no GPU has run it on this source yet"
     try:
         answer: Accepted | Rejected = impl.accepts()
     except Exception as error:

@@ -68,6 +68,11 @@ class KernelOutcome:
     def patched(self) -> Kernel:
         return self.choice.kernel
 
+    @property
+    def said(self) -> str:
+        """The form and what became of it, and whether a GPU has seen it on such a source."""
+        return f"{self.choice.name} ({self.state}{'' if self.choice.proven else ', unproven on this release'})"
+
     def is_needed(self, strict: bool) -> bool:
         """SGLang's own code is right, so only what was named is."""
         return self.choice.required
@@ -115,7 +120,7 @@ class Report:
         """The line that every process logs, and logs again when a waiting fix has been applied."""
         states = [*ALWAYS, *(state for state in SOMETIMES if self.ids(state))]
         parts = [f"{state} {', '.join(self.ids(state)) or 'none'}" for state in states]
-        ours = [f"{op} {each.choice.name} ({each.state})" for op, each in self.kernels.items() if each.choice.impl]
+        ours = [f"{op} {each.said}" for op, each in self.kernels.items() if each.choice.impl]
         parts += [f"kernels {', '.join(ours)}"] if ours else []
         return f"bcg-fixes {__version__} on sglang {self.plan.version}, {process_name()}: {'; '.join(parts)}"
 

@@ -45,6 +45,21 @@ def read_for(name: str) -> frozenset[str]:
     return _by_reader().get(name, frozenset())
 
 
+@functools.cache
+def _by_form() -> dict[str, frozenset[str]]:
+    found: dict[str, set[str]] = {}
+    for forms in load().values():
+        for form, known in forms.items():
+            # one that has moved is in this form in both places
+            found.setdefault(form, set()).update(known["releases"])
+    return {form: frozenset(releases) for form, releases in found.items()}
+
+
+def releases_with(form: str) -> frozenset[str]:
+    """The releases that have a definition in this form."""
+    return _by_form().get(form, frozenset())
+
+
 def dump(table: Table, file: pathlib.Path = FILE) -> None:
     """One line a form, so that a new release is a short difference."""
     parts = []

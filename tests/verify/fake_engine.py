@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> None:
     said = "wrong" if arm() == "checked" else os.environ.get("PATCHED_SAYS")
     if said:
         found = {"verdict": said, "reason": "it was noticed", "seconds": 1.5, "kept_bytes": 0}
-        (reports / "1.json").write_text(json.dumps({"fixes": [], "selfcheck": found}))
+        (reports / "1.json").write_text(json.dumps({"fixes": [], "kernels": {}, "selfcheck": found}))
     asked = 0
     print("Capture cuda graph end. Time elapsed: 9.99 s. mem usage=9.99 GB. avail mem=1.00 GB.")
     print("Capture piecewise CUDA graph end. Time elapsed: 1.25 s. mem usage=0.50 GB. avail mem=1.00 GB.", flush=True)

@@ -435,6 +435,7 @@ def row_as_dict(each: Run, outcome: Outcome, verdict: Judged) -> dict[str, Any]:
         "start_seconds": outcome.start_seconds,
         "milliseconds": [call["milliseconds"] for call in outcome.calls],
         "applied": outcome.applied,
+        "kernels": outcome.kernels,
         **({"selfcheck": outcome.selfcheck} if outcome.selfcheck else {}),
         "flags": each.flags,
         "environment": dict(each.server.environment),

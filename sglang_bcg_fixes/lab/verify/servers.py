@@ -69,6 +69,8 @@ class Outcome:
     applied: list[str]
     tail: list[str]
     selfcheck: dict[str, Any] | None = None
+    # of ours, and in which form
+    kernels: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def finished(self) -> bool:
@@ -180,6 +182,7 @@ def outcome(server: Server, ending: str, seconds: float) -> Outcome:
     lines = lines_in(server.answers)
     reports = [json.loads(file.read_text()) for file in sorted(server.reports.glob("*.json"))]
     applied = {fix["id"] for report in reports for fix in report["fixes"] if fix["state"] == "applied"}
+    kernels = [item for report in reports for item in report["kernels"].items()]
     text = without_places(server.log.read_text(errors="replace"), server.folder)
     return Outcome(
         ending=ending,
@@ -190,6 +193,7 @@ def outcome(server: Server, ending: str, seconds: float) -> Outcome:
         applied=sorted(applied - set(instruments.every_instrument())),
         tail=tail_of(text.splitlines()),
         selfcheck=next((found for report in reports if (found := report.get("selfcheck"))), None),
+        kernels={op: kernel["impl"] for op, kernel in kernels if kernel["state"] == "applied"},
     )
 
 

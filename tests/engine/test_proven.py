@@ -1,0 +1,100 @@
+"""A kernel that rounds otherwise is on by default only where results of a GPU are recorded for such a source."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable
+
+import pytest
+
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.cli import doctor
+from sglang_bcg_fixes.kernels.fa_metadata.declaration import KERNEL as FA_METADATA
+from sglang_bcg_fixes.kernels.gdn_extend.declaration import KERNEL as GDN_EXTEND
+from sglang_bcg_fixes.model import Accepted, Choice, Kernel
+from sglang_bcg_fixes.planning import plan, proven
+from sglang_bcg_fixes.planning.registry import Registry
+from sglang_bcg_fixes.process.report import KernelOutcome
+from sglang_bcg_fixes.source import forms, releases
+from sglang_bcg_fixes.source.finding import Evidence, Finding, Verdict
+from tests import processes, wheels
+
+Root = Callable[[str], pathlib.Path]
+RESULTS = processes.REPOSITORY / "benchmarks" / "results"
+# 0.5.12 and 0.5.15 have the definitions of the releases behind them, 0.5.22 those of metadata of 0.5.23
+PROVEN = {
+    "gdn_extend": {"0.5.11", "0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1", "0.5.23"},
+    "fa_metadata": {"0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1"},
+}
+KERNELS = {kernel.op: kernel for kernel in (FA_METADATA, GDN_EXTEND)}
+
+
+def choice(kernel: Kernel, root: pathlib.Path, **environ: str) -> Choice:
+    """As on a machine where every form can run."""
+    able = dataclasses.replace(
+        kernel, impls=tuple(dataclasses.replace(impl, accepts=Accepted) for impl in kernel.impls)
+    )
+    settings = flags.read([], [able], environ)
+    (made,) = plan.make(Registry((), (able,)), settings, releases.in_folder(root)).kernels
+    return made
+
+
+@pytest.mark.parametrize("op", KERNELS)
+def test_recorded_results_decide_what_is_on_by_default(release_root: Root, op: str) -> None:
+    kernel = KERNELS[op]
+    for release in wheels.RELEASES:
+        auto = choice(kernel, release_root(release))
+        assert auto.proven is (release in PROVEN[op]), release
+        if not kernel.tolerance:
+            # of integers, which a CPU has seen to be equal
+            assert auto.name == "cuda"
+            continue
+        assert auto.name == ("cuda" if auto.proven else "sglang"), release
+        if not auto.proven:
+            assert auto.rejected["cuda"].startswith(f"only with {kernel.flag}=cuda: unproven on this release")
+        named = choice(kernel, release_root(release), **{kernel.flag: "cuda"})
+        assert named.name == "cuda" and named.proven is auto.proven
+
+
+@pytest.mark.parametrize(
+    ("op", "release", "file"), [(op, *each) for op, files in proven.table().items() for each in files.items()]
+)
+def test_each_entry_names_results_of_its_release(op: str, release: str, file: str) -> None:
+    assert op in KERNELS and release in wheels.RELEASES
+    text = (RESULTS / file).read_text()
+    found = json.loads(text.splitlines()[0]) if file.endswith(".jsonl") else json.loads(text)
+    header = found.get("header", found)
+    assert header["sglang"] == release and header["gpu"].startswith("NVIDIA H200")
+    if op == "gdn_extend":
+        assert any(server["arm"] == "kernels" and server["phases"] for server in found["servers"])
+
+
+def test_the_page_names_the_releases_that_have_it_by_default() -> None:
+    page = " ".join((processes.REPOSITORY / "docs" / "kernels.md").read_text().split())
+    assert f"recorded for such a source: {', '.join(sorted(PROVEN['gdn_extend']))}. " in page
+
+
+def test_definitions_of_two_releases_are_proven_by_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_proven(op: str, *found: str) -> bool:
+        return proven.is_proven(op, Finding(Verdict.AFFECTED, "", tuple(Evidence("", "", 1, form) for form in found)))
+
+    having = {"old": {"0.5.11"}, "new": {"0.5.23"}, "both": {"0.5.11", "0.5.23"}, "mine": set()}
+    monkeypatch.setattr(forms, "releases_with", lambda form: frozenset(having[form]))
+    assert is_proven("gdn_extend", "old", "both") and is_proven("gdn_extend", "both", "new")
+    assert not is_proven("gdn_extend", "old", "new") and not is_proven("gdn_extend", "both", "mine")
+    # which has its own say
+    assert is_proven("of_another_package", "mine")
+
+
+def test_the_log_and_doctor_say_what_no_gpu_has_seen(release_root: Root) -> None:
+    for release, unproven in (("0.5.13", True), ("0.5.15.post1", False)):
+        made = choice(FA_METADATA, release_root(release))
+        known = Registry((), (dataclasses.replace(FA_METADATA, impls=made.kernel.impls),))
+        source = releases.in_folder(release_root(release))
+        text = doctor.examine(known, flags.read([], known.kernels, {}), source, installed=False).text(everything=False)
+        assert ("no GPU has run it on this source yet; SGLANG_BCG_KERNEL_FA_METADATA=off keeps" in text) is unproven
+        said = KernelOutcome(made, "applied", "").said
+        assert said == ("cuda (applied, unproven on this release)" if unproven else "cuda (applied)")
+        assert made.as_dict()["proven"] is not unproven
