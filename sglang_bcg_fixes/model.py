@@ -39,18 +39,27 @@ class Action(str, enum.Enum):
 class PatchPoint:
     """One place to change.
 
-    `where` lists alternatives "package.module:Class.attribute"; the first that exists is changed. `body` names the
-    function that does the work as "package.module:function"; its parameters are bound by name, so it must use the
-    names of the function that it changes. `aliases` are further places that hold the same object and that a scan of
-    module attributes cannot see, such as "package.module:TABLE['key']". `needed` leaves a point out where a source has
-    only another part of the defect: right code is not patched.
+    `where` lists alternatives "package.module:Class.attribute"; the first that exists is changed. `body` is the
+    function that does the work, or its name as "package.module:function" where that module is to be imported only then;
+    its parameters are bound by name, so it must use the names of the function that it changes. `aliases` are further
+    places that hold the same object and that a scan of module attributes cannot see, such as
+    "package.module:TABLE['key']". `needed` leaves a point out where a source has only another part of the defect: right
+    code is not patched.
     """
 
     where: tuple[str, ...]
     how: How
-    body: str
+    body: Callable[..., Any] | str
     aliases: tuple[str, ...] = ()
     needed: Callable[[Source], bool] = lambda source: True
+
+
+@dataclasses.dataclass(frozen=True)
+class Patch:
+    """Places that are changed together, under a name: what is left of a fix once it is decided on."""
+
+    id: str
+    patches: tuple[PatchPoint, ...]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,6 @@ from sglang_bcg_fixes.engine import graph_break, slots
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 CONTEXT = (
     "sglang.srt.model_executor.runner_backend_utils.tc_piecewise_cuda_graph.context_manager:"
     "get_tc_piecewise_forward_context",

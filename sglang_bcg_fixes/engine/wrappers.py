@@ -68,7 +68,9 @@ def is_empty(cell: types.CellType) -> bool:
     return cell == types.CellType()
 
 
-def load_body(body: str) -> Callable[..., Any]:
+def load_body(body: Callable[..., Any] | str) -> Callable[..., Any]:
+    if not isinstance(body, str):
+        return body
     module, _, name = body.partition(":")
     function: Callable[..., Any] = getattr(importlib.import_module(module), name)
     return function

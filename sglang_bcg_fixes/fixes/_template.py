@@ -45,7 +45,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/issues/0",),
     probe=probe,
-    patches=(PatchPoint(where=(f"{MODULE}:SomeClass.some_method",), how=How.AROUND, body=f"{__name__}:body"),),
+    patches=(PatchPoint(where=(f"{MODULE}:SomeClass.some_method",), how=How.AROUND, body=body),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("the GPU case that shows it",),
 )

@@ -41,7 +41,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint(BREAKS, How.GRAPH_BREAK, f"{__name__}:run_and_zero_tail"),),
+    patches=(PatchPoint(BREAKS, How.GRAPH_BREAK, run_and_zero_tail),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

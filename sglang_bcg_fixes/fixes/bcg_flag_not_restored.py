@@ -56,7 +56,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint(SCOPES, How.AROUND, f"{__name__}:restore_the_flag"),),
+    patches=(PatchPoint(SCOPES, How.AROUND, restore_the_flag),),
     default="off",
     mitigations=PREFILL_GRAPHS_OFF,
 )

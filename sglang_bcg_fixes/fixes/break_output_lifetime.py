@@ -35,7 +35,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/30584",),
     probe=probe,
-    patches=(PatchPoint(WEAK_PLACES, How.AROUND, f"{keep_and_view.__module__}:{keep_and_view.__name__}"),),
+    patches=(PatchPoint(WEAK_PLACES, How.AROUND, keep_and_view),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

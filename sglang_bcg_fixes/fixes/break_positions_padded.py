@@ -64,7 +64,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint((BREAK,), How.GRAPH_BREAK, f"{__name__}:run_with_real_positions"),),
+    patches=(PatchPoint((BREAK,), How.GRAPH_BREAK, run_with_real_positions),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

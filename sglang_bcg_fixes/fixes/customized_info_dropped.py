@@ -75,8 +75,8 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(
-        PatchPoint((TRIM,), How.AROUND, f"{__name__}:keep_when_trimming", needed=trims),
-        PatchPoint(REPLAYS, How.AROUND, f"{__name__}:keep_when_replaying", needed=lambda source: not trims(source)),
+        PatchPoint((TRIM,), How.AROUND, keep_when_trimming, needed=trims),
+        PatchPoint(REPLAYS, How.AROUND, keep_when_replaying, needed=lambda source: not trims(source)),
     ),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),

@@ -44,7 +44,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint(where=(OLD_BUFFERS,), how=How.BEFORE, body=f"{__name__}:zero_padded_rows"),),
+    patches=(PatchPoint(where=(OLD_BUFFERS,), how=How.BEFORE, body=zero_padded_rows),),
     mitigations=DECODE_PADDING_OFF,
     verify=("gpt_oss_decode_padding",),
 )

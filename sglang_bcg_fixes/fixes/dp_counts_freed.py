@@ -45,7 +45,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint((f"{PREFILL}.capture_prepare",), How.AROUND, f"{__name__}:keep_the_batch"),),
+    patches=(PatchPoint((f"{PREFILL}.capture_prepare",), How.AROUND, keep_the_batch),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

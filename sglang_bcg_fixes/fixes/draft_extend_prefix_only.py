@@ -126,8 +126,6 @@ def is_there(where: str) -> Callable[[Source], bool]:
     return lambda source: source.find(where) is not None
 
 
-BODY = f"{__name__}:count_new_tokens"
-
 FIX = Fix(
     id="draft_extend_prefix_only",
     doc=__doc__,
@@ -138,11 +136,11 @@ FIX = Fix(
     ),
     probe=probe,
     patches=(
-        PatchPoint((EAGER,), How.AROUND, BODY),
-        PatchPoint(SINGLE_FILLS, How.AROUND, BODY),
-        PatchPoint(MULTI_FILLS, How.AROUND, BODY),
-        *(PatchPoint((where,), How.AROUND, BODY, needed=is_there(where)) for where in AROUND_GRAPHS),
-        PatchPoint((IN_GRAPH,), How.AROUND, f"{BODY}_in_graph", needed=is_there(IN_GRAPH)),
+        PatchPoint((EAGER,), How.AROUND, count_new_tokens),
+        PatchPoint(SINGLE_FILLS, How.AROUND, count_new_tokens),
+        PatchPoint(MULTI_FILLS, How.AROUND, count_new_tokens),
+        *(PatchPoint((where,), How.AROUND, count_new_tokens, needed=is_there(where)) for where in AROUND_GRAPHS),
+        PatchPoint((IN_GRAPH,), How.AROUND, count_new_tokens_in_graph, needed=is_there(IN_GRAPH)),
     ),
     default="off",
     verify=("eagle_prefix_only_worker",),

@@ -51,7 +51,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint(MAY_REPLAY, How.AROUND, f"{__name__}:refuse_images"),),
+    patches=(PatchPoint(MAY_REPLAY, How.AROUND, refuse_images),),
     mitigations=PREFILL_GRAPHS_OFF,
     default="off",
 )

@@ -108,7 +108,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint((f"{PREFILL}.capture",), How.BEFORE, f"{__name__}:give_the_draft_a_buffer"),),
+    patches=(PatchPoint((f"{PREFILL}.capture",), How.BEFORE, give_the_draft_a_buffer),),
     mitigations=PREFILL_GRAPHS_OFF,
     default="off",
 )

@@ -60,7 +60,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint((FILL,), How.AROUND, f"{__name__}:of_the_tokens_so_far"),),
+    patches=(PatchPoint((FILL,), How.AROUND, of_the_tokens_so_far),),
     mitigations=PAGES_OF_ONE_TOKEN,
     verify=("eagle_prefix_only_worker",),
 )

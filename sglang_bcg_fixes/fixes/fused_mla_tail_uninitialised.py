@@ -64,7 +64,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint((BREAK,), How.GRAPH_BREAK, f"{__name__}:run_and_zero_tail"),),
+    patches=(PatchPoint((BREAK,), How.GRAPH_BREAK, run_and_zero_tail),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("kimi_linear_prefill_graph",),
 )

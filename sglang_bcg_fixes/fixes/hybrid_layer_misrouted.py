@@ -67,7 +67,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/23331",),
     probe=probe,
-    patches=(PatchPoint((f"{RUNNERS_CONFIG}._config_draft_model",), How.BEFORE, f"{__name__}:give_the_draft_its_own"),),
+    patches=(PatchPoint((f"{RUNNERS_CONFIG}._config_draft_model",), How.BEFORE, give_the_draft_its_own),),
     mitigations=(
         Mitigation(
             flags="(leave out) --speculative-adaptive",

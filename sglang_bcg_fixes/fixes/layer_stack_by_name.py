@@ -117,8 +117,8 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(
-        PatchPoint((f"{PREFILL}.capture", f"{OLD_PREFILL}._warmup"), How.BEFORE, f"{__name__}:prefer_structure"),
-        PatchPoint((f"{OLD_PREFILL}.__init__",), How.AFTER, f"{__name__}:say_where_the_layers_are", needed=is_old),
+        PatchPoint((f"{PREFILL}.capture", f"{OLD_PREFILL}._warmup"), How.BEFORE, prefer_structure),
+        PatchPoint((f"{OLD_PREFILL}.__init__",), How.AFTER, say_where_the_layers_are, needed=is_old),
     ),
     mitigations=PREFILL_GRAPHS_OFF,
     default="off",

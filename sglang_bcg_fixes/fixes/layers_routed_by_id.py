@@ -156,11 +156,11 @@ FIX = Fix(
     upstream=tuple(f"https://github.com/sgl-project/sglang/pull/{number}" for number in (26474, 26623, 27116, 27120)),
     probe=probe,
     patches=(
-        PatchPoint((LINEAR_BACKEND,), How.AFTER, f"{__name__}:note_what_ids_do_not_tell"),
-        PatchPoint((ROUTE,), How.AROUND, f"{__name__}:route", needed=asks_one_method),
-        PatchPoint(OLD_ROUTES[:1], How.AROUND, f"{__name__}:route_any", needed=asks_three_methods),
-        PatchPoint(OLD_ROUTES[1:2], How.AROUND, f"{__name__}:route_one", needed=asks_three_methods),
-        PatchPoint(OLD_ROUTES[2:], How.AROUND, f"{__name__}:route_one", needed=asks_three_methods),
+        PatchPoint((LINEAR_BACKEND,), How.AFTER, note_what_ids_do_not_tell),
+        PatchPoint((ROUTE,), How.AROUND, route, needed=asks_one_method),
+        PatchPoint(OLD_ROUTES[:1], How.AROUND, route_any, needed=asks_three_methods),
+        PatchPoint(OLD_ROUTES[1:2], How.AROUND, route_one, needed=asks_three_methods),
+        PatchPoint(OLD_ROUTES[2:], How.AROUND, route_one, needed=asks_three_methods),
     ),
     default="off",
 )

@@ -72,7 +72,7 @@ FIX = Fix(
         PatchPoint(
             where=(f"{MODULE}:{OPERATION}",),
             how=How.GRAPH_BREAK,
-            body=f"{__name__}:run_and_zero_tail",
+            body=run_and_zero_tail,
         ),
     ),
     mitigations=PREFILL_GRAPHS_OFF,

@@ -57,7 +57,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint((BREAK,), How.GRAPH_BREAK, f"{__name__}:run_and_zero_tail"),),
+    patches=(PatchPoint((BREAK,), How.GRAPH_BREAK, run_and_zero_tail),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=(
         "qwen3_next_prefill_graph",

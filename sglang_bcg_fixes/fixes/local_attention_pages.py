@@ -152,8 +152,8 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(
-        PatchPoint((EAGER,), How.AROUND, f"{__name__}:plan_eager", needed=eager_is_wrong),
-        PatchPoint((REPLAY,), How.AROUND, f"{__name__}:plan_replay"),
+        PatchPoint((EAGER,), How.AROUND, plan_eager, needed=eager_is_wrong),
+        PatchPoint((REPLAY,), How.AROUND, plan_replay),
     ),
     mitigations=PAGES_OF_ONE_TOKEN,
     verify=("llama_prefix_cache",),

@@ -64,7 +64,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint(MAY_REPLAY, How.AROUND, f"{__name__}:refuse_adapters"),),
+    patches=(PatchPoint(MAY_REPLAY, How.AROUND, refuse_adapters),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

@@ -74,7 +74,7 @@ def count_by_drafts(
     return original(self, bs, req_pool_indices, forward_mode, spec_info, seq_lens_cpu)
 
 
-BODY = f"{__name__}:count_by_drafts"
+BODY = count_by_drafts
 
 FIX = Fix(
     id="mamba_padding_miscounted",

@@ -91,7 +91,7 @@ FIX = Fix(
         "https://github.com/sgl-project/sglang/pull/34043",
     ),
     probe=probe,
-    patches=(PatchPoint(MAY_REPLAY, How.AROUND, f"{__name__}:can_run"),),
+    patches=(PatchPoint(MAY_REPLAY, How.AROUND, can_run),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("falcon_h1_checkpoints",),
 )

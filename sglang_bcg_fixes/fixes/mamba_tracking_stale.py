@@ -50,7 +50,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint((f"{PREFILL}.load_batch",), How.BEFORE, f"{__name__}:clear_the_mask"),),
+    patches=(PatchPoint((f"{PREFILL}.load_batch",), How.BEFORE, clear_the_mask),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("qwen3_next_prefix_cache",),
 )

@@ -31,7 +31,6 @@ PLAN = (
     "sglang.srt.layers.attention.flashinfer_mla_backend:FlashInferMLAAttnBackend.init_forward_metadata",
     TENSORRT_PLAN,
 )
-AS_PIECEWISE = f"{as_under_a_piecewise_graph.__module__}:{as_under_a_piecewise_graph.__name__}"
 WARM_UP = f"{OLD_PREFILL}._warmup"
 
 
@@ -68,9 +67,12 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(
-        *(PatchPoint((where,), How.AROUND, AS_PIECEWISE, aliases=aliases) for where, aliases in CHOOSE.items()),
-        *(PatchPoint((where,), How.AROUND, AS_PIECEWISE) for where in PLAN),
-        PatchPoint((WARM_UP,), How.AROUND, f"{__name__}:under_a_breakable_graph", needed=warms_up_outside),
+        *(
+            PatchPoint((where,), How.AROUND, as_under_a_piecewise_graph, aliases=aliases)
+            for where, aliases in CHOOSE.items()
+        ),
+        *(PatchPoint((where,), How.AROUND, as_under_a_piecewise_graph) for where in PLAN),
+        PatchPoint((WARM_UP,), How.AROUND, under_a_breakable_graph, needed=warms_up_outside),
     ),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("kimi_linear_prefill_graph",),

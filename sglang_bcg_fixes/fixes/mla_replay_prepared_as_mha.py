@@ -57,11 +57,11 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(
-        PatchPoint((LOAD,), How.AFTER, f"{__name__}:in_the_absorbed_form"),
+        PatchPoint((LOAD,), How.AFTER, in_the_absorbed_form),
         PatchPoint(
             (TENSORRT_PLAN,),
             How.AROUND,
-            f"{as_under_a_piecewise_graph.__module__}:{as_under_a_piecewise_graph.__name__}",
+            as_under_a_piecewise_graph,
         ),
     ),
     mitigations=PREFILL_GRAPHS_OFF,

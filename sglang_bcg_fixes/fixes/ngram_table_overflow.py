@@ -43,6 +43,6 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint((ALLOT,), How.AFTER, f"{__name__}:add_the_last_row"),),
+    patches=(PatchPoint((ALLOT,), How.AFTER, add_the_last_row),),
     verify=("llama_prefix_cache",),
 )

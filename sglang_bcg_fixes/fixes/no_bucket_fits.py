@@ -50,7 +50,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint((CAPTURE,), How.AROUND, f"{__name__}:as_record"),),
+    patches=(PatchPoint((CAPTURE,), How.AROUND, as_record),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

@@ -46,6 +46,6 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint((WRAPPER,), How.AROUND, f"{__name__}:with_the_models_own_layers"),),
+    patches=(PatchPoint((WRAPPER,), How.AROUND, with_the_models_own_layers),),
     verify=("qwen3_next_prefill_graph",),
 )

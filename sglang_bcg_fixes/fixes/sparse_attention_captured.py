@@ -117,7 +117,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint((f"{PREFILL}.capture",), How.AROUND, f"{__name__}:capture_with_breaks"),),
+    patches=(PatchPoint((f"{PREFILL}.capture",), How.AROUND, capture_with_breaks),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

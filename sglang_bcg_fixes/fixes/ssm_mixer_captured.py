@@ -103,7 +103,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint((f"{BACKEND}:{MIXER}",), How.AROUND, f"{__name__}:break_round_the_mixer"),),
+    patches=(PatchPoint((f"{BACKEND}:{MIXER}",), How.AROUND, break_round_the_mixer),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("falcon_h1_prefill_graph", "falcon_h1_checkpoints"),
 )

@@ -259,7 +259,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint(where=RUN_FORWARD, how=How.AROUND, body=f"{__name__}:call_layers_by_name"),),
+    patches=(PatchPoint(where=RUN_FORWARD, how=How.AROUND, body=call_layers_by_name),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("phi_prefill_graph", "cohere_prefill_graph", "qwen3_next_prefill_graph"),
 )

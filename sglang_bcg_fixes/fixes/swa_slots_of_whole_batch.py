@@ -52,7 +52,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint((STORE,), How.AROUND, f"{__name__}:look_up_those_of_the_call"),),
+    patches=(PatchPoint((STORE,), How.AROUND, look_up_those_of_the_call),),
     mitigations=NO_OVERLAPPING_HALVES,
     verify=("gpt_oss_decode_padding",),
 )

@@ -85,8 +85,8 @@ FIX = Fix(
     ),
     probe=probe,
     patches=(
-        PatchPoint((FILL,), How.BEFORE, f"{__name__}:zero_padded_locations", needed=padding_is_stale),
-        PatchPoint((SHARE,), How.BEFORE, f"{__name__}:make_locations_int32", needed=types_differ),
+        PatchPoint((FILL,), How.BEFORE, zero_padded_locations, needed=padding_is_stale),
+        PatchPoint((SHARE,), How.BEFORE, make_locations_int32, needed=types_differ),
     ),
     mitigations=NO_BREAKABLE_GRAPHS_AND_NO_PADDING,
     verify=("gpt_oss_decode_padding", "gpt_oss_breakable_start"),

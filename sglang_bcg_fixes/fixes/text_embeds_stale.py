@@ -100,7 +100,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint((EXECUTE,), How.AROUND, f"{__name__}:fill_before_replay"),),
+    patches=(PatchPoint((EXECUTE,), How.AROUND, fill_before_replay),),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

@@ -211,9 +211,9 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(
-        PatchPoint(CAPTURE, How.AROUND, f"{__name__}:unless_refused"),
-        PatchPoint((f"{OLD_PREFILL}._capture_all",), How.AROUND, f"{__name__}:unless_refused", needed=is_old),
-        PatchPoint(MAY_REPLAY, How.AROUND, f"{__name__}:never_if_refused"),
+        PatchPoint(CAPTURE, How.AROUND, unless_refused),
+        PatchPoint((f"{OLD_PREFILL}._capture_all",), How.AROUND, unless_refused, needed=is_old),
+        PatchPoint(MAY_REPLAY, How.AROUND, never_if_refused),
     ),
     guard=True,
     # wraps those of that fix, which would look for layers in vain

@@ -51,7 +51,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint((PREPARE,), How.AROUND, f"{__name__}:translate_both"),),
+    patches=(PatchPoint((PREPARE,), How.AROUND, translate_both),),
     mitigations=ONE_BRANCH_OF_DRAFTS,
     verify=("gpt_oss_decode_padding",),
 )

@@ -37,7 +37,10 @@ NAME: Wanted = ("a name such as wrong_answer", is_name)
 TEXT: Wanted = ("a text", is_text)
 MAPPING: Wanted = ("a mapping", one(Mapping))
 FUNCTION: Wanted = ("a function", callable)
-PLACE: Wanted = ("a place such as package.module:Name", is_place)
+BODY: Wanted = (
+    "a function, or its place such as package.module:name",
+    lambda value: callable(value) or is_place(value),
+)
 FIELDS: Mapping[type, Mapping[str, Wanted]] = {
     Fix: {
         "id": NAME,
@@ -64,7 +67,7 @@ FIELDS: Mapping[type, Mapping[str, Wanted]] = {
     PatchPoint: {
         "where": many("places such as package.module:Name", is_place),
         "how": ("a How", one(How)),
-        "body": PLACE,
+        "body": BODY,
         "aliases": many("places", is_place),
         "needed": FUNCTION,
     },

@@ -14,7 +14,7 @@ from sglang_bcg_fixes.engine import call_counts
 from sglang_bcg_fixes.engine.import_hook import ImportWatcher
 from sglang_bcg_fixes.engine.ledger import Ledger, modules_of
 from sglang_bcg_fixes.kernels import active
-from sglang_bcg_fixes.model import Action, Choice, Decision, Fix, Kernel
+from sglang_bcg_fixes.model import Action, Choice, Decision, Fix, Kernel, Patch
 from sglang_bcg_fixes.planning import plan
 from sglang_bcg_fixes.process import procfs, report, watch
 from sglang_bcg_fixes.process.log import logger, say
@@ -138,7 +138,7 @@ class Process:
         finally:
             self.applying.remove(patched.id)
 
-    def watch(self, hook: Fix, otherwise: str = "fixes may get lost unseen") -> None:
+    def watch(self, hook: Patch, otherwise: str = "fixes may get lost unseen") -> None:
         """Apply one of the hooks that look again, as soon as SGLang has imported its module."""
         [module] = modules_of(hook)
         if module not in sys.modules:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.anatomy import runners
 from sglang_bcg_fixes.engine import call_counts
 from sglang_bcg_fixes.engine.ledger import Ledger
-from sglang_bcg_fixes.model import Action, Fix, How, PatchPoint
+from sglang_bcg_fixes.model import Action, How, Patch, PatchPoint
 from sglang_bcg_fixes.planning.plan import Plan
 from sglang_bcg_fixes.process import current
-from sglang_bcg_fixes.source.finding import Finding, Verdict
 from sglang_bcg_fixes.source.tree import Source
 
 if TYPE_CHECKING:
@@ -73,30 +72,26 @@ def look(occasion: str, ledger: Ledger, made: Plan) -> ReadBack:
     )
 
 
-def watches(source: Source) -> Iterator[Fix]:
+def watches(source: Source) -> Iterator[Patch]:
     """What is hooked for it in this SGLang: each is applied like a fix when its module is imported, and alone."""
     for places in runners.BY_PHASE.values():
         for runner in places:
             if source.has_module(runner.partition(":")[0]):
-                name, body = f"{RUNNERS}:{runner.partition(':')[2]}", f"{__name__}:after_runner"
-                yield watch(name, f"{runner}.__init__", How.AFTER, body)
+                name = f"{RUNNERS}:{runner.partition(':')[2]}"
+                yield watch(name, f"{runner}.__init__", How.AFTER, after_runner)
     if source.has_module(FORWARD.partition(":")[0]):
-        yield watch(BATCHES, FORWARD, How.BEFORE, f"{__name__}:before_batch")
+        yield watch(BATCHES, FORWARD, How.BEFORE, before_batch)
 
 
-def watches_of_refusals(source: Source) -> Iterator[Fix]:
+def watches_of_refusals(source: Source) -> Iterator[Patch]:
     """What is hooked beside, where SGLang shows metrics."""
     for question in runners.MAY_REPLAY:
         if source.has_module(question.partition(":")[0]):
-            yield watch(REFUSALS, question, How.AFTER, f"{__name__}:after_question")
+            yield watch(REFUSALS, question, How.AFTER, after_question)
 
 
-def watch(name: str, where: str, how: How, body: str) -> Fix:
-    point = PatchPoint((where,), how, body)
-    return Fix(id=name, doc=__doc__, upstream=(), probe=lambda source: SEEN, known={}, patches=(point,))
-
-
-SEEN = Finding(Verdict.AFFECTED, "it is watched")
+def watch(name: str, where: str, how: How, body: Callable[..., Any]) -> Patch:
+    return Patch(name, (PatchPoint((where,), how, body),))
 
 
 def after_runner(result: None, self: Any, *args: Any, **kwargs: Any) -> None:

@@ -174,7 +174,7 @@ def every_instrument() -> dict[str, Fix]:
         found[f"refuse_{phase}"] = instrument(
             f"refuse_{phase}",
             f"Graphs of the phase {phase} are replayed.",
-            PatchPoint(asked, How.AFTER, f"{__name__}:refuse"),
+            PatchPoint(asked, How.AFTER, refuse),
             after=mended,
         )
         found[f"count_{phase}"] = instrument(
@@ -191,15 +191,15 @@ def every_instrument() -> dict[str, Fix]:
     found[PADDED] = instrument(
         PADDED,
         "Replays are of graphs, not of the code that they were captured from.",
-        PatchPoint((f"{PREFILL}.load_batch",), How.AFTER, f"{__name__}:change_the_padding"),
-        PatchPoint((f"{PADDED_BACKEND}.replay",), How.AROUND, f"{__name__}:run_the_code"),
+        PatchPoint((f"{PREFILL}.load_batch",), How.AFTER, change_the_padding),
+        PatchPoint((f"{PADDED_BACKEND}.replay",), How.AROUND, run_the_code),
         after=mended,
     )
     found["count_graphs"] = instrument(
         "count_graphs",
         "Nobody counts replays of breakable graphs.",
-        PatchPoint(replays, How.BEFORE, f"{__name__}:note_replay_of_graph"),
-        PatchPoint(captures, How.BEFORE, f"{__name__}:note_capture"),
+        PatchPoint(replays, How.BEFORE, note_replay_of_graph),
+        PatchPoint(captures, How.BEFORE, note_capture),
         after=mended,
     )
     return found

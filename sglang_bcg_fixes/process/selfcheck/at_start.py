@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes import flags
-from sglang_bcg_fixes.model import Fix, How
+from sglang_bcg_fixes.model import Fix, How, Patch
 from sglang_bcg_fixes.process import current, report, watch
 from sglang_bcg_fixes.process.log import logger, say
 from sglang_bcg_fixes.process.selfcheck import check, judge
@@ -55,9 +55,9 @@ class Outcome:
         return f"self-check: {self.verdict}: {self.reason}"
 
 
-def hooks(source: Source) -> Iterator[Fix]:
+def hooks(source: Source) -> Iterator[Patch]:
     if source.find(SCHEDULER):
-        yield watch.watch("selfcheck", SCHEDULER, How.AFTER, f"{__name__}:after_scheduler")
+        yield watch.watch("selfcheck", SCHEDULER, How.AFTER, after_scheduler)
 
 
 def after_scheduler(result: None, self: Any, *args: Any, **kwargs: Any) -> None:

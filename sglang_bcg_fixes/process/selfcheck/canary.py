@@ -15,7 +15,7 @@ from typing import Any
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.engine.swapped import replaced
-from sglang_bcg_fixes.model import Fix, How
+from sglang_bcg_fixes.model import How, Patch
 from sglang_bcg_fixes.process import current, watch
 from sglang_bcg_fixes.process.selfcheck import at_start, check, judge, pools
 from sglang_bcg_fixes.source.tree import Source
@@ -72,9 +72,9 @@ class Canary:
 _canaries: weakref.WeakKeyDictionary[Any, Canary] = weakref.WeakKeyDictionary()
 
 
-def hooks(source: Source) -> Iterator[Fix]:
+def hooks(source: Source) -> Iterator[Patch]:
     if source.find(watch.FORWARD):
-        yield watch.watch(NAME, watch.FORWARD, How.AROUND, f"{__name__}:around_forward")
+        yield watch.watch(NAME, watch.FORWARD, How.AROUND, around_forward)
 
 
 def around_forward(original: Callable[..., Any], self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
