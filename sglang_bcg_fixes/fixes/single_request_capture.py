@@ -9,12 +9,12 @@ Change: Only the layers are captured, found in the model by structure. A replay 
 with the captured layers in the place of its layers, so logits, pooled vectors and hidden states are computed from every
 request. All sizes share one output buffer. The layers are captured with what the model hands them for text, a
 multimodal one its own positions, three for each token under M-RoPE, and embeddings, which it writes to a buffer of
-SGLang's. Where SGLang has no such buffer, with Llama 4, Gemma 3 and Step3-VL while images are not enabled, each replay
-copies them to one of this fix. Batches with images, audio or video run eagerly, and so do modes other than plain and
-mixed prefill. Nothing is captured, and one warning says why, where the layers cannot be found or are handed what lies
-in no buffer, with an encoder-decoder model, with MLA where mla_dispatch_unaware is not applied, and under LoRA, DP
-attention and pipeline parallelism: the batch that is captured has no adapters, no token counts of other ranks and no
-input of a stage. For these three SGLang itself captures only with --enforce-piecewise-cuda-graph.
+SGLang's. Where SGLang has no such buffer, as with Step3-VL while images are not enabled, each replay copies them to one
+of this fix. Batches with images, audio or video run eagerly, and so do modes other than plain and mixed prefill.
+Nothing is captured, and one warning says why, where the layers cannot be found or are handed what lies in no buffer,
+with an encoder-decoder model, with MLA where mla_dispatch_unaware is not applied, and under LoRA, DP attention and
+pipeline parallelism: the batch that is captured has no adapters, no token counts of other ranks and no input of a
+stage. For these three SGLang itself captures only with --enforce-piecewise-cuda-graph.
 Remove when: No release before 0.5.12 has to be served.
 """
 
@@ -240,12 +240,18 @@ def handed_over(runner: Any, stack: layer_stack.LayerStack) -> tuple[dict[str, s
         nothing = parameter.kind is parameter.VAR_KEYWORD and all(extra is None for extra in value.values())
         if id(value) in fields:
             handed[name] = fields[id(value)]
-        elif name in layer_stack.EMBEDDINGS and value is not parameter.default:
+        elif name in layer_stack.EMBEDDINGS and is_one_row_a_token(value, batch):
             handed[name] = COMPUTED
             embeddings = value.new_zeros(runner.max_num_tokens, *value.shape[1:])
         elif value is not parameter.default and not nothing:
             raise layer_stack.Unresolved(f"{stack.path} is called with a '{name}' that lies in no buffer of the graphs")
     return handed, embeddings
+
+
+def is_one_row_a_token(value: Any, batch: Any) -> bool:
+    import torch
+
+    return isinstance(value, torch.Tensor) and len(value) == len(batch.input_ids)
 
 
 def layers_call(runner: Any, stack: layer_stack.LayerStack, batch: Any) -> dict[str, Any]:

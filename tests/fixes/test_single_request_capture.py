@@ -385,6 +385,7 @@ found = {
         input_ids=None, forward_batch=batch, input_embeds=batch.input_embeds, positions=batch.mrope_positions, pp=None
     ),
     "computed": lambda layers, batch: layers(None, batch.positions, batch, batch.input_embeds.double() + 1),
+    "of another length": lambda layers, batch: layers(None, batch.positions, batch, batch.input_embeds[1:].clone()),
     "text": lambda layers, batch: layers(batch.input_ids, batch.positions, batch),
     "elsewhere": lambda layers, batch: layers(batch.input_ids, batch.positions + 1, batch),
     "extra": lambda layers, batch: layers(batch.input_ids, batch.positions, batch, deepstack=batch.input_embeds),
@@ -403,5 +404,6 @@ def test_on_the_release_what_a_model_hands_its_layers_is_told_by_the_buffers(rel
     said = "Unresolved: model is called with a '{}' that lies in no buffer of the graphs"
     assert found["elsewhere"] == said.format("positions")
     assert found["extra"] == said.format("extras")
+    assert found["of another length"] == said.format("input_embeds")
     assert found["not called"] == "Unresolved: model is not called for a batch of text"
     assert found["fails"] == "ValueError: no images"
