@@ -80,9 +80,9 @@ MUTANTS = {
     "adds the new tokens": (EXTENT, "(seq_lens - new.to", "(seq_lens + new.to"),
     "takes them off twice": (EXTENT, "(seq_lens - new.to", "(seq_lens - 2 * new.to"),
     "lets padded rows be negative": (EXTENT, ".clamp_(min=0)", ""),
-    "forgets the capture": (EXTENT, 'PatchPoint((CAPTURE,), How.AROUND, f"{__name__}:capture_prefix_alone"),', ""),
-    "forgets the replay": (EXTENT, 'PatchPoint((REPLAY,), How.AROUND, f"{__name__}:replay_prefix_alone"),', ""),
-    "forgets the eager step": (EXTENT, 'PatchPoint((EAGER,), How.AROUND, f"{__name__}:eager_prefix_alone"),', ""),
+    "forgets the capture": (EXTENT, "PatchPoint((CAPTURE,), How.AROUND, capture_prefix_alone),", ""),
+    "forgets the replay": (EXTENT, "PatchPoint((REPLAY,), How.AROUND, replay_prefix_alone),", ""),
+    "forgets the eager step": (EXTENT, "PatchPoint((EAGER,), How.AROUND, eager_prefix_alone),", ""),
     "lays all rows out alike": (EXTENT, "backend.qo_indptr[1 : len(new) + 1] = new.cumsum(0)", "pass"),
     "leaves nobody's rows unwritten": (EXTENT, "if forward_batch.forward_mode.is_draft_extend():", "if False:"),
     "adds to whole lengths": (PREFIX_ONLY, "(lengths[:rows] == prefix) * new[:rows]", "new[:rows]"),
@@ -185,7 +185,7 @@ def observe_mutants(model: str, release: str) -> Found:
         module = importlib.import_module(f"sglang_bcg_fixes.fixes.{fix}")
         text = pathlib.Path(str(module.__file__)).read_text()
         assert text.count(old) == 1, name
-        # patch points find their bodies by the name of the module
+        # where another function of the module finds it too
         exec(compile(text.replace(old, new), str(module.__file__), "exec"), vars(module))
         mutant = dataclasses.replace(decisions[fix], fix=vars(module)["FIX"])
         if fix in process.ledger.applied():
