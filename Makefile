@@ -3,8 +3,8 @@ PYTHON ?= python3
 JOBS ?= $(shell nproc)
 VENV := .venv-test
 BIN := $(VENV)/bin
-REQUIREMENTS := tools/sglang_on_cpu/requirements.txt tests/requirements.txt
-TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' tools/sglang_on_cpu/requirements.txt)
+REQUIREMENTS := cpu_sglang/requirements.txt tests/requirements.txt
+TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' cpu_sglang/requirements.txt)
 
 .PHONY: serve test lint wheels gpu bench record cost harm docs fix forms release clean
 .DEFAULT_GOAL := test
@@ -41,8 +41,8 @@ cost: wheels
 
 # every server of the harm matrix that rests on something that has changed; hours from nothing, and it can be interrupted
 harm: wheels
-	PYTHONPATH=tools $(BIN)/python -m tests.harm.matrix
-	PYTHONPATH=tools $(BIN)/python -m tests.harm.speed
+	$(BIN)/python -m tests.harm.matrix
+	$(BIN)/python -m tests.harm.speed
 	$(BIN)/python tools/make_docs.py
 
 docs: $(VENV)/ready
@@ -67,6 +67,6 @@ clean:
 $(VENV)/ready: $(REQUIREMENTS) setup.py pyproject.toml entry_points.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check $(TORCH)
-	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -r tools/sglang_on_cpu/requirements.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -r cpu_sglang/requirements.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -r tests/requirements.txt --editable .
 	touch $@

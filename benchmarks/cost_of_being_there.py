@@ -2,7 +2,7 @@
 
     make cost
 
-Without a GPU, SGLang's imports go through tools/sglang_on_cpu. load() is timed in three kinds of process: one that has
+Without a GPU, SGLang's imports go through cpu_sglang. load() is timed in three kinds of process: one that has
 imported nothing of SGLang, one that has imported the scheduler, as SGLang's own have, and one that has imported what is
 patched, so that the patching itself is timed too.
 """
@@ -39,7 +39,7 @@ BEFORE = {
 }
 LOAD = """
 import json, sys, time
-from sglang_on_cpu import stand_ins
+from cpu_sglang import stand_ins
 stand_ins.install()
 {before}
 modules = set(sys.modules)
@@ -55,7 +55,7 @@ print("RESULT", json.dumps(dict(seconds=seconds, sglang_modules_imported=len(new
 def load_seconds(root: pathlib.Path, before: str, rounds: int) -> dict[str, Any]:
     """Median time of import and load() in fresh processes."""
     program = LOAD.format(before=before)
-    paths = [root, REPOSITORY / "tools", REPOSITORY]
+    paths = [root, REPOSITORY]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "TRITON_INTERPRET": "1"}
     # as behind pip, which compiles what it installs; the first round does it here, and is not counted
     environment.pop("PYTHONDONTWRITEBYTECODE", None)

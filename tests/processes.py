@@ -49,7 +49,7 @@ def on_cpu(
     timeout: int = 300,
 ) -> subprocess.CompletedProcess[str]:
     """Python with a release that runs on the CPU, and our plugin where the environment names no other."""
-    whole = environment_of([root, REPOSITORY / "tools", *paths], {**ON_CPU, **(environment or {})})
+    whole = environment_of([root, *paths], {**ON_CPU, **(environment or {})})
     return warm.starter(whole).run(arguments, whole, timeout)
 
 

@@ -34,7 +34,7 @@ from sglang_bcg_fixes.source.tree import Folder, Source, unknown  # noqa: E402
 AFTERWARDS = """
 Now: read docs/upstream for what this release has fixed, and run
     make docs
-    PYTHONPATH=tools python -m tests.releases.test_layer_stack
+    python -m tests.releases.test_layer_stack
     python -m tests.releases.test_kinds_of_request      # half an hour
     make harm                                           # an hour
     make test"""

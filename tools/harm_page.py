@@ -13,8 +13,7 @@ from typing import Any
 REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-from sglang_on_cpu import architectures  # noqa: E402
-
+from cpu_sglang import architectures  # noqa: E402
 from tests.harm import exceptions, matrix, rules, speed  # noqa: E402
 
 RECORDED = REPOSITORY / "tests" / "harm" / "recorded"

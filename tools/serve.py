@@ -5,7 +5,7 @@
     make serve ONESHOT=1          # stop after the first completion; exit status 0 if all went well
 
 Without a GPU (no nvidia-smi), SGLang's own CPU engine serves, and packages that exist only for CUDA are replaced by
-tools/sglang_on_cpu. There are no CUDA graphs there, so this shows that the plugin loads and what it changes, not that
+cpu_sglang. There are no CUDA graphs there, so this shows that the plugin loads and what it changes, not that
 graphs are right.
 """
 
@@ -125,14 +125,14 @@ def free_port() -> int:
 def environment_of_server(environ: Mapping[str, str], on_gpu: bool) -> dict[str, str]:
     environment = {"SGLANG_PLUGINS": "bcg_fixes", **environ, "PYTHONUNBUFFERED": "1"}
     if not on_gpu:
-        environment["PYTHONPATH"] = str(serve_install.REPOSITORY / "tools")
+        environment["PYTHONPATH"] = str(serve_install.REPOSITORY)
         # the linear attention layers are Triton kernels; this runs them without a GPU
         environment["TRITON_INTERPRET"] = "1"
     return environment
 
 
 def command(python: pathlib.Path, release: str, on_gpu: bool, model: pathlib.Path, port: int) -> list[str]:
-    module = "sglang.launch_server" if on_gpu else "sglang_on_cpu.launch"
+    module = "sglang.launch_server" if on_gpu else "cpu_sglang.launch"
     device = (*ARGUMENTS_ON_GPU, *graph_arguments(release)) if on_gpu else ARGUMENTS_ON_CPU
     return [str(python), "-m", module, f"--model-path={model}", f"--port={port}", *ARGUMENTS, *device]
 

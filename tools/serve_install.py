@@ -14,7 +14,7 @@ from serve_server import ServeError
 
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 CONSTRAINTS = REPOSITORY / "constraints"
-REQUIREMENTS_ON_CPU = REPOSITORY / "tools" / "sglang_on_cpu" / "requirements.txt"
+REQUIREMENTS_ON_CPU = REPOSITORY / "cpu_sglang" / "requirements.txt"
 STAMP = "bcg-fixes-serve.json"
 
 RELEASES = tuple((REPOSITORY / "tools" / "releases.txt").read_text().split())

@@ -9,8 +9,7 @@ import functools
 import os
 import sys
 
-from sglang_on_cpu import one_batch
-
+from cpu_sglang import one_batch
 from sglang_bcg_fixes.kernels.gdn_extend import triton
 from sglang_bcg_fixes.lab.bench import gdn_layer, timing
 from tests.bench.cpu_device import Cpu, once

@@ -174,7 +174,7 @@ def test_the_command_on_a_real_layer(
     monkeypatch.setattr(command, "LAYER_MODULE", "tests.bench.cpu_layer")
     monkeypatch.setattr(command, "FEW_TOKENS", (10,))
     monkeypatch.setattr(command, "FEW_SEQUENCES", (2,))
-    paths = [root, processes.REPOSITORY / "tools", processes.REPOSITORY]
+    paths = [root, processes.REPOSITORY]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     monkeypatch.setenv("WRONG_KERNEL", wrong)

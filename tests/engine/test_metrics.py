@@ -103,7 +103,7 @@ RELEASES = ["0.5.11", "0.5.14", NEWEST]
 REAL = """
 import json, os, tempfile, types
 os.environ["PROMETHEUS_MULTIPROC_DIR"] = tempfile.mkdtemp()
-from sglang_on_cpu import graphs, one_batch, prefill
+from cpu_sglang import graphs, one_batch, prefill
 from tests.fixes import small_llama
 loaded = small_llama.load(enable_metrics=True)
 runner = loaded.model_runner

@@ -70,7 +70,7 @@ def test_sglang_s_own_benchmark_of_one_batch_is_run_with_the_plugin(release_root
     # it loads no plugins itself
     text = """
         import runpy, sys
-        from sglang_on_cpu import stand_ins
+        from cpu_sglang import stand_ins
         stand_ins.install()
         try:
             runpy.run_module("sglang.bench_one_batch", run_name="__main__", alter_sys=True)
@@ -80,7 +80,7 @@ def test_sglang_s_own_benchmark_of_one_batch_is_run_with_the_plugin(release_root
     """
     done = processes.python(
         *("-m", "sglang_bcg_fixes", "--", "a_program", "--help"),
-        paths=[release_root("0.5.12.post1"), processes.REPOSITORY / "tools", module(tmp_path, text)],
+        paths=[release_root("0.5.12.post1"), module(tmp_path, text)],
         environment={"TRITON_INTERPRET": "1", "SGLANG_BCG_REPORT_DIR": str(tmp_path / "reports")},
         timeout=120,
     )

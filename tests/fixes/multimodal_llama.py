@@ -1,6 +1,6 @@
 """Ways in which a model with images comes to its layers, on a small Llama: is each right, and what does it embed?
 
-    PYTHONPATH=<unpacked wheel>:tools:. TRITON_INTERPRET=1 python -m tests.fixes.multimodal_llama
+    PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m tests.fixes.multimodal_llama
 
 The runner, the capture and the replay are SGLang's, and so is the routine for images where one is named.
 """
@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_on_cpu import graphs, prefill
-
+from cpu_sglang import graphs, prefill
 from tests.fixes import small_llama
 from tests.releases import graph_admission, kinds_of_request
 

@@ -13,7 +13,7 @@ PROMPTS = [[5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6]]
 
 def load() -> Any:
     """The model with random weights on FlashAttention 3, after SGLang has loaded the plugin."""
-    from sglang_on_cpu import one_batch
+    from cpu_sglang import one_batch
 
     one_batch.import_sglang(with_graphs=True)
     one_batch.load_plugins()

@@ -9,7 +9,7 @@ from typing import Any
 
 def load(**server_args: Any) -> Any:
     """The model with random weights, after SGLang has loaded the plugin."""
-    from sglang_on_cpu import one_batch
+    from cpu_sglang import one_batch
 
     one_batch.import_sglang(with_graphs=True)
     one_batch.load_plugins()

@@ -13,7 +13,7 @@ from tests.wheels import RELEASES
 
 CODE = """
 import json
-from sglang_on_cpu import stand_ins
+from cpu_sglang import stand_ins
 stand_ins.install()
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.fixes.bcg_flag_not_restored import FIX

@@ -11,7 +11,7 @@ from tests import processes
 
 CODE = """
 import json, types
-from sglang_on_cpu import one_batch
+from cpu_sglang import one_batch
 one_batch.import_sglang(with_graphs=True)
 one_batch.load_plugins()
 import torch

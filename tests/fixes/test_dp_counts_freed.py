@@ -11,7 +11,7 @@ from tests import processes
 
 CODE = """
 import json
-from sglang_on_cpu import graphs, one_batch, prefill
+from cpu_sglang import graphs, one_batch, prefill
 one_batch.import_sglang(with_graphs=True)
 one_batch.load_plugins()
 import torch

@@ -14,11 +14,11 @@ from tests import processes
 
 CODE = """
 import json, pathlib, sys
-from sglang_on_cpu import one_batch
+from cpu_sglang import one_batch
 one_batch.import_sglang(with_graphs=True)
 one_batch.load_plugins()
 from sglang_bcg_fixes.plugin import load
-from sglang_on_cpu.draft_prefill import Draft
+from cpu_sglang.draft_prefill import Draft
 
 KINDS = [([6, 5], False), ([6, 5], True), ([11], True), ([11], False)]
 draft = Draft("llama", pathlib.Path(sys.argv[1]), "EAGLE3")
@@ -36,7 +36,7 @@ for name in applied:
     process.ledger.undo(name)
 print("RESULT", json.dumps({**found, "without": again()}))
 """
-MODELS = processes.REPOSITORY / "tools" / "sglang_on_cpu" / "models"
+MODELS = processes.REPOSITORY / "cpu_sglang" / "models"
 
 
 @pytest.fixture

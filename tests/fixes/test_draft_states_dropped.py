@@ -14,11 +14,11 @@ from tests.releases.test_hybrid_routing import QWEN3_5
 
 CODE = """
 import json, pathlib, sys
-from sglang_on_cpu import one_batch
+from cpu_sglang import one_batch
 one_batch.import_sglang(with_graphs=True)
 one_batch.load_plugins()
 from sglang_bcg_fixes.plugin import load
-from sglang_on_cpu.draft_prefill import Draft
+from cpu_sglang.draft_prefill import Draft
 
 LENGTHS = [6, 5], [11], [5, 4]
 draft = Draft("qwen3next", pathlib.Path(sys.argv[1]))
@@ -38,7 +38,7 @@ print("RESULT", json.dumps({**found, "without": replayed()}))
 """
 
 
-MODELS = processes.REPOSITORY / "tools" / "sglang_on_cpu" / "models"
+MODELS = processes.REPOSITORY / "cpu_sglang" / "models"
 TEXT_ONLY = QWEN3_5["text_config"] | {"architectures": ["Qwen3_5ForCausalLM"], "torch_dtype": "float32"}
 # a graph is two segments round the one attention layer
 RIGHT, WRONG = [[True, 2]] * 3, [[False, 2]] * 3

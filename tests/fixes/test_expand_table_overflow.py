@@ -12,7 +12,7 @@ from tests import processes
 CODE = """
 import json, types
 from unittest import mock
-from sglang_on_cpu import stand_ins
+from cpu_sglang import stand_ins
 stand_ins.install()
 import torch
 from sglang.srt.layers.attention import flashattention_backend as module

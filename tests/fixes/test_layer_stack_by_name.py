@@ -26,7 +26,7 @@ UNSET = {"SGLANG_PLUGINS": "bcg_fixes"}
 # a whole Llama, logits and all, that has an attribute `layers` and stands where SGLang expects the layers alone
 MISLEADING = """
 import json, sys
-from sglang_on_cpu import one_batch, prefill
+from cpu_sglang import one_batch, prefill
 load = one_batch.load
 
 def load_misleading(model):

@@ -17,7 +17,7 @@ ONLY_REPLAY_IS_WRONG = ("0.5.21",)
 
 CODE = """
 import json, types
-from sglang_on_cpu import one_batch
+from cpu_sglang import one_batch
 one_batch.import_sglang()
 one_batch.load_plugins()
 import torch

@@ -16,7 +16,7 @@ HANDED_DOWN = ("0.5.17", NEWEST)
 
 CODE = """
 import json, types
-from sglang_on_cpu import stand_ins
+from cpu_sglang import stand_ins
 stand_ins.install()
 import torch
 from sglang.srt.plugins import load_plugins

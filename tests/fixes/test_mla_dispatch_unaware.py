@@ -13,7 +13,7 @@ from tests import processes
 RELEASES = ("0.5.11", "0.5.12.post1", "0.5.13.post1", "0.5.14", "0.5.15.post1")
 CODE = """
 import json, types
-from sglang_on_cpu import one_batch, prefill
+from cpu_sglang import one_batch, prefill
 from tests.fixes import small_deepseek
 from tests.fixes.small_deepseek import PROMPTS
 loaded = small_deepseek.load()

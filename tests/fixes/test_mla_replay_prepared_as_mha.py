@@ -14,7 +14,7 @@ from tests.wheels import NEWEST
 
 PRELUDE = """
 import json, sys
-from sglang_on_cpu import graphs, one_batch, prefill
+from cpu_sglang import graphs, one_batch, prefill
 from tests.fixes.small_deepseek import PROMPTS, load as load_model, planned_by_tensorrt
 loaded = load_model()
 from sglang_bcg_fixes.engine import graph_break

@@ -11,7 +11,7 @@ from tests import processes
 from tests.wheels import NEWEST
 
 CODE = """
-from sglang_on_cpu import one_batch, prefill
+from cpu_sglang import one_batch, prefill
 from tests.fixes import small_llama
 
 loaded = small_llama.load()

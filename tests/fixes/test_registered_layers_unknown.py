@@ -12,7 +12,7 @@ from tests import processes
 CODE = """
 import json, sys, types
 from unittest import mock
-from sglang_on_cpu import stand_ins
+from cpu_sglang import stand_ins
 stand_ins.install()
 from transformers import PretrainedConfig
 from sglang.srt.configs.linear_attn_model_registry import LinearAttnModelSpec, register_linear_attn_model

@@ -233,7 +233,7 @@ def test_no_answer_lies_in_the_buffers(captured: fix.CapturedLayers) -> None:
 # the real runner, and how many tokens the graph has that it replays for so many
 BUCKETS = """
 import json
-from sglang_on_cpu import one_batch, prefill
+from cpu_sglang import one_batch, prefill
 from tests.fixes import small_llama
 
 loaded = small_llama.load()
@@ -311,7 +311,7 @@ def test_what_cannot_be_captured_rightly_is_not_captured(change: dict, caplog: p
 ON_THE_RELEASE = """
 import json, sys
 from types import SimpleNamespace
-from sglang_on_cpu import one_batch
+from cpu_sglang import one_batch
 one_batch.import_sglang()
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang_bcg_fixes.fixes import single_request_capture as fix
@@ -352,7 +352,7 @@ def test_on_the_release_modes_and_fields_are_told_apart(release_root) -> None:
 HANDED_OVER = """
 import json
 from types import SimpleNamespace
-from sglang_on_cpu import one_batch
+from cpu_sglang import one_batch
 one_batch.import_sglang()
 from sglang_bcg_fixes.anatomy import layer_stack
 from sglang_bcg_fixes.fixes import single_request_capture as fix

@@ -14,7 +14,7 @@ CAPTURED = ("0.5.16", "0.5.21")
 BROKEN_OUT = (NEWEST,)
 
 CODE = """
-from sglang_on_cpu import graphs, one_batch, prefill
+from cpu_sglang import graphs, one_batch, prefill
 from tests.fixes import small_llama
 
 loaded = small_llama.load()

@@ -11,7 +11,7 @@ from tests import processes
 
 CODE = """
 import json, types
-from sglang_on_cpu import stand_ins
+from cpu_sglang import stand_ins
 stand_ins.install()
 import torch
 from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool

@@ -10,7 +10,7 @@ import pytest
 from tests import processes
 
 CODE = """
-from sglang_on_cpu import graphs, one_batch, prefill
+from cpu_sglang import graphs, one_batch, prefill
 from tests.fixes import small_llama
 
 loaded = small_llama.load()

@@ -23,7 +23,7 @@ RELEASES = {
 }
 CODE = """
 import hashlib, json, sys
-from sglang_on_cpu import one_batch, prefill
+from cpu_sglang import one_batch, prefill
 one_batch.import_sglang(with_graphs=True)
 from sglang_bcg_fixes.engine import graph_break
 context = graph_break.load("context")

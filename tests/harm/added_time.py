@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 from typing import Any
 
-from sglang_on_cpu import graphs, one_batch
-
+from cpu_sglang import graphs, one_batch
 from sglang_bcg_fixes.engine import call_counts, graph_break, wrappers
 from sglang_bcg_fixes.model import How
 

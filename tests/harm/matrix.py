@@ -22,8 +22,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from sglang_on_cpu import architectures
-
+from cpu_sglang import architectures
 from tests import processes, wheels
 
 RECORDED = pathlib.Path(__file__).with_name("recorded")
@@ -103,7 +102,7 @@ def served(release: str, jobs: list[dict[str, Any]], rows: pathlib.Path) -> Iter
         listed = pathlib.Path(folder, "jobs.json")
         listed.write_text(json.dumps(jobs))
         environment = {**processes.ON_CPU, "SGLANG_BCG_REPORT_DIR": str(pathlib.Path(folder, "reports"))}
-        whole = processes.environment_of([root, processes.REPOSITORY / "tools"], environment)
+        whole = processes.environment_of([root], environment)
         command = [sys.executable, "-m", "tests.harm.served", str(listed), str(rows)]
         with open(pathlib.Path(folder, "log"), "w+") as log:
             code = subprocess.call(command, env=whole, cwd=processes.REPOSITORY, stdout=log, stderr=log)

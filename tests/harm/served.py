@@ -1,6 +1,6 @@
 """One release's answers for many models: a process that has imported it forks a child for each row of the matrix.
 
-    PYTHONPATH=<unpacked wheel>:tools:. TRITON_INTERPRET=1 python -m tests.harm.served JOBS.json ROWS.jsonl
+    PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m tests.harm.served JOBS.json ROWS.jsonl
 
 SGLang's globals allow one model in a process, and its imports take the longest, so they are inherited. A child loads
 plugins by its arm's environment, as a server does, and builds the model from a config.json with the real ModelRunner.
@@ -26,8 +26,8 @@ import time
 from typing import Any, NoReturn
 
 import torch
-from sglang_on_cpu import graphs, one_batch, prefill
 
+from cpu_sglang import graphs, one_batch, prefill
 from tests.harm import added_time, steps
 from tests.releases import kinds_of_request
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy
 import torch
-from sglang_on_cpu import one_batch, prefill
 
+from cpu_sglang import one_batch, prefill
 from sglang_bcg_fixes.engine import call_counts
 from tests.releases.kinds_of_request import Answered
 

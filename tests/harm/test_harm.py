@@ -7,8 +7,8 @@ import re
 from typing import Any
 
 import pytest
-from sglang_on_cpu import architectures
 
+from cpu_sglang import architectures
 from sglang_bcg_fixes.planning import registry
 from tests import processes, wheels
 from tests.harm import exceptions, live, matrix, rules
@@ -22,7 +22,7 @@ RECORD = "run `make harm`, read what changed, and commit it"
 def test_every_architecture_is_accounted_for(release: str) -> None:
     accounted = {*architectures.CONFIGURATIONS, *architectures.SAME_CODE, *architectures.NOT_RUN}
     new = sorted(matrix.names_in(release) - accounted)
-    assert not new, f"tools/sglang_on_cpu/architectures.py has no row for {', '.join(new)} of {release}"
+    assert not new, f"cpu_sglang/architectures.py has no row for {', '.join(new)} of {release}"
 
 
 def test_no_architecture_is_listed_for_nothing() -> None:

@@ -167,7 +167,7 @@ def test_the_checkpoint_answers_by_its_state() -> None:
 
 SERVED = """
 import json, sys
-from sglang_on_cpu import one_batch
+from cpu_sglang import one_batch
 one_batch.import_sglang()
 one_batch.load_plugins()
 loaded = one_batch.load(sys.argv[1], load_format="auto", context_length=256)

@@ -6,8 +6,8 @@ import subprocess
 from collections.abc import Iterator
 
 import pytest
-from sglang_on_cpu import interpreter
 
+from cpu_sglang import interpreter
 from sglang_bcg_fixes.kernels.cuda import driver, nvrtc
 
 HERE = pathlib.Path(__file__).parent

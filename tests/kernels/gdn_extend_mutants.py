@@ -126,7 +126,7 @@ def noticed(name: str, folder: pathlib.Path) -> bool:
 
 
 if __name__ == "__main__":
-    from sglang_on_cpu import interpreter
+    from cpu_sglang import interpreter
 
     interpreter.install(overflow_is_an_error=True)
     print("ready", flush=True)

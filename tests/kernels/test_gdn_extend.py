@@ -252,7 +252,6 @@ def noticed() -> dict[str, bool]:
             "-m",
             "tests.kernels.gdn_extend_mutants",
             *left,
-            paths=[processes.REPOSITORY / "tools"],
             environment={"TRITON_INTERPRET": "1"},
             timeout=300,
         )

@@ -122,7 +122,7 @@ def main() -> None:
     asked: dict[str, list[str]] = {"at exit": [], "at fork": []}
     atexit.register = noting(atexit.register, asked["at exit"])  # type: ignore[assignment]
     os.register_at_fork = noting(os.register_at_fork, asked["at fork"])
-    from sglang_on_cpu import stand_ins
+    from cpu_sglang import stand_ins
 
     stand_ins.install()
     from sglang.srt.plugins import load_plugins

@@ -1,6 +1,6 @@
 """Every fix with every other one, in a released SGLang: what each of them mends, observed side by side.
 
-    PYTHONPATH=<unpacked wheel>:tools:. TRITON_INTERPRET=1 python -m tests.releases.fix_pairs OUT.json ID...
+    PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m tests.releases.fix_pairs OUT.json ID...
 
 For every combination: all of those fixes, none, each pair and nothing else. One combination is one process for each
 model, forked from one that has done the imports.
@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from sglang_on_cpu import draft_extend, graphs, one_batch, prefill
+from cpu_sglang import draft_extend, graphs, one_batch, prefill
 
 STEP = draft_extend.Step(prefix=(20, 5), new=(draft_extend.NEW_TOKENS,) * 2, seq_lens=(24, 9))
 BUCKET = 8

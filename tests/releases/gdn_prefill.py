@@ -1,6 +1,6 @@
 """A real release's gated delta net under prefill graphs, its layers captured with kernels of ours, on the CPU.
 
-    PYTHONPATH=<unpacked wheel>:tools:. TRITON_INTERPRET=1 SGLANG_BCG_KERNEL_GDN_EXTEND=reference \\
+    PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 SGLANG_BCG_KERNEL_GDN_EXTEND=reference \\
         python -m tests.releases.gdn_prefill SCENARIO
 
 Steps run eagerly, then again with graphs; the last line is RESULT and JSON. The states that nobody has are NaN, and
@@ -23,8 +23,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_on_cpu import graphs, one_batch, prefill
-
+from cpu_sglang import graphs, one_batch, prefill
 from sglang_bcg_fixes.kernels import active
 
 Found = dict[str, Any]

@@ -1,6 +1,6 @@
 """Batches that a prefill graph may not serve: does the runner replay them, and what do the layers get?
 
-    PYTHONPATH=<unpacked wheel>:tools:. TRITON_INTERPRET=1 python -m tests.releases.graph_admission WHAT
+    PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m tests.releases.graph_admission WHAT
 
 The model is a small Llama, the runner, the capture and the replay are SGLang's. For images, its embeddings go through
 SGLang's routine for multimodal models; in the place of a vision tower stand other embeddings than the text's, and
@@ -18,8 +18,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from sglang_on_cpu import graphs, one_batch, prefill
-
+from cpu_sglang import graphs, one_batch, prefill
 from tests.releases import kinds_of_request
 
 LENGTHS = [6]

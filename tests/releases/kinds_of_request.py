@@ -1,6 +1,6 @@
 """What a release's prefill runner does with each kind of batch: does it replay, and is the answer the eager one?
 
-    PYTHONPATH=<unpacked wheel>:tools:. TRITON_INTERPRET=1 python -m tests.releases.kinds_of_request OUT.json SERVER
+    PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m tests.releases.kinds_of_request OUT.json SERVER
 
 A batch is built by SGLang, then given the properties that its kind has, and run twice by the same ModelRunner: before
 anything is captured, and after. Every tensor of the answer is compared.
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from sglang_on_cpu import graphs, one_batch, prefill
+from cpu_sglang import graphs, one_batch, prefill
 
 RAGGED = {
     "one request": [6],

@@ -1,6 +1,6 @@
 """Where real models have their layers: what a release's own prefill runner answers, by name, and what structure does.
 
-    PYTHONPATH=<unpacked wheel>:tools:. TRITON_INTERPRET=1 python -m tests.releases.layer_stacks OUT.json [MODEL...]
+    PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m tests.releases.layer_stacks OUT.json [MODEL...]
 
 SGLang builds each model from a config.json, on torch's meta device, and then its prefill runner, as when a server
 starts: everything up to the capture. SGLANG_PLUGINS and the flags of the environment are those of a server.
@@ -21,9 +21,9 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from sglang_on_cpu import one_batch, prefill
 from torch.overrides import TorchFunctionMode
 
+from cpu_sglang import one_batch, prefill
 from sglang_bcg_fixes.anatomy import layer_stack
 
 # the last method of each runner before anything is captured

@@ -1,6 +1,6 @@
 """What becomes of a real release's mixers with a state of their own.
 
-    PYTHONPATH=<unpacked wheel>:tools:. TRITON_INTERPRET=1 python -m tests.releases.mixers OUT.json [ARCHITECTURE...]
+    PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m tests.releases.mixers OUT.json [ARCHITECTURE...]
 
 With architectures: the mixers of each for which no break is known, beside the backend that the release gives the
 model. Without: Falcon-H1 before and after prefill graphs are asked for. SGLANG_PLUGINS and the flags are a server's.
@@ -19,8 +19,7 @@ import unittest.mock
 from collections.abc import Iterator
 from typing import Any
 
-from sglang_on_cpu import graphs, one_batch, prefill
-
+from cpu_sglang import graphs, one_batch, prefill
 from sglang_bcg_fixes.fixes import unbroken_mixer_captured as fix
 from tests.releases import layer_stacks
 

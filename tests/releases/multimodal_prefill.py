@@ -1,6 +1,6 @@
 """Prefill of small multimodal models on 0.5.11: which batches replay, and is the answer the eager one?
 
-    PYTHONPATH=<unpacked wheel>:tools:. TRITON_INTERPRET=1 python -m tests.releases.multimodal_prefill OUT.json MODEL
+    PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m tests.releases.multimodal_prefill OUT.json MODEL
 
 A text batch goes through SGLang's own benchmark, two steps of it, so that the states that the prefill leaves are read
 too. Other batches are given their images or positions by SGLang's own types.
@@ -15,8 +15,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from sglang_on_cpu import graphs, one_batch, prefill
-
+from cpu_sglang import graphs, one_batch, prefill
 from tests.releases import kinds_of_request
 
 TEXT = {

@@ -13,7 +13,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from sglang_on_cpu import graphs, one_batch, prefill
+from cpu_sglang import graphs, one_batch, prefill
 
 BUCKETS = (2, 4, 8)
 

@@ -25,7 +25,7 @@ NEEDS_THE_OUTPUT, NEEDS_THE_INPUT = "returned_by_a_break_and_read_by_the_next", 
 
 PROGRAM = """
 import json, torch
-from sglang_on_cpu import one_batch
+from cpu_sglang import one_batch
 one_batch.import_sglang(with_graphs=True)
 from benchmarks import break_lifetimes as ways
 ways.SIZES, ways.WIDTH = (16, 8, 4), 4

@@ -18,7 +18,7 @@ FIXES = ("DECODE_REQ_INDICES_STALE", "SWA_STALE_PADDING")
 
 PRELUDE = """
 import json, types
-from sglang_on_cpu import stand_ins
+from cpu_sglang import stand_ins
 stand_ins.install()
 import torch
 from sglang.srt.plugins import load_plugins

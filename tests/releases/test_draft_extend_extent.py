@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sglang_on_cpu import draft_extend
-from sglang_on_cpu.draft_extend import NEW_TOKENS, Step
 
+from cpu_sglang import draft_extend
+from cpu_sglang.draft_extend import NEW_TOKENS, Step
 from tests import processes
 from tests.wheels import RELEASES
 
@@ -213,7 +213,7 @@ def changed() -> list[str]:
 
 
 def main(observer: str, release: str, *models: str) -> None:
-    from sglang_on_cpu import one_batch
+    from cpu_sglang import one_batch
 
     one_batch.import_sglang(with_graphs=True)
     for module in CHANGEABLE:

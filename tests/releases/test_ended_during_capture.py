@@ -16,7 +16,7 @@ from tests.wheels import NEWEST
 
 CODE = """
 import signal, sys, time
-from sglang_on_cpu import prefill
+from cpu_sglang import prefill
 from tests.fixes import small_llama
 
 if sys.argv[1] == "in order":
@@ -43,7 +43,7 @@ def test_it_ends_and_is_shown_no_more(
 ) -> None:
     reports = tmp_path / "reports"
     given = {**processes.ON_CPU, "SGLANG_BCG_REPORT_DIR": str(reports)}
-    environment = processes.environment_of([release_root(release), processes.REPOSITORY / "tools"], given)
+    environment = processes.environment_of([release_root(release)], given)
     log = tmp_path / "log"
     with (
         log.open("w") as file,

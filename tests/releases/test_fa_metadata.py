@@ -73,7 +73,7 @@ MUTANTS = {
 
 
 def main(observer: str) -> None:
-    from sglang_on_cpu import one_batch
+    from cpu_sglang import one_batch
 
     one_batch.import_sglang(with_graphs=True)
     importlib.import_module(MODULE)

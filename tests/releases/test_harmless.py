@@ -14,7 +14,7 @@ from tests.wheels import NEWEST
 PRELUDE = """
 import json, types
 from unittest import mock
-from sglang_on_cpu import stand_ins
+from cpu_sglang import stand_ins
 stand_ins.install()
 import torch
 """
@@ -121,7 +121,7 @@ found = {"full": fill(4, mamba_track_mask=mask), "idle": fill(0), "padded": fill
 print("RESULT", json.dumps(found))
 """
 RUNNER = """
-from sglang_on_cpu import one_batch, prefill
+from cpu_sglang import one_batch, prefill
 one_batch.import_sglang(with_graphs=True)
 one_batch.load_plugins()
 
@@ -147,7 +147,7 @@ except RuntimeError as nothing:
 print("RESULT", json.dumps({"poisoned": poisoned, "equal": equal, "outcome": outcome}))
 """
 BUCKETS = """
-from sglang_on_cpu import graphs, one_batch, prefill
+from cpu_sglang import graphs, one_batch, prefill
 one_batch.import_sglang(with_graphs=True)
 one_batch.load_plugins()
 from sglang.srt.layers.moe import topk

@@ -80,7 +80,7 @@ NO_GUARDS = {
 PRELUDE = """
 import importlib, json, sys, types
 from unittest import mock
-from sglang_on_cpu import stand_ins
+from cpu_sglang import stand_ins
 stand_ins.install()
 sys.modules.update({name: mock.MagicMock() for name in STAND_INS})
 import torch
@@ -269,7 +269,7 @@ print("RESULT", json.dumps(found))
 # a target and a draft of one checkpoint, the draft built by its own constructor, as a server builds it
 POLLUTION = """
 import json, sys
-from sglang_on_cpu import one_batch
+from cpu_sglang import one_batch
 one_batch.import_sglang()
 one_batch.load_plugins()
 from sglang_bcg_fixes import plugin
@@ -434,7 +434,7 @@ def test_a_build_between_releases_is_known(release_root: Root, release: str, bod
 def test_a_draft_leaves_its_targets_configuration_alone(
     release_root: Root, release: str, tmp_path: pathlib.Path
 ) -> None:
-    models = processes.REPOSITORY / "tools" / "sglang_on_cpu" / "models"
+    models = processes.REPOSITORY / "cpu_sglang" / "models"
     folders = {name: models / name for name in ("qwen3next", "bailing_full")}
     for name, config in (("qwen3_5", QWEN3_5), ("nemotron_h", NEMOTRON_H)):
         folders[name] = tmp_path / name

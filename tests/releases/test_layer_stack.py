@@ -1,6 +1,6 @@
 """The layers of real models, found by structure and by SGLang's names; `layer_stacks.json` has what the names find.
 
-`PYTHONPATH=tools python -m tests.releases.test_layer_stack` writes that table anew; read what changed against the
+`python -m tests.releases.test_layer_stack` writes that table anew; read what changed against the
 releases' source.
 """
 

@@ -40,7 +40,7 @@ LFM2 = [f"model.layers.{layer}.conv (Lfm2ShortConv)" for layer in (0, 2)]
 def run(release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path) -> Run:
     def run(release: str, module: str, *options: str, plugins: str = "bcg_fixes", **environment: str) -> dict:
         out = tmp_path / "report.json"
-        options = (*options, "--json", str(out)) if module == "sglang_on_cpu.prefill" else (str(out), *options)
+        options = (*options, "--json", str(out)) if module == "cpu_sglang.prefill" else (str(out), *options)
         process = processes.on_cpu(
             release_root(release),
             *("-m", module, *options),
@@ -54,7 +54,7 @@ def run(release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path) -> 
 
 
 def prefill(run: Run, release: str, model: str, *options: str, **environment: str) -> dict:
-    return run(release, "sglang_on_cpu.prefill", "--model", model, *options, **environment)
+    return run(release, "cpu_sglang.prefill", "--model", model, *options, **environment)
 
 
 def assert_broken_and_right(report: dict, breaks: int) -> None:

@@ -90,7 +90,7 @@ def test_without_the_plugin_a_hybrid_answers_no_batch_that_replays(release_root,
 HANDED = """
 import json, logging
 import torch
-from sglang_on_cpu import one_batch
+from cpu_sglang import one_batch
 one_batch.import_sglang(with_graphs=True)
 one_batch.load_plugins()
 model_runner = one_batch.load("llama", dtype="bfloat16").model_runner

@@ -37,7 +37,7 @@ def prefill(release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path)
     def run(release: str, plugins: str, *options: str) -> dict:
         report = tmp_path / "report.json"
         requests = "1" if release in SINGLE_REQUEST else "2"
-        command = ["-m", "sglang_on_cpu.prefill", "--requests", requests, "--json", str(report), *options]
+        command = ["-m", "cpu_sglang.prefill", "--requests", requests, "--json", str(report), *options]
         process = processes.on_cpu(release_root(release), *command, environment={"SGLANG_PLUGINS": plugins})
         assert process.returncode == 0, process.stderr[-4000:]
         found = json.loads(report.read_text())

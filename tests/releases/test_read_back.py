@@ -15,7 +15,7 @@ from tests.wheels import NEWEST, RELEASES
 
 PROGRAM = """
 import json
-from sglang_on_cpu import one_batch, prefill
+from cpu_sglang import one_batch, prefill
 one_batch.import_sglang(with_graphs=True)
 one_batch.load_plugins()
 loaded = one_batch.load("qwen3next")

@@ -23,7 +23,7 @@ AFFECTED = ("0.5.11", "0.5.12", "0.5.12.post1")
 # every attribute of every module of SGLang, and of every class in them, by identity
 PRELUDE = f"""
 import json, sys
-from sglang_on_cpu import stand_ins
+from cpu_sglang import stand_ins
 stand_ins.install()
 import {MODULE}, sglang.srt.layers.radix_attention
 from sglang.srt.plugins import load_plugins

@@ -31,7 +31,7 @@ def test_the_plugin_does_not_change_eager_tokens(
     arms = [word for name, environment in ARMS.items() for word in ("--arm", name, *environment)]
     process = processes.on_cpu(
         release_root(release),
-        *("-m", "sglang_on_cpu.one_batch", "--model", *models, "--json", str(report), *arms),
+        *("-m", "cpu_sglang.one_batch", "--model", *models, "--json", str(report), *arms),
         timeout=600,
     )
     assert process.returncode == 0, process.stderr[-4000:]

@@ -17,7 +17,7 @@ import serve_server
 from tests import processes
 
 RELEASE = "0.5.12.post1"
-MODEL = processes.REPOSITORY / "tools" / "sglang_on_cpu" / "models" / "llama"
+MODEL = processes.REPOSITORY / "cpu_sglang" / "models" / "llama"
 ARGUMENTS = (
     "--load-format=dummy",
     "--tp-size=2",
@@ -59,7 +59,7 @@ def environment(release_root, tmp_path: pathlib.Path) -> dict[str, str]:
         "SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}",
         "SGLANG_BCG_REPORT_DIR": str(tmp_path / "reports"),
     }
-    return processes.environment_of([release_root(RELEASE), site, processes.REPOSITORY / "tools"], given)
+    return processes.environment_of([release_root(RELEASE), site], given)
 
 
 @pytest.fixture

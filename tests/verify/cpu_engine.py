@@ -10,8 +10,7 @@ import pathlib
 import sys
 from typing import Any
 
-from sglang_on_cpu import one_batch, prefill
-
+from cpu_sglang import one_batch, prefill
 from sglang_bcg_fixes.lab.verify import server
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import sys
 
-from sglang_on_cpu import stand_ins
-
+from cpu_sglang import stand_ins
 from sglang_bcg_fixes.lab.verify import server
 
 stand_ins.install()

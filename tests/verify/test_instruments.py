@@ -20,7 +20,7 @@ EVERY = [f"{what}_{phase}" for what in ("refuse", "count") for phase in PHASES] 
 # the modules that a server imports, and then what each runner says when SGLang's own answer is "yes"
 PROGRAM = """
 import json, sys, types
-from sglang_on_cpu import stand_ins
+from cpu_sglang import stand_ins
 stand_ins.install()
 from sglang.srt.plugins import load_plugins
 load_plugins()

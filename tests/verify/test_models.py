@@ -24,7 +24,7 @@ NOT_THERE = {"qwen3_5_text": ("0.5.11", "0.5.12.post1", "0.5.15.post1")}
 
 PROGRAM = """
 import importlib, json, multiprocessing, sys, types
-from sglang_on_cpu import one_batch
+from cpu_sglang import one_batch
 
 # no model can forget one of these: each parameter starts as not a number
 def load(name, folder):

@@ -46,7 +46,7 @@ def test_real_runners_replay_and_refuse(
     monkeypatch.setattr(environment, "look", lambda python: here)
     monkeypatch.setattr(command, "make_models", lambda *_: None)
     monkeypatch.setattr(command, "ENGINE", "tests.verify.cpu_engine")
-    paths = [root, processes.REPOSITORY / "tools", processes.REPOSITORY]
+    paths = [root, processes.REPOSITORY]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     # as if it differed, so that the code is run on the padded batch, too
@@ -87,7 +87,7 @@ ON_CPU = {
 def test_a_real_engine_gives_what_is_compared_and_prefills_together_what_is_asked_together(
     release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = [release_root("0.5.12.post1"), processes.REPOSITORY / "tools", processes.REPOSITORY]
+    paths = [release_root("0.5.12.post1"), processes.REPOSITORY]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
     models.make("llama", tmp_path / "llama")
     usual = cases.named("llama_several_requests")

@@ -3,7 +3,7 @@
 SGLang's own one-batch benchmark builds what a server would: ServerArgs, ModelRunner, memory pools, attention backends
 and ScheduleBatch. Plugins are loaded as in a server, so SGLANG_PLUGINS chooses them (`__none__` chooses none).
 
-    PYTHONPATH=<unpacked wheel>:tools TRITON_INTERPRET=1 python -m sglang_on_cpu.one_batch --model llama --json OUT \\
+    PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m cpu_sglang.one_batch --model llama --json OUT \\
         --arm without SGLANG_PLUGINS=__none__ --arm with SGLANG_PLUGINS=bcg_fixes
 """
 

@@ -92,7 +92,7 @@ class _NeedsGpu:
 
     def __call__(self, *_, **__):
         raise NotImplementedError(
-            f"{self.__name__} exists only in a CUDA build and tools/sglang_on_cpu/stand_ins.py has no version of it "
+            f"{self.__name__} exists only in a CUDA build and cpu_sglang/stand_ins.py has no version of it "
             "in plain torch. Run this on a machine with a GPU, or choose a backend that does not need it."
         )
 

@@ -4,7 +4,7 @@ The runner, the capture, the breaks and the replay are SGLang's; only the CUDA g
 graphs.py). Batches are ragged, one needs padding to its bucket, and the bucket that was captured first is replayed
 again after the others. Exit status is 0 also where the answers differ or the release fails: read the report.
 
-    PYTHONPATH=<unpacked wheel>:tools TRITON_INTERPRET=1 python -m sglang_on_cpu.prefill \
+    PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m cpu_sglang.prefill \
         --model qwen3next --graph bcg --json OUT
 """
 

@@ -1,4 +1,4 @@
-"""Start SGLang's own server on a machine without a GPU: PYTHONPATH=tools python -m sglang_on_cpu.launch ARGUMENTS...
+"""Start SGLang's own server on a machine without a GPU: python -m cpu_sglang.launch ARGUMENTS...
 
 SGLang spawns its processes, and a spawned python process imports the main module of its parent. So this module, being
 that main module, puts the stand-ins into every process, before sglang is imported there.
@@ -7,7 +7,7 @@ that main module, puts the stand-ins into every process, before sglang is import
 import runpy
 import sys
 
-from sglang_on_cpu import stand_ins
+from cpu_sglang import stand_ins
 
 SERVER_MODULE = "sglang.launch_server"
 
