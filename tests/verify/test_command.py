@@ -71,6 +71,12 @@ def rows(tmp_path: pathlib.Path) -> Callable[[], dict[str, dict]]:
     }
 
 
+def test_once_starts_each_arm_once(verify: Verify, rows: Callable, tmp_path: pathlib.Path) -> None:
+    assert verify("--once") == 0
+    assert list(rows()) == ["patched 1", "reference 1", "stock 1"]
+    assert json.loads((tmp_path / "found.json").read_text())["once"] is True
+
+
 def test_equal_answers_and_replays_are_green(verify: Verify, rows: Callable, capsys: pytest.CaptureFixture) -> None:
     assert verify() == 0
     found = rows()

@@ -64,6 +64,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--case", action="append", default=[], metavar="NAME", help="one case; repeat")
     command.add_argument("--arms", metavar="A,B", help=f"of {', '.join(ARMS)} (default: {STOCK},{PATCHED})")
     command.add_argument("--quick", action="store_true", help="under three minutes: a case per fix that is needed")
+    command.add_argument("--once", action="store_true", help="one server of each arm, not two of patched and reference")
     command.add_argument("--jobs", type=int, metavar="N", help="servers at a time (default: by free memory, at most 4)")
     command.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write everything there")
     command.add_argument("--folder", type=pathlib.Path, metavar="DIR", help="keep models, logs and answers there")
@@ -78,12 +79,13 @@ def run(options: argparse.Namespace) -> int:
     chosen = choose_cases(options, known, source)
     arms = choose_arms(options)
     buckets = cases.FEW_BUCKETS if options.quick else cases.BUCKETS
+    once_each = options.quick or options.once
     with folder_of(options) as folder:
         runs = []
         for case in chosen:
             alone = [options.fix] if options.fix else [fix.id for fix in needed_for(case, known, source)]
             if alone or arms != [ALONE]:
-                runs += runs_of(case, order_of(case, arms, options.quick), known, source, buckets, folder, alone)
+                runs += runs_of(case, order_of(case, arms, once_each), known, source, buckets, folder, alone)
         if not runs:
             raise VerifyError(f"SGLang {source.version} needs no fix that these cases show, so none can be alone")
         if options.plan:
@@ -106,7 +108,8 @@ def run(options: argparse.Namespace) -> int:
     print(table(judged, known, source))
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-        content = as_dict(judged, here, {"quick": options.quick, "jobs": jobs}, time.monotonic() - began)
+        how = {"quick": options.quick, "once": options.once, "jobs": jobs}
+        content = as_dict(judged, here, how, time.monotonic() - began)
         options.json.write_text(with_a_line_for_each_server(content))
     return 0 if all(verdict.state == GREEN for each, _, verdict in judged if is_under_test(each, arms)) else 1
 
@@ -189,13 +192,13 @@ def is_under_test(each: Run, arms: Sequence[str]) -> bool:
     return each.arm != STOCK or set(arms) <= {STOCK, EAGER}
 
 
-def order_of(case: Case, arms: Sequence[str], quick: bool) -> list[str]:
+def order_of(case: Case, arms: Sequence[str], once_each: bool) -> list[str]:
     """Tested, reference, reference, tested: whatever drifts with time falls on both alike."""
     tested = [arm for arm in arms if arm == PATCHED]
     references = [REFERENCE] if case.standard.needs_reference else []
     about_prefill = (EAGER, CHECKED)
     once = [arm for arm in arms if arm != PATCHED and (arm not in about_prefill or case.wants_prefill_graphs)]
-    return [*tested, *references, *once] if quick else [*tested, *references * 2, *tested, *once]
+    return [*tested, *references, *once] if once_each else [*tested, *references * 2, *tested, *once]
 
 
 def runs_of(
