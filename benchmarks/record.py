@@ -5,8 +5,10 @@
     python benchmarks/record.py --list
 
 Each GPU takes the next recording that nobody has taken. A recording has a process group of its own, a log beside its
-file, and at most `--seconds`; then it is told to end, writes what it has, and the GPU goes on with the next one. Write
-to a folder outside the checkout: what a file says of its commit must not depend on the files before it.
+file, and at most `--seconds`; then it is told to end, writes what it has, and the GPU goes on with the next one. Run
+the same command again where a machine was lost or time ran out: what is whole is kept, and `verify` goes on behind its
+last whole case. Write to a folder outside the checkout: what a file says of its commit must not depend on the files
+before it.
 """
 
 from __future__ import annotations
@@ -34,14 +36,16 @@ HERE = pathlib.Path(__file__).parent
 COMMAND = ("-m", "sglang_bcg_fixes")
 # between being told to end and being ended
 SECONDS_TO_END, SECONDS_BETWEEN_LOOKS = 20.0, 0.5
+CUT_OFF = "ended before it was done"
 
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """What python is told; FILE stands for the file that is written."""
+    """What python is told; FILE stands for the file that is written, and one that `resumes` goes on with it."""
 
     words: tuple[str, ...]
     suffix: str = "json"
+    resumes: bool = False
 
     def command(self, file: pathlib.Path) -> list[str]:
         return [sys.executable, *(str(file) if word == "FILE" else word for word in self.words)]
@@ -58,7 +62,7 @@ RECORDINGS = {
     "gdn_extend": Recording(script("gdn_extend.py", "--json", "FILE")),
     "gdn_tuning": Recording(script("gdn_tuning.py", "--json", "FILE")),
     "selfcheck_starts": Recording(script("selfcheck_starts.py", "--json", "FILE")),
-    "verify": Recording((*COMMAND, "verify", "--arms", "stock,patched,alone", "--json", "FILE")),
+    "verify": Recording((*COMMAND, "verify", "--resume", "--json", "FILE"), resumes=True),
     "accuracy": Recording(
         script("accuracy/evaluate.py", "--arms", "reference,stock,patched,kernels,eager,eager", "--json", "FILE")
     ),
@@ -98,7 +102,7 @@ def record(name: str, gpu: str, file: pathlib.Path, seconds: float, over: thread
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    return "ended before it was done" if status is None else f"exit status {status}"
+    return CUT_OFF if status is None else f"exit status {status}"
 
 
 def work(
@@ -111,7 +115,13 @@ def work(
         except IndexError:
             return
         file, began = folder / f"{name}-{version}.{RECORDINGS[name].suffix}", time.monotonic()
+        if file.is_file() and not RECORDINGS[name].resumes:
+            print(f"{name}: {file} is there; remove it to record it again", flush=True)
+            yield True
+            continue
         ending = record(name, gpu, file, seconds, over)
+        if ending == CUT_OFF and file.is_file() and not RECORDINGS[name].resumes:
+            file.replace(file.with_suffix(f".partial.{RECORDINGS[name].suffix}"))
         what = file if file.is_file() else f"no file, see {file.with_suffix('.log')}"
         print(f"GPU {gpu}, {name}: {ending}, {time.monotonic() - began:.0f} s; {what}", flush=True)
         yield file.is_file()

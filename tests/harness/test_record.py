@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 import subprocess
 import sys
@@ -49,6 +50,23 @@ def test_one_that_fails_leaves_the_others_alone(
     log = tmp_path / f"{wrong}-0.5.12.post1.log"
     assert f"{wrong}: {told}" in capsys.readouterr().out and log.is_file()
     assert wrong != "fails" or "no such GPU" in log.read_text()
+
+
+def test_what_is_whole_is_kept_and_what_was_cut_off_is_made_again(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut_off = record.Recording(("-c", f"{WRITES}; {HANGS}", "FILE"))
+    monkeypatch.setitem(record.RECORDINGS, "cut_off", cut_off)
+    monkeypatch.setitem(record.RECORDINGS, "resumes", dataclasses.replace(cut_off, resumes=True))
+    for _ in range(2):
+        made(tmp_path, "writes", "cut_off", "resumes")
+    told = capsys.readouterr().out
+    assert (told.count("is there; remove it"), told.count("ended before it was done")) == (1, 4)
+    assert sorted(file.name for file in tmp_path.glob("*.json")) == [
+        "cut_off-0.5.12.post1.partial.json",
+        "resumes-0.5.12.post1.json",
+        "writes-0.5.12.post1.json",
+    ]
 
 
 def test_a_name_that_is_not_known_is_an_error(tmp_path: pathlib.Path) -> None:

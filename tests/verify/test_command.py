@@ -77,6 +77,51 @@ def test_once_starts_each_arm_once(verify: Verify, rows: Callable, tmp_path: pat
     assert json.loads((tmp_path / "found.json").read_text())["once"] is True
 
 
+def started(tmp_path: pathlib.Path) -> list[tuple[str, str]]:
+    found = json.loads((tmp_path / "found.json").read_text())["servers"]
+    return [(row["case"], row["arm"]) for row in found]
+
+
+@pytest.fixture
+def two_cases(verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "CASES", (CASE, dataclasses.replace(CASE, name="another")))
+
+
+def test_a_run_that_resumes_keeps_the_cases_that_are_whole(
+    two_cases: None, verify: Verify, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert verify("--once", "--resume", misbehaviour="patched=wrong tokens") == 1
+    capsys.readouterr()
+    # the first case is red in the file, and stays so, whatever its servers would do now
+    assert verify("--once", "--resume", "--case", "a_case", "--case", "another") == 1
+    assert [case for case, _ in started(tmp_path)] == ["a_case"] * 3 + ["another"] * 3
+    assert "a_case" not in capsys.readouterr().out
+    assert verify("--once", "--case", "a_case", "--case", "another") == 0
+    assert verify("--once", "--resume", "--case", "a_case", "--case", "another") == 0
+    assert len(started(tmp_path)) == 6
+
+
+def test_a_case_that_was_cut_off_is_run_again(two_cases: None, verify: Verify, tmp_path: pathlib.Path) -> None:
+    assert verify("--once", "--case", "a_case", "--case", "another") == 0
+    file = tmp_path / "found.json"
+    found = json.loads(file.read_text())
+    found["servers"][1]["ending"] = servers.NEVER_STARTED.ending
+    del found["servers"][-1]
+    file.write_text(json.dumps(found))
+    assert verify("--once", "--resume", "--case", "a_case", "--case", "another") == 0
+    assert [case for case, _ in started(tmp_path)] == ["a_case"] * 3 + ["another"] * 3
+
+
+def test_nothing_of_another_sglang_is_kept(
+    verify: Verify, here: dict[str, object], capsys: pytest.CaptureFixture
+) -> None:
+    assert verify("--once") == 0
+    here["versions"] = {"torch": "3"}
+    assert verify("--once", "--resume") == 2
+    assert "recorded with another versions" in capsys.readouterr().err
+    assert verify("--once") == 0
+
+
 def test_equal_answers_and_replays_are_green(verify: Verify, rows: Callable, capsys: pytest.CaptureFixture) -> None:
     assert verify() == 0
     found = rows()

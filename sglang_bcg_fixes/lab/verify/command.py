@@ -67,6 +67,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--once", action="store_true", help="one server of each arm, not two of patched and reference")
     command.add_argument("--jobs", type=int, metavar="N", help="servers at a time (default: by free memory, at most 4)")
     command.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write everything there")
+    command.add_argument("--resume", action="store_true", help="keep the cases that --json FILE has whole already")
     command.add_argument("--folder", type=pathlib.Path, metavar="DIR", help="keep models, logs and answers there")
     command.add_argument("--plan", action="store_true", help="print every server's command line and start none")
 
@@ -88,12 +89,16 @@ def run(options: argparse.Namespace) -> int:
                 runs += runs_of(case, order_of(case, arms, once_each), known, source, buckets, folder, alone)
         if not runs:
             raise VerifyError(f"SGLang {source.version} needs no fix that these cases show, so none can be alone")
+        kept = whole_cases(options, here, runs) if options.resume else []
+        runs = [each for each in runs if each.case.name not in {row["case"] for row in kept}]
         if options.plan:
             print_plan(runs)
             return 0
         check(here, options)
         began = time.monotonic()
-        make_models(options.python, chosen, folder)
+        chosen = [case for case in chosen if any(each.case is case for each in runs)]
+        if chosen:
+            make_models(options.python, chosen, folder)
         jobs = options.jobs or jobs_that_fit(here)
         found = serve(runs, options.python, jobs)
         more = [
@@ -110,8 +115,11 @@ def run(options: argparse.Namespace) -> int:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         how = {"quick": options.quick, "once": options.once, "jobs": jobs}
         content = as_dict(judged, here, how, time.monotonic() - began)
+        content["servers"] = [*kept, *content["servers"]]
         options.json.write_text(with_a_line_for_each_server(content))
-    return 0 if all(verdict.state == GREEN for each, _, verdict in judged if is_under_test(each, arms)) else 1
+    states = [verdict.state for each, _, verdict in judged if is_under_test(each.arm, arms)]
+    states += [row["verdict"] for row in kept if is_under_test(row["arm"], arms)]
+    return 0 if all(state == GREEN for state in states) else 1
 
 
 def installed_source(options: argparse.Namespace, here: dict[str, Any]) -> Source:
@@ -185,11 +193,11 @@ def choose_arms(options: argparse.Namespace) -> list[str]:
     return arms
 
 
-def is_under_test(each: Run, arms: Sequence[str]) -> bool:
+def is_under_test(arm: str, arms: Sequence[str]) -> bool:
     """Stock is there to show the defect, and counts only where nothing else is asked for."""
-    if each.arm in (REFERENCE, EAGER, PADDED):
+    if arm in (REFERENCE, EAGER, PADDED):
         return False
-    return each.arm != STOCK or set(arms) <= {STOCK, EAGER}
+    return arm != STOCK or set(arms) <= {STOCK, EAGER}
 
 
 def order_of(case: Case, arms: Sequence[str], once_each: bool) -> list[str]:
@@ -291,6 +299,26 @@ def check(here: dict[str, Any], options: argparse.Namespace) -> None:
             f"{here['free_gib']} GiB are free on {here['gpu']}, and a server may take {GIB_PER_SERVER}: end what runs "
             f"there, or try with --jobs 1"
         )
+
+
+def whole_cases(options: argparse.Namespace, here: dict[str, Any], runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Rows of an earlier run's file, of the cases whose servers had all come to their end."""
+    if not options.json:
+        raise VerifyError("--resume goes on with a file: name it with --json FILE")
+    if not options.json.exists():
+        return []
+    found = json.loads(options.json.read_text())
+    same = ("bcg_fixes", "commit", "sglang", "versions", "gpu", "driver")
+    if different := [name for name in same if found.get(name) != here.get(name)]:
+        raise VerifyError(
+            f"{options.json} was recorded with another {' and '.join(different)}; without --resume it is replaced, "
+            f"or name another --json FILE"
+        )
+    ended = [row for row in found["servers"] if not row["ending"].startswith(servers.INTERRUPTED)]
+    there = {(row["case"], row["arm"], row.get("fix"), row.get("number", 1)) for row in ended}
+    left = {each.case.name for each in runs if (each.case.name, each.arm, each.alone, each.number) not in there}
+    left |= {row["case"] for row in found["servers"] if row not in ended}
+    return [row for row in ended if row["case"] not in left]
 
 
 def make_models(python: str, chosen: Sequence[Case], folder: pathlib.Path, module: str = MODELS) -> None:
