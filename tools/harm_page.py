@@ -1,4 +1,4 @@
-"""docs/harm.md and its picture, made of what tests/harm has recorded."""
+"""Generate docs/harm.md and its picture from the servers recorded by tests/harm."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from tests.harm import exceptions, matrix, rules, speed  # noqa: E402
 
 RECORDED = REPOSITORY / "tests" / "harm" / "recorded"
 RELEASES = tuple((REPOSITORY / "tools" / "releases.txt").read_text().split())
-# what became of a patched server beside a stock one: a sign, a colour, and words
+# a patched server compared with a stock one: a sign, a colour, and words
 MENDED = ("+", "#43a047", "better: stock does not serve, answers wrongly or replays less")
-EQUAL = ("=", "#a5d6a7", "equal: both replay graphs, and every answer is the eager one")
-ROUNDED = ("~", "#c5e1a5", "equal: both replay graphs, whose kernels round otherwise than the eager ones")
+EQUAL = ("=", "#a5d6a7", "equal: both replay graphs, and every answer equals the eager one")
+ROUNDED = ("~", "#c5e1a5", "equal: both replay graphs, whose kernels round differently from the eager ones")
 EAGER = ("e", "#e0e0e0", "equal: SGLang makes no prefill graphs for it, and both answer eagerly")
 STOPPED = ("s", "#bdbdbd", "equal: neither serves here")
 WRONG = ("w", "#ef9a9a", "equal: the same wrong answer")
-EXCUSED = ("x", "#ffb74d", "less than stock, for a wrong answer that it prevents: see below")
+EXCUSED = ("x", "#ffb74d", "less than stock, to prevent a wrong answer: see below")
 WORSE = ("!", "#c62828", "worse off with the plugin")
-ABSENT = ("", "#ffffff", "the release does not have it, or it is not recorded there yet")
+ABSENT = ("", "#ffffff", "not in this release, or not recorded there yet")
 KINDS = (MENDED, EQUAL, ROUNDED, EAGER, STOPPED, WRONG, EXCUSED, WORSE, ABSENT)
 ROW, COLUMN, LEFT, TOP = 15, 40, 270, 70
 Row = dict[str, Any]
@@ -81,7 +81,7 @@ def page(table: Table) -> str:
     }
     lines = ["# Does the plugin do harm?", "", *introduction(table), "", "![the matrix](harm.svg)", ""]
     counted = {kind: sum(found is kind for found in kinds.values()) for kind in KINDS}
-    lines += ["| | rows | patched beside stock |", "|---|---|---|"]
+    lines += ["| | rows | patched compared with stock |", "|---|---|---|"]
     lines += [f"| `{kind[0]}` | {counted[kind]} | {kind[2]} |" for kind in KINDS if kind is not ABSENT]
     lines += ["", "| architecture | " + " | ".join(RELEASES) + " |", "|---|" + "---|" * len(RELEASES)]
     lines += [f"| {name} | " + " | ".join(kinds[name, release][0] for release in RELEASES) + " |" for name in names]
@@ -96,17 +96,17 @@ def introduction(table: Table) -> list[str]:
     codes = sorted({row["key"].split()[1] for row in rows if row["arm"] == "patched"})
     text = (
         f"{len(rows)} servers of {len([release for release in RELEASES if table[release]])} releases were started on "
-        "the CPU, with a stand-in for CUDA graphs and a tiny model of each architecture: stock, with the plugin as it "
-        "is installed, and, in the oldest and the newest release and for some architectures in all, with "
-        "`SGLANG_BCG_FIXES=off`. Each answered four batches and a decode step after each, "
-        "eagerly, then with prefill graphs, and every tensor of the answers was compared. Patched, no server may "
+        "the CPU, with a stand-in for CUDA graphs and a tiny model of each architecture: stock, with the plugin at "
+        "its defaults, and, in the oldest and newest releases (some architectures: in all), with "
+        "`SGLANG_BCG_FIXES=off`. Each answered four batches, with a decode step after each, eagerly and then with "
+        "prefill graphs, and every tensor of the answers was compared. Patched, no server may "
         "capture fewer buckets, break a graph more often, replay fewer batches or differ more from eager than stock, "
-        "unless an exception below names the wrong answer that this prevents. Switched off, it must be stock in "
-        "everything. `make test` asserts both for what was recorded, and makes a part of the rows again in each "
-        "release; `make harm` makes those again that rest on something that has changed. "
+        "unless an exception below names the wrong answer that this prevents. Switched off, it must equal stock in "
+        "everything. `make test` asserts both for the recorded rows, and repeats some of them in each "
+        "release; `make harm` repeats those whose inputs have changed. "
         f"{len(matrix.IN_EVERY_RELEASE)} architectures are recorded in every release, the others in "
         f"{', '.join(matrix.EVERY_ARCHITECTURE_IN)}. "
-        f"The patched rows are of the package's code {', '.join(codes)}."
+        f"The patched rows were recorded with package code {', '.join(codes)}."
     )
     return [textwrap.fill(text, 120, break_on_hyphens=False)]
 
@@ -137,7 +137,7 @@ def better(table: Table, kinds: dict[tuple[str, str], tuple[str, str, str]]) -> 
 
 
 def summary(row: Row) -> str:
-    """A server in a few words."""
+    """Summarise a server in a few words."""
     if "error" in row:
         return html.escape(row["error"][:120]).replace("|", "\\|")
     replayed = sum(map(rules.replays, row["batches"]))
@@ -155,12 +155,13 @@ def summary(row: Row) -> str:
 
 def time_of_steps(table: dict[str, Any]) -> list[str]:
     text = (
-        f"Microseconds of Python that the plugin adds to a step of a model of {speed.LAYERS} layers, in a warm cache: "
-        "calls in a replayed prefill and in a decode step, counted in models of two depths, times the time of one call "
-        "without what it calls of SGLang's. Without what mends each layer a prefill step may take "
-        f"{speed.PREFILL:.0f} and a decode step {speed.DECODE:.0f}; what mends a layer, {speed.LAYER:.0f} a layer. "
-        "The tests hold the recorded numbers to that. Decode ran without a CUDA graph, which takes the most calls. "
-        "Kernels are not among it, and the limit leaves out single_request_capture, which on 0.5.11 replays in the "
+        f"Microseconds of Python that the plugin adds to a step of a {speed.LAYERS}-layer model, with a warm cache: "
+        "the number of calls in a replayed prefill and in a decode step, counted in models of two depths, times the "
+        "time of one call without SGLang's own code in it. Fixes that do not run in each layer together may add "
+        f"{speed.PREFILL:.0f} to a prefill step and {speed.DECODE:.0f} to a decode step; those that do, "
+        f"{speed.LAYER:.0f} per layer. "
+        "The tests hold the recorded numbers to these limits. Decode ran without a CUDA graph, which takes the most "
+        "calls. Kernels are excluded. The limit also excludes single_request_capture, which on 0.5.11 replays in "
         "place of SGLang's own method: most of its time is the replay's."
     )
     lines = [textwrap.fill(text, 120), "", "| release | model | step | total | held to the limit | by fix |"]

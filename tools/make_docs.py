@@ -21,7 +21,7 @@ REPOSITORY = pathlib.Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
 VERDICTS = REPOSITORY / "tests" / "releases" / "verdicts.json"
 KINDS = REPOSITORY / "tests" / "releases" / "kinds_of_request.json"
-# what only a server's start decides; read in the releases' sources
+# decided only when a server starts; read in the releases' sources
 CONFIGURATIONS = """\
 | started with | 0.5.11, plugin | 0.5.12 to 0.5.13.post1 | 0.5.14 | 0.5.15, 0.5.16 | 0.5.17, 0.5.18 | from 0.5.19 |
 |---|---|---|---|---|---|---|
@@ -57,7 +57,7 @@ def fix_page(fix: Fix, verdicts: dict[str, dict[str, str]]) -> str:
         lines += [f"## {section}", "", textwrap.fill(fix.section(section), 120), ""]
     if fix.upstream:
         lines += ["## Upstream", "", *(f"- {link}" for link in fix.upstream), ""]
-    lines += ["## Ways round", "", *(f"- `{way.flags}`: {way.effect}" for way in fix.mitigations), ""]
+    lines += ["## Workarounds", "", *(f"- `{way.flags}`: {way.effect}" for way in fix.mitigations), ""]
     if not fix.mitigations:
         lines[-1:] = ["No flag of SGLang avoids it.", ""]
     if fix.patches:
@@ -74,7 +74,7 @@ def fix_page(fix: Fix, verdicts: dict[str, dict[str, str]]) -> str:
 
 
 def spans(verdicts: dict[str, str]) -> Iterator[tuple[str, str]]:
-    """Releases in a row with the same verdict."""
+    """Group consecutive releases with the same verdict."""
     for verdict, of in itertools.groupby(verdicts.items(), key=lambda item: item[1]):
         names = [name for name, _ in of]
         yield names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}", verdict
@@ -85,7 +85,7 @@ def is_ours(declared: Fix | Kernel) -> bool:
 
 
 def flags_page(fixes: list[Fix], kernels: list[Kernel]) -> str:
-    lines = ["# Flags", "", "Read from the environment, by `sglang_bcg_fixes/flags.py` alone.", ""]
+    lines = ["# Flags", "", "Flags are read from the environment, and only by `sglang_bcg_fixes/flags.py`.", ""]
     lines += ["| flag | values | default | |", "|---|---|---|---|"]
     for row in flags.table(fixes, kernels):
         values = row.values.replace("|", " \\| ")
@@ -95,8 +95,8 @@ def flags_page(fixes: list[Fix], kernels: list[Kernel]) -> str:
 
 def defects_page(fixes: list[Fix], verdicts: dict[str, dict[str, str]]) -> str:
     legend = (
-        "A: affected, l: latent (right in everything that the release ships), f: fixed, -: absent, ?: unknown. "
-        "Fixes that are `off`, and those of latent defects, wait for their flag; a guard is applied there too."
+        "A: affected, l: latent (wrong code that nothing in the release reaches), f: fixed, -: absent, ?: unknown. "
+        "Fixes that are `off`, and those of latent defects, need their flag; a guard is applied there too."
     )
     lines = ["# Defects and releases", "", legend, ""]
     lines += ["| defect | fix | " + " | ".join(verdicts) + " |", "|---|---|" + "---|" * len(verdicts)]
@@ -115,10 +115,10 @@ def kinds_page(table: dict[str, dict[str, dict[str, str]]]) -> str:
         "# What each kind of request gets from breakable prefill graphs",
         "",
         textwrap.fill(
-            "Run on the real wheels on a CPU, with a stand-in for CUDA graphs and a tiny Llama: each batch before "
-            "anything is captured and after, every tensor of the answers compared. `replays`: a graph, and the answer "
+            "Run on the real wheels on a CPU, with a stand-in for CUDA graphs and a tiny Llama: each batch runs before "
+            "and after capture, and every tensor of the answers is compared. `replays`: a graph, and the answer "
             "is equal. `eager`: no graph, and the answer is equal. `[6]` is one request of six tokens, `[3, 4]` two. "
-            "`python -m tests.releases.test_kinds_of_request` runs it again.",
+            "`python -m tests.releases.test_kinds_of_request` repeats the run.",
             120,
         ),
     ]
@@ -131,13 +131,13 @@ def kinds_page(table: dict[str, dict[str, dict[str, str]]]) -> str:
         lines.append("| | " + " | ".join(", ".join(releases) for releases, _ in columns) + " |")
         lines.append("|---|" + "---|" * len(columns))
         for case in columns[0][1]:
-            # how it is wrong is in the table of the test
+            # the test's table says how it is wrong
             cells = [cases[case].partition(":")[0].replace("wrong", "**wrong**") for _, cases in columns]
             lines.append(f"| {case} | " + " | ".join(cells) + " |")
-    lines += ["", "## Decided at the start", ""]
+    lines += ["", "## Decided at start-up", ""]
     lines += [
         textwrap.fill(
-            "Read in the sources, not run. Up to 0.5.13.post1 `--enforce-piecewise-cuda-graph`, and from 0.5.14 an "
+            "Read from the sources, not run. Up to 0.5.13.post1 `--enforce-piecewise-cuda-graph`, and from 0.5.14 an "
             "explicitly chosen prefill backend, switch off all of SGLang's rules; on 0.5.11 the plugin's own stay.",
             120,
         ),
@@ -149,7 +149,7 @@ def kinds_page(table: dict[str, dict[str, dict[str, str]]]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="change nothing, fail where a page is out of date")
+    parser.add_argument("--check", action="store_true", help="change nothing; fail if a page is out of date")
     options = parser.parse_args()
     wanted = pages()
     stray = set((DOCS / "fixes").glob("*.md")) - set(wanted)

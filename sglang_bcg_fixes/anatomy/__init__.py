@@ -1,1 +1,1 @@
-"""What SGLang looks like in each release: runners, stacks of layers, pools of graphs, its own flags."""
+"""SGLang's parts by release: graph runners, layer stacks, graph pools, its own flags."""

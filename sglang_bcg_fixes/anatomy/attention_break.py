@@ -1,4 +1,4 @@
-"""The graph break round attention, and who clears the padded rows of its output."""
+"""The graph break around attention, and the padded rows of its output."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ZEROING = (
 
 
 def padded_rows(source: Source) -> Finding:
-    """Affected where attention leaves them uninitialised."""
+    """Find whether attention leaves the padded rows uninitialised."""
     operation = source.need(
         f"{MODULE}:RadixAttention._eager_attention",
         f"{MODULE}:_unified_attention_with_output_impl",

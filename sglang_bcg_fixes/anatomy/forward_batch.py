@@ -1,4 +1,4 @@
-"""The batch of a capture or replay that is under way, and its padded rows."""
+"""The batch of the current capture or replay, and its padded rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def breakable_context() -> Any:
 
 
 def prefill_batch() -> Any:
-    """The batch of the capture or replay of a prefill graph that is under way, or None."""
+    """Return the batch of the prefill graph being captured or replayed, or None."""
     context = prefill_context()()
     return context and context.forward_batch
 
@@ -44,7 +44,7 @@ def live_backend(batch: Any) -> Any:
 
 
 def zero_behind_the_last_token(rows: Tensor) -> None:
-    """By the number that the operation itself has cut its rows by: None while some releases capture, when all count."""
+    """Zero the rows after the operation's own token count; some releases have None during capture: all rows count."""
     from sglang.srt.layers import radix_attention
 
     get_context = getattr(radix_attention, "get_tc_piecewise_forward_context", None)

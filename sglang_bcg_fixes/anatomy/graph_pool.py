@@ -1,8 +1,8 @@
-"""Which tensors of a graph break a replay needs and no CUDA graph keeps; those are kept with the graph.
+"""Keep the tensors of a graph break that a replay needs and that no CUDA graph owns.
 
-A graph's memory pool keeps what the graph's own segments made: each replay writes it anew before a break reads it, so
-its blocks may be shared with every other graph of the pool. What eager code made, a break or whatever ran before the
-capture, lies outside of the pool and has no other owner.
+A graph's memory pool keeps what the graph's own segments made: each replay rewrites it before a break reads it, so its
+blocks may be shared with every other graph of the pool. Tensors made by eager code, in a break or before the capture,
+lie outside the pool and have no other owner.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import Any
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.engine.graph_break import DECORATOR_MODULES
 
-# the one place where a break makes views of what it is given and of what it returns
+# the one place where a break makes views of its inputs and outputs
 WEAK = "_weak_ref_if_tensor"
 WEAK_PLACES = tuple(f"{module}:{WEAK}" for module in DECORATOR_MODULES)
-# by graph: the address of a storage, and a tensor that keeps it
+# for each graph: the address of a storage, and a tensor that keeps it alive
 _kept: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionary()
 _pools: weakref.WeakKeyDictionary[Any, PoolMemory] = weakref.WeakKeyDictionary()
-# of ordinary memory, and what SGLang captures with where it names no pool
+# pool id of ordinary memory, also used by SGLang's captures that name no pool
 NO_POOL = (0, 0)
 
 
 class PoolMemory:
-    """Where the allocator has put one graph pool; asked again only for an address that it has not told of.
+    """Address ranges of one graph pool; asks the allocator again only for an unknown address.
 
-    Holds for one capture. A pool that graphs use gives nothing back, and memory outside of it that has become the
-    pool's would be kept for nothing, never lost.
+    Valid for one capture. A pool that graphs use gives nothing back, and outside memory that has since become the
+    pool's would be kept needlessly, never lost.
     """
 
     def __init__(self, pool: tuple[int, int]) -> None:
@@ -38,7 +38,7 @@ class PoolMemory:
         self.segments: list[tuple[int, bool]] = []
 
     def holds(self, address: int) -> bool:
-        # each segment makes a pool of its own then
+        # each segment then makes its own pool
         if self.pool == NO_POOL:
             return False
         found = self._look_up(address)
@@ -66,7 +66,7 @@ class PoolMemory:
 
 
 def keep_what_no_pool_keeps(tensor: Any) -> None:
-    """For as long as the graph lives that is being captured."""
+    """Keep a tensor outside the pool for the lifetime of the graph being captured."""
     capture = graph_break.load("breakable_cuda_graph")._current_capture_var.get()
     if capture is None or tensor.device.type == "xpu" or not tensor.untyped_storage().nbytes():
         return

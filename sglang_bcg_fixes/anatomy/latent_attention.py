@@ -1,4 +1,4 @@
-"""Latent attention (MLA): who chooses its form, and how a choice is made as under a piecewise graph."""
+"""Latent attention (MLA): the code that chooses its form, and making it choose as under a piecewise graph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from sglang_bcg_fixes.engine import graph_break, wrappers
 
 HANDLERS = "sglang.srt.models.deepseek_common.attention_backend_handler"
-# every other backend asks one of these, or is registered under its own name and asks nobody
+# every other backend asks one of these, or is registered under its own name and asks none
 CHOOSE = {
     f"{HANDLERS}:_handle_attention_backend": (),
     f"{HANDLERS}:handle_attention_trtllm_mla": (f"{HANDLERS}:AttentionBackendRegistry._handlers['trtllm_mla']",),
@@ -38,7 +38,7 @@ def piecewise_scope() -> Any:
 
 
 def is_chosen_by(fix_id: str) -> bool:
-    """Whether capture and replay choose the absorbed form in this process."""
+    """Tell whether capture and replay choose the absorbed form in this process."""
     handlers = sys.modules.get(HANDLERS)
     choosers = [getattr(handlers, where.partition(":")[2], None) for where in CHOOSE]
     return all(fix_id in wrappers.fixes_in(chooser) for chooser in choosers)

@@ -1,4 +1,4 @@
-"""What a captured prefill hands a model's layers, and what stands in their place when it is replayed."""
+"""Inputs of a model's layers in a captured prefill, and the function that replaces the layers at replay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def captured_forward(source: Source) -> Definition:
 
 
 def replayed_forward(source: Source) -> Definition | None:
-    """What stands in the place of the layers; None where the whole model is captured."""
+    """The function that replaces the layers at replay; None where the whole model is captured."""
     if "self.layer_model.forward" not in captured_forward(source).calls:
         return None
     return source.need(

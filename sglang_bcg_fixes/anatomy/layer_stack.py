@@ -1,4 +1,4 @@
-"""Which module of a model is its stack of layers: what a prefill graph can replay for any number of requests.
+"""Find a model's stack of layers, the part that a prefill graph can replay for any number of requests.
 
 Decided by structure. Names differ from model to model: `model`, `language_model.model`, `transformer`, `thinker.model`.
 """
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 POSITIONS = ("positions", "position_ids")
 EMBEDDINGS = ("input_embeds", "inputs_embeds")
-# by name as well as by class: an lm_head or a score may be an ordinary linear layer
+# matched by name too: an lm_head or a score may be an ordinary linear layer
 TAIL_NAMES = frozenset({"lm_head", "logits_processor", "pooler", "score"})
-# not ParallelLMHead: SGLang never calls one, it only holds weights, and ChatGLM holds them beside its layers
+# not ParallelLMHead: SGLang never calls one, it only holds weights, and ChatGLM has it next to its layers
 TAIL_CLASSES = ("LogitsProcessor", "Pooler")
 
 
 class Unresolved(Exception):
-    """No module, or more than one, can be the stack of layers; says which and why."""
+    """Raised when no module, or more than one, can be the stack of layers; says which and why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class LayerStack:
 
 
 def resolve(model: Module, attention_layers: Iterable[Module | None]) -> LayerStack:
-    """The one stack that holds these attention layers; raises Unresolved."""
+    """Find the one stack that holds these attention layers; raises Unresolved."""
     wanted = {id(layer) for layer in attention_layers if layer is not None}
     if not wanted:
         raise Unresolved(f"{type(model).__name__} has no attention layers that SGLang knows of")
@@ -57,7 +57,7 @@ def resolve(model: Module, attention_layers: Iterable[Module | None]) -> LayerSt
 
 
 def carriers(modules: dict[str, Module], wanted: set[int]) -> Iterator[str]:
-    """The paths of the modules with a list of layers below which all of the wanted ones are."""
+    """Paths of the modules with a list of layers that holds all of the wanted ones."""
     from torch import nn
 
     for path, module in modules.items():
@@ -67,7 +67,7 @@ def carriers(modules: dict[str, Module], wanted: set[int]) -> Iterator[str]:
 
 
 def innermost_callable(modules: dict[str, Module], path: str) -> LayerStack:
-    """This module, or the nearest above it that takes a batch, as long as no logits are computed in it."""
+    """Return this module, or the nearest one above that takes a batch and computes no logits."""
     start = path
     while True:
         module = modules[path]
@@ -85,8 +85,8 @@ def innermost_callable(modules: dict[str, Module], path: str) -> LayerStack:
 
 
 def as_stack(path: str, module: Module) -> LayerStack | None:
-    """The module as a stack, if it can be called with input_ids, positions and forward_batch alone."""
-    # the class's own: somebody may have put a replacement on the instance
+    """Return the module as a stack, if it can be called with input_ids, positions and forward_batch alone."""
+    # the class's own: the instance may hold a replacement
     parameters = inspect.signature(type(module).forward).parameters
     needed = {
         parameter.name
@@ -95,7 +95,7 @@ def as_stack(path: str, module: Module) -> LayerStack | None:
         and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
     }
     positions = next((name for name in POSITIONS if name in parameters), None)
-    # DeepSeek-V4's have no default: a batch of tokens has None
+    # DeepSeek-V4's have no default: for a batch of tokens they are None
     embeddings = next((name for name in EMBEDDINGS if name in needed), None)
     if positions is None or not {"input_ids", "forward_batch"} <= set(parameters):
         return None
@@ -105,7 +105,7 @@ def as_stack(path: str, module: Module) -> LayerStack | None:
 
 
 def tail_parts(module: Module) -> Iterator[str]:
-    """What turns hidden states into logits or pooled vectors, which depends on the number of requests."""
+    """Parts that turn hidden states into logits or pooled vectors, and so depend on the number of requests."""
     for path, part in module.named_modules():
         if path.rpartition(".")[2] in TAIL_NAMES or type(part).__name__.endswith(TAIL_CLASSES):
             yield path

@@ -1,4 +1,4 @@
-"""Where SGLang's runners of CUDA graphs live, in older and in newer releases; a release has one of a kind or none."""
+"""Locations of SGLang's CUDA graph runners in older and newer releases; a release has at most one of a kind."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ OLD_DECODE = f"{EXECUTOR}.cuda_graph_runner:CudaGraphRunner"
 DECODE = f"{EXECUTOR}.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner"
 DRAFT = f"{SPECULATIVE}.eagle_draft_cuda_graph_runner:EAGLEDraftCudaGraphRunner"
 DRAFT_EXTEND = f"{SPECULATIVE}.eagle_draft_extend_cuda_graph_runner:EAGLEDraftExtendCudaGraphRunner"
-# asked before each replay of a prefill, and refuses some
+# called before each prefill replay; may refuse it
 MAY_REPLAY = (f"{OLD_PREFILL}.can_run", f"{PREFILL}.can_run_graph")
-# the older place first
+# older location first
 BY_PHASE = {
     "prefill": (OLD_PREFILL, PREFILL),
     "decode": (OLD_DECODE, DECODE),
@@ -25,6 +25,6 @@ BY_PHASE = {
 
 
 def makes_breakable_graphs(runner: Any) -> bool:
-    """Whether this prefill runner does: later ones make other kinds too, which have no breaks, by a backend."""
+    """Check this prefill runner's backend: later releases also have kinds of graphs without breaks."""
     backend = getattr(runner, "backend", None)
     return backend is None or type(backend).__name__ == "BreakableCudaGraphBackend"

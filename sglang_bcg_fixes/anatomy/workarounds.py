@@ -1,20 +1,20 @@
-"""Ways round the defects with SGLang's own flags, shared by the fixes that need the same one."""
+"""Workarounds by SGLang's own flags, shared by the fixes that need the same one."""
 
 from __future__ import annotations
 
 from sglang_bcg_fixes.model import Mitigation
 
-# where a release knows both names the newer one comes first: the older is deprecated there
+# newer name first: a release that knows both has deprecated the older
 PREFILL_GRAPHS_OFF = (
     Mitigation(
         flags="--cuda-graph-backend-prefill disabled",
         option="--cuda-graph-backend-prefill",
-        effect="prefill runs eagerly: right, and slower on short prompts",
+        effect="prefill runs eagerly: correct, slower on short prompts",
     ),
     Mitigation(
         flags="(leave out) --enable-breakable-cuda-graph",
         option="--enable-breakable-cuda-graph",
-        effect="releases without --cuda-graph-backend-prefill make breakable graphs only where they are asked to",
+        effect="releases without --cuda-graph-backend-prefill make breakable graphs only when asked to",
     ),
 )
 
@@ -22,12 +22,12 @@ DECODE_GRAPHS_OFF = (
     Mitigation(
         flags="--cuda-graph-backend-decode disabled",
         option="--cuda-graph-backend-decode",
-        effect="decode and target verification run eagerly: right, and slower",
+        effect="decode and target verification run eagerly: correct, slower",
     ),
     Mitigation(
         flags="--disable-cuda-graph",
         option="--disable-cuda-graph",
-        effect="decode and target verification run eagerly: right, and slower",
+        effect="decode and target verification run eagerly: correct, slower",
     ),
 )
 
@@ -35,7 +35,7 @@ DECODE_PADDING_OFF = (
     Mitigation(
         flags="--disable-cuda-graph-padding",
         option="--disable-cuda-graph-padding",
-        effect="decode uses a graph only where one of exactly that batch size was captured, and is eager otherwise",
+        effect="decode uses a graph only if one of exactly that batch size was captured, else it is eager",
     ),
 )
 
@@ -64,7 +64,7 @@ FEWER_PREFILL_GRAPHS = (
     Mitigation(
         flags="--piecewise-cuda-graph-tokens 512 1024 2048 (few sizes), or (leave out) --enable-breakable-cuda-graph",
         option="--piecewise-cuda-graph-tokens",
-        effect="one hidden-state tensor is kept for each size, so few sizes keep little memory",
+        effect="one hidden-state tensor is kept per size, so few sizes use little memory",
     ),
 )
 
@@ -88,6 +88,6 @@ ONE_BRANCH_OF_DRAFTS = (
     Mitigation(
         flags="--speculative-eagle-topk 1",
         option="--speculative-eagle-topk",
-        effect="drafts are one chain, which needs no table of its own",
+        effect="drafts form one chain, which needs no separate table",
     ),
 )

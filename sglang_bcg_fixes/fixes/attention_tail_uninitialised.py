@@ -1,11 +1,11 @@
 """Attention leaves the padded rows of its output uninitialised
 
-Symptom: NaN or garbage that comes and goes, in models whose later layers look at all rows of the padded batch: expert
-routing, quantisation scales, collectives.
-Cause: A bucket is larger than the batch, attention computes the real rows only, and its output was made by torch.empty
-in the captured graph. Nothing writes the rows behind the last token.
-Change: The attention break zeroes those rows behind itself. Piecewise graphs are left as they are; the break of their
-own that sparse DeepSeek models have on 0.5.15 is fused_mla_tail_uninitialised.
+Symptom: Intermittent NaN or garbage in models whose later layers read every row of the padded batch: expert routing,
+quantisation scales, collectives.
+Cause: A bucket is larger than the batch, attention computes the real rows only, and the captured graph allocates its
+output with torch.empty. Nothing writes the rows after the last token.
+Change: The attention break zeroes those rows when it has run. Piecewise graphs are left as they are; sparse DeepSeek
+models have a break of their own on 0.5.15, which fused_mla_tail_uninitialised patches.
 Remove when: No release before 0.5.16 has to be served.
 """
 

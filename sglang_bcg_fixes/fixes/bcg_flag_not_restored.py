@@ -1,10 +1,10 @@
-"""Leaving a breakable graph scope ends the scope around it too
+"""Leaving a breakable graph scope also ends the scope around it
 
-Symptom: None seen in a released SGLang, where such scopes are not nested. Code that nests them would take the paths for
-ordinary execution in the rest of the outer scope: capture without graph breaks.
-Cause: enable_breakable_cuda_graph sets its flag to False on the way out, and not to what it was on the way in.
-Change: The flag is put back to what it was. Latent, because no released SGLang nests these scopes: applied
-only with SGLANG_BCG_FIX_BCG_FLAG_NOT_RESTORED=on, for code of yours that does.
+Symptom: None seen in a released SGLang, which does not nest these scopes. Code that nests them would take the ordinary
+code paths in the rest of the outer scope: capture without graph breaks.
+Cause: On exit enable_breakable_cuda_graph sets its flag to False instead of restoring the previous value.
+Change: The flag is restored to its previous value. Latent, because no released SGLang nests these scopes: applied only
+with SGLANG_BCG_FIX_BCG_FLAG_NOT_RESTORED=on, for code of yours that does.
 Remove when: Every release that has to be served restores the flag.
 """
 

@@ -1,14 +1,16 @@
-"""A graph break replays with inputs whose memory may belong to somebody else
+"""A graph break replays with inputs whose memory may belong to another tensor
 
 Symptom: Wrong greedy output, NaN or "illegal memory access" in prefill with breakable CUDA graphs on, often only after
 many requests or after smaller buckets were captured; nothing in the log.
-Cause: eager_on_graph keeps the arguments of a break as weak views, in the belief that the graphs' shared memory pool
-keeps them. The pool stays alive, but its blocks are handed out again, and a tensor that eager code made, a break or
-what ran before the capture, belongs to no pool at all: it is freed, and replays read what has taken its place.
-Change: What lies outside of the graphs' pool is kept with the graph. What a segment of the same graph writes is left
-weak, as SGLang has it: each replay writes it anew before a break reads it, so sharing its memory is right, and keeping
-it, as upstream's open change does, would cost 66 GiB for 36 layers of Qwen3-8B's attention instead of 0.3
-(benchmarks/break_lifetimes.py has both as cases). The attention breaks of released models are given nothing else.
+Cause: eager_on_graph keeps the arguments of a break as weak views, on the assumption that the graphs' shared memory
+pool keeps them. The pool stays alive, but its blocks are handed out again. A tensor made by eager code (a break, or
+code that ran before the capture) belongs to no pool at all: it is freed, and replays read whatever now occupies its
+memory.
+Change: Tensors outside the graphs' pool are kept alive with the graph. Those that a segment of the same graph writes
+stay weak, as in SGLang: each replay rewrites them before a break reads them, so sharing their memory is right. Keeping
+them too, as upstream's open change does, would cost 66 GiB for 36 layers of Qwen3-8B's attention instead of 0.3
+(benchmarks/break_lifetimes.py has both as cases). The attention breaks of released models receive nothing but tensors
+that a segment writes.
 Remove when: Every release that has to be served keeps the inputs of a break alive.
 """
 

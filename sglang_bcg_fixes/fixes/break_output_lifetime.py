@@ -1,12 +1,13 @@
-"""A graph break writes its output into memory that may belong to somebody else
+"""A graph break writes its output into memory that may belong to another tensor
 
 Symptom: Wrong greedy output, NaN or "illegal memory access" in prefill with breakable CUDA graphs on; nothing in the
 log.
-Cause: eager_on_graph keeps the output of a break as a weak view. The tensor was made by eager code, so no graph holds
-its memory: it is freed after capture, and every replay copies the new output into what has taken its place, while the
-next segment reads from there.
-Change: The output is kept with the graph, unless it lies in the graphs' pool, which keeps it. SGLang makes the weak
-views of inputs and outputs with one function, so this fix and break_input_lifetime each do for both in these releases.
+Cause: eager_on_graph keeps the output of a break as a weak view. Eager code made the tensor, so no graph owns its
+memory: it is freed after capture, and every replay copies the new output into whatever now occupies that memory, where
+the next segment reads it.
+Change: The output is kept alive with the graph, unless it lies in the graphs' pool, which keeps it. SGLang makes the
+weak views of inputs and outputs with one function, so on these releases this fix and break_input_lifetime each cover
+both.
 Remove when: No release before 0.5.16 has to be served.
 """
 

@@ -1,11 +1,11 @@
-"""The attention break hands the backend padded positions beside narrowed slots
+"""The attention break passes the backend padded positions next to narrowed slots
 
 Symptom: With --dcp-size above 1 and the Triton backend, a prefill that does not fill its graph leaves wrong keys and
-values: every rank stores every token, several of them in one slot, and what follows is answered wrongly. On 0.5.15 with
-default prefill graphs; later releases turn them off for --dcp-size unless they are asked for.
-Cause: The break narrows queries, keys, values and slots to the real tokens, but not the positions. Where their number
-is not that of the slots, the backend takes a mask of its own tokens from the batch instead, and the batch of a replay
-has none.
+values: every rank stores every token, several of them in one slot, and later answers are wrong. On 0.5.15 with default
+prefill graphs; later releases turn them off for --dcp-size unless they are asked for.
+Cause: The break narrows queries, keys, values and slots to the real tokens, but not the positions. When the number of
+positions differs from the number of slots, the backend falls back to a mask of its own tokens in the batch, and the
+batch of a replay has none.
 Change: Within the break the batch has the positions of the real tokens, as in SGLang itself from 0.5.18.
 Remove when: No release before 0.5.18 has to be served.
 """

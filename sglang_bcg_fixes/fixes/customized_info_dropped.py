@@ -1,12 +1,12 @@
 """A replayed prefill drops what a model adds to its answer
 
-Symptom: With a model that fills in customized_info (SGLang's own do not: plugins' and private ones), meta_info has one
-entry less than there are tokens, and each entry stands beside the token before its own; or there is none at all for a
-request that only prefills. Eagerly, and in decode, it is there.
-Cause: Behind a replay the runner makes a new answer of the parts it knows, to cut the padding off. The runner of decode
-graphs knows this part, the one of prefill graphs does not.
-Change: The new answer is given the customized_info of the one that it was made of. With 0.5.11's graphs, which hold the
-whole model, no Python runs at a replay that could make it; single_request_capture changes that, and keeps it.
+Symptom: With a model that fills in customized_info (SGLang's own models do not; plugins' and private ones may),
+meta_info has one entry fewer than there are tokens, and each entry is paired with the token before its own. A request
+that only prefills gets none at all. Eager prefill and decode are right.
+Cause: After a replay the runner builds a new answer from the fields it knows, to cut off the padding. The decode graph
+runner knows this field, the prefill graph runner does not.
+Change: The new answer takes the customized_info of the one it was built from. On 0.5.11 the graphs hold the whole
+model, so no Python runs at a replay that could make it; single_request_capture changes that, and keeps it.
 Remove when: No release before 0.5.21 has to be served.
 """
 
@@ -52,7 +52,7 @@ def keep_when_trimming(original: Callable[..., Any], self: Any, output: Any) -> 
 
 
 def keep_when_replaying(original: Callable[..., Any], self: Any, forward_batch: Any, **kwargs: Any) -> Any:
-    # a compiler would see another function in the place of forward, and compile the model again
+    # a compiler would see another function in place of forward, and recompile the model
     if self.layer_model is None:
         return original(self, forward_batch, **kwargs)
     model, answers = self.model_runner.model, []

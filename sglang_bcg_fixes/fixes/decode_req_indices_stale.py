@@ -1,10 +1,10 @@
 """Padded rows of a decode graph point at the rows of former requests
 
 Symptom: None seen by itself: with ordinary and latent attention the padded rows only read what they should not, and
-their output is thrown away. Anything that writes through these indices would write into a stranger's rows.
-Cause: When a batch is padded to a captured size, seq_lens and out_cache_loc are reset and req_pool_indices is not, so
+their output is discarded. Anything that writes through these indices would write into another request's rows.
+Cause: When a batch is padded to a captured size, seq_lens and out_cache_loc are reset but req_pool_indices is not, so
 its last entries are those of an earlier, larger batch.
-Change: Before a padded batch is filled in, the indices of its padded rows are set to 0, which is nobody's row.
+Change: Before a padded batch is filled in, the indices of its padded rows are set to 0, a row that no request owns.
 Remove when: No release before 0.5.13 has to be served.
 """
 

@@ -1,10 +1,9 @@
-"""Prefill graphs under DP attention read token counts from memory that was given back
+"""Prefill graphs under DP attention read token counts from freed memory
 
-Symptom: With --enable-dp-attention, wrong answers that come and go, or "illegal memory access", once other work has
-been given that memory. It takes a choice, --cuda-graph-backend-prefill breakable: by default DP attention turns
-breakable prefill graphs off.
-Cause: Capture makes a tensor of how many tokens each rank has. Where ranks gather and scatter, the graph computes from
-it which rows are its own, at every replay anew; but nothing holds that tensor once the capture is over.
+Symptom: With --enable-dp-attention, intermittent wrong answers or "illegal memory access", once that memory has been
+reused. Only with --cuda-graph-backend-prefill breakable: by default DP attention turns breakable prefill graphs off.
+Cause: Capture makes a tensor of each rank's token count. Where ranks gather and scatter, every replay of the graph
+computes from it which rows are its own; but nothing holds that tensor once the capture is over.
 Change: The runner keeps the batch that each graph was captured with, as SGLang itself does from 0.5.17.
 Remove when: No release before 0.5.17 has to be served.
 """

@@ -4,13 +4,12 @@ Symptom: EAGLE, EAGLE3 and STANDALONE with the Triton attention backend accept f
 answers stay right, speed is lost, nothing is in the log. With topk 1 the accept length is as it should be without CUDA
 graphs. With topk above 1, or with the overlap schedule off, it is too low without them too.
 Cause: seq_lens is prefix plus new tokens. The graph path of the Triton backend lists the cache slots of all of them as
-prefix, and the extend kernel is handed the keys and values of the new tokens once more, without the causal mask between
-the two. The worker for topk above 1 meets the same in eager mode; in graphs the backend also takes its rows for equally
-long, while they lie one after the other, each as long as what was accepted. FlashAttention is right in every release:
-there seq_lens is what its kernel wants.
-Change: In capture, in replay and in that worker's eager step the backend is handed the prefix alone, seq_lens less the
-new tokens, and its rows are laid out by their lengths. Eager steps with topk 1 and every other mode are left as they
-are.
+prefix, and the extend kernel gets the keys and values of the new tokens a second time, with no causal mask between the
+two. The worker for topk above 1 has the same defect in eager mode; in graphs the backend also assumes rows of equal
+length, while they lie one after the other, each as long as what was accepted. FlashAttention is right in every release:
+its kernel expects this seq_lens.
+Change: In capture, in replay and in that worker's eager step the backend gets the prefix alone, seq_lens minus the new
+tokens, and its rows are laid out by their lengths. Eager steps with topk 1 and every other mode are left as they are.
 Remove when: No release before 0.5.13 has to be served.
 """
 
@@ -37,7 +36,7 @@ RUNNERS = (
     f"{DRAFT_EXTEND}.replay",
     f"{SPECULATIVE}.multi_layer_eagle_draft_extend_cuda_graph_runner:MultiLayerEagleDraftExtendCudaGraphRunner.replay",
 )
-# of the worker for topk above 1
+# the worker for topk above 1
 POSITIONS = f"{SPECULATIVE}.spec_utils:create_extend_after_decode_spec_info"
 
 
@@ -61,18 +60,18 @@ def probe(source: Source) -> Finding:
 
 
 def prefix_of(seq_lens: Tensor, new: Tensor) -> Tensor:
-    """Padded rows have a length of 1 and are full of new tokens: they have no prefix."""
+    """Prefix of each row, at least 0: padded rows have a length of 1 and are full of new tokens."""
     return (seq_lens - new.to(seq_lens.dtype)).clamp_(min=0)
 
 
 def new_tokens(spec_info: Any, seq_lens: Tensor, width: int) -> Tensor:
-    """How many each row has: SGLang's runners note it before a replay, and capture with full rows."""
+    """Count each row's new tokens: SGLang's runners note it before a replay, and capture with full rows."""
     noted = getattr(spec_info, "extend_seq_lens_tensor", None)
     return seq_lens.new_full(seq_lens.shape, width) if noted is None else noted[: len(seq_lens)]
 
 
 def lay_out_rows(backend: Any, new: Tensor) -> None:
-    """One behind the other, where the captured kernels read it."""
+    """Lay rows one after the other, where the captured kernels read the layout."""
     backend.qo_indptr[1 : len(new) + 1] = new.cumsum(0)
 
 
@@ -94,7 +93,7 @@ def capture_prefix_alone(
     prefix = prefix_of(seq_lens[:bs], new)
     original(self, bs, num_tokens, req_pool_indices, prefix, encoder_lens, forward_mode, spec_info)
     lay_out_rows(self, new)
-    # the later layers of a multi-layer draft model have longer rows than the backend knows of
+    # later layers of a multi-layer draft model have longer rows than the backend knows of
     self.forward_metadata.max_extend_len = width
 
 
@@ -119,7 +118,7 @@ def replay_prefix_alone(
 
 
 def eager_prefix_alone(original: Callable[..., None], self: Any, forward_batch: Any) -> None:
-    """With topk 1 the mode is DRAFT_EXTEND_V2, and the backend goes by extend_prefix_lens."""
+    """Pass the prefix alone; with topk 1 the mode is DRAFT_EXTEND_V2, which goes by extend_prefix_lens."""
     if not forward_batch.forward_mode.is_draft_extend():
         return original(self, forward_batch)
     whole = forward_batch.seq_lens
@@ -141,7 +140,7 @@ def zero_rows_of_nobody(
     *rest: Any,
     **named: Any,
 ) -> Tensor:
-    """Where fewer tokens were accepted than a graph has rows, the last rows of its output are written by nothing."""
+    """Zero the last rows of a graph's output, which nothing writes when fewer tokens were accepted."""
     import torch
 
     output = original(self, q, k, v, layer, forward_batch, *rest, **named)

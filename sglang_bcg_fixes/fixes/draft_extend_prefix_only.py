@@ -1,14 +1,15 @@
 """A draft worker that passes the prefix alone gets too short a cache extent
 
-Symptom: None with the workers that SGLang ships. With a worker of another origin, a build from main among them, few
-draft tokens are accepted although the same draft model does well elsewhere: its new tokens do not attend to each other.
+Symptom: None with the workers that SGLang ships. With another worker, such as one of a build from main, few draft
+tokens are accepted although the same draft model does well elsewhere: its new tokens do not attend to each other.
 Cause: In the draft model's extend step seq_lens is prefix plus new tokens, by convention alone; the attention backends
-take it as it is given. Every caller in every release keeps to that. A worker that passes the prefix gets an extent that
-ends before its new tokens; in the Triton backend's graphs, which take the new tokens off, it loses that many again.
+use it as passed. Every caller in every release follows the convention. A worker that passes the prefix gets an extent
+that ends before its new tokens; the Triton backend's graphs, which subtract the new tokens, shorten it by that many
+again.
 Change: Only with SGLANG_BCG_FIX_DRAFT_EXTEND_PREFIX_ONLY=on. Where seq_lens equals extend_prefix_lens the new tokens
-are added to it for the time of the call: in the eager step, in the runners that fill a graph's buffers, and in the
-backends' graph methods from 0.5.13 on, which are handed a batch. A length that counts its new tokens never equals its
-prefix and is left as it is, so that nothing is counted twice. No flag of SGLang goes round it.
+are added to it for the duration of the call: in the eager step, in the runners that fill a graph's buffers, and from
+0.5.13 in the backends' graph methods, which receive a batch. A length that counts its new tokens never equals its
+prefix and is left as it is, so nothing is counted twice. No flag of SGLang avoids it.
 Remove when: No worker that passes the prefix alone has to be served.
 """
 
@@ -32,14 +33,14 @@ FLASH = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionBacken
 TRITON = "sglang.srt.layers.attention.triton_backend:TritonAttnBackend"
 MULTI = "sglang.srt.speculative.multi_layer_eagle_draft_extend_cuda_graph_runner:MultiLayerEagle"
 EAGER = f"{FLASH}.init_forward_metadata"
-# what fills the buffers of a captured graph, in the order in which one took over from the other
+# methods that fill a captured graph's buffers, oldest first
 SINGLE_FILLS = (f"{DRAFT_EXTEND}.execute", f"{DRAFT_EXTEND}.replay")
 MULTI_FILLS = (
     f"{MULTI}MultiStepDraftExtendCudaGraphRunner.prepare",
     f"{MULTI}DraftExtendCudaGraphRunner.execute",
     f"{MULTI}DraftExtendCudaGraphRunner.replay",
 )
-# only in later releases; before, the backends' graph methods are handed lengths without a prefix to compare them with
+# later releases only: before, the backends' graph methods get lengths without a prefix to compare with
 AROUND_GRAPHS = (f"{FLASH}.init_forward_metadata_out_graph", f"{TRITON}.init_forward_metadata_out_graph")
 IN_GRAPH = f"{FLASH}.init_forward_metadata_in_graph"
 
@@ -51,7 +52,7 @@ def probe(source: Source) -> Finding:
     graph = [method for where in (*AROUND_GRAPHS, IN_GRAPH) if (method := source.find(where))]
     read = (eager.header, single, multi.header, *(method.header for method in graph))
     if eager.mentions("seqlens_in_batch = forward_batch.seq_lens\n") and single.mentions("forward_batch.seq_lens"):
-        return latent("seq_lens is taken as it is given, which is right for every caller in this source", *read)
+        return latent("seq_lens is used as passed, which is right for every caller in this source", *read)
     return unknown("the extent is computed in a way that no known release does", *read)
 
 
@@ -65,14 +66,14 @@ def count_new_tokens(original: Callable[..., Any], self: Any, forward_batch: Any
 
 
 def count_new_tokens_in_graph(original: Callable[..., None], self: Any, forward_batch: Any) -> None:
-    """Recorded into the graph, which has no use for lengths on the host."""
+    """Add the new tokens inside the graph, which has no use for lengths on the host."""
     with lengths(forward_batch, whole_lengths(forward_batch)):
         original(self, forward_batch)
 
 
 @contextlib.contextmanager
 def lengths(batch: Any, whole: dict[str, Any]) -> Iterator[None]:
-    """For the time of one call: the caller may go on with what it passed."""
+    """Replace lengths for one call: the caller may go on with those that it passed."""
     passed = {name: getattr(batch, name) for name in whole}
     try:
         for name, value in whole.items():
@@ -84,7 +85,7 @@ def lengths(batch: Any, whole: dict[str, Any]) -> Iterator[None]:
 
 
 def whole_lengths(batch: Any) -> dict[str, Any]:
-    """Under the batch's name for them; nothing in other modes, and nothing without a prefix to compare with."""
+    """Full lengths under the batch's field names; empty in other modes, or without a prefix to compare with."""
     prefix, new = getattr(batch, "extend_prefix_lens", None), getattr(batch, "extend_seq_lens", None)
     if prefix is None or new is None or not batch.forward_mode.is_draft_extend_v2():
         return {}
@@ -109,7 +110,7 @@ def whole_lengths_on_host(batch: Any) -> dict[str, Any]:
 
 
 def with_new_tokens(lengths: Tensor, prefix: Tensor, new: Tensor) -> Tensor:
-    """Added where a row ends with its prefix; a graph's buffers may have more rows than the batch."""
+    """Add new tokens to rows that end with their prefix; a graph's buffers may have more rows than the batch."""
     rows = len(prefix)
     whole = lengths.clone()
     whole[:rows] += (lengths[:rows] == prefix) * new[:rows]
@@ -118,7 +119,7 @@ def with_new_tokens(lengths: Tensor, prefix: Tensor, new: Tensor) -> Tensor:
 
 @functools.cache
 def warn(message: str) -> None:
-    """Once in a process: every step would say the same."""
+    """Warn once per process: every step would say the same."""
     logger.warning(message)
 
 

@@ -1,13 +1,13 @@
 """Images do not reach the replayed prefill of a draft model
 
-Symptom: With EAGLE3 speculation and a multimodal model, drafts for prompts with images are accepted less often; the
-answers stay right, they come slower. From 0.5.17 with default flags, where the model is one of those that keep prefill
-graphs (Qwen3.5, Kimi-K2.5 from 0.5.18); before, where the breakable backend is chosen explicitly.
-Cause: A draft's layers take the target's embeddings of images from the batch. They are captured with a batch that has
-none, so that the graph looks up the ids.
-Change: Only with SGLANG_BCG_FIX_DRAFT_IMAGES_DROPPED=on, for nothing is answered wrongly without it. A draft whose
-graph has no buffer for embeddings prefills batches with images without it. Under DP attention, where all ranks must
-decide alike and none knows of the others' images, nothing is changed.
+Symptom: With EAGLE3 speculation and a multimodal model, drafts for prompts with images are accepted less often; answers
+stay right but come more slowly. From 0.5.17 with default flags, for the models that keep prefill graphs (Qwen3.5,
+Kimi-K2.5 from 0.5.18); before, only where the breakable backend is chosen explicitly.
+Cause: A draft's layers take the target's image embeddings from the batch. They are captured with a batch that has none,
+so the graph looks up the token ids.
+Change: Only with SGLANG_BCG_FIX_DRAFT_IMAGES_DROPPED=on, because nothing is answered wrongly without it. A draft whose
+graph has no buffer for embeddings runs batches with images eagerly. Under DP attention nothing is changed: all ranks
+must decide alike, and none knows of the others' images.
 Remove when: No release before 0.5.22 has to be served.
 """
 
@@ -32,14 +32,16 @@ def probe(source: Source) -> Finding:
     if not allot.mentions(f"self.{STATES}"):
         return absent("drafts get no prefill graph", allot)
     if source.find(f"{PREFILL}._use_draft_input_embeds"):
-        return fixed("the graph of an EAGLE3 draft is given embeddings", allot)
+        return fixed("an EAGLE3 draft's graph receives embeddings", allot)
     if "contains_mm_inputs" not in gate.text:
-        return affected("drafts are captured looking up the ids, and batches with images are replayed", allot, gate)
-    return unknown("images of a draft are treated in a way that no known release does", allot, gate)
+        return affected(
+            "drafts are captured looking up the token ids, and batches with images are replayed", allot, gate
+        )
+    return unknown("a draft's images are handled in a way that no known release does", allot, gate)
 
 
 def refuse_images(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
-    # only the breakable graphs of a draft have a buffer for the target's states
+    # only a draft's breakable graphs have a buffer for the target's states
     looks_up = getattr(self, STATES, None) is not None and not self.buffer_registry.has_slot(BUFFER)
     if looks_up and forward_batch.global_num_tokens_cpu is None and forward_batch.contains_mm_inputs():
         return False

@@ -1,15 +1,14 @@
 """A replayed draft prefill drops the hidden states of the target
 
-Symptom: With NEXTN (EAGLE) speculation the drafts of Qwen3-Next, of Qwen3's and EXAONE's mixtures of experts and of
-text-only Qwen3.5 are accepted less often, with default flags. The answers stay right, they come slower; nothing in the
-log.
-Cause: Such a draft model joins each token's embedding with the target's hidden state, and hands the result to its
-layers as embeddings. The prefill runner has a buffer for embeddings of multimodal models and of EAGLE3 only. Without
-one, the draft's layers are captured looking up the token ids, and a replay drops what it is handed: the draft's cache
-of a prompt knows nothing of the target. To 0.5.18 a rule for something else left these drafts without a graph.
+Symptom: With NEXTN (EAGLE) speculation and default flags, the drafts of Qwen3-Next, of Qwen3's and EXAONE's mixtures of
+experts and of text-only Qwen3.5 are accepted less often. Answers stay right but come more slowly; nothing in the log.
+Cause: Such a draft model joins each token's embedding with the target's hidden state, and passes the result to its
+layers as embeddings. The prefill runner has an embeddings buffer for multimodal models and EAGLE3 only. Without one,
+the draft's layers are captured looking up the token ids, and a replay drops the embeddings that it is passed: the
+draft's cache of a prompt knows nothing of the target. Up to 0.5.18 an unrelated rule left these drafts without a graph.
 Change: Only with SGLANG_BCG_FIX_DRAFT_STATES_DROPPED=on, until it has been measured on a GPU: nothing is answered
-wrongly without it. Before anything is captured, the draft's forward is asked once what it hands its layers. Where that
-is embeddings and the runner has no buffer for them, it gets one; SGLang's own capture and replay then use it.
+wrongly without it. Before capture, the draft's forward is run once to see what it passes to its layers. If that is
+embeddings and the runner has no buffer for them, it gets one; SGLang's own capture and replay then use it.
 Remove when: Every release that has to be served gives these drafts that buffer.
 """
 
@@ -33,7 +32,7 @@ BUFFER = "input_embeds"
 
 
 class Handed(Exception):
-    """Leaves a model's forward where it calls its layers, with what it calls them with."""
+    """Raised to leave a model's forward where it calls its layers; carries the call's arguments."""
 
     def __init__(self, arguments: inspect.BoundArguments) -> None:
         self.arguments = arguments
@@ -56,11 +55,11 @@ def probe(source: Source) -> Finding:
     if runner.mentions("self.static_draft_hidden_states") and (for_eagle3 or not runner.mentions("register_input")):
         others = " or EAGLE3" if for_eagle3 else ""
         return affected(f"a draft that is not multimodal{others} has no buffer for embeddings", runner, rule)
-    return unknown("buffers for embeddings are allotted in a way that no known release does", runner, rule)
+    return unknown("embedding buffers are allocated in a way that no known release does", runner, rule)
 
 
 def give_the_draft_a_buffer(self: Any) -> None:
-    # other than the breakable graphs of a draft have no buffer for the target's states
+    # only a draft's breakable graphs have a buffer for the target's states
     if self.static_draft_hidden_states is None or self.buffer_registry.has_slot(BUFFER):
         return
     handed = handed_to_the_layers(self)
@@ -82,7 +81,7 @@ def give_the_draft_a_buffer(self: Any) -> None:
 
 
 def handed_to_the_layers(runner: Any) -> tuple[int, Tensor] | None:
-    """The embeddings that the model's forward hands its layers, and their place among the arguments."""
+    """Embeddings that the model's forward passes to its layers, and their position among the arguments."""
     import torch
 
     layers, model = runner.layer_model, runner.model_runner.model

@@ -1,12 +1,12 @@
-"""The draft's table of pages is written past its width
+"""The draft's page table is written past its width
 
 Symptom: The server stops with a device-side assert, "index out of bounds", or "illegal memory access": EAGLE with topk
 above 1 on FlashAttention, CUDA graphs, and pages so small that the drafts of one branch need more than two of them,
 such as --page-size 2 with 4 steps.
-Cause: Each step of the draft has a graph with a table as wide as the tokens so far and one page more, but the pages of
-all steps are put into it, those of tokens that are not drafted yet too.
-Change: Only the slots of the tokens so far are handed on. In eager passes the table has room for all of them, and what
-is left out there is not read.
+Cause: Each draft step has a graph whose table is as wide as the tokens so far plus one page, but the pages of all steps
+are written into it, including those of tokens not drafted yet.
+Change: Only the slots of the tokens so far are passed on. In eager passes the table has room for all of them, and the
+entries left out are not read there.
 Remove when: No release before 0.5.13 has to be served.
 """
 
@@ -30,9 +30,9 @@ def probe(source: Source) -> Finding:
     replay = source.need(f"{BACKEND}._apply_cuda_graph_metadata", f"{BACKEND}.init_forward_metadata_replay_cuda_graph")
     slots = replay.need_assignment_to("cache_loc")
     if replay.mentions("cache_loc = cache_loc[:, :decode_length]"):
-        return fixed("a replay hands on the slots of the tokens so far", fill, slots)
+        return fixed("a replay passes on the slots of the tokens so far", fill, slots)
     if replay.mentions("cache_loc=cache_loc,"):
-        return affected("a replay hands on the slots of all steps", fill, slots)
+        return affected("a replay passes on the slots of all steps", fill, slots)
     return unknown("a replay fills the table in a way that no known release does", fill, slots)
 
 

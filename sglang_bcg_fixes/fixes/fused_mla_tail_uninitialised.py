@@ -1,11 +1,11 @@
 """Sparse DeepSeek models leave the padded rows of their attention uninitialised
 
-Symptom: NaN or garbage that comes and goes in DeepSeek-V3.2, GLM-5 and other models with sparse latent attention, whose
-later layers look at all rows of the padded batch: expert routing, quantisation scales, collectives. It takes a choice,
+Symptom: Intermittent NaN or garbage in DeepSeek-V3.2, GLM-5 and other models with sparse latent attention, whose later
+layers read every row of the padded batch: expert routing, quantisation scales, collectives. Only with
 --cuda-graph-backend-prefill breakable: by default latent attention turns prefill graphs off.
 Cause: These models have a break of their own, which multiplies by w_kc and then attends. Attention computes the real
-rows only, and its output was made by new_empty in the captured graph. Nothing writes the rows behind the last token.
-Change: That break zeroes those rows behind itself, as attention_tail_uninitialised does for ordinary attention.
+rows only, and the captured graph allocates its output with new_empty. Nothing writes the rows after the last token.
+Change: That break zeroes those rows when it has run, as attention_tail_uninitialised does for ordinary attention.
 Remove when: No release before 0.5.16 has to be served.
 """
 

@@ -1,10 +1,9 @@
-"""A draft of the same checkpoint changes its target's configuration
+"""A draft from the same checkpoint changes its target's configuration
 
-Symptom: Up to 0.5.13.post1, with --speculative-adaptive and a draft that is part of the same checkpoint, a hybrid
-model (Qwen3-Next, Qwen3.5, NemotronH, Bailing) crashes at start-up or computes some layers with the wrong attention,
-silently.
+Symptom: Up to 0.5.13.post1, with --speculative-adaptive and a draft that is part of the same checkpoint, a hybrid model
+(Qwen3-Next, Qwen3.5, NemotronH, Bailing) crashes at start-up or silently computes some layers with the wrong attention.
 Cause: get_config is cached, so the target and the draft share one configuration object; the draft changes it, and when
-the target's backend is built again from it, the list of layers with full attention is the draft's.
+the target's backend is rebuilt from it, the list of full attention layers is the draft's.
 Change: A draft gets its own copy of the configuration.
 Remove when: No release before 0.5.14 has to be served.
 """
@@ -21,7 +20,7 @@ from sglang_bcg_fixes.source.syntax import Definition
 from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
 
 CONFIG = "sglang.srt.configs.model_config:ModelConfig"
-# processes that never run a model have its configuration too; naming the runner's keeps their imports as they are
+# processes that never run a model load its configuration too; naming the runner's keeps their imports unchanged
 RUNNERS_CONFIG = "sglang.srt.model_executor.model_runner:ModelConfig"
 CACHED = "sglang.srt.utils.hf_transformers.config:get_config"
 
@@ -46,7 +45,7 @@ def shares_configuration(source: Source) -> bool:
 
 
 def copy_would_be_in_time(init: Definition) -> bool:
-    """Whether both configurations are there when the draft begins to change them."""
+    """Check that both configurations exist before the draft begins to change them."""
     changes = [
         node.lineno
         for node in ast.walk(init.node)
@@ -58,7 +57,7 @@ def copy_would_be_in_time(init: Definition) -> bool:
 
 def give_the_draft_its_own(self: Any) -> None:
     if self.is_draft_model:
-        # together: one is the other or a part of it, and stays so
+        # copied together: one is the other or a part of it, and stays so
         self.hf_config, self.hf_text_config = copy.deepcopy((self.hf_config, self.hf_text_config))
 
 

@@ -1,16 +1,16 @@
-"""The prefill runner finds a model's layers by the names of attributes
+"""The prefill runner finds a model's layers by attribute name
 
-Symptom: A model whose names are not those that the runner knows gets no prefill graphs. Where breakable ones are asked
+Symptom: A model whose attribute names the runner does not know gets no prefill graphs. Where breakable graphs are asked
 for, prefill runs eagerly on 0.5.12 and 0.5.13 (Gemma 4 with images), and the server stops at start-up on 0.5.14 (the
-same) and 0.5.16 (Qwen3-Omni, dots.ocr). Where the names lead to a module that computes logits too, as they can in a
+same) and 0.5.16 (Qwen3-Omni, dots.ocr). Where the names lead to a module that also computes logits, as they can in a
 model of your own, prefill answers wrongly with HTTP 200 on 0.5.12 and 0.5.13; from 0.5.14 the server stops at start-up.
-Cause: The runner captures `language_model.model`, or whatever has an attribute `layers`, and does not ask whether that
+Cause: The runner captures `language_model.model`, or whatever has an attribute `layers`, without checking that this
 module runs all layers, can be called with a batch, and leaves the logits to the model.
 Change: Latent, because we know of no model in these releases that the names mislead: a check, made only with
-SGLANG_BCG_FIX_LAYER_STACK_BY_NAME=on. Before anything is captured, the layers are looked for by structure too. Where
-they are another module, that is captured, and one warning names both. Where structure has no answer, SGLang's choice
-is kept, and one warning says why. Where SGLang's names have none, prefill stays eager, and one warning says where the
-layers are; a server that stops there still does.
+SGLANG_BCG_FIX_LAYER_STACK_BY_NAME=on. Before capture, the layers are also looked for by structure. If structure finds
+another module, that is captured, and one warning names both. If structure has no answer, SGLang's choice is kept, and
+one warning says why. If SGLang's names find nothing, prefill stays eager, and one warning says where the layers are; a
+server that stops there still does.
 Remove when: Every release that has to be served looks for the layers by structure.
 """
 
@@ -50,7 +50,7 @@ def is_old(source: Source) -> bool:
 
 
 def prefer_structure(self: Any) -> None:
-    # other kinds of graphs capture the whole model
+    # other graph kinds capture the whole model
     if self.layer_model is None:
         return
     by_name = path_of(self.model_runner.model, self.layer_model)
@@ -68,7 +68,7 @@ def prefer_structure(self: Any) -> None:
     warn(self, f"by name SGLang found the layers in {by_name}; by structure they are {stack.path}, which is captured")
     self.layer_model = stack.module
     if hasattr(self, "_input_embeds_arg_idx"):
-        # a replay takes the embeddings from this place among the arguments
+        # a replay takes the embeddings from this argument position
         self._input_embeds_arg_idx = place_of_embeddings(stack)
 
 

@@ -1,14 +1,14 @@
-"""Hybrid attention is chosen by the ids of layers, not by their kind
+"""Hybrid attention is chosen by layer id instead of by layer kind
 
 Symptom: None with the models and drafts that SGLang ships. A source between releases crashes with Ring and Ling, whose
-linear layers are made of RadixAttention ("layer_id=0 not in full attention layers", 0.5.12.post1 to 0.5.13). A model
-of yours computes some layers with the wrong attention, silently, where the ids of its configuration are not those of
-its layers, as in a draft whose only attention layer is not its layer 0.
-Cause: A layer goes to full attention if its id is in one list. Up to 0.5.12.post1 that is the configuration's, from
-0.5.13 on a draft's list is [0], whatever its layers are.
+linear layers are made of RadixAttention ("layer_id=0 not in full attention layers", 0.5.12.post1 to 0.5.13). A model of
+your own silently computes some layers with the wrong attention where the ids of its configuration are not those of its
+layers, as in a draft whose only attention layer is not its layer 0.
+Cause: A layer goes to full attention if its id is in one list. Up to 0.5.12.post1 that is the configuration's; from
+0.5.13 a draft's list is [0], whatever its layers are.
 Change: Only with SGLANG_BCG_FIX_LAYERS_ROUTED_BY_ID=on. RadixLinearAttention, and the linear layers of Bailing and
 MiniCPM, which are made of RadixAttention, go to linear attention; a draft's other RadixAttention layers go to full
-attention; what remains is routed by id, as before. Each layer is looked at once. No flag of SGLang goes round it.
+attention; the rest are routed by id, as before. Each layer is examined once. No flag of SGLang avoids it.
 Remove when: SGLang routes by the kind of the layer.
 """
 
@@ -24,20 +24,20 @@ from sglang_bcg_fixes.source.tree import Source, latent, unknown
 
 MODULE = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
 ROUTE = f"{MODULE}:HybridLinearAttnBackend._is_full_attn"
-# before there was one method to ask, each of these looked the id up itself
+# before there was one method to ask, each of these looked up the id itself
 OLD_ROUTES = tuple(
     f"{MODULE}:HybridLinearAttnBackend.{name}" for name in ("forward", "forward_decode", "forward_extend")
 )
 LINEAR_BACKEND = f"{MODULE}:MambaAttnBackendBase.__init__"
-# linear attention whose `attn` is a RadixAttention, which elsewhere is full attention
+# linear attention whose `attn` is a RadixAttention, elsewhere full attention
 LINEAR_OF_PLAIN_LAYERS = (
     "sglang.srt.models.bailing_moe_linear:BailingMoELinearAttention",
     "sglang.srt.models.minicpm:MiniCPMLightningMixer",
 )
 MARK = "_is_linear_attention"
-# where a layer keeps its decision
+# attribute on the layer that caches the decision
 DECIDED = "bcg_fixes_is_full_attention"
-# all that any known way of routing looks at; the guard looks at all of it too, so it can take the place of each
+# everything that any known routing looks at; the guard looks at all of it too, so it can replace each of them
 LOOKED_AT = {"self", "full_attn_layers", "layer", "layer_id", "isinstance", "getattr", MARK}
 KINDS = {"RadixLinearAttention", "RadixAttention"}
 
@@ -69,7 +69,7 @@ def asks_three_methods(source: Source) -> bool:
 
 
 def words_in(function: Definition) -> set[str]:
-    """Every name in its body and decorators, also one that is given as a string: nothing that decides can hide."""
+    """Every name in its body and decorators, strings included, so that nothing that decides can hide."""
     assert isinstance(function.node, ast.FunctionDef)
     statements = [*function.node.body, *function.node.decorator_list]
     nodes = [node for statement in statements for node in ast.walk(statement)]
@@ -82,9 +82,9 @@ def words_in(function: Definition) -> set[str]:
 
 
 def note_what_ids_do_not_tell(result: None, self: Any, model_runner: Any) -> None:
-    """Whose layers will come, and which of them are linear and do not look it.
+    """Note whose layers follow, and which of them are linear without looking it.
 
-    Models are not patched for this: that would import them, and one that cannot be imported is no fault of the others.
+    Models are not patched for this: that would import them, and one that cannot be imported must not fail the rest.
     """
     self.is_draft_worker = model_runner.is_draft_worker
     model = getattr(model_runner, "model", None)
@@ -94,7 +94,7 @@ def note_what_ids_do_not_tell(result: None, self: Any, model_runner: Any) -> Non
 
 
 def belongs_to_full(backend: Any, layer: Any) -> bool:
-    # this runs for every layer of an eager step, so each layer keeps what its kind tells
+    # runs for every layer of an eager step, so each layer caches the answer
     of_layer = layer.__dict__
     if DECIDED not in of_layer:
         of_layer[DECIDED] = is_full_by_kind(backend, layer)
@@ -103,13 +103,13 @@ def belongs_to_full(backend: Any, layer: Any) -> bool:
 
 
 def is_full_by_kind(backend: Any, layer: Any) -> bool | None:
-    """None where the kind does not tell, and the id has to."""
+    """Answer by kind, or None where only the id can tell."""
     from sglang.srt.layers.radix_attention import RadixAttention
     from sglang.srt.layers.radix_linear_attention import RadixLinearAttention
 
     if isinstance(layer, RadixLinearAttention) or vars(layer).get(MARK):
         return False
-    # a linear backend of somebody else's may not derive from SGLang's, which knows whether it serves a draft
+    # another package's linear backend may not derive from SGLang's, which knows whether it serves a draft
     is_drafts = getattr(backend.linear_attn_backend, "is_draft_worker", False)
     # never "full" for every RadixAttention of a target: models outside of SGLang make linear layers of it, unmarked
     return True if is_drafts and isinstance(layer, RadixAttention) else None
@@ -120,7 +120,7 @@ def route(original: Any, self: Any, layer: Any, layer_id: int | None = None) -> 
 
 
 class Rerouted:
-    """A backend as one call sees it: with another list of full attention layers, and in everything else itself."""
+    """View of a backend for one call: another list of full attention layers, everything else unchanged."""
 
     def __init__(self, backend: Any, full_attn_layers: tuple[int, ...]) -> None:
         self.backend = backend
@@ -131,7 +131,7 @@ class Rerouted:
 
 
 def seen_by(layer: Any, backend: Any) -> Any:
-    """The backend itself, unless its list of ids would send this layer to the wrong attention."""
+    """Return the backend itself, unless its list of ids would send this layer to the wrong attention."""
     if layer is None:
         return backend
     is_full = belongs_to_full(backend, layer)

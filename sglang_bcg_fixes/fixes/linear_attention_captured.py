@@ -1,13 +1,13 @@
 """Linear attention is captured into the prefill graph.
 
 Symptom: With breakable CUDA graphs on, models with gated delta net or KDA layers (Qwen3-Next, Qwen3.5, Kimi-Linear)
-answer wrongly with HTTP 200 (GSM8K 16.5 % instead of 86.7 % for Qwen3.5-4B in the upstream report), or the server
-dies with "illegal memory access" after some dozens of prefills.
+answer wrongly with HTTP 200 (GSM8K 16.5 % instead of 86.7 % for Qwen3.5-4B in the upstream report), or the server dies
+with "illegal memory access" after some dozens of prefills.
 Cause: RadixLinearAttention.forward calls its operation directly, so capture freezes the metadata, the grid sizes and
-the state slots of the dummy batch into the graph; every replay then computes with them. Ordinary attention breaks the
-graph here, linear attention was forgotten.
+the state slots of the dummy batch into the graph, and every replay computes with them. Ordinary attention breaks the
+graph at this point; linear attention does not.
 Change: Under breakable capture and replay the operation runs as an eager break, made by the installed release's own
-eager_on_graph, and the padded tail of its output is zeroed. Everywhere else the operation is left as it was.
+eager_on_graph, and the padded tail of its output is zeroed. Everywhere else the operation is unchanged.
 Remove when: No release before 0.5.13 has to be served.
 """
 
@@ -54,7 +54,7 @@ def probe(source: Source) -> Finding:
 def run_and_zero_tail(
     original: Callable[..., None], mixed_qkv: Tensor, a: Tensor, b: Tensor, output: Tensor, layer_id: int
 ) -> None:
-    """The operation as it is, then zeros in the rows that pad the batch: nothing else writes them."""
+    """Run the original operation, then zero the padded rows, which nothing else writes."""
     from sglang.srt.compilation.piecewise_context_manager import get_forward_context
 
     original(mixed_qkv, a, b, output, layer_id)

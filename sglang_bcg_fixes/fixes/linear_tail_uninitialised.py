@@ -1,11 +1,11 @@
 """Linear attention leaves the padded rows of its output uninitialised
 
-Symptom: NaN or garbage that comes and goes in Qwen3-Next, Qwen3.5 and Kimi-Linear, where later layers look at all rows
-of the padded batch: expert routing, quantisation scales, collectives.
-Cause: A bucket is larger than the batch, linear attention computes the real rows only, and its output was made by
-torch.empty in the captured graph. Nothing writes the rows behind the last token. To 0.5.12.post1 the operation is
-captured with all rows of the bucket; the fix of linear_attention_captured, which takes it out, zeroes them itself.
-Change: The linear attention break zeroes those rows behind itself. Piecewise graphs are left as they are.
+Symptom: Intermittent NaN or garbage in Qwen3-Next, Qwen3.5 and Kimi-Linear, where later layers read every row of the
+padded batch: expert routing, quantisation scales, collectives.
+Cause: A bucket is larger than the batch, linear attention computes the real rows only, and the captured graph allocates
+its output with torch.empty. Nothing writes the rows after the last token. Up to 0.5.12.post1 the operation is captured
+with all rows of the bucket; linear_attention_captured, which takes it out of the graph, zeroes them itself.
+Change: The linear attention break zeroes those rows when it has run. Piecewise graphs are left as they are.
 Remove when: No release before 0.5.19 has to be served.
 """
 
@@ -48,7 +48,7 @@ def run_and_zero_tail(
     original: Callable[..., None], mixed_qkv: Tensor, a: Tensor, b: Tensor, output: Tensor, layer_id: int
 ) -> None:
     original(mixed_qkv, a, b, output, layer_id)
-    # one batch of rows: the first dimension is 1
+    # a single batch of rows: the first dimension is 1
     zero_behind_the_last_token(output[0])
 
 

@@ -1,13 +1,14 @@
-"""Local attention reads the wrong pages where a page is larger than one token
+"""Local attention reads the wrong pages when a page is larger than one token
 
 Symptom: Llama 4 on FlashAttention with --page-size above 1 answers wrongly with HTTP 200: its local layers see a few
-tokens of the prompt or other requests' keys. Prompts shorter than the chunk (8192) are hit, with graphs and without.
-Cause: To 0.5.19 the chunk is shortened to the longest sequence and rounded down to whole pages, so that a chunk begins
-in the middle of the prompt, and eager passes take token slots for page numbers. To 0.5.21 the replay of a decode graph
+tokens of the prompt or other requests' keys. Prompts shorter than the chunk (8192) are affected too, with graphs and
+without.
+Cause: Up to 0.5.19 the chunk is shortened to the longest sequence and rounded down to whole pages, so a chunk begins in
+the middle of the prompt, and eager passes treat token slots as page numbers. Up to 0.5.21 the replay of a decode graph
 looks page numbers up in a table of token slots where local layers have a pool of their own, which is the default.
-Change: With larger pages the chunks, their lengths and their pages are computed anew: chunks keep their size, slots
-become pages, and pages go through the pool's table as the slots that they begin with. Pages of one token are
-left as they were.
+Change: With larger pages the chunks, their lengths and their pages are recomputed: chunks keep their size, slots become
+pages, and a page is translated through the pool's table as the slot that it begins with. Pages of one token are left as
+they were.
 Remove when: No release before 0.5.22 has to be served.
 """
 
@@ -37,7 +38,7 @@ def probe(source: Source) -> Finding:
         built = tuple(source.need(f"{BUILDER}.{name}") for name in ("build", "_graph_page_table", "update_for_replay"))
         if built[0].mentions("page_table[:, ::self.page_size] // self.page_size") and "swa_page_table" in built[1].text:
             return fixed("slots become pages, and graphs take the pool's own table of pages", *built)
-        return unknown("the builder of local attention takes its pages in a way that no known release does", *built)
+        return unknown("the local attention builder takes its pages in a way that no known release does", *built)
     read = (source.need(EAGER), source.need(REPLAY), source.need(CHUNKS))
     wrong = []
     if eager_is_wrong(source):
@@ -55,7 +56,7 @@ def eager_is_wrong(source: Source) -> bool:
 
 
 class Chunks(NamedTuple):
-    """What the kernel is to see as requests: one for each chunk that a request has new tokens in."""
+    """Requests as the kernel sees them: one for each chunk in which a request has new tokens."""
 
     queries: Any
     keys: Any
@@ -73,7 +74,7 @@ def chunks_of(chunk: int, page: int, query_starts: Any, lengths: Any, table: Ten
     begin = (numpy.arange(len(request)) - (numpy.cumsum(count) - count - first)[request]) * chunk
     end = numpy.minimum(begin + chunk, lengths[request])
     columns = begin[:, None] // page + numpy.arange(chunk // page)
-    # what lies behind the last token is not read
+    # nothing after the last token is read
     columns = columns.clip(max=table.shape[1] - 1)
     pages = table[torch.from_numpy(request)[:, None], torch.from_numpy(columns)]
     queries = end - numpy.maximum(begin, first_new[request])
@@ -84,7 +85,7 @@ def is_for_us(backend: Any) -> bool:
     return bool(
         backend.has_local_attention
         and backend.page_size > 1
-        # another chunk begins within a page, which no table of pages can say
+        # another chunk begins within a page, which a page table cannot express
         and backend.attention_chunk_size % backend.page_size == 0
     )
 
@@ -121,7 +122,7 @@ def plan_replay(original: Callable[..., None], self: Any, metadata: Any, bs: int
     if self.use_sliding_window_kv_pool:
         slots = self.token_to_kv_pool.translate_loc_from_full_to_swa(table.long() * self.page_size)
         table = slots // self.page_size
-    # one new token a request
+    # one new token per request
     found = chunks_of(self.attention_chunk_size, self.page_size, numpy.arange(bs + 1), lengths, table.int())
     starts, keys = starts_and_lengths(found)
     buffers = self.decode_cuda_graph_local_attn_metadata

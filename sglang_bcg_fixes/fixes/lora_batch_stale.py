@@ -1,12 +1,12 @@
 """Prefill graphs apply the LoRA adapters of the batch that ran before their capture
 
 Symptom: With --enable-lora, prompts are answered with another request's adapter or with none, or a prefill ends with
-"illegal memory access". It takes a choice: --enforce-piecewise-cuda-graph next to --enable-breakable-cuda-graph before
-0.5.14, an explicit prefill backend later; by default LoRA turns prefill graphs off.
-Cause: For each batch SGLang makes new lists of which token uses which adapter, and the layers read them from the LoRA
-backend. A breakable capture has no adapters and prepares no lists: what is captured reads those of the last batch
-before it, the warm-up's or a decode graph's, wherever their memory belongs by now.
-Change: With LoRA no batch is replayed by a graph that has the layers captured; one warning says so. Batches without an
+"illegal memory access". Only when forced: --enforce-piecewise-cuda-graph together with --enable-breakable-cuda-graph
+before 0.5.14, an explicit prefill backend later; by default LoRA turns prefill graphs off.
+Cause: For each batch SGLang builds new lists that map tokens to adapters, and the layers read them from the LoRA
+backend. A breakable capture has no adapters and prepares no lists, so the graph reads those of the last batch before
+it, the warm-up's or a decode graph's, whoever owns their memory by then.
+Change: With LoRA no batch is replayed by a graph that has captured the layers; one warning says so. Batches without an
 adapter are refused too: their graph reads the same memory. Compiled (tc_piecewise) graphs are left as they are.
 Remove when: No release before 0.5.17 has to be served.
 """
@@ -30,7 +30,7 @@ logger = logging.getLogger("sglang_bcg_fixes")
 def probe(source: Source) -> Finding:
     gate = source.need(*MAY_REPLAY)
     if "self.model_runner.lora_manager.can_use_prefill_cuda_graph" in gate.calls:
-        return fixed("a batch with adapters is asked whether the graph's lists can hold it", gate)
+        return fixed("a batch with adapters is checked against the graph's lists", gate)
     made = source.need(f"{OLD_PREFILL}._build_capture_forward_batch", f"{PREFILL}.capture_prepare")
     if "lora_ids=None" in made.text and "lora" not in gate.text:
         return affected("the capture prepares no adapters, and every batch is replayed", gate, made)
@@ -39,7 +39,7 @@ def probe(source: Source) -> Finding:
 
 def refuse_adapters(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
     can_run = original(self, forward_batch)
-    # compiled graphs have no layers of their own; the first breakable runner captures all of the model
+    # compiled graphs have no separate layers; the first breakable runner captures the whole model
     captures_layers = getattr(self, "layer_model", self) is not None
     if can_run and captures_layers and self.model_runner.server_args.enable_lora:
         warn_once()

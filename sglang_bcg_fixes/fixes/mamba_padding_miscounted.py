@@ -1,13 +1,13 @@
-"""A request of length one is taken for padding by the state of hybrid models
+"""Hybrid models take a request of length one for padding
 
 Symptom: With speculative decoding and CUDA graphs, the last request of a batch of a hybrid model (gated delta net,
 Mamba2, lightning attention) loses its state whenever another request of the batch has length 1: a wrong answer, nothing
 in the log.
-Cause: The number of padded rows is not handed down but guessed: it is how often the fill value, 1, occurs in seq_lens.
-The state index of that many last rows is set to -1, and the last row is a real request.
-Change: For target verification the real rows are counted by the drafts that the batch brings. What is guessed from is
-given with that many lengths above the fill value; nothing else in it reads the lengths then. In decode a length is
-never 1, since the new token counts.
+Cause: The number of padded rows is not passed down but guessed, by counting how often the fill value, 1, occurs in
+seq_lens. The state index of that many last rows is set to -1, and the last row is a real request.
+Change: For target verification the real rows are counted by the drafts that the batch brings, and the lengths that the
+number is guessed from get that many entries above the fill value; nothing else reads the lengths there. In decode a
+length is never 1, because the new token counts.
 Remove when: No release before 0.5.14 has to be served, or none before 0.5.17 with Bailing's linear models.
 """
 
@@ -38,7 +38,7 @@ def probe(source: Source) -> Finding:
     if wrong:
         reason = f"the number of padded rows is guessed from seq_lens for {', '.join(wrong)}"
         return affected(reason, shared, *callers.values())
-    return fixed("the number of padded rows is handed down", shared.header, *callers.values())
+    return fixed("the number of padded rows is passed down", shared.header, *callers.values())
 
 
 def caller(source: Source, owner: str) -> Definition:
@@ -60,14 +60,14 @@ def lightning_guesses_alone(source: Source) -> bool:
 def count_by_drafts(
     original: Any, self: Any, bs: int, req_pool_indices: Any, forward_mode: Any, spec_info: Any, seq_lens_cpu: Any
 ) -> Any:
-    """Lengths of which only padded rows have the fill value.
+    """Return lengths in which only padded rows have the fill value.
 
-    A batch without drafts, of an idle rank or of an algorithm that has none, is guessed for as before.
+    A batch without drafts (an idle rank, or an algorithm that has none) is guessed for as before.
     """
     import torch
 
     drafts = getattr(spec_info, "draft_token", None)
-    # there are no lengths while a graph is captured
+    # no lengths exist while a graph is captured
     if seq_lens_cpu is not None and forward_mode.is_target_verify() and drafts is not None and len(drafts):
         seq_lens_cpu = torch.full_like(seq_lens_cpu, self.get_cuda_graph_seq_len_fill_value())
         seq_lens_cpu[: len(drafts) // spec_info.draft_token_num] += 1
@@ -83,7 +83,7 @@ FIX = Fix(
     probe=probe,
     patches=(
         PatchPoint((f"{SHARED}._replay_metadata",), How.AROUND, BODY, needed=shared_guesses),
-        # inherited: the others, which are told the number, keep the original
+        # inherited: the others, which receive the number, keep the original
         PatchPoint((f"{LIGHTNING}._replay_metadata",), How.AROUND, BODY, needed=lightning_guesses_alone),
     ),
     mitigations=DECODE_GRAPHS_OFF,

@@ -3,12 +3,11 @@
 Symptom: NemotronH answers worse on the second and later runs of the same prompts, when prefixes are found in the cache:
 GSM8K 0.965, then 0.900 to 0.920 in the upstream report. Needs the extra-buffer strategy of the Mamba prefix cache.
 Cause: Mamba2 and lightning attention layers write a checkpoint of their state only if the batch carries
-mamba_track_mask. The batch that a breakable replay hands them does not: never on 0.5.13, and from 0.5.14 not with
-speculative decoding. The scheduler believes that the checkpoint was written and stores a slot with somebody else's
-state in the cache.
+mamba_track_mask. The batch of a breakable replay does not: never on 0.5.13, and from 0.5.14 not with speculative
+decoding. The scheduler assumes that the checkpoint was written and caches a slot that holds another request's state.
 Change: A batch that wants a checkpoint runs without a graph where the runner does not carry the mask; one warning says
-so. Gated delta net and KDA keep their graphs: they take what to write from the metadata of the real batch. Under DP
-attention, where all ranks must decide alike, no batch of such a server is replayed.
+so. Gated delta net and KDA keep their graphs: they read what to write from the metadata of the real batch. Under DP
+attention, where all ranks must decide alike, such a server replays no batch.
 Remove when: No release before 0.5.18 has to be served.
 """
 
@@ -39,7 +38,7 @@ def probe(source: Source) -> Finding:
     if old:
         if old.mentions("enable_mamba_track=False"):
             return affected("the breakable runner never carries mamba_track_mask", mixer, old)
-        return unknown("the breakable runner allots its buffers in a way that no known release does", mixer, old)
+        return unknown("the breakable runner allocates its buffers in a way that no known release does", mixer, old)
     gate = source.need(f"{PREFILL}._is_mamba_track_enabled")
     if "self.model_runner.spec_algorithm.is_none" in gate.calls:
         return affected("the prefill runner carries no mamba_track_mask with speculative decoding", mixer, gate)
@@ -56,9 +55,9 @@ def can_run(original: Callable[..., bool], self: Any, forward_batch: Any) -> boo
 
 
 def wants_checkpoint(model_runner: Any, forward_batch: Any) -> bool:
-    """Whether a layer would look for the mask in the batch, and find there that it has something to write."""
+    """Tell whether a layer would look for the mask in the batch and find something to write."""
     backend = model_runner.attn_backend
-    # under two-batch overlap, and where decode has a backend of its own, the hybrid one is inside another
+    # under two-batch overlap, or with a separate decode backend, the hybrid backend is inside another
     for wrapper in ("primary", "prefill_backend"):
         backend = getattr(backend, wrapper, backend)
     linear = getattr(backend, "linear_attn_backend", None)

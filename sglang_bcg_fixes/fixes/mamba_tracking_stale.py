@@ -1,13 +1,12 @@
-"""A mixed batch writes the checkpoints of an earlier prefill again
+"""A mixed batch rewrites the checkpoints of an earlier prefill
 
-Symptom: With --enable-mixed-chunk, the extra-buffer strategy of the Mamba prefix cache and lightning attention
-(Ling 2.5, Ring 2.5) on breakable prefill graphs, cached states are overwritten with those of other requests: wrong
-answers wherever such a prefix is found later, nothing in the log.
-Cause: Mixing running requests into a prefill drops the batch's mamba_track_mask. The static buffers of the prefill
-graph skip what a batch does not have, and the layers are handed them all the same: the mask and the slots of the
-prefill before.
-Change: Before a batch without a mask is filled in, the mask of the static buffers is cleared, so that nothing is
-written. What mixing drops, also without graphs, is left to SGLang: from 0.5.23 it keeps the mask.
+Symptom: With --enable-mixed-chunk, the extra-buffer strategy of the Mamba prefix cache and lightning attention (Ling
+2.5, Ring 2.5) on breakable prefill graphs, cached states are overwritten with those of other requests: wrong answers
+wherever such a prefix is found later, nothing in the log.
+Cause: Mixing running requests into a prefill drops the batch's mamba_track_mask. The prefill graph's static buffers
+skip fields that a batch lacks, and the layers still read them: the mask and the slots of the previous prefill.
+Change: Before a batch without a mask is filled in, the mask in the static buffers is cleared, so that nothing is
+written. That mixing drops the mask, also without graphs, is left to SGLang, which keeps it from 0.5.23.
 Remove when: No release before 0.5.23 has to be served.
 """
 
@@ -35,9 +34,9 @@ def probe(source: Source) -> Finding:
     if kept:
         return fixed("a mixed batch keeps the mask of its prefill", fill, given, kept)
     if given.mentions("registry.has_slot('mamba_track_mask')") and fill.mentions("if src is None"):
-        reason = "a mixed batch has no mask, and the layers are handed that of an earlier one"
+        reason = "a mixed batch has no mask, and the layers get that of an earlier one"
         return affected(reason, fill, given, source.need(MIX).header)
-    return unknown("the layers are handed the mask in a way that no known release does", fill, given)
+    return unknown("the layers get the mask in a way that no known release does", fill, given)
 
 
 def clear_the_mask(self: Any, forward_batch: Any, **_: Any) -> None:

@@ -1,15 +1,15 @@
 """Latent attention is dispatched as if no breakable graph were captured
 
 Symptom: DeepSeek, Kimi-Linear and other models with latent attention (MLA) stop at start-up, while prefill graphs are
-captured, with a shape mismatch in `q.view`. From 0.5.14 only where the breakable backend is chosen explicitly: its
-default is off for these models.
-Cause: The handlers that choose between the absorbed (MLA) and the expanded (MHA) form ask about piecewise graphs only
+captured, with a shape mismatch in `q.view`. From 0.5.14 only where the breakable backend is chosen explicitly: it is
+off by default for these models.
+Cause: The handlers that choose between the absorbed (MLA) and the expanded (MHA) form check for piecewise graphs only
 and choose MHA, and the attention break then looks its layer up in a list that holds the MLA layer. FlashInfer and
 TensorRT-LLM plan for MHA, too.
-Change: Under a breakable graph the handlers choose, and the two backends plan, what they do under a piecewise one: MLA.
-To 0.5.13.post1 the runner's warm-up counts as under a breakable graph; it looks the layers up in the same list. The
-FlashAttention 4 and AITER handlers choose MHA under every graph and stay as they are. Replays compute what an eager
-prefill computes with other kernels: the same tokens, with logprobs that round otherwise.
+Change: Under a breakable graph the handlers choose, and the two backends plan, as they do under a piecewise one: MLA.
+Up to 0.5.13.post1 the runner's warm-up counts as under a breakable graph, because it looks the layers up in the same
+list. The FlashAttention 4 and AITER handlers choose MHA under every graph and stay as they are. Eager prefill computes
+the same with other kernels, so replays give the same tokens with differently rounded logprobs.
 Remove when: No release before 0.5.16 has to be served.
 """
 
@@ -40,7 +40,7 @@ def probe(source: Source) -> Finding:
         return fixed("the handlers choose the absorbed form under a breakable graph", *handlers)
     operation = source.need(f"{ATTENTION}:unified_attention_with_output")
     if operation.mentions("context.mha_companion_layers[layer_id]"):
-        return fixed("the attention break puts the MHA layer in the place of the MLA layer", *handlers, operation)
+        return fixed("the attention break replaces the MLA layer with the MHA layer", *handlers, operation)
     chosen = " (only where the breakable backend is chosen explicitly)"
     patched_too = tuple(source.need(where) for where in (*PLAN, *((WARM_UP,) if warms_up_outside(source) else ())))
     return affected(

@@ -1,15 +1,15 @@
-"""Replays of latent attention are prepared for the form that was not captured
+"""Latent attention replays are prepared for the form that was not captured
 
-Symptom: DeepSeek, Kimi-Linear and other models with latent attention (MLA) end at their first replayed prefill on
-FlashAttention 3, with a shape mismatch in `q.view`. On TensorRT-LLM (Blackwell) absorbed queries are handed to the
-kernel for expanded ones. Only where the breakable backend is chosen explicitly: its default is off for these models.
-Cause: 0.5.17 pins the absorbed form (MLA) under a breakable graph for every model, and still tells each replay that the
-expanded one (MHA) was captured, unless the model is on a list that has one name. FlashAttention believes the batch.
-TensorRT-LLM's backend plans for the absorbed form under a piecewise graph only.
+Symptom: DeepSeek, Kimi-Linear and other models with latent attention (MLA) stop at their first replayed prefill on
+FlashAttention 3, with a shape mismatch in `q.view`. On TensorRT-LLM (Blackwell) absorbed queries are passed to the
+kernel for expanded ones. Only where the breakable backend is chosen explicitly: it is off by default for these models.
+Cause: 0.5.17 pins the absorbed form (MLA) under a breakable graph for every model, but still marks each replay's batch
+as captured in the expanded form (MHA), unless the model is on a list that has one name. FlashAttention believes the
+batch. TensorRT-LLM's backend plans for the absorbed form under a piecewise graph only.
 Change: Where prefill runs on FlashAttention 3, which is always captured in the absorbed form, a replay's batch says so.
-TensorRT-LLM plans under a breakable graph what it plans under a piecewise one. Other backends do not ask the batch, or
+Under a breakable graph TensorRT-LLM plans as it does under a piecewise one. Other backends do not ask the batch, or
 choose the expanded form, and stay as they are.
-Remove when: 0.5.17 has not to be served.
+Remove when: 0.5.17 no longer has to be served.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The n-gram embeddings of the last request are kept outside of their table
+"""The last request's n-gram embeddings are stored past the end of their table
 
-Symptom: With as many requests as --max-running-requests allows, LongCat models with n-gram embeddings overwrite memory
-that belongs to something else and read from there: wrong answers, or "illegal memory access".
-Cause: The table of each request's last tokens has a row for every request, but requests are numbered from 1: the last
-number is one past the table. Row 0, which padding uses, counts too.
+Symptom: With as many requests as --max-running-requests allows, LongCat models with n-gram embeddings read and
+overwrite memory outside their table: wrong answers, or "illegal memory access".
+Cause: The table of each request's last tokens has one row per request, but requests are numbered from 1 and row 0 is
+for padding: the last number is one past the end.
 Change: The table gets as many rows as the table of the requests' slots, as in SGLang itself from 0.5.12. No flag of
 SGLang does the same.
 Remove when: No release before 0.5.12 has to be served.
@@ -27,7 +27,7 @@ def probe(source: Source) -> Finding:
         return affected("the table has no row for the last number that a request can have", allot)
     if allot.mentions("req_to_token_pool.req_to_token.shape[0]"):
         return fixed("the table has a row for every number that a request can have", allot)
-    return unknown("the table is allotted in a way that no known release does", allot)
+    return unknown("the table is allocated in a way that no known release does", allot)
 
 
 def add_the_last_row(result: None, self: Any) -> None:

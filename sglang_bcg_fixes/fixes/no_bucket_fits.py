@@ -1,12 +1,12 @@
 """No prefill graph size fits, and the server does not start
 
-Symptom: The server stops at start-up with "'EagerRunner' object has no attribute 'runner'", right after it has warned
-that no configured capture size fits: sizes given with --cuda-graph-bs-prefill are all above the number of requests
-times the context length.
-Cause: Every way out of capture_prefill_graph gives a record of the runner and of what it cost, but for this one, which
-gives the bare runner.
-Change: A bare runner is put into such a record, as in the other ways out: prefill runs eagerly.
-Remove when: Every release that has to be served gives the record.
+Symptom: The server stops at start-up with "'EagerRunner' object has no attribute 'runner'", right after warning that no
+configured capture size fits: every size given with --cuda-graph-bs-prefill is larger than the number of requests times
+the context length.
+Cause: capture_prefill_graph returns a record of the runner and its cost on every path but this one, where it returns
+the bare runner.
+Change: The bare runner is wrapped in such a record, as on the other paths: prefill runs eagerly.
+Remove when: Every release that has to be served returns the record.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ CAPTURE = f"{SETUP}:capture_prefill_graph"
 def probe(source: Source) -> Finding:
     record = source.find(f"{SETUP}:GraphCapture")
     if record is None:
-        return absent("the capture of prefill graphs gives no record")
+        return absent("the capture of prefill graphs returns no record")
     capture = source.need(CAPTURE)
     answers = [node.value for node in ast.walk(capture.node) if isinstance(node, ast.Return)]
     if any(isinstance(answer, ast.Name) for answer in answers):
-        return affected("where no size fits the capture gives a bare runner", capture, record)
-    return fixed("every way out of the capture gives a record", capture, record)
+        return affected("where no size fits, the capture returns a bare runner", capture, record)
+    return fixed("every path out of the capture returns a record", capture, record)
 
 
 def as_record(original: Callable[..., Any], *, model_runner: Any, **rest: Any) -> Any:

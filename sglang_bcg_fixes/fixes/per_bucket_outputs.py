@@ -1,8 +1,8 @@
-"""Every prefill graph keeps a hidden-state tensor of its own
+"""Every prefill graph keeps its own hidden-state tensor
 
-Symptom: Breakable CUDA graphs cost more memory than they need: 0.73 GiB for hidden size 4096 with the default sizes up
-to 8192 tokens, twice that for 8192. The KV cache is smaller by as much.
-Cause: The output of each bucket's capture is kept for its replay, one tensor of bucket x hidden size for each of the 58
+Symptom: Breakable CUDA graphs use more memory than they need: 0.73 GiB for hidden size 4096 with the default sizes up
+to 8192 tokens, twice that for 8192. The KV cache shrinks by as much.
+Cause: Each bucket's capture keeps its output for its replay, one tensor of bucket x hidden size for each of the 58
 default buckets, although only one graph runs at a time.
 Change: A fix would copy the output into one buffer of the largest bucket, inside the graph. This version only watches
 for it.
@@ -30,7 +30,7 @@ def probe(source: Source) -> Finding:
         return absent("the graphs end with the logits of one request, and keep no hidden states", captured)
     kept = old.need_assignment_to("self.output_buffers[num_tokens]")
     if kept.text.endswith("= output"):
-        return affected("each graph keeps the hidden states that it ended with", old, captured)
+        return affected("each graph keeps the hidden states it ended with", old, captured)
     return unknown("the graphs keep their outputs in a way that no known release does", old, captured)
 
 

@@ -1,12 +1,12 @@
-"""A linear model that was registered with SGLang cannot be served
+"""A linear model registered with SGLang cannot be served
 
-Symptom: The server of a model that another package made known with register_linear_attn_model does not start:
-"'ModelConfig' object has no attribute 'full_attention_layer_ids'". With a sliding window beside, layers go to the wrong
-attention.
-Cause: Which layers have full attention is asked of SGLang's own ModelConfig, where the registered model's configuration
-knows it.
-Change: While the attention backends are put together, ModelConfig has what the model's own configuration says. No flag
-of SGLang helps.
+Symptom: The server does not start for a model that another package registered with register_linear_attn_model:
+"'ModelConfig' object has no attribute 'full_attention_layer_ids'". If the model also has a sliding window, layers go to
+the wrong attention.
+Cause: SGLang looks for the list of full attention layers in its own ModelConfig, but the registered model's
+configuration holds it.
+Change: While the attention backends are built, ModelConfig carries what the model's own configuration says. No flag of
+SGLang helps.
 Remove when: No release before 0.5.21 has to be served.
 """
 
@@ -28,8 +28,8 @@ LAYERS = "full_attention_layer_ids"
 def probe(source: Source) -> Finding:
     wrapper = source.need(WRAPPER)
     if wrapper.mentions("cfg = runner.model_config"):
-        return affected("the layers of a registered model are asked of ModelConfig", wrapper, source.need(REGISTRY))
-    return fixed("the layers of a registered model are asked of its own configuration", wrapper.header)
+        return affected("a registered model's layers are looked up in ModelConfig", wrapper, source.need(REGISTRY))
+    return fixed("a registered model's layers are looked up in its own configuration", wrapper.header)
 
 
 def with_the_models_own_layers(original: Callable[..., Any], runner: Any, full_attn_backend: Any) -> Any:

@@ -3,18 +3,18 @@
 Symptom: With breakable CUDA graphs on, a prefill batch of two or more requests never replays a graph; it is right, and
 as slow as without graphs. `cuda graph: True` never appears in the log next to more than one new sequence. Embedding
 models get logits instead of vectors; draft models get no hidden states.
-Cause: The whole model is captured with one request, its logits too, so a replay has one row of logits to give, and
-can_run refuses a larger batch. Nothing refuses the batches whose answer is something else than logits.
+Cause: The whole model is captured with one request, including its logits, so a replay produces one row of logits, and
+can_run refuses a larger batch. Batches whose answer is not logits are not refused.
 Change: Only the layers are captured, found in the model by structure. A replay runs the model itself on the real batch,
-with the captured layers in the place of its layers, so logits, pooled vectors and hidden states are computed from every
-request. All sizes share one output buffer. The layers are captured with what the model hands them for text, a
-multimodal one its own positions, three for each token under M-RoPE, and embeddings, which it writes to a buffer of
-SGLang's. Where SGLang has no such buffer, as with Step3-VL while images are not enabled, each replay copies them to one
-of this fix. Batches with images, audio or video run eagerly, and so do modes other than plain and mixed prefill.
-Nothing is captured, and one warning says why, where the layers cannot be found or are handed what lies in no buffer,
-with an encoder-decoder model, with MLA where mla_dispatch_unaware is not applied, and under LoRA, DP attention and
-pipeline parallelism: the batch that is captured has no adapters, no token counts of other ranks and no input of a
-stage. For these three SGLang itself captures only with --enforce-piecewise-cuda-graph.
+with the captured layers in place of its own, so logits, pooled vectors and hidden states are computed from every
+request. All sizes share one output buffer. The layers are captured with what the model passes them for text. A
+multimodal model passes its own positions, three for each token under M-RoPE, and embeddings, which it writes to a
+buffer of SGLang's. Where SGLang has no such buffer, as with Step3-VL while images are not enabled, each replay copies
+them to a buffer of this fix. Batches with images, audio or video run eagerly, and so do modes other than plain and
+mixed prefill. Nothing is captured, and one warning says why, where the layers cannot be found or receive something that
+lies in no buffer, with an encoder-decoder model, with MLA where mla_dispatch_unaware is not applied, and under LoRA, DP
+attention and pipeline parallelism: the captured batch has no adapters, no token counts of other ranks and no stage
+input. For these three SGLang itself captures only with --enforce-piecewise-cuda-graph.
 Remove when: No release before 0.5.12 has to be served.
 """
 
@@ -43,15 +43,15 @@ if TYPE_CHECKING:
 
 PREPARE = "sglang.srt.model_executor.piecewise_cuda_graph_runner:PiecewiseCudaGraphRunner.replay_prepare"
 CAPTURE = ("_warmup", "_capture_all", "_build_capture_forward_batch")
-# where the runner keeps what this fix knows about its model
+# attribute on the runner that holds this fix's state for its model
 STATE = "bcg_fixes_captured_layers"
-# what the captured batch has a buffer for, and every replay fills
+# fields that the captured batch has a buffer for, and that every replay fills
 BUFFERED = ("input_ids", "positions", "mrope_positions", "input_embeds")
-# the batch, next to what is in it
+# the batch itself, in addition to its fields
 ITSELF = "forward_batch"
-# embeddings that the model computes on its way to the layers
+# embeddings that the model computes before it calls the layers
 COMPUTED = "computed"
-# what a batch can bring that replay_prepare leaves out of the batch that the model is run with
+# fields of a batch that replay_prepare omits from the batch that the model runs with
 LEFT_OUT = (
     "multi_item_delimiter_indices",
     "ngram_embedding_info",
@@ -78,14 +78,14 @@ def probe(source: Source) -> Finding:
 
 
 class Called(Exception):
-    """Leaves a model where it would run its layers."""
+    """Raised to leave a model where it would run its layers."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         self.arguments = arguments
 
 
 class CapturedLayers:
-    """The layers of one model, the buffers of what they are given and give back, and what went past the graphs."""
+    """The layers of one model, their input and output buffers, and the arguments that bypass the graphs."""
 
     def __init__(
         self,
@@ -95,9 +95,9 @@ class CapturedLayers:
         embeddings: Tensor | None = None,
     ) -> None:
         self.stack = stack
-        # as of handed_over
+        # as returned by handed_over
         self.handed = handed
-        # for the arguments that each replay copies
+        # buffers of the arguments that each replay copies
         self.embeddings = embeddings
         self.computed = [name for name, field in handed.items() if field == COMPUTED]
         self.rows = rows
@@ -106,17 +106,17 @@ class CapturedLayers:
         self.warned = False
 
     def run(self, input_ids: Tensor, positions: Tensor, forward_batch: Any) -> Any:
-        """The layers, with their output in the shared buffers."""
+        """Run the layers, with their output in the shared buffers."""
         import torch
 
-        # the model's own forward has this decorator, its layers have not
+        # the model's own forward has this decorator, its layers do not
         with torch.no_grad():
             output = self.stack.module.forward(**self.arguments(forward_batch))
             buffers = iter(self.buffers) if self.buffers else self.allocate(output)
             return map_tensors(output, lambda part: next(buffers)[: len(part)].copy_(part))
 
     def arguments(self, batch: Any) -> dict[str, Any]:
-        """All that the captured layers read, by their own names for it."""
+        """Everything that the captured layers read, by their own parameter names."""
         fields: dict[str | None, Any] = {field: getattr(batch, field) for field in BUFFERED}
         fields |= {ITSELF: batch, None: None}
         if self.embeddings is not None:
@@ -124,13 +124,13 @@ class CapturedLayers:
         return {name: fields[field] for name, field in self.handed.items()}
 
     def allocate(self, output: Any) -> Iterator[Tensor]:
-        """Full-size buffers: the first call comes before any capture, so they lie outside the graphs' own memory."""
+        """Allocate full-size buffers; the first call precedes any capture, so they lie outside the graphs' memory."""
         map_tensors(output, lambda part: self.buffers.append(part.new_empty(self.rows, *part.shape[1:])))
         return iter(self.buffers)
 
     @contextlib.contextmanager
     def replayed(self, graph: Any, output: Any, batch: Any) -> Iterator[None]:
-        """Within this, the model's call of its layers replays the graph."""
+        """Make the model's call of its layers replay the graph, while the context lasts."""
         layers_forward = self.stack.module.forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -148,9 +148,9 @@ class CapturedLayers:
             yield
 
     def unlike_capture(self, given: dict[str, Any], seen: dict[str, Any]) -> str | None:
-        """The argument that the graph would not see: it reads the batch's own tensors and what is copied for it."""
+        """Name an argument that the graph would miss: it reads the batch's own tensors and the copied ones only."""
         for name, value in seen.items():
-            # a replay reads the captured buffer also where this batch has none
+            # a replay reads the captured buffer even where this batch has none
             missing = value is None and self.handed[name]
             is_seen = takes(value, given.get(name)) if name in self.computed else given.get(name) is value
             if missing or not is_seen:
@@ -176,18 +176,18 @@ class CapturedLayers:
             )
 
     def detached(self, output: Any) -> Any:
-        """No part of an answer may lie in the buffers: the next replay overwrites them."""
+        """Copy an answer out of the buffers, which the next replay overwrites."""
         ours = {buffer.untyped_storage().data_ptr() for buffer in self.buffers}
         return map_tensors(output, lambda part: part.clone() if part.untyped_storage().data_ptr() in ours else part)
 
 
 def takes(buffer: Tensor, value: Tensor | None) -> bool:
-    """Tell whether a copy is the value itself: no broadcast, no cast."""
+    """Check that a copy would be the value itself: no broadcast, no cast."""
     return value is not None and value.shape == buffer.shape and value.dtype == buffer.dtype
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
-    """The same structure with every tensor changed; other values as they are."""
+    """Rebuild a structure with every tensor changed and other values as they are."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -198,7 +198,7 @@ def map_tensors(value: Any, change: Callable[[Tensor], Any]) -> Any:
 
 
 def captured_layers(runner: Any) -> CapturedLayers | None:
-    """None where nothing may be captured, which a warning has said."""
+    """Find the layers once; None, with a warning, where nothing may be captured."""
     if STATE not in vars(runner):
         setattr(runner, STATE, find_layers(runner))
     found: CapturedLayers | None = getattr(runner, STATE)
@@ -225,7 +225,7 @@ def find_layers(runner: Any) -> CapturedLayers | None:
 
 
 def handed_over(runner: Any, stack: layer_stack.LayerStack) -> tuple[dict[str, str | None], Tensor | None]:
-    """What a model calls its layers with for text, as the fields of the batch, and a buffer for what is none of them.
+    """Map a model's layer arguments for text to fields of the batch, with a buffer for embeddings that are not one.
 
     Raises Unresolved.
     """
@@ -255,7 +255,7 @@ def is_one_row_a_token(value: Any, batch: Any) -> bool:
 
 
 def layers_call(runner: Any, stack: layer_stack.LayerStack, batch: Any) -> dict[str, Any]:
-    """The arguments of the call, which is not made."""
+    """Arguments of the layers' call, which is not made."""
     import torch
     from sglang.srt.compilation.piecewise_context_manager import set_forward_context
 
@@ -274,7 +274,7 @@ def layers_call(runner: Any, stack: layer_stack.LayerStack, batch: Any) -> dict[
 
 
 def refuse_configuration(model_runner: Any) -> None:
-    """What this release would capture with the state of no request, or of another one."""
+    """Raise for configurations that this release would capture with no request's state, or another's."""
     arguments, configuration = model_runner.server_args, model_runner.model_config
     reasons = {
         "LoRA: the adapters of the capture batch would be replayed": arguments.enable_lora or arguments.lora_paths,
@@ -301,7 +301,7 @@ def capture_all(original: Callable[..., None], self: Any) -> None:
 
 
 def run_layers(original: Callable[..., Any], self: Any, forward_batch: Any, num_tokens: int) -> Any:
-    """The original's contexts, with the layers where it calls the model."""
+    """Run in the original's contexts, with the layers in place of the model."""
     layers = captured_layers(self)
     assert layers, "nothing is captured without layers"
     with replaced(self.model_runner.model, "forward", layers.run):
@@ -315,7 +315,7 @@ def can_run(original: Callable[..., bool], self: Any, forward_batch: Any) -> boo
         return False
     if any(getattr(forward_batch, name) for name in LEFT_OUT) or forward_batch.contains_mm_inputs():
         return False
-    # everything that it asks but for the number of requests
+    # everything that it checks except the number of requests
     single = copy.copy(forward_batch)
     single.batch_size = 1
     return original(self, single)
@@ -332,7 +332,7 @@ def replay(self: Any, forward_batch: Any, **kwargs: Any) -> Any:
     size = self.capture_num_tokens[bisect.bisect_left(self.capture_num_tokens, tokens)]
     with enable_breakable_cuda_graph():
         batch = self.replay_prepare(forward_batch, **kwargs)
-        # what the batch asks for: it was forced on for a capture of the whole model
+        # as the batch asks: it was forced on for a capture of the whole model
         batch.return_pooled_hidden_states = forward_batch.return_pooled_hidden_states
         self.model_runner.attn_backend.init_forward_metadata(forward_batch)
         parts = (self.attention_layers, self.quant_config, self.moe_layers, self.moe_fusions)
@@ -343,7 +343,7 @@ def replay(self: Any, forward_batch: Any, **kwargs: Any) -> Any:
             output = self.model_runner.model.forward(batch.input_ids, batch.positions, batch, **kwargs)
     changes = {field.name: layers.detached(getattr(output, field.name)) for field in dataclasses.fields(output)}
     if isinstance(output, LogitsProcessorOutput) and output.hidden_states is not None:
-        # one row a token, padding included, or one a request
+        # one row per token, padding included, or one per request
         changes["hidden_states"] = changes["hidden_states"][:tokens]
     return dataclasses.replace(output, **changes)
 

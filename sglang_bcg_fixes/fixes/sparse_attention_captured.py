@@ -1,13 +1,13 @@
 """MiniMax-M3's sparse attention is captured into the prefill graph
 
 Symptom: MiniMax-M3 with breakable prefill graphs answers wrongly with HTTP 200, or the server dies with "illegal memory
-access". It takes a choice, --cuda-graph-backend-prefill breakable: the default for this model is another backend.
-Cause: RadixAttention.forward has a branch of its own for sparse layers, and under a breakable graph that branch calls
-the attention backend directly. Capture freezes the metadata, the grid sizes and the host's lengths of the dummy batch,
-and every replay attends as if one request had filled the whole bucket.
+access". Only with --cuda-graph-backend-prefill breakable: the default for this model is another backend.
+Cause: RadixAttention.forward has a separate branch for sparse layers, and under a breakable graph that branch calls the
+attention backend directly. Capture freezes the metadata, the grid sizes and the host's lengths of the dummy batch, and
+every replay attends as if one request had filled the whole bucket.
 Change: While breakable prefill graphs are captured, a sparse layer takes the operation that this SGLang has for
 compiled prefill, which narrows to the real tokens and zeroes the padded tail, as an eager break made by the installed
-release's eager_on_graph. Outside of the capture every layer is SGLang's own: a call costs nothing.
+release's eager_on_graph. Outside the capture every layer is SGLang's own: a call costs nothing.
 Remove when: No release before 0.5.22 has to be served.
 """
 

@@ -1,14 +1,14 @@
 """The Mamba2 mixer of Falcon-H1 is captured into the prefill graph
 
 Symptom: Falcon-H1 answers wrongly with HTTP 200, logprobs are off by up to 1 or NaN, nothing is in the log. From 0.5.15
-this needs no flag: breakable graphs are the default there.
+no flag is needed: breakable graphs are the default there.
 Cause: The decoder layer has an attribute `attn`, so it passes the test for ordinary attention, and the call of its
-mixer next to it has no graph break. Capture freezes the state slots, the metadata and the host's "is there a state yet"
-of the dummy batch.
+mixer next to it has no graph break. Capture freezes the dummy batch's state slots, metadata and the host's flag for
+whether a state exists.
 Change: Wherever a layer reaches Mamba2AttnBackend.forward while a prefill graph is captured, the mixer runs as an eager
 break, made by the installed release's own eager_on_graph: on the real tokens, with the backend and the batch of the
-replay, into an output that was allotted in the graph and whose padded tail is zeroed. A mixer that is inside a break
-already (NemotronH), decode graphs and eager prefill are left as they were.
+replay, into an output that was allocated in the graph and whose padded tail is zeroed. A mixer that is already inside a
+break (NemotronH), decode graphs and eager prefill are left as they were.
 Remove when: Every release that has to be served breaks the graph at this mixer, or refuses the model.
 """
 
@@ -70,7 +70,7 @@ def break_round_the_mixer(
 
 
 def is_captured_into_a_prefill_graph() -> bool:
-    """Not so in warm-up, in decode graphs, and inside a break, where the stream is between two captures."""
+    """False in warm-up, in decode graphs, and inside a break, where the stream is between two captures."""
     import torch
 
     # compiled prefill is traced through here, and has no breaks

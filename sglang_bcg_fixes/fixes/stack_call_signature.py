@@ -1,18 +1,18 @@
 """The prefill runner calls a model's layers with arguments that they do not take
 
-Symptom: The server stops at start-up while prefill graphs are captured, with a TypeError about input_embeds or about
-the number of arguments, or with "'ForwardBatch' object has no attribute 'flatten'"; from 0.5.15 this takes no flag.
-Which models depends on the release: Phi and Persimmon on all from 0.5.12; Cohere, Baichuan and XverseMoe on 0.5.13 to
-0.5.18; GLM-Image from 0.5.16; on 0.5.13 also every model that spells it inputs_embeds: Qwen3-Next, NemotronH,
-Kimi-Linear, Bailing linear, Granite MoE and StarCoder2 among them.
+Symptom: The server stops at start-up while prefill graphs are captured, with a TypeError about input_embeds or the
+number of arguments, or with "'ForwardBatch' object has no attribute 'flatten'"; from 0.5.15 no flag is needed. The
+models depend on the release: Phi and Persimmon on all from 0.5.12; Cohere, Baichuan and XverseMoe on 0.5.13 to 0.5.18;
+GLM-Image from 0.5.16; on 0.5.13 also every model that spells it inputs_embeds: Qwen3-Next, NemotronH, Kimi-Linear,
+Bailing linear, Granite MoE and StarCoder2 among them.
 Cause: The runner calls the layers by position, or with a keyword that not every model has: three positional arguments
-on 0.5.12, a keyword input_embeds besides on 0.5.13, four positional ones from 0.5.14, three and what the signature
+on 0.5.12, plus a keyword input_embeds on 0.5.13, four positional ones from 0.5.14, three and those that the signature
 names from 0.5.19. Phi, Persimmon and GLM-Image take forward_batch before positions, NemotronH takes pp_proxy_tensors
 before inputs_embeds.
-Change: Where a model's layers do not take the runner's call, or an argument would land in another's place, a function
-stands in the place of their forward while the runner calls it. It hands each argument to the parameter of that name,
-and leaves out a None that nobody asks for; what it cannot place is an error, as for Phi-3-small on 0.5.12. Replay needs
-no change: it hands nothing on to the layers, and SGLang writes the embeddings of images where the graph reads them. On
+Change: Where a model's layers do not take the runner's call, or an argument would land in another's place, a wrapper
+replaces their forward while the runner calls it. It passes each argument to the parameter of that name, and drops a
+None that no parameter takes; an argument that it cannot place is an error, as for Phi-3-small on 0.5.12. Replay needs
+no change: it passes nothing on to the layers, and SGLang writes the embeddings of images where the graph reads them. On
 0.5.13 some graphs would be wrong once they can be captured, so the server still stops, and says why: a draft model,
 and, where mamba_tracking_dropped is not applied, Falcon-H1, NemotronH and Bailing linear with the extra-buffer strategy
 of the Mamba prefix cache.
@@ -43,33 +43,33 @@ RUN_FORWARD = (
 )
 NAMES_BY_SIGNATURE = f"{PREFILL_MODULE}:_build_layer_model_forward_kwargs"
 CALLEE = "self.layer_model.forward"
-# in the order in which every release passes them
+# in the order that every release passes them in
 PASSED = ("input_ids", "positions", "forward_batch", "input_embeds")
 SPELLINGS = {"positions": ("positions", "position_ids"), "input_embeds": ("input_embeds", "inputs_embeds")}
-# what models of several stages and predictors of several tokens take, which no runner passes
+# parameters of pipelined models and multi-token predictors that no runner passes
 KNOWN_FOR_OTHERS = frozenset({"hidden_states", "pp_proxy_tensors"})
 
-# the fix that has such a runner refuse them
+# the fix that makes such a runner refuse them
 CHECKPOINTS_BY = "mamba_tracking_dropped"
-# what 0.5.13 cannot call and would capture wrongly, where the prefix cache wants checkpoints of the state
+# models that 0.5.13 cannot call, and would capture wrongly where the prefix cache wants state checkpoints
 WITHOUT_CHECKPOINTS = frozenset({"BailingMoELinearModel", "FalconH1Model", "NemotronHModel"})
 
 
 class Call(NamedTuple):
-    """How a runner calls the layers: so many of PASSED by position, and others by name; None stands for **kwargs."""
+    """A runner's call of the layers: so many of PASSED by position, others by name; None stands for **kwargs."""
 
     positional: int
     keywords: frozenset[str | None]
 
 
 class Parameters(NamedTuple):
-    """What a forward takes besides self."""
+    """Parameters of a forward besides self."""
 
     names: tuple[str, ...]
     required: frozenset[str]
 
     def spelling(self, passed: str) -> str | None:
-        """The parameter for what the runner calls by this name, or None."""
+        """Return the parameter for the argument of this name in the runner, or None."""
         return next((name for name in SPELLINGS.get(passed, (passed,)) if name in self.names), None)
 
 
@@ -77,7 +77,7 @@ def probe(source: Source) -> Finding:
     runner = source.need(*RUN_FORWARD)
     calls = calls_of_layers(runner.node)
     if not calls:
-        return absent("the whole model is captured, called as it always is", runner)
+        return absent("the whole model is captured, called as usual", runner)
     if len(calls) > 1:
         return unknown("the runner calls the layers in more than one way", runner)
     call, read = calls[0], [runner]
@@ -127,7 +127,7 @@ def written_parameters(function: ast.stmt) -> Parameters:
 
 
 def live_parameters(forward: Callable[..., Any]) -> Parameters | None:
-    """Those of a bound method, decorated or not; None where whatever stands there takes everything."""
+    """Parameters of a bound method, decorated or not; None where it takes everything."""
     parameters = inspect.signature(forward).parameters.values()
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return None
@@ -139,14 +139,14 @@ def live_parameters(forward: Callable[..., Any]) -> Parameters | None:
 
 
 def misfit(parameters: Parameters, call: Call) -> str | None:
-    """What is wrong with calling these layers in this way, or None."""
+    """Describe why these layers cannot be called in this way, or None."""
     for index, passed in enumerate(PASSED[: call.positional]):
         if index >= len(parameters.names):
             return f"no parameter for {passed}"
         if is_surely_another(parameters, index, passed):
             return f"{passed} is taken for {parameters.names[index]}"
     for name in call.keywords:
-        # what is passed as **kwargs is chosen by the names in the signature
+        # **kwargs are chosen by the names in the signature
         if name and name not in parameters.names:
             return f"no parameter {name}"
     left = parameters.required - set(parameters.names[: call.positional]) - call.keywords
@@ -154,9 +154,9 @@ def misfit(parameters: Parameters, call: Call) -> str | None:
 
 
 def is_surely_another(parameters: Parameters, index: int, passed: str) -> bool:
-    """Whether this argument has a parameter elsewhere, or the one it lands in is known to be for something else.
+    """Tell whether an argument belongs elsewhere, or lands in a parameter known to be for another.
 
-    A name that SGLang's own models do not have tells nothing: a stack of the user's own may take the call as it is.
+    A name that SGLang's own models do not use proves nothing: a user's own stack may take the call as it is.
     """
     name, own = parameters.names[index], parameters.spelling(passed)
     return name != own and (own is not None or name in KNOWN_FOR_OTHERS or name in spellings_of_others(passed))
@@ -169,7 +169,7 @@ def spellings_of_others(passed: str) -> Iterator[str]:
 
 
 def can_be_mended(parameters: Parameters, call: Call) -> bool:
-    """Whether each argument of a batch of text, which has no embeddings, can be handed over by name."""
+    """Check that each argument of a text batch, which has no embeddings, can be passed by name."""
     try:
         by_name(parameters, (*PASSED[:3], None)[: call.positional], dict.fromkeys(filter(None, call.keywords)))
     except Unplaced:
@@ -182,7 +182,7 @@ class Unplaced(Exception):
 
 
 def by_name(parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The runner's arguments under the names that the layers have for them."""
+    """Rename the runner's arguments to the layers' own parameter names."""
     found = {}
     for passed, value in [*zip(PASSED[: len(args)], args, strict=True), *kwargs.items()]:
         name = parameters.spelling(passed)
@@ -197,9 +197,9 @@ def by_name(parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, An
 
 
 def call_layers_by_name(original: Callable[..., Any], self: Any, forward_batch: Any, num_tokens: int) -> Any:
-    """Put by_name between the runner and layers that it calls wrongly, for as long as it runs."""
+    """Put by_name between the runner and layers that it calls wrongly, while it runs."""
     layers = self.layer_model
-    # graphs of torch.compile are made of the whole model
+    # torch.compile captures the whole model
     if layers is None:
         return original(self, forward_batch, num_tokens)
     forward = layers.forward
@@ -210,7 +210,7 @@ def call_layers_by_name(original: Callable[..., Any], self: Any, forward_batch: 
     if any(call.keywords - {*parameters.names, None} for call in calls):
         refuse_what_was_kept_away(self, layers)
 
-    # from 0.5.19 the runner reads the signature of what stands there
+    # from 0.5.19 the runner reads the signature of the attribute
     @functools.wraps(forward, updated=())
     def take(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -231,7 +231,7 @@ def call_layers_by_name(original: Callable[..., Any], self: Any, forward_batch: 
 
 
 def refuse_what_was_kept_away(runner: Any, layers: Any) -> None:
-    """Raise where SGLang's own TypeError has so far kept a graph away that would answer wrongly."""
+    """Raise where only SGLang's own TypeError has prevented a graph that would answer wrongly."""
     names = {base.__name__ for base in type(layers).__mro__}
     server_args = runner.model_runner.server_args
     checkpoints = server_args.enable_mamba_extra_buffer() and not server_args.disable_radix_cache
@@ -245,7 +245,7 @@ def refuse_what_was_kept_away(runner: Any, layers: Any) -> None:
 
 
 def mends_checkpoints(runner: Any) -> bool:
-    """Whether the runner asks that fix, beside others perhaps, before it replays."""
+    """Check that the runner asks that fix, perhaps among others, before it replays."""
     return CHECKPOINTS_BY in wrappers.fixes_in(getattr(type(runner), "can_run", None))
 
 

@@ -1,12 +1,12 @@
-"""Parts of a batch store their sliding window keys in the slots of the whole batch
+"""Parts of a batch store their sliding window keys in the whole batch's slots
 
 Symptom: MiMo-V2 with --enable-two-batch-overlap stops with a shape mismatch in set_kv_buffer; a kernel that does not
-compare the sizes would store one half's keys in the other half's slots. So would draft models with a sliding window,
-whose steps share one allotment of slots.
+compare the sizes would store one half's keys in the other half's slots. The same holds for draft models with a sliding
+window, whose steps share one allocation of slots.
 Cause: The slots of the sliding window pool are looked up once for a batch and left on the pool, which prefers them to
-the slots it is called with. Two-batch overlap splits the slots of the batch and not these; the steps of a draft split
-them likewise.
-Change: Where there are more or fewer prepared slots than the call has, the pool looks up those of the call, as it does
+the slots it is called with. Two-batch overlap splits the slots of the batch but not these, and so do the steps of a
+draft.
+Change: When the number of prepared slots differs from that of the call, the pool looks up the call's slots, as it does
 when nothing is prepared.
 Remove when: No release before 0.5.13 has to be served.
 """

@@ -4,11 +4,11 @@ Symptom: On 0.5.11, models with a sliding window pool (MiMo V2.5 Pro, Gemma, GPT
 instead of 90.3 on AIME24-25 in the upstream report, or get NaN. On 0.5.12 and 0.5.12.post1 the server asserts at
 start-up when breakable CUDA graphs are on.
 Cause: On 0.5.11 a batch that is padded to a captured size keeps the sliding window locations of an earlier, larger
-batch in its last rows, and the replay stores there. 0.5.12 zeroes them and makes the buffer int32 in the decode and
-piecewise runners but int64 in the breakable runner, and the shared buffer refuses the difference.
-Change: On 0.5.11 the locations of a padded batch are set to 0, nobody's slot, before it is filled in. Its buffers stay
-int64: all three runners agree on that, and the cache stores the same with either type. On 0.5.12 and 0.5.12.post1 every
-runner's buffer is made int32, which is what is copied into it, before it is shared.
+batch in its last rows, and the replay stores there. 0.5.12 zeroes them but makes the buffer int32 in the decode and
+piecewise runners and int64 in the breakable runner, and the shared buffer refuses the mismatch.
+Change: On 0.5.11 the locations of a padded batch are set to 0, a slot that no request owns, before it is filled in. Its
+buffers stay int64: all three runners agree on that, and the cache stores the same with either type. On 0.5.12 and
+0.5.12.post1 every runner's buffer is made int32, the type of what is copied into it, before it is shared.
 Remove when: No release before 0.5.13 has to be served.
 """
 
@@ -68,7 +68,7 @@ def zero_padded_locations(self: Any, *, raw_bs: int, bs: int, **_: Any) -> None:
 
 
 def make_locations_int32(self: Any) -> None:
-    """The buffers of other runners have no such field, or None in it."""
+    """Make the locations int32 before they are shared; other runners' buffers have no such field, or None."""
     import torch
 
     locations = getattr(self, "out_cache_loc_swa", None)

@@ -1,12 +1,12 @@
-"""A text replays the embeddings of an earlier batch
+"""A text prompt replays the embeddings of an earlier batch
 
-Symptom: A multimodal model answers a text as if it had been given another prompt, the one before, with HTTP 200. It
-takes an explicit breakable prefill backend and a model whose forward hands its layers token ids where there is no
-image, as models of other packages do; SGLang's own routine for images always embeds.
-Cause: The graph of a multimodal model reads embeddings from a static buffer. A replay copies there what the layers are
-called with, and where that is nothing the buffer keeps what an earlier batch or the capture left.
+Symptom: A multimodal model answers a text as if it had been given the previous prompt, with HTTP 200. It takes an
+explicit breakable prefill backend and a model whose forward passes its layers token ids when there is no image, as
+other packages' models do; SGLang's own image routine always embeds.
+Cause: The graph of a multimodal model reads embeddings from a static buffer. A replay copies the layers' embeddings
+argument there, and when there is none the buffer keeps what an earlier batch or the capture left.
 Change: When the layers of a batch without images are called without embeddings, their token ids are embedded into the
-buffer before the replay. Embeddings that they are called with are copied there, unless they lie there already: where
+buffer before the replay. Embeddings that they are called with are copied there, unless they already lie there: where
 the model has embedded the text, nothing embeds it again.
 Remove when: No release before 0.5.21 has to be served.
 """
@@ -29,7 +29,7 @@ from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknow
 LOAD = f"{PREFILL}.load_batch"
 FILL = f"{PREFILL}._fill_input_embeds_slot"
 EXECUTE = f"{PREFILL}.execute"
-# where the layers' forward is replaced, and the model is run
+# method that replaces the layers' forward and runs the model
 CALLS_THE_MODEL = (f"{PREFILL}._execute_body_capture", EXECUTE)
 SLOT = "input_embeds"
 SPELLINGS = (SLOT, "inputs_embeds")
@@ -40,27 +40,27 @@ _parameters: weakref.WeakKeyDictionary[Any, tuple[str, ...]] = weakref.WeakKeyDi
 def probe(source: Source) -> Finding:
     replay = replayed_forward(source)
     if replay is None or takes_no_embeddings(source):
-        return absent("the graphs look the embeddings up by themselves")
+        return absent("the graphs look up the embeddings themselves")
     if source.has_module(OLD_PREFILL_MODULE):
-        return absent("a replay is given every embedding, or fails (vlm_embeds_dropped)")
+        return absent("a replay receives every embedding, or fails (vlm_embeds_dropped)")
     given, fill = source.need(LOAD).need_assignment_to("input_embeds"), source.find(FILL)
     if fill and "self._fill_input_embeds_slot" in replay.calls:
-        return fixed("a replay embeds the token ids where it is given no embeddings", replay, fill, given)
+        return fixed("a replay embeds the token ids where it receives no embeddings", replay, fill, given)
     caller = source.need(*CALLS_THE_MODEL)
     if "self.model_runner.model.forward" not in caller.calls:
         return unknown("the model is run in a way that no known release does", replay, given, caller)
-    return affected("a replay that is given no embeddings has those of an earlier one", replay, given, caller)
+    return affected("a replay that receives no embeddings uses those of an earlier one", replay, given, caller)
 
 
 def fill_before_replay(original: Callable[..., Any], self: Any, forward_batch: Any, **kwargs: Any) -> Any:
     layers, model = self.layer_model, self.model_runner.model
-    # compiled graphs hold the whole model, which embeds
+    # compiled graphs hold the whole model, embedding included
     if layers is None or not self.buffer_registry.has_slot(SLOT) or not self.model_runner.pp_group.is_first_rank:
         return original(self, forward_batch, **kwargs)
     names, forward = parameters_of(layers), model.forward
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        # by now SGLang has put its replay there
+        # SGLang's replay is already there
         replay = layers.forward
 
         def fill_and_replay(*args: Any, **kwargs: Any) -> Any:
@@ -81,16 +81,16 @@ def parameters_of(layers: Any) -> tuple[str, ...]:
 
 
 def fill(runner: Any, forward_batch: Any, given: dict[str, Any], ids: str) -> None:
-    """The buffer that the graph reads, with what the layers are called with or would look up by themselves."""
+    """Fill the buffer that the graph reads, from the layers' argument or by embedding their token ids."""
     model = runner.model_runner.model
     embeddings = next((given[name] for name in SPELLINGS if given.get(name) is not None), None)
     if embeddings is None:
-        # ids that stand for images are no rows of the table
+        # ids that stand for images are not rows of the table
         if forward_batch.contains_mm_inputs() or not hasattr(model, "get_input_embeddings"):
             return
         embeddings = model.get_input_embeddings()(given.get(ids))
     slot = runner.buffer_registry.get_slot(SLOT).slice_for(1, len(embeddings))
-    # layers that are handed something wider are called with it; SGLang's routine for images has written there
+    # SGLang's image routine has already written a wider argument here, and the layers are called with it
     if slot.shape == embeddings.shape and slot.data_ptr() != embeddings.data_ptr():
         slot.copy_(embeddings)
 

@@ -1,19 +1,19 @@
-"""A mixer with a state of its own is captured without asking whether it breaks the graph
+"""A mixer with its own state is captured without checking that it breaks the graph
 
-Symptom: A model whose mixer nobody has given a graph break (one of your own, or one that a later release adds, as
-Falcon-H1 was) answers wrongly with HTTP 200: every replay computes with the state of the dummy batch. So does
-DeepSeek-V3.2 from 0.5.11 to 0.5.14, if breakable graphs are chosen explicitly and it does not stop at start-up: its
-indexer is captured, and each replay attends to the tokens that the dummy batch's lengths lead to.
-Cause: The prefill runner asks whether each layer has attention. It does not ask whether a mixer beside it, which keeps
-a state from token to token, or an indexer, which chooses what attention sees, runs in a break of the graph.
+Symptom: A model whose mixer has no graph break (one of your own, or one that a later release adds, as Falcon-H1 was)
+answers wrongly with HTTP 200: every replay computes with the state of the dummy batch. So does DeepSeek-V3.2 from
+0.5.11 to 0.5.14, if breakable graphs are chosen explicitly and it does not stop at start-up: its indexer is captured,
+and each replay attends to the tokens selected by the dummy batch's lengths.
+Cause: The prefill runner checks that each layer has attention. It does not check whether a mixer next to it, which
+keeps a state from token to token, or an indexer, which chooses what attention sees, runs in a break of the graph.
 Change: Before anything is captured, the model's modules are walked. A module whose code reaches the store of recurrent
-states, and which neither has a break nor is below one that has, is refused, and so is an indexer that knows nothing of
-breakable graphs. A module that only names the backend of linear attention is not, where a module below it handles the
-states in a break: no prefill graph is captured for this model, prefill runs eagerly, and one warning names the module.
-Mixers that SGLang or a fix of this package breaks are captured as before. Switched off, every model is captured as
-SGLang would.
-From 0.5.15 on no model that SGLang ships is captured so; the guard stays, for models that are not written yet.
-Remove when: Every release that has to be served refuses such a mixer by itself.
+states, and that neither has a break nor is below one that has, is refused, and so is an indexer that knows nothing of
+breakable graphs: no prefill graph is captured for this model, prefill runs eagerly, and one warning names the module. A
+module that only names the linear attention backend is not refused where a module below it handles the states in a
+break. Mixers that SGLang or a fix of this package breaks are captured as before. With the flag off, every model is
+captured as SGLang would. From 0.5.15 no model that SGLang ships is captured in this way; the guard stays, for models
+that are not written yet.
+Remove when: Every release that has to be served refuses such a mixer itself.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 CAPTURE = (f"{PREFILL}.capture", f"{OLD_PREFILL}._warmup")
-# from 0.5.17 all ranks vote by the first one, and the second one asks it
+# from 0.5.17 all ranks vote by the first one, which the second one calls
 MAY_REPLAY = (f"{PREFILL}.can_replay_locally", f"{PREFILL}.can_run_graph", f"{OLD_PREFILL}.can_run")
-# where the runner keeps whether its model is refused
+# attribute on the runner that caches the refusal
 REFUSED = "bcg_fixes_unbroken_mixer"
 
-# names that only code which handles recurrent states has
+# names found only in code that handles recurrent states
 STATES = frozenset({"conv_state_metadata", "mamba2_layer_cache", "sconv_state", "short_conv_layer_cache"})
 BACKEND = "linear_attn_backend"
-# what code asks that chooses, by the lengths of the batch, which tokens attention will see
+# calls of code that chooses, by the batch's lengths, which tokens attention will see
 CHOICE = "get_indexer_metadata"
-# where it is asked; the older module passes on to the newer one where both are there
+# modules of that question; where both exist, the older forwards to the newer
 INDEXERS = ("sglang.srt.layers.attention.dsa.dsa_indexer", "sglang.srt.layers.attention.nsa.nsa_indexer")
-# what is asked of that backend by code that handles the states itself
+# calls on that backend by code that handles the states itself
 BESIDE_FORWARD = frozenset({"forward_metadata", *STATES})
-# fixes that put a break where there was none
+# fixes that add a break
 BREAKING = frozenset({"linear_attention_captured", "ssm_mixer_captured"})
 
 logger = logging.getLogger("sglang_bcg_fixes")
@@ -68,7 +68,7 @@ def probe(source: Source) -> Finding:
 
 
 def knows_breakable_graphs(source: Source, module: str) -> bool:
-    """Read as text: a guard that asked for a known form would be off in the next release."""
+    """Search the text: a guard that asked for a known form would be off in the next release."""
     return any("breakable" in (source.text(path) or "") for path in files_of(module))
 
 
@@ -77,7 +77,7 @@ def is_old(source: Source) -> bool:
 
 
 def unbroken_mixers(model: Module, linear_backend: Any) -> Iterator[str]:
-    """The paths of the modules that a capture would freeze the state of."""
+    """Paths of the modules whose state a capture would freeze."""
     kinds = {type(module) for module in model.modules()}
     breaking = {kind for kind in kinds if has_break(kind, linear_backend)}
     stateful = {kind for kind in kinds if handles_states(kind)}
@@ -99,12 +99,12 @@ def handles_states(kind: type[Module]) -> bool:
     names = names_in(kind)
     if issubclass(kind, RadixLinearAttention) or not names.isdisjoint(STATES):
         return True
-    # one that asks for breakable graphs was written for them; it imports its break where it calls it
+    # a class that asks for breakable graphs was written for them; it imports its break where it calls it
     return CHOICE in names and not any("breakable" in name for name in names)
 
 
 def hands_states_on(module: Module, handled_in_a_break: set[type[Module]]) -> bool:
-    """Whether a module below handles the states, in a break: then its own word for their backend is an option's name.
+    """Tell whether a module below handles the states in a break; the backend's name is then just an option here.
 
     Qwen3.5's layer asks `linear_attn_backend == "intel_xpu"` and has its RadixLinearAttention do the work.
     """
@@ -112,7 +112,7 @@ def hands_states_on(module: Module, handled_in_a_break: set[type[Module]]) -> bo
 
 
 def has_break(kind: type[Module], linear_backend: Any) -> bool:
-    """Whether its code has a break of the graph, or all that it does with states is to call a backend that has."""
+    """Tell whether its code breaks the graph, or touches states only through a backend that does."""
     names, classes = names_in(kind), classes_of(kind)
     scopes = [*map(vars, classes), *(vars(sys.modules[base.__module__]) for base in classes)]
     if any(is_break(scope.get(name)) for scope in scopes for name in names):
@@ -128,7 +128,7 @@ def is_break(value: Any) -> bool:
 
 
 def classes_of(kind: type) -> list[type]:
-    """The class and its bases, but not torch's: those know nothing of states, and have the most code."""
+    """The class and its bases except torch's, which know nothing of states and have the most code."""
     return [
         base for base in kind.__mro__ if base.__module__ in sys.modules and not base.__module__.startswith("torch.")
     ]
@@ -137,7 +137,7 @@ def classes_of(kind: type) -> list[type]:
 def names_in(kind: type) -> set[str]:
     """Every name in the code of a class, and in the functions of its module that it calls.
 
-    Compiled code is asked and not the source: that is there for every class, and takes no time.
+    Reads compiled code instead of source: every class has it, and it takes no time.
     """
     names: set[str] = set()
     for base in classes_of(kind):
@@ -165,7 +165,7 @@ def names_in_code(code: CodeType) -> Iterator[str]:
 
 
 def is_refused(runner: Any) -> bool:
-    """Asked once for each runner; a refusal says why."""
+    """Decide once for each runner, and log the reason of a refusal."""
     if REFUSED not in vars(runner):
         setattr(runner, REFUSED, refuse(runner))
     refused: bool = getattr(runner, REFUSED)
@@ -216,7 +216,7 @@ FIX = Fix(
         PatchPoint(MAY_REPLAY, How.AROUND, never_if_refused),
     ),
     guard=True,
-    # wraps those of that fix, which would look for layers in vain
+    # wraps that fix's methods, which would look for layers in vain
     after=("single_request_capture",),
     mitigations=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),

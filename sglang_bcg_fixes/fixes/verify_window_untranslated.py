@@ -1,10 +1,10 @@
-"""Verification of drafts reads the wrong slots of the sliding window cache
+"""Draft verification reads the wrong slots of the sliding window cache
 
-Symptom: A model with a sliding window cache of its own (GPT-OSS and others), verified on FlashAttention with
+Symptom: A model with its own sliding window cache (GPT-OSS and others), verified on FlashAttention with
 --speculative-eagle-topk above 1, accepts wrong drafts and answers wrongly, with HTTP 200, with CUDA graphs and without.
-Cause: The table of what each draft sees is put together from slots of the cache of all tokens. Layers with a sliding
-window look these numbers up in their own cache, where they belong to other tokens or to nobody.
-Change: Both parts of that table are translated before they are put together, as in SGLang itself from 0.5.12.
+Cause: The table of what each draft sees is built from slots of the cache of all tokens. Layers with a sliding window
+look these numbers up in their own cache, where they belong to other tokens or to none.
+Change: Both parts of that table are translated before they are joined, as in SGLang itself from 0.5.12.
 Remove when: No release before 0.5.12 has to be served.
 """
 
@@ -25,7 +25,7 @@ PREPARE = f"{BACKEND}._init_sliding_window_attn_spec_metadata"
 def probe(source: Source) -> Finding:
     prepare = source.need(PREPARE)
     if "self.token_to_kv_pool.translate_loc_from_full_to_swa" in prepare.calls:
-        return fixed("the slots of drafts and of what they go on from are translated", prepare)
+        return fixed("the slots of drafts and of their prefixes are translated", prepare)
     return affected("the slots of another cache are put into the sliding window's table", prepare)
 
 
@@ -41,7 +41,7 @@ def translate_both(
             part.page_table = self.token_to_kv_pool.translate_loc_from_full_to_swa(table)
         original(self, metadata, metadata_expand, metadata_swa)
     finally:
-        # layers without a window go on to read them
+        # layers without a window still read them
         for part, table in zip(parts, tables, strict=True):
             part.page_table = table
 

@@ -1,18 +1,18 @@
-"""Embeddings of images do not reach the replayed prefill graph
+"""Image embeddings do not reach the replayed prefill graph
 
 Symptom: A multimodal model answers as if there were no image, with HTTP 200, or every prompt to it fails with "Boolean
-value of Tensor is ambiguous" (0.5.13). It takes a choice: --enforce-piecewise-cuda-graph next to
---enable-breakable-cuda-graph before 0.5.14, an explicit breakable prefill backend later; the defaults leave out the
-models that are hit, to 0.5.15 all multimodal ones.
-Cause: Replay puts a function in the place of the layers' forward. What that function is not written to pass on is lost:
-to 0.5.12.post1 and on 0.5.15 the embeddings (the graph looks the text's up by itself), in every release the deepstack
-embeddings that Qwen3-VL adds to its first layers. On 0.5.13 it asks for the truth value of a whole tensor. To 0.5.15
+value of Tensor is ambiguous" (0.5.13). Only when forced: --enforce-piecewise-cuda-graph together with
+--enable-breakable-cuda-graph before 0.5.14, an explicit breakable prefill backend later; the defaults exclude the
+affected models, up to 0.5.15 all multimodal ones.
+Cause: A replay replaces the layers' forward with a function, and what that function does not pass on is lost: up to
+0.5.12.post1 and on 0.5.15 the embeddings (the graph looks up those of the text itself), in every release the deepstack
+embeddings that Qwen3-VL adds to its first layers. On 0.5.13 it takes the truth value of a whole tensor. Up to 0.5.15
 the graph is captured with one position for each token, where M-RoPE (Qwen2-VL and others) gives images three.
-Change: A batch runs without a graph when it carries what the graph does not take: images where no embeddings reach
-the graph, images of a model with deepstack embeddings or, on 0.5.14, M-RoPE elsewhere, and on 0.5.13 every batch of a
-model whose layers are handed embeddings by keyword. One warning says so. Text is replayed as before, except under DP
-attention before 0.5.22, where all ranks must decide alike and none knows of the others' images: such a model then
-replays nothing.
+Change: A batch runs without a graph when it carries what the graph does not take: images where no embeddings reach the
+graph, images of a model with deepstack embeddings or, on 0.5.14, with M-RoPE, and on 0.5.13 every batch of a model
+whose layers receive embeddings by keyword. One warning says so. Text is replayed as before, except under DP attention
+before 0.5.22, where all ranks must decide alike and none knows of the others' images: such a model then replays
+nothing.
 Remove when: Every release that has to be served passes deepstack embeddings to the graph, or refuses such a batch.
 """
 
@@ -49,7 +49,7 @@ def probe(source: Source) -> Finding:
     read = [captured, replay, *given_embeddings(source)]
     wrong = []
     if takes_no_embeddings(source):
-        wrong.append("the captured graph is given no input_embeds")
+        wrong.append("the captured graph receives no input_embeds")
     if asks_for_truth(source):
         wrong.append("replay takes the truth value of the embeddings, which raises an error")
     if takes_one_position(source):
@@ -60,7 +60,7 @@ def probe(source: Source) -> Finding:
         wrong.append("replay drops the deepstack embeddings of Qwen3-VL")
     if wrong:
         return affected("; ".join(wrong), *read)
-    return fixed("the graph is given the embeddings of images", *read)
+    return fixed("the graph receives the embeddings of images", *read)
 
 
 def asks_for_truth(source: Source) -> bool:
@@ -87,14 +87,14 @@ def drops_positions_only(source: Source) -> bool:
 
 
 def refuse_images(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
-    # the compiled and the full graphs of the same runner are given them
+    # compiled and full graphs of the same runner receive them
     breakable = getattr(self, "prefill_backend_name", "breakable") == "breakable"
     drops = breakable and self.is_multimodal and may_have_images(forward_batch)
     return decide(original(self, forward_batch), drops, "the embeddings of images")
 
 
 def refuse_keyword(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
-    # SGLang's routine for images calls by keyword; a language model in between calls its layers by position
+    # SGLang's image routine calls by keyword; a language model in between calls its layers by position
     by_keyword = self.is_multimodal and not hasattr(self.model_runner.model, "language_model")
     return decide(original(self, forward_batch), by_keyword, "embeddings that come by keyword")
 
@@ -118,12 +118,12 @@ def vote_against_deepstack(
 
 
 def may_have_images(forward_batch: Any) -> bool:
-    """Whether this batch or, under DP attention, that of another rank has images, audio or video."""
+    """Tell whether this batch or, under DP attention, any rank's may have images, audio or video."""
     return forward_batch.global_num_tokens_cpu is not None or bool(forward_batch.contains_mm_inputs())
 
 
 def has_deepstack(runner: Any) -> bool:
-    """Whether a graph of the layers alone, which compiled ones are not, stands for a model with such embeddings."""
+    """Tell whether the graph holds only the layers (compiled ones do not) of a model with such embeddings."""
     model = runner.model_runner.model
     # Qwen3-Omni keeps its Qwen3-VL one level down
     return runner.layer_model is not None and any(
