@@ -255,7 +255,7 @@ def test_a_fix_that_is_needed_and_not_there_is_red(
 
 def test_red_that_stock_shows_bit_for_bit_is_said_to_be_so(verify: Verify, rows: Callable) -> None:
     assert verify("--quick", "--arms", "stock,patched", misbehaviour="stock=wrong tokens,patched=wrong tokens") == 1
-    assert rows()["patched 1"]["why"].endswith("; stock gives these very answers")
+    assert rows()["patched 1"]["why"].endswith("; stock gives the same answers")
     assert verify("--quick", "--arms", "stock,patched", misbehaviour="stock=wrong logprobs,patched=wrong tokens") == 1
     assert "stock gives" not in rows()["patched 1"]["why"]
 
@@ -283,7 +283,11 @@ def test_an_end_that_stock_comes_to_as_well_is_said_to_be_so(verify: Verify, row
 @pytest.mark.parametrize(
     ("misbehaviour", "verdict", "said"),
     [
-        ("patched=wrong tokens,padded=wrong tokens", "green", "padding rounds otherwise: alone, 9 tokens: token 1 is"),
+        (
+            "patched=wrong tokens,padded=wrong tokens",
+            "green",
+            "padding changes the rounding: alone, 9 tokens: token 1 is",
+        ),
         ("patched=wrong tokens", "red", "alone, 9 tokens: token 1 is"),
         ("patched=wrong tokens,padded=wrong logprobs", "red", "alone, 9 tokens: token 1 is"),
         ("patched=not a number,padded=not a number", "red", "a logprob is not a number"),

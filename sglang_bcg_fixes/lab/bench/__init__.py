@@ -1,1 +1,1 @@
-"""Measured on a GPU, in turn: linear attention layers, and whole servers; no time for what answers wrongly."""
+"""Interleaved GPU timings of linear attention layers and whole servers; wrong answers get no time."""

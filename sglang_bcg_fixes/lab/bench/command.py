@@ -1,4 +1,4 @@
-"""`bcg-fixes bench`: which measurements, each written as soon as it is there, and what is printed of them."""
+"""`bcg-fixes bench`: choose the measurements, write each one as soon as it is made, and print tables."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ LAYER_MODULE = "sglang_bcg_fixes.lab.bench.gdn_layer"
 
 
 class BenchError(Exception):
-    """Nothing could be measured, and what to do."""
+    """Nothing could be measured; the message says what to do."""
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--layer", action="store_true", help="only the linear attention layers")
     command.add_argument("--servers", action="store_true", help="only the servers")
     command.add_argument(
-        "--flashinfer", action="store_true", help="layers on FlashInfer's kernel, too; it may compile for ten minutes"
+        "--flashinfer",
+        action="store_true",
+        help="layers on FlashInfer's kernel too; it may compile for ten minutes",
     )
     command.add_argument("--quick", action="store_true", help="few sizes and few rounds")
     command.add_argument("--shapes", default=",".join(gdn_layer.SHAPES), metavar="A,B", help="default: %(default)s")
@@ -44,13 +46,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--rounds", type=int, metavar="N", help=f"default: {ROUNDS}; at least {timing.LEAST_ROUNDS}")
     command.add_argument("--jsonl", type=pathlib.Path, default=pathlib.Path("bench.jsonl"), metavar="FILE")
     command.add_argument("--plots", type=pathlib.Path, metavar="DIR", help="default: where the JSONL is")
-    command.add_argument("--plot-only", type=pathlib.Path, metavar="FILE", help="tables and plots of an earlier JSONL")
+    command.add_argument("--plot-only", type=pathlib.Path, metavar="FILE", help="print and plot an earlier JSONL")
     command.add_argument("--python", default=sys.executable, metavar="PATH", help="of an environment with SGLang")
     command.add_argument("--release", metavar="V", help="refuse unless the installed SGLang is this release")
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit status: 0 everything that counts is right and was measured, 1 something is not."""
+    """Run the benchmark; exit status 0: everything that counts is right and was measured, 1: something is not."""
     if options.plot_only:
         show(options.plot_only, options.plots)
         return 0
@@ -125,7 +127,7 @@ def parts(
 
 
 def layer_rows(python: str, source: Source, job: dict[str, Any]) -> Iterator[list[Row]]:
-    """In a process of its own, which a broken kernel may take down."""
+    """Measure layers in a process of their own, which a broken kernel may take down."""
     absent = gdn_layer.missing(source)
     if absent:
         raise gdn_layer.LayerBenchError(f"SGLang {source.version} has no {', '.join(absent)}")
@@ -148,8 +150,8 @@ def server_rows(
     needed = servers.GIB * len({*arms, verify.REFERENCE})
     if free_gib < needed:
         raise BenchError(
-            f"{free_gib} GiB are free on the GPU, and the servers need {needed} together: end what runs there, or "
-            f"name fewer of them with --arms"
+            f"{free_gib} GiB are free on the GPU, and the servers need {needed} together: stop what runs "
+            f"there, or choose fewer with --arms"
         )
     with tempfile.TemporaryDirectory(prefix="bcg-bench-") as made:
         folder, case = pathlib.Path(made), servers.CASES[options.model]
@@ -186,7 +188,7 @@ def report(found: Sequence[Row]) -> Iterator[str]:
 
 
 def layer_table(layers: Sequence[Row]) -> Iterator[str]:
-    """Microseconds a layer; how much faster is the wall time of the eager layer over that of the captured one."""
+    """Table of microseconds per layer; "faster" is the eager wall time over the captured one."""
     head = (
         *(
             "shape",

@@ -3,7 +3,7 @@
     python -m sglang_bcg_fixes.lab.bench.gdn_layer JOB
 
 JOB is JSON: {"shape", "tokens", "sequences", "rounds", "flashinfer"}. Every case is one line of JSON on stdout, a list
-of rows; what it is doing is on stderr. More kernels to compare are one entry in KERNELS.
+of rows; progress goes to stderr. To compare another kernel, add an entry to KERNELS.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ SEED, PREFIX, CHUNK = 0, 64, 64
 
 
 class LayerBenchError(Exception):
-    """This SGLang's layer cannot be run by itself."""
+    """This SGLang's layer cannot be run on its own."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """A model's gated delta net layers on one GPU, and how many it has."""
+    """A model's gated delta net layers on one GPU, and their number."""
 
     layers: int
     key_heads: int = 16
@@ -56,14 +56,14 @@ class Shape:
         return (2 * self.key_heads + self.value_heads) * self.head
 
 
-# the two have layers of one size
+# both have layers of the same size
 SHAPES = {"qwen3_next": Shape(36), "qwen3_5_4b": Shape(24)}
 
 
 def floor_us(shape: Shape, tokens: int, sequences: int, gpu: str) -> float | None:
-    """What a layer cannot be faster than: its inputs, outputs and states moved once, or its products, in chunks of 64.
+    """Lower bound of a layer's time: its inputs, outputs and states moved once, or its products in chunks of 64.
 
-    Only for GPUs whose real rates somebody has measured.
+    Only for GPUs whose real rates have been measured.
     """
     if "H200" not in gpu:
         return None
@@ -81,7 +81,7 @@ def missing(source: Source) -> list[str]:
 
 
 class Device(Protocol):
-    """What is asked of a GPU; tests have one of their own."""
+    """GPU operations that the benchmark needs; tests substitute their own."""
 
     name: str
 
@@ -113,7 +113,7 @@ class Cuda:
         self.larger_than_l2.zero_()
 
     def capture(self, work: Callable[[], object]) -> Callable[[], object]:
-        """The work must have been done before, so that every kernel is compiled and tuned."""
+        """Capture work that has run before, so that every kernel is compiled and tuned."""
         graph = self.torch.cuda.CUDAGraph()
         with self.torch.cuda.graph(graph):
             work()
@@ -130,7 +130,7 @@ class Cuda:
 
 
 class Problem:
-    """A step of `layers` layers in a row: the same inputs and weights, pools of its own for each, one output."""
+    """A step of `layers` consecutive layers: the same inputs and weights, separate pools, one output."""
 
     def __init__(self, shape: Shape, lengths: Sequence[int], device: str, kind: str = "bfloat16") -> None:
         import torch
@@ -150,13 +150,13 @@ class Problem:
             a=normal(tokens, heads),
             b=normal(tokens, heads),
             conv_weights=normal(shape.channels, shape.width) * 0.5,
-            # heads that forget at once, and heads that forget slowly
+            # some heads forget at once, others slowly
             A_log=torch.linspace(-4, 2, heads, device=device),
             dt_bias=normal(heads),
             conv=normal(sequences, shape.channels, shape.width - 1),
             state=normal(sequences, heads, size, size, dtype=torch.float32),
         )
-        # slot 0 belongs to nobody: who reads it gets what is no number
+        # slot 0 is unused: NaN exposes whoever reads it
         self.slots = torch.arange(1, sequences + 1, dtype=torch.int32, device=device)
         inputs = self.inputs
         self.conv, self.state = (
@@ -173,9 +173,9 @@ class Problem:
         return reference.Results(self.output[0], self.conv[layer, 1:], self.state[layer, 1:])
 
     def errors(self, wanted: reference.Results) -> dict[str, float]:
-        """The largest of all layers; the output is the last one's."""
+        """Largest error over all layers; the output is the last layer's."""
         every = [reference.errors(self.results(layer), wanted) for layer in range(self.layers)]
-        # not max(): it may pass over what is not a number
+        # not max(), which may skip a NaN
         return {name: sorted((each[name] for each in every), key=lambda x: (x != x, x))[-1] for name in every[0]}
 
 
@@ -183,7 +183,7 @@ Layer = Callable[[int], None]
 
 
 def of_sglang(problem: Problem, flashinfer: bool = False) -> Layer:
-    """GDNAttnBackend.forward_extend and the copy into the break's output, on pools that are ours."""
+    """Call GDNAttnBackend.forward_extend and copy into the break's output, on our own pools."""
     import torch
     from sglang.srt.layers.attention.linear import utils as kinds
     from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
@@ -210,7 +210,7 @@ def of_sglang(problem: Problem, flashinfer: bool = False) -> Layer:
     kind = kinds.LinearAttnKernelBackend
     chosen = {"decode": kind("triton"), "prefill": kind("flashinfer" if flashinfer else "triton")}
     if hasattr(kinds, "LinearAttnBackends"):
-        # since 0.5.18 a runner has its own choice
+        # from 0.5.18 a runner chooses for itself
         runner.linear_attn_backends = kinds.LinearAttnBackends(**chosen, verify=kind("triton"))
     layers = [
         RadixLinearAttention(
@@ -245,9 +245,9 @@ def of_sglang(problem: Problem, flashinfer: bool = False) -> Layer:
     batch.extend_prefix_lens, batch.extend_prefix_lens_cpu = prefixes, [PREFIX] * len(lengths)
     backend = GDNAttnBackend(runner)
     if flashinfer and not hasattr(kinds, "LinearAttnBackends"):
-        # as --linear-attn-prefill-backend would have it
+        # as with --linear-attn-prefill-backend
         backend.kernel_dispatcher = type(backend.kernel_dispatcher)(*chosen.values())
-    # once for all layers of a step, as SGLang does
+    # once for all layers of a step, as in SGLang
     backend.init_forward_metadata(batch)
 
     def layer(number: int) -> None:
@@ -260,7 +260,7 @@ def of_sglang(problem: Problem, flashinfer: bool = False) -> Layer:
 
 
 def server_args() -> Any:
-    """As much as the layer reads of a server without flags; since 0.5.17, from where a server publishes them."""
+    """Settings that the layer reads, as of a server without flags; from 0.5.17 where a server publishes them."""
     try:
         from sglang.srt.runtime_context import publish
     except ImportError:
@@ -272,7 +272,7 @@ def server_args() -> Any:
     return made
 
 
-# what a server would be captured for, however many sequences a step has
+# a server's capture limits, however many sequences a step has
 CAPTURED_SEQUENCES = 128
 
 
@@ -284,7 +284,7 @@ def of_ours(problem: Problem, form: str) -> Layer:
 def calls_of_ours(
     problem: Problem, form: str = TRITON, tuning: Tuning | None = None, sequences: int = CAPTURED_SEQUENCES
 ) -> Callable[[int], Call]:
-    """Our kernels in the captured graph's place, on static tables made for many more sequences than there are."""
+    """Call our kernels as the captured graph would, on static tables made for far more sequences."""
     import torch
 
     from sglang_bcg_fixes.kernels.gdn_extend import Shape, cuda, metadata, triton
@@ -298,7 +298,7 @@ def calls_of_ours(
     tables = metadata.Tables(tokens, max(sequences, len(problem.lengths)), problem.device)
     scratch = triton.Scratch.for_rows(tokens, tables, heads, problem.output.dtype, tuning)
     lengths = torch.tensor(problem.lengths, dtype=torch.int32, device=problem.device)
-    # once for all layers of a step, as SGLang's own metadata
+    # once for all layers of a step, like SGLang's own metadata
     tables.fill(lengths, problem.slots, torch.full_like(lengths, PREFIX))
 
     def call(number: int) -> Call:
@@ -325,15 +325,15 @@ def calls_of_ours(
 
 SGLANG, FLASHINFER = "sglang", "sglang flashinfer"
 OURS = {f"bcg_fixes {form}": functools.partial(of_ours, form=form) for form in (TRITON, CUDA)}
-# each makes, for a problem, the function that runs one of its layers; the first is what the others are held against
+# each makes, for a problem, the function that runs one of its layers; the first is the baseline of the others
 KERNELS: dict[str, Callable[[Problem], Layer]] = {SGLANG: of_sglang, **OURS}
-# only where it is asked for: at its first use it compiles for some ten minutes
+# only on request: its first use compiles for some ten minutes
 ON_FLASHINFER = {FLASHINFER: functools.partial(of_sglang, flashinfer=True)}
 
 
 @dataclasses.dataclass
 class Measured:
-    """One arm of a case: is it right, and how long does a layer take, in microseconds."""
+    """One arm of a case: its correctness, and microseconds per layer."""
 
     arm: str
     verdict: str
@@ -344,7 +344,7 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What a kernel is held against: the fp32 reference, and SGLang's own errors where they are known."""
+    """Baseline for a kernel: the fp32 reference, and SGLang's own errors where they are known."""
 
     problem: Problem
     wanted: reference.Results
@@ -362,7 +362,7 @@ class Comparison:
 def measure(
     problem: Problem, device: Device, rounds: int, kernels: Mapping[str, Callable[[Problem], Layer]]
 ) -> list[Measured]:
-    """Every kernel launched by the host and captured; only those that are right are timed, and those in turn."""
+    """Run every kernel launched by the host and captured; time the correct ones, interleaved."""
     import torch
 
     found: list[Measured] = []
@@ -376,7 +376,7 @@ def measure(
                 compare = Comparison(problem, wanted, None if name == FLASHINFER else of_sglang)
                 arms |= judged(name, builder(problem), compare, device, replay_flushes, found)
             except Exception as error:
-                # another kernel may do; this one is red, and says why
+                # this kernel is red with its reason; others may still work
                 found.append(Measured(f"{name}, {EAGER}", RED, f"{type(error).__name__}: {error}"[:500]))
             of_sglang = found[0].errors
         samples = timing.in_turn(arms, rounds) if arms else {}
@@ -395,7 +395,7 @@ def judged(
     replay_flushes: Callable[[], object],
     found: list[Measured],
 ) -> dict[str, Callable[[], timing.Sample]]:
-    """Adds the verdicts on both arms of these kernels, and returns what times those that are right."""
+    """Add the verdicts on both arms of these kernels; return timers for the correct ones."""
     problem = compare.problem
 
     def step() -> None:
@@ -407,7 +407,7 @@ def judged(
             device.flush()
             layer(number)
 
-    # compiles and tunes, which no capture may contain
+    # compiles and tunes, which a capture must not contain
     problem.restore()
     step()
     eager = compare.judge(f"{name}, {EAGER}", step, device)
@@ -447,7 +447,7 @@ def flushes(problem: Problem, device: Device) -> None:
 
 
 def rows_of(found: Sequence[Measured], name: str, tokens: int, sequences: int, floor: float | None) -> Iterator[Row]:
-    """A row for each time; one without numbers for an arm that has none."""
+    """Rows of one case: one per timing, and one without numbers for an arm that has none."""
     for each in found:
         details = {"errors": each.errors, "layers": SHAPES[name].layers, "floor_us": floor}
         row = Row(PART, WALL, "us", each.arm, name, tokens, sequences, each.verdict, each.why, details=details)
@@ -465,7 +465,7 @@ def case_of(
     try:
         found = measure(problem, device, rounds, KERNELS | ON_FLASHINFER if flashinfer else KERNELS)
     except Exception as error:
-        # out of memory, or a GPU that another case has left broken: said, and the next case is tried
+        # out of memory, or a GPU that another case left broken: report it and try the next case
         found = [Measured(f"sglang, {EAGER}", RED, f"{type(error).__name__}: {error}"[:500])]
     return list(rows_of(found, name, tokens, sequences, floor_us(shape, tokens, sequences, gpu)))
 
@@ -474,7 +474,7 @@ def main(arguments: list[str]) -> None:
     import torch
 
     job = json.loads(arguments[0])
-    # what SGLang logs must not get between the rows
+    # SGLang's log lines must not mix with the rows
     out, sys.stdout = sys.stdout, sys.stderr
     device, gpu = Cuda(), torch.cuda.get_device_name()
     wanted = [(tokens, sequences) for tokens in job["tokens"] for sequences in job["sequences"]]

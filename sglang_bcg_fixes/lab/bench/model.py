@@ -1,7 +1,7 @@
-"""Models with layers at their real sizes and few words, so that several servers have them on one GPU.
+"""Models with full-size layers and a small vocabulary, so that several servers fit on one GPU.
 
-Qwen3-Next-80B-A3B has its 48 layers, but 16 experts instead of 512: 8 GB. Qwen3.5-4B has 8 of its 32 layers, as text
-only. Of each model four layers are drawn, and come again and again.
+Qwen3-Next-80B-A3B has its 48 layers, but 16 experts instead of 512: 8 GB. Qwen3.5-4B has 8 of its 32 layers, text only.
+Four layers of each model are drawn and repeated.
 
     python -m sglang_bcg_fixes.lab.bench.model FOLDER NAME...
 """
@@ -152,7 +152,7 @@ def tensors(name: str) -> Tensors:
         start = f"model.layers.{layer % PERIOD}."
         for weight, each in drawn.items():
             if weight.startswith(start):
-                # a checkpoint's tensors share no memory
+                # tensors of a checkpoint share no memory
                 found[f"model.layers.{layer}.{weight.removeprefix(start)}"] = each.clone()
     return found
 

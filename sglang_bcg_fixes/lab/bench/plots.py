@@ -1,4 +1,4 @@
-"""Pictures of what was measured, drawn from its rows; matplotlib is an extra."""
+"""Plots of measured rows; matplotlib is an extra."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TIME_MARKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
 def draw(rows: Sequence[Row], folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
-    """The files that were written; ImportError where there is no matplotlib."""
+    """Draw all plots and return the files written; ImportError without matplotlib."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -43,7 +43,7 @@ def save(figure: Any, file: pathlib.Path) -> None:
 
 
 def layer_figure(pyplot: Any, rows: Sequence[Row], shape: str) -> Any:
-    """A panel for each number of sequences: microseconds over tokens, with the band from p20 to p80."""
+    """Plot one panel per number of sequences: microseconds over tokens, with the p20 to p80 band."""
     counts = sorted({row.sequences for row in rows if row.part == gdn_layer.PART})
     figure, panels = pyplot.subplots(1, len(counts), figsize=(4 * len(counts), 4), sharey=True, squeeze=False)
     for panel, count in zip(panels[0], counts, strict=True):
@@ -64,7 +64,7 @@ def layer_figure(pyplot: Any, rows: Sequence[Row], shape: str) -> Any:
 
 
 def marked_tokens(panel: Any, tokens: Collection[int]) -> None:
-    """What was measured, in place of powers of ten."""
+    """Label the axis with the measured sizes instead of powers of ten."""
     panel.set_xticks(sorted(tokens), map(str, sorted(tokens)))
     panel.minorticks_off()
     panel.grid(alpha=0.3)
@@ -91,6 +91,6 @@ def server_figure(pyplot: Any, rows: Sequence[Row]) -> Any:
     throughput = [row for row in rows if row.measured == servers.THROUGHPUT]
     for row in throughput:
         right.bar(row.arm, row.median)
-    # in the colours of the legend beside it
+    # in the colours of the legend next to it
     right.set(ylabel="output tokens/s", title="fixed output", xticks=[])
     return figure

@@ -1,4 +1,4 @@
-"""What was measured, as lines of JSON. A row whose answers are wrong has no numbers, so nothing can be made of them."""
+"""Measurements as lines of JSON. A row with wrong answers has no numbers, so none can be quoted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKENS_PER_SECOND = "tokens/s"
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """`l2` is empty where it was left as it came; `details` say what else is known of the measurement."""
+    """One measurement; `l2` is empty if the cache was left alone, `details` hold everything else known."""
 
     part: str
     measured: str
@@ -44,7 +44,7 @@ class Row:
 
 
 def speed_up(base: Row | None, row: Row | None) -> float | None:
-    """How many times better than the base, or None where one of them is not right or was not measured."""
+    """Factor over the base, or None where either is wrong or was not measured."""
     if base is None or row is None or base.verdict != GREEN or row.verdict != GREEN:
         return None
     if not base.median or not row.median:
@@ -53,7 +53,7 @@ def speed_up(base: Row | None, row: Row | None) -> float | None:
 
 
 class File:
-    """One header, then rows, each written as soon as it is known."""
+    """A header, then rows, each written as soon as it is known."""
 
     def __init__(self, path: pathlib.Path, header: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def read(path: pathlib.Path) -> tuple[dict[str, Any], list[Row]]:
 
 
 def cases(rows: Sequence[Row]) -> list[tuple[str, int, int]]:
-    """Shape, tokens and sequences, each once, as they came."""
+    """Distinct (shape, tokens, sequences), in order of appearance."""
     return list(dict.fromkeys(row.case for row in rows))
 
 

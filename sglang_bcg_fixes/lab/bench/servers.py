@@ -1,4 +1,4 @@
-"""Time to the first token and throughput of servers that are alive at once and are asked in turn.
+"""Time to first token and throughput of servers that are alive at once and take turns.
 
 First every server answers the same prompts. One that answers wrongly, that never replays, or that dies is not timed.
 """
@@ -41,33 +41,33 @@ ARMS = {
     command.EAGER: "no prefill graphs",
     command.STOCK: "breakable graphs, stock",
 }
-# patched servers with something more in their environment
+# patched servers with additional environment variables
 MORE = {KERNEL: {gdn_extend.KERNEL.flag: "cuda"}, CANARY: {flags.CANARY: "1"}}
 BUCKETS = (256, 1024, 4096, 8192)
 # just below each bucket, so that every replay has padding
 LENGTHS = tuple(bucket - 3 for bucket in BUCKETS)
 TOGETHER, PROMPT, OUTPUT = 16, 1021, 32
-# how far logprobs may be from the reference's; those that have nothing to do with each other are ten apart
+# how far logprobs may be from the reference's; unrelated ones are ten apart
 NEAR = 2.0
-# each with its model, states and graphs
+# GiB of one server: model, states and graphs
 GIB = 20
-# of a server's log, where a kernel does not run
+# line in a server's log when a kernel does not run
 LEFT = re.compile(rf"{gdn_extend.KERNEL.op} is left to SGLang's own code here: .*")
-# of its log, how long the prefill graphs took; the gigabytes that stand there are of a GPU that others fill, too
+# log line with the capture time; its gigabytes are useless, because other servers fill the same GPU
 CAPTURE = re.compile(r"Capture .*?(?:piecewise|prefill) CUDA graph end\..*?([\d.]+) s")
 # room for one call
 PIPE_BYTES = 2**20
-# a server that waits for its turn is silent, too; one that is asked has this long
+# a server that waits for its turn is silent too; one that is asked has this long
 LIMITS, ANSWER_LIMIT, SECONDS_BETWEEN_LOOKS = (400.0, 500.0), 60.0, 0.002
 Say = Callable[[str], None]
 
 
 class Ended(Exception):
-    """A server is no longer there, or does not answer."""
+    """The server has ended or does not answer."""
 
 
 def some_of_everything(buckets: Sequence[int]) -> list[Call]:
-    """What answers are compared on: alone at every length, again after others, and together."""
+    """Prompts for comparing answers: alone at every length, again after others, and together."""
     script = cases.Script()
     alone = [script.ask("alone", [bucket - 3]) for bucket in buckets for _ in range(2)]
     script.ask("together", [5, buckets[0] // 2, buckets[0] - 9, 60])
@@ -77,7 +77,7 @@ def some_of_everything(buckets: Sequence[int]) -> list[Call]:
 
 
 def nothing_twice(buckets: Sequence[int]) -> list[Call]:
-    """The same, but for what the radix cache would answer."""
+    """The same, without prompts that the radix cache would answer."""
     return [call for call in some_of_everything(buckets) if call.again is None]
 
 
@@ -88,7 +88,7 @@ CASE = cases.Case(
     script=some_of_everything,
     extra=lambda source: {"--context-length": 16384, "--max-total-tokens": 65536},
 )
-# by the name of the model; Qwen3.5 is started as users start it
+# by model name; Qwen3.5 is started as users start it
 CASES = {
     model.NAME: CASE,
     model.DENSE: dataclasses.replace(
@@ -104,7 +104,7 @@ CASES = {
 
 @dataclasses.dataclass
 class Alive:
-    """A server that is asked through its pipe; `why` says why it is asked no more."""
+    """A server driven through its pipe; `why` says why it is no longer used."""
 
     run: command.Run
     future: concurrent.futures.Future[Outcome]
@@ -121,7 +121,7 @@ class Alive:
         return found
 
     def wait_for(self, number: int, limit: float) -> Any:
-        """The line of this number; the first says that it has started."""
+        """Wait for output line `number`; the first one reports that the server has started."""
         file, began = self.run.server.answers, time.monotonic()
         while time.monotonic() - began < limit:
             if file.exists() and file.stat().st_size != self.size:
@@ -135,11 +135,11 @@ class Alive:
         raise Ended(f"no answer within {limit:.0f} s")
 
     def now(self) -> Outcome:
-        """What it has done so far, as if it had finished."""
+        """Outcome so far, as if it had finished."""
         return outcome(self.run.server, self.why or FINISHED, 0)
 
     def prefills(self) -> collections.Counter[str]:
-        """How many prefill passes it has replayed, refused or run without a graph."""
+        """Count prefill passes replayed, refused and run without a graph."""
         return collections.Counter(line[1] for line in self.now().passes if line[0] == "prefill")
 
 
@@ -177,7 +177,7 @@ def runs_of(
     case: cases.Case = CASE,
     arms: Collection[str] = tuple(ARMS),
 ) -> list[command.Run]:
-    """A server of each arm, and of the reference, against which the others are judged."""
+    """Runs for each arm, and for the reference that the others are judged against."""
     order = [arm for arm in ARMS if arm not in MORE]
     found = {each.arm: each for each in command.runs_of(case, order, known, source, BUCKETS, folder)}
     patched = found[command.PATCHED]
@@ -194,12 +194,12 @@ def start(each: command.Run, runner: Runner, pipes: contextlib.ExitStack) -> Ali
     folder.mkdir(parents=True)
     path = folder / "pipe"
     os.mkfifo(path)
-    # for reading too: then it can be opened, and written to, before the server reads
+    # opened for reading too, so that it can be written before the server reads
     pipe = pipes.enter_context(os.fdopen(os.open(path, os.O_RDWR), "w"))
-    # one that reads no more must not block whoever asks
+    # a server that no longer reads must not block the writer
     fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     job = {**{name: value for name, value in each.server.job.items() if name != "calls"}, "pipe": str(path)}
-    # a server that is near the reference, and not equal to it, is right only if it has checked itself
+    # a server near the reference but not equal to it is right only if its self-check says so
     checks = each.arm not in (command.REFERENCE, command.EAGER)
     environment = {**each.server.environment, flags.SELFCHECK: "warn" if checks else "off"}
     run = dataclasses.replace(each, server=dataclasses.replace(each.server, job=job, environment=environment))
@@ -207,7 +207,7 @@ def start(each: command.Run, runner: Runner, pipes: contextlib.ExitStack) -> Ali
 
 
 def every_one(alive: Sequence[Alive], do: Callable[[Alive], object], say: Say, done: str = "") -> None:
-    """Ask all that can be asked; one that fails is asked no more."""
+    """Ask every live server; drop one that fails."""
     for each in alive:
         if each.why:
             continue
@@ -222,7 +222,7 @@ def every_one(alive: Sequence[Alive], do: Callable[[Alive], object], say: Say, d
 
 
 def judge(alive: Sequence[Alive], say: Say) -> None:
-    """Against the server that refuses to replay."""
+    """Judge each server against the one that refuses to replay."""
     reference = next(each.now() for each in alive if each.run.arm == command.REFERENCE)
     for each in alive:
         if each.why:
@@ -245,7 +245,7 @@ def judge(alive: Sequence[Alive], say: Say) -> None:
 
 
 def why_no_baseline(calls: Sequence[Call], mine: Outcome, reference: Outcome) -> str:
-    """Other kernels are right in other last bits, and sometimes in another token: most first ones are the same."""
+    """Say why a server is not a baseline; other kernels round differently, but most first tokens must agree."""
     if not reference.finished:
         return f"the reference: {reference.ending}"
     broken = [each for each in compare.compare(CASE, calls, mine, None) if each.outcome == compare.BROKEN]
@@ -257,10 +257,10 @@ def why_no_baseline(calls: Sequence[Call], mine: Outcome, reference: Outcome) ->
 
 
 def why_wrong(calls: Sequence[Call], mine: Outcome, reference: Outcome) -> str:
-    """Equal in every bit is right. A replay is padded, and large products may round otherwise for another size.
+    """Say why a server is wrong; equal in every bit is right, but padding may round large products differently.
 
-    Then right is what repeats itself in every bit, begins near the reference, and has found itself right layer by
-    layer: through so many random layers, a last bit can become another token.
+    A server that differs is right if it repeats its own answers bit for bit, starts near the reference, and passed its
+    self-check layer by layer: through so many random layers, a last bit can become another token.
     """
     found = compare.judge(CASE, calls, mine, [reference])
     doubtful = not mine.finished or compare.proves_nothing(CASE, mine) or compare.doubt_about(CASE, calls, [reference])
@@ -276,7 +276,7 @@ def why_wrong(calls: Sequence[Call], mine: Outcome, reference: Outcome) -> str:
 
 
 def gap(calls: Sequence[Call], mine: Outcome, reference: Outcome) -> float:
-    """The largest difference of a logprob of the first token, over what both servers name."""
+    """Largest logprob difference of the first token, over the tokens that both servers report."""
     worst = 0.0
     for one, other in answers(calls, mine, reference):
         ours, theirs = ({token: logprob for logprob, token in each["top"][0]} for each in (one, other))
@@ -291,7 +291,7 @@ def answers(calls: Sequence[Call], *outcomes: Outcome) -> list[tuple[compare.Ans
 
 
 def rows_of(alive: Sequence[Alive], measured: str, length: int, together: int, rounds: int, say: Say) -> list[Row]:
-    """Every round has prompts of its own, and asks each server for them once."""
+    """Measure; every round has its own prompts and sends them to each server once."""
     script = cases.Script()
     script.random.seed(f"{measured} {length}")
     new = OUTPUT if measured == THROUGHPUT else 1
@@ -339,7 +339,7 @@ def rows_of(alive: Sequence[Alive], measured: str, length: int, together: int, r
 
 
 def capture_of(log: str) -> dict[str, float] | None:
-    """Of all sizes together, as SGLang says it."""
+    """Capture time of all sizes together, as SGLang logs it."""
     found = CAPTURE.search(log)
     return {"seconds": float(found[1])} if found else None
 

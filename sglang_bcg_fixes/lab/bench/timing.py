@@ -1,4 +1,4 @@
-"""Arms measured in turn, so that whatever drifts falls on all alike. Nothing of SGLang or torch is in here."""
+"""Interleave measurements of all arms, so that drift affects them alike; needs no SGLang or torch."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 LEAST_ROUNDS, WARM_UP, SEED = 5, 1, 0
-# what one measurement of an arm gave: names of what was measured, and values
+# one measurement of an arm: values by name
 Sample = Mapping[str, float]
 
 
 @dataclasses.dataclass(frozen=True)
 class Spread:
-    """What is told of an arm's samples."""
+    """Summary of an arm's samples."""
 
     rounds: int
     median: float
@@ -27,7 +27,7 @@ def spread(samples: Sequence[float]) -> Spread:
 
 
 def quantile(samples: Sequence[float], part: float) -> float:
-    """Between the two nearest samples, in proportion."""
+    """Interpolate linearly between the two nearest samples."""
     ordered = sorted(samples)
     place = part * (len(ordered) - 1)
     low = int(place)
@@ -36,7 +36,7 @@ def quantile(samples: Sequence[float], part: float) -> float:
 
 
 def in_turn(arms: Mapping[str, Callable[[], Sample]], rounds: int, warm_up: int = WARM_UP) -> dict[str, list[Sample]]:
-    """Every round asks every arm once, in an order of its own; the first rounds are thrown away."""
+    """Measure every arm once per round, in a shuffled order; discard the first rounds."""
     if rounds < LEAST_ROUNDS:
         raise ValueError(f"{rounds} rounds are too few for a spread; at least {LEAST_ROUNDS}")
     order, source = list(arms), random.Random(SEED)
@@ -57,7 +57,7 @@ def spreads(samples: Sequence[Sample]) -> dict[str, Spread]:
 def launch(
     work: Callable[[], object], synchronize: Callable[[], object], now: Callable[[], float] = time.perf_counter
 ) -> dict[str, float]:
-    """Seconds until the host had launched the work, and until the device had done it."""
+    """Seconds until the host has launched the work, and until the device has done it."""
     synchronize()
     began = now()
     work()

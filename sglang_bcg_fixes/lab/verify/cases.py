@@ -1,6 +1,6 @@
-"""What `bcg-fixes verify` runs, as data: a tiny model, how its server is started, what it is asked, what is compared.
+"""The cases of `bcg-fixes verify` as data: a tiny model, its server's flags, the calls, and what is compared.
 
-Which fixes a case shows is said once, by the fixes: each names its cases in `Fix.verify`.
+Fixes name their cases, in `Fix.verify`; cases do not name fixes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Flags = dict[str, Value]
 
 NEW_TOKENS = 12
 SEED = 1
-# what is left to say where everything else is SGLang's own choice
+# the only flags given where everything else is SGLang's own choice
 SIZES: Flags = {
     "--skip-tokenizer-init": True,
     "--context-length": 8192,
@@ -30,7 +30,7 @@ SIZES: Flags = {
 
 
 class Standard(str, enum.Enum):
-    """What must be equal, and to what."""
+    """Standard of comparison: what must be equal, and to what."""
 
     BITS = "every token and logprob of the reference, which refuses to replay"
     TOKENS = "every token of the reference, which refuses to replay"
@@ -45,7 +45,7 @@ class Standard(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One /generate with all its prompts; `again` is the number of an earlier call that asked the very same."""
+    """One /generate with all its prompts; `again` is the index of an earlier call with the same prompts."""
 
     part: str
     prompts: tuple[tuple[int, ...], ...]
@@ -54,7 +54,7 @@ class Call:
 
 
 class Script:
-    """The calls of a case in order; prompts come from a seed of their own, the same for every server."""
+    """The calls of a case in order; a fixed seed gives every server the same prompts."""
 
     def __init__(self) -> None:
         self.random = random.Random(SEED)
@@ -75,7 +75,7 @@ class Script:
 
 
 def around_every_bucket(buckets: Sequence[int]) -> list[Call]:
-    """Alone and in batches of 1 to 16, one less and one more than each bucket, and larger ones after smaller ones."""
+    """Ask alone and in batches of 1 to 16, one less and one more than each bucket, larger after smaller."""
     script, largest = Script(), max(buckets)
     exact = []
     for size in sorted(buckets, reverse=True):
@@ -98,12 +98,12 @@ def around_every_bucket(buckets: Sequence[int]) -> list[Call]:
 
 
 def ragged(source: random.Random, count: int, total: int) -> list[int]:
-    """Lengths from 1 on that fit into one prefill together."""
+    """Lengths from 1 up that fit into one prefill together."""
     return [1, *(source.randrange(1, total // count) for _ in range(count - 1))]
 
 
 def warm_prefixes(buckets: Sequence[int]) -> list[Call]:
-    """The same beginning again and again, alone and together, from the radix cache; asked twice in full, too."""
+    """Ask for the same beginning repeatedly, alone and together, from the radix cache; also twice in full."""
     script = Script()
     for length in (buckets[0] + 5, max(buckets) // 2 + 40):
         prefix = script.tokens(length)
@@ -118,14 +118,14 @@ def warm_prefixes(buckets: Sequence[int]) -> list[Call]:
 
 
 def new_prompts(buckets: Sequence[int]) -> list[Call]:
-    """As around every bucket, but nothing twice: the radix cache would answer the second time with other kernels."""
+    """Ask around every bucket, but nothing twice: the radix cache would answer repeats with other kernels."""
     return [call for call in around_every_bucket(buckets) if call.again is None]
 
 
 def alone_after_a_batch(buckets: Sequence[int]) -> list[Call]:
-    """Requests alone in decode graphs of four rows, before and after a batch of four has left its rows behind.
+    """Ask alone in decode graphs of four rows, before and after a batch of four has left stale rows.
 
-    The cache is small, so that one of the later requests is given the slots that the batch had.
+    The cache is small, so that one of the later requests reuses the batch's slots.
     """
     script = Script()
     alone = [script.ask("alone, rows never used", [100], 24) for _ in range(4 if len(buckets) < 3 else 12)]
@@ -137,7 +137,7 @@ def alone_after_a_batch(buckets: Sequence[int]) -> list[Call]:
 
 
 def short_drafts(buckets: Sequence[int]) -> list[Call]:
-    """Short prompts: there the new tokens are most of what the draft attends to."""
+    """Ask short prompts, where the new tokens are most of what the draft attends to."""
     script = Script()
     for length in range(4, 28, 6 if len(buckets) < 3 else 2):
         script.ask("alone", [length], 32)
@@ -163,12 +163,12 @@ def of_the_drafts_of(source: Source, adaptive: bool) -> Flags:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """`phase` is the kind of pass that must be replayed, with at least `requests` in one of them.
+    """One case; a pass of kind `phase` must be replayed, with at least `requests` in one of them.
 
-    `module` must be there for the model to be known, and `served` says whether it is with these flags; `watches` names
-    defects that the case shows and that this version has no fix for, and `extra` are flags beside those of every case.
-    With `by_default` the server is started as users start it: only the sizes of its pools are given, so that others can
-    be beside it.
+    `module` must exist for SGLang to know the model, and `served` says whether it is served with these flags; `watches`
+    names defects that the case shows and that this version has no fix for, and `extra` are flags added to those of
+    every case. With `by_default` the server is started as users start it: only pool sizes are given, so that several
+    servers fit.
     """
 
     name: str
@@ -184,7 +184,7 @@ class Case:
     watches: tuple[str, ...] = ()
     module: str = ""
     served: Callable[[Source], bool] = lambda source: True
-    # speculative decoding of the earlier releases has none to give
+    # speculative decoding of earlier releases returns none
     logprobs: bool = True
     by_default: bool = False
 
@@ -196,7 +196,7 @@ class Case:
         return (not self.module or source.has_module(self.module)) and self.served(source)
 
     def flags(self, source: Source, buckets: Sequence[int], eager: bool = False) -> Flags:
-        """By the options that this source has, never by its version."""
+        """Choose flags by the options that this source has, never by its version."""
         if self.by_default:
             return {**SIZES, **self.extra(source), **(prefill_graphs(source, ()) if eager else {})}
         newer = source.has_option("--cuda-graph-bs-decode")
@@ -209,10 +209,10 @@ class Case:
             "--random-seed": 0,
             "--context-length": 4096,
             "--chunked-prefill-size": max(buckets),
-            # one that has just ended still counts for a step, and would keep the last of a batch waiting
+            # a request that has just ended still counts for a step, and would keep the last of a batch waiting
             "--max-running-requests": 2 * max(self.decode_sizes),
             "--max-total-tokens": 32768,
-            # of the memory that is free when it starts: the pools are small, and other servers start beside it
+            # share of the memory free at start: the pools are small, and other servers start at the same time
             "--mem-fraction-static": 0.7,
             "--disable-radix-cache": True,
             "--cuda-graph-bs-decode" if newer else "--cuda-graph-bs": self.decode_sizes,
@@ -223,7 +223,7 @@ class Case:
 
 
 def prefill_graphs(source: Source, buckets: Sequence[int]) -> Flags:
-    """Breakable graphs of these sizes, or none."""
+    """Flags for breakable graphs of these sizes, or for none."""
     if source.has_option("--cuda-graph-backend-prefill"):
         if not buckets:
             return {"--cuda-graph-backend-prefill": "disabled"}
@@ -232,26 +232,26 @@ def prefill_graphs(source: Source, buckets: Sequence[int]) -> Flags:
         return {"--disable-piecewise-cuda-graph": True}
     return {
         "--enable-breakable-cuda-graph": True,
-        # some of the models are refused by default in these releases
+        # these releases refuse some of the models by default
         "--enforce-piecewise-cuda-graph": True,
         "--piecewise-cuda-graph-tokens": tuple(buckets),
     }
 
 
 def with_radix_cache(source: Source) -> Flags:
-    # a step early or late, as it happens, a request goes on from the cache's copy of its last token or from its own
+    # by chance of timing, a request goes on from the cache's copy of its last token or from its own
     return {"--disable-radix-cache": False, "--disable-overlap-schedule": True, "--max-mamba-cache-size": 64}
 
 
 def with_checkpoints(source: Source) -> Flags:
-    """The radix cache keeps copies of the mixers' states that the prefill writes in passing."""
+    """Flags for a radix cache that keeps the mixer states that prefill checkpoints."""
     renamed = source.has_option("--mamba-radix-cache-strategy")
     strategy = "--mamba-radix-cache-strategy" if renamed else "--mamba-scheduler-strategy"
     return {**with_radix_cache(source), strategy: "extra_buffer"}
 
 
 def keeps_checkpoints(source: Source) -> bool:
-    """Before its mixers wrote any, SGLang refuses to start such a model with them."""
+    """Tell whether the mixers write checkpoints; earlier releases refuse to start such a model with them."""
     mixer = source.find("sglang.srt.layers.attention.hybrid_linear_attn_backend:Mamba2AttnBackend.forward")
     return mixer is not None and mixer.mentions("mamba_track_mask")
 
@@ -266,7 +266,7 @@ def has_breakable_graphs_by_default(source: Source) -> bool:
 
 
 def sees_in_graphs_by_default(source: Source) -> bool:
-    """Some releases make no graphs of models that see, unless they are asked to."""
+    """Tell whether vision models get graphs by default; some releases make none unless asked."""
     listed = source.find("sglang.srt.configs.model_config:multimodal_breakable_cuda_graph_supported_model_archs")
     is_listed = listed is not None and listed.mentions(MODELS["qwen3_5"].architecture)
     return is_listed and has_breakable_graphs_by_default(source)
@@ -278,13 +278,13 @@ def small_cache(source: Source) -> Flags:
 
 QWEN3_5_TEXT = Case(
     "qwen3_5_text_prefill_graph",
-    "Qwen3.5 without its images: linear attention is run anew in every replay.",
+    "Qwen3.5 without images: linear attention runs anew in every replay.",
     "qwen3_5_text",
     module="sglang.srt.models.qwen3_5_text",
 )
 QWEN3_5 = Case(
     "qwen3_5_prefill_graph",
-    "Qwen3.5 as published, a model that sees, is replayed for prompts of text.",
+    "Qwen3.5 as published, a vision model, is replayed for text prompts.",
     "qwen3_5",
     module="sglang.srt.models.qwen3_5",
 )
@@ -303,12 +303,12 @@ EAGLE = Case(
 CASES = (
     Case(
         "qwen3_next_prefill_graph",
-        "Linear attention is run anew in every replay, with the batch's own state.",
+        "Linear attention runs anew in every replay, with the batch's own state.",
         "qwen3_next",
     ),
     Case(
         "qwen3_next_prefix_cache",
-        "A hybrid model goes on from the cached state of a prefix.",
+        "A hybrid model resumes from the cached state of a prefix.",
         "qwen3_next",
         script=warm_prefixes,
         extra=with_radix_cache,
@@ -317,7 +317,7 @@ CASES = (
     dataclasses.replace(
         QWEN3_5_TEXT,
         name="qwen3_5_text_by_default",
-        sentence="Qwen3.5 without its images is replayed and right where no flag asks for graphs.",
+        sentence="Qwen3.5 without images is replayed and right where no flag asks for graphs.",
         script=new_prompts,
         served=has_breakable_graphs_by_default,
         by_default=True,
@@ -381,7 +381,7 @@ CASES = (
     dataclasses.replace(
         EAGLE,
         name="eagle_prefix_only_worker",
-        sentence="The fix for workers of another origin changes nothing for SGLang's own.",
+        sentence="The fix for other packages' draft workers changes nothing for SGLang's own.",
     ),
     Case(
         "phi_prefill_graph",
@@ -395,13 +395,13 @@ CASES = (
     ),
     Case(
         "falcon_h1_prefill_graph",
-        "A Mamba2 mixer is run anew in every replay, with the batch's own state.",
+        "A Mamba2 mixer runs anew in every replay, with the batch's own state.",
         "falcon_h1",
         module="sglang.srt.models.falcon_h1",
     ),
     Case(
         "falcon_h1_checkpoints",
-        "A replayed prefill writes the checkpoints of its states that the prefix cache goes on from.",
+        "A replayed prefill writes the state checkpoints that the prefix cache resumes from.",
         "falcon_h1",
         script=warm_prefixes,
         extra=with_checkpoints,
@@ -410,9 +410,9 @@ CASES = (
     ),
     Case(
         "kimi_linear_prefill_graph",
-        "Delta attention beside latent attention is replayed.",
+        "Delta attention next to latent attention is replayed.",
         "kimi_linear",
-        # eager prefill takes other kernels for latent attention, so logprobs round otherwise
+        # eager prefill uses other kernels for latent attention, so logprobs round differently
         standard=Standard.TOKENS,
         module="sglang.srt.models.kimi_linear",
     ),

@@ -1,4 +1,4 @@
-"""`bcg-fixes verify`: which servers, what they are told, and what is said about their answers."""
+"""`bcg-fixes verify`: plan the servers, run them, and judge and report their answers."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ from sglang_bcg_fixes.source import releases
 from sglang_bcg_fixes.source.tree import Source
 
 REFERENCE, STOCK, PATCHED, ALONE, EAGER = "reference", "stock", "patched", "alone", "eager"
-# no fix, and the self-check: what it must notice, it must notice by itself
+# no fix but the self-check, which must notice defects unaided
 CHECKED = "checked"
-# not asked for by name: it is added where it can say what a difference is
+# not chosen by name: added where it can explain a difference
 PADDED = "padded"
 ARMS = (STOCK, PATCHED, ALONE, CHECKED, EAGER)
 GIB_PER_SERVER, MOST_JOBS = 8, 4
-# what a start costs when four of them share a machine, and what the first ones pay for compiling kernels
+# seconds of a start when four share a machine, and the first ones' extra for compiling kernels
 SECONDS_PER_SERVER, SECONDS_ONCE = 50, 40
 ENGINE = "sglang_bcg_fixes.lab.verify.server"
 MODELS = "sglang_bcg_fixes.lab.verify.models"
 
 
 class VerifyError(Exception):
-    """Nothing could be verified, and what to do."""
+    """Nothing could be verified; the message says what to do."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One server of a case: which arm it stands for, which fix is alone in it, the how-manieth of that kind it is."""
+    """One server of a case: its arm, the only fix in it if any, and its ordinal among runs of the same arm."""
 
     case: Case
     calls: tuple[Call, ...]
@@ -73,7 +73,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit status: 0 all green, 1 something is not; everything else is an exception."""
+    """Run the cases; exit status 0: all green, 1: something is not; everything else is an exception."""
     here = environment.look(options.python)
     source = installed_source(options, here)
     known = registry.discover()
@@ -165,19 +165,19 @@ def choose_cases(options: argparse.Namespace, known: registry.Registry, source: 
 
 
 def run_by_default(known: registry.Registry, source: Source) -> list[Case]:
-    """The cases of this source, but for those of fixes that are off by default."""
+    """The cases of this source, except those of fixes that are off by default."""
     on_request = {name for fix in known.fixes if fix.default == "off" for name in fix.verify}
     return [case for case in cases.CASES if case.applies_to(source) and case.name not in on_request]
 
 
 def needed_fixes(known: registry.Registry, source: Source) -> list[Fix]:
-    """What the plugin would apply where nothing is set."""
+    """Fixes that the plugin applies when no flag is set."""
     made = plan.make(known, flags.read(known.fixes, known.kernels, {}), source)
     return [decision.fix for decision in made.having(Action.APPLY)]
 
 
 def one_for_each(fixes: Sequence[Fix], chosen: Sequence[Case]) -> list[Case]:
-    """For every fix the first case that shows it and that no other has taken, while there is one."""
+    """Pick, for every fix, the first case that shows it and that no other fix has taken, if there is one."""
     wanted: list[Case] = []
     for fix in fixes:
         wanted += [case for case in chosen if case.name in fix.verify and case not in wanted][:1]
@@ -194,14 +194,14 @@ def choose_arms(options: argparse.Namespace) -> list[str]:
 
 
 def is_under_test(arm: str, arms: Sequence[str]) -> bool:
-    """Stock is there to show the defect, and counts only where nothing else is asked for."""
+    """Tell whether an arm counts: stock shows the defect, and counts only when no other arm is chosen."""
     if arm in (REFERENCE, EAGER, PADDED):
         return False
     return arm != STOCK or set(arms) <= {STOCK, EAGER}
 
 
 def order_of(case: Case, arms: Sequence[str], once_each: bool) -> list[str]:
-    """Tested, reference, reference, tested: whatever drifts with time falls on both alike."""
+    """Order runs as tested, reference, reference, tested, so that drift affects both alike."""
     tested = [arm for arm in arms if arm == PATCHED]
     references = [REFERENCE] if case.standard.needs_reference else []
     about_prefill = (EAGER, CHECKED)
@@ -236,16 +236,16 @@ def runs_of(
 
 
 def environment_of(arm: str, case: Case, known: registry.Registry, alone: str | None) -> dict[str, str]:
-    """What makes a server of this arm, counters included; exactly this reproduces it by hand."""
+    """Environment of a server of this arm, counters included; it reproduces the server by hand."""
     wanted = list(instruments.COUNTERS)
     found = {"SGLANG_PLUGINS": "bcg_fixes", flags.FIXES: "off" if arm in (STOCK, ALONE, CHECKED) else "auto"}
     for fix in known.fixes:
         asked_for = fix.id == alone if arm == ALONE else fix.default == "off" and case.name in fix.verify
         if fix.patches and asked_for and arm not in (STOCK, CHECKED):
             found[fix.flag] = "on"
-    # answers are compared by their bits, and these kernels round otherwise than SGLang's
+    # answers are compared bit for bit, and these kernels round differently from SGLang's
     found |= {kernel.flag: "off" for kernel in known.kernels if kernel.tolerance}
-    # where a defect or a difference is to be seen, graphs that fail the check must stay
+    # to show a defect or a difference, graphs that fail the check must stay
     found[flags.SELFCHECK] = "warn" if arm in (PATCHED, CHECKED) else "off"
     if arm == REFERENCE:
         wanted.append(f"refuse_{case.phase}")
@@ -280,7 +280,7 @@ def folder_of(options: argparse.Namespace) -> Iterator[pathlib.Path]:
         yield options.folder or pathlib.Path("DIR")
     elif options.folder:
         if options.folder.exists() and any(options.folder.iterdir()):
-            raise VerifyError(f"{options.folder} is not empty; name a folder that is, or that does not exist yet")
+            raise VerifyError(f"{options.folder} is not empty; name an empty folder or a new one")
         options.folder.mkdir(parents=True, exist_ok=True)
         yield options.folder.resolve()
     else:
@@ -296,7 +296,7 @@ def check(here: dict[str, Any], options: argparse.Namespace) -> None:
         )
     if here["free_gib"] < GIB_PER_SERVER and not options.jobs:
         raise VerifyError(
-            f"{here['free_gib']} GiB are free on {here['gpu']}, and a server may take {GIB_PER_SERVER}: end what runs "
+            f"{here['free_gib']} GiB are free on {here['gpu']}, and a server may take {GIB_PER_SERVER}: stop what runs "
             f"there, or try with --jobs 1"
         )
 
@@ -344,25 +344,25 @@ def serve(runs: Sequence[Run], python: str, jobs: int) -> list[tuple[Run, Outcom
             shown.follow({future: each.server for future, each in futures.items()})
         except KeyboardInterrupt:
             print("interrupted; this is what there is so far", file=sys.stderr, flush=True)
-    # every server has ended by now, of itself or not, and some were never started
+    # by now every server has ended, on its own or not, and some were never started
     return [
         (each, servers.NEVER_STARTED if future.cancelled() else future.result()) for future, each in futures.items()
     ]
 
 
 def needed_for(case: Case, known: registry.Registry, source: Source) -> list[Fix]:
-    """The needed fixes that this case shows."""
+    """Needed fixes that this case shows."""
     return [fix for fix in needed_fixes(known, source) if case.name in fix.verify]
 
 
 def wanted_in(each: Run, known: registry.Registry, source: Source) -> set[str]:
-    """The fixes that this server must have for its case to show them."""
+    """Fixes that this server must have for its case to show them."""
     needed = {fix.id for fix in needed_for(each.case, known, source)}
     return {PATCHED: needed, ALONE: needed & {each.alone or ""}}.get(each.arm, set())
 
 
 def has_unexplained_difference(case: Case, found: Sequence[tuple[Run, Outcome]]) -> bool:
-    """Whether a server under test answered everything, and not as the reference did."""
+    """Tell whether a server under test answered everything, but not as the reference did."""
     if not (case.wants_prefill_graphs and case.standard.needs_reference):
         return False
     mine = [each for each, _ in found if each.case is case and each.arm in (STOCK, PATCHED, ALONE)]
@@ -382,12 +382,12 @@ def judge(each: Run, found: Sequence[tuple[Run, Outcome]], wanted: Collection[st
         return compare.with_selfcheck(verdict, mine.selfcheck)
     padded = [outcome for other, outcome in found if other.case is each.case and other.arm == PADDED]
     if verdict.state == RED and compare.is_explained_by_padding(each.case, verdict, mine, padded):
-        verdict = dataclasses.replace(verdict, state=GREEN, why=f"padding rounds otherwise: {verdict.why}")
+        verdict = dataclasses.replace(verdict, state=GREEN, why=f"padding changes the rounding: {verdict.why}")
     stock = [outcome for other, outcome in found if other.case is each.case and other.arm == STOCK]
     if verdict.state == RED and each.arm != STOCK:
-        # what no fix has changed is SGLang's own: another defect, or a kernel that rounds otherwise for padded rows
+        # stock behaves the same: another defect, or a kernel that rounds padded rows differently
         if mine.finished and any(mine.answers == o.answers for o in stock):
-            return dataclasses.replace(verdict, why=f"{verdict.why}; stock gives these very answers")
+            return dataclasses.replace(verdict, why=f"{verdict.why}; stock gives the same answers")
         if mine.error and any((mine.error, mine.answers) == (o.error, o.answers) for o in stock):
             return dataclasses.replace(verdict, why=f"{verdict.why}, as stock does: {mine.error}")
     missing = sorted(set(wanted) - set(mine.applied))
@@ -400,7 +400,7 @@ Row = tuple[Run, Outcome, Judged]
 
 
 def table(judged: Sequence[Row], known: registry.Registry, source: Source) -> str:
-    """A line for each server, and below it why it is not green."""
+    """Table with a line for each server and, below it, why it is not green."""
     lines = [f"{'case':32} {'arm':12} {'equal':>9} {'replays':>8} {'fallbacks':>9}  verdict"]
     last = None
     for each, outcome, verdict in judged:
@@ -421,14 +421,14 @@ def table(judged: Sequence[Row], known: registry.Registry, source: Source) -> st
 
 
 def known_defects(case: Case, known: registry.Registry, source: Source) -> list[str]:
-    """Defects that this case shows, that this source has, and that this version does not mend."""
+    """Defects that this case shows, that this source has, and that this version does not fix."""
     settings = flags.read(known.fixes, known.kernels, {})
     made = plan.make(known, settings, source, watched_too=True)
     found = []
     for decision in made.having(Action.NO_FIX):
         if decision.id in case.watches:
             ways = [way.flags for way in decision.fix.mitigations if source.has_option(way.option)]
-            found.append(f"{decision.id} has no fix in this version; way round: {(ways or ['none'])[0]}")
+            found.append(f"{decision.id} has no fix in this version; workaround: {(ways or ['none'])[0]}")
     return found
 
 
@@ -442,7 +442,7 @@ def as_dict(judged: Sequence[Row], here: dict[str, Any], how: dict[str, Any], se
 
 
 def with_a_line_for_each_server(content: dict[str, Any]) -> str:
-    """JSON that can be read, and compared line by line with that of another run."""
+    """Format JSON for reading, and for comparing line by line with another run's."""
     servers_lines = ",\n  ".join(json.dumps(server) for server in content["servers"])
     head = json.dumps({**content, "servers": []}, indent=1)
     return head.removesuffix("[]\n}") + f"[\n  {servers_lines}\n ]\n}}\n"

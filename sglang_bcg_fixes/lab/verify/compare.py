@@ -1,4 +1,4 @@
-"""Did replayed graphs answer rightly? Pure: from what servers answered and counted to a verdict on each arm."""
+"""Judge replayed graphs: pure functions from servers' answers and counters to a verdict on each arm."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Judged:
 
 
 def judge(case: Case, calls: Sequence[Call], arm: Outcome, references: Sequence[Outcome]) -> Judged:
-    """A server under test against the reference, or against itself where the case needs none."""
+    """Judge a server under test against the reference, or against itself where the case needs none."""
     requests = compare(case, calls, arm, references[0] if references else None)
     wrong = [request for request in requests if request.outcome != EQUAL]
     if not arm.finished:
@@ -58,15 +58,15 @@ def judge(case: Case, calls: Sequence[Call], arm: Outcome, references: Sequence[
 
 
 def is_only_different(verdict: Judged) -> bool:
-    """Every prompt was answered, with numbers, and some answers are not the reference's."""
+    """Tell whether every prompt was answered, with numbers, and some answers differ from the reference."""
     return verdict.state == RED and {request.outcome for request in verdict.requests} <= {EQUAL, TOKENS_EQUAL, DIFFERS}
 
 
 def is_explained_by_padding(case: Case, verdict: Judged, arm: Outcome, padded: Sequence[Outcome]) -> bool:
-    """Whether the same code gives these very answers without a graph, on the padded batch with another padding.
+    """Tell whether the same code gives the same answers without a graph, on the batch with other padding.
 
-    Then the replay did nothing but what it was captured from, and padded rows did not reach real ones; what is left is
-    that products of another size round otherwise.
+    If so, the replay did just what it was captured from, and padded rows did not reach real ones; the remaining
+    difference is that products of another size round differently.
     """
     return is_only_different(verdict) and any(
         each.finished and not proves_nothing(case, each) and each.answers == arm.answers for each in padded
@@ -74,13 +74,13 @@ def is_explained_by_padding(case: Case, verdict: Judged, arm: Outcome, padded: S
 
 
 def with_selfcheck(verdict: Judged, found: dict[str, Any]) -> Judged:
-    """What the server's own check said, beside what its answers say."""
+    """Add the result of the server's own check to the verdict on its answers."""
     said = f"self-check: {found['verdict']}: {found['reason']}"
     return dataclasses.replace(verdict, why="; ".join(part for part in (said, verdict.why) if part))
 
 
 def proves_nothing(case: Case, arm: Outcome) -> str:
-    """Why this server's answers say nothing about replay, or an empty string."""
+    """Explain why this server's answers say nothing about replay, or return an empty string."""
     if case.phase is None:
         return ""
     replayed = [line for line in arm.passes if line[0] == case.phase and line[1] == "replayed"]
@@ -94,7 +94,7 @@ def proves_nothing(case: Case, arm: Outcome) -> str:
 
 
 def doubt_about(case: Case, calls: Sequence[Call], references: Sequence[Outcome]) -> str:
-    """Why the references cannot be relied on, or an empty string."""
+    """Explain why the references are unreliable, or return an empty string."""
     for reference in references:
         if not reference.finished:
             return f"the reference: {reference.ending}"
@@ -115,7 +115,7 @@ def doubt_about(case: Case, calls: Sequence[Call], references: Sequence[Outcome]
 
 
 def compare(case: Case, calls: Sequence[Call], arm: Outcome, reference: Outcome | None) -> tuple[Request, ...]:
-    """Every prompt's outcome by the case's standard, and where it was asked again, by its own first answer too."""
+    """Compare every prompt by the case's standard and, where it is repeated, with its own first answer."""
     found = []
     for number, call in enumerate(calls):
         for index, prompt in enumerate(call.prompts):
@@ -141,7 +141,7 @@ def answer(outcome: Outcome, call: int, index: int) -> Answer | None:
 
 
 def difference(standard: Standard, ours: Answer, theirs: Answer | None) -> tuple[str, str]:
-    """The outcome, and where two answers first differ."""
+    """Outcome of one comparison, and where two answers first differ."""
     if theirs is None:
         return MISSING, "nothing to compare with"
     for position, (one, other) in enumerate(zip(ours["tokens"], theirs["tokens"], strict=False)):
@@ -178,7 +178,7 @@ def has_nan(found: Answer) -> bool:
 
 
 def counts(outcome: Outcome) -> dict[str, dict[str, Any]]:
-    """Per phase: replays by bucket, refusals by reason, and passes that were admitted and ran eagerly all the same."""
+    """Count, per phase, replays by bucket, refusals by reason, and admitted passes that still ran eagerly."""
     found: dict[str, dict[str, Any]] = {}
     for phase, what, _, requests, detail in outcome.passes:
         kind = found.setdefault(phase, {"captured": 0, "replayed": 0, "admitted, not replayed": 0, "refused": 0})
@@ -192,7 +192,7 @@ def counts(outcome: Outcome) -> dict[str, dict[str, Any]]:
 
 
 def fallbacks(case: Case, outcome: Outcome) -> tuple[int, str]:
-    """How many passes of the case's phase were not replayed, and why."""
+    """Count passes of the case's phase that were not replayed, by reason."""
     kind = counts(outcome).get(case.phase or "", {})
     reasons = dict(kind.get("reasons", {}))
     if kind.get("admitted, not replayed"):

@@ -1,6 +1,6 @@
-"""What an interpreter has: SGLang, this plugin, a GPU.
+"""Examine an interpreter: its SGLang, this plugin, a GPU.
 
-Runs in it: python -m sglang_bcg_fixes.lab.verify.environment
+Runs inside it: python -m sglang_bcg_fixes.lab.verify.environment
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ DRIVER = pathlib.Path("/proc/driver/nvidia/version")
 
 
 class EnvironmentMissing(Exception):
-    """The interpreter has not what a server needs, and what to do."""
+    """The interpreter lacks something that a server needs; the message says how to fix it."""
 
 
 def look(python: str) -> dict[str, Any]:
-    """`here()` of another interpreter; ours stays free of torch."""
+    """Call `here()` in another interpreter; ours stays free of torch."""
     done = subprocess.run([python, "-m", __name__], capture_output=True, text=True)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise EnvironmentMissing(f"{python} cannot run this plugin: {last}; install sglang-bcg-fixes beside its SGLang")
+        raise EnvironmentMissing(f"{python} cannot run this plugin: {last}; install sglang-bcg-fixes with its SGLang")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -59,14 +59,14 @@ def here() -> dict[str, Any]:
 
 
 def header(found: dict[str, Any]) -> dict[str, Any]:
-    """What a file of results begins with: when and on what, and not where on that machine."""
+    """Header of a result file: when and on what, without paths of that machine."""
     known = {name: value for name, value in found.items() if name not in ("root", "has_entry_point")}
     date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     return {"format": 1, "date": date, **known}
 
 
 def gpu() -> dict[str, Any]:
-    """Its name, its driver and its memory in GiB, or why there is none."""
+    """Name, driver and memory in GiB of the GPU, or why there is none."""
     try:
         import torch
     except ImportError as error:
@@ -84,7 +84,7 @@ def driver() -> str | None:
 
 
 def commit() -> str | None:
-    """Of the checkout that this package is run from, if it is."""
+    """Commit of the checkout that this package runs from, if any."""
     folder = pathlib.Path(__file__).parent
     command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=12"]
     try:

@@ -1,8 +1,8 @@
-"""What `bcg-fixes verify` puts into its servers: counters of replays, and refusals to replay for the reference.
+"""Instruments that `bcg-fixes verify` puts into its servers: replay counters, and refusals for the reference.
 
-They are fixes to the plugin, switched on by SGLANG_BCG_INSTRUMENTS alone. A counter changes nothing that SGLang does.
-It notes each forward pass as one line of JSON, `[phase, what, tokens, requests, detail]`, in a file per process beside
-the plugin's reports. The line is written before the answer leaves the process, so one that is killed has told all.
+To the plugin they are fixes, switched on by SGLANG_BCG_INSTRUMENTS alone. A counter does not change what SGLang does.
+It notes each forward pass as one line of JSON, `[phase, what, tokens, requests, detail]`, in a file per process next to
+the plugin's reports. The line is written before the answer leaves the process, so a killed process loses none.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from sglang_bcg_fixes.source.finding import Finding, Verdict
 from sglang_bcg_fixes.source.tree import Source
 
 PHASES = ("prefill", "decode", "draft_extend")
-# of prefills that nobody has asked for
+# prefills that no user has asked for
 SELFCHECK = "self-check"
-# older and newer releases name the question and the answer differently
+# older and newer releases name the methods differently
 QUESTIONS, ANSWERS = ("can_run", "can_run_graph"), ("replay", "execute")
 PRIMITIVES = tuple(
     f"{EXECUTOR}.{package}breakable_cuda_graph.breakable_cuda_graph" for package in ("", "runner_backend_utils.")
@@ -39,7 +39,7 @@ PADDING = 7
 PADDED = "run_code_on_padded_batch"
 
 
-# this process's file, and the breakable graphs replayed so far; nothing here is SGLang's
+# our own state: this process's file, and the breakable graphs replayed so far
 _file: dict[int, int] = {}
 _replayed: list[int] = [0]
 # the layers that the prefill runner is about to replay
@@ -47,7 +47,7 @@ _layers: list[Any] = [None]
 
 
 def note(phase: str, *rest: Any) -> None:
-    """One write to a file opened for appending is whole or absent, whatever kills the process afterwards."""
+    """Append a line in one write, which is whole or absent, whatever kills the process afterwards."""
     line = (SELFCHECK if check.is_running() else phase, *rest)
     pid = os.getpid()
     if pid not in _file:
@@ -72,7 +72,7 @@ def note_prefill_refused(result: bool, self: Any, forward_batch: Any) -> bool:
 
 
 def note_prefill(original: Callable[..., Any], self: Any, forward_batch: Any, **kwargs: Any) -> Any:
-    """Only a graph that was replayed in it makes a pass a replay: to be admitted is not enough."""
+    """Note a prefill as replayed only if a graph was replayed in it: being admitted is not enough."""
     before = _replayed[0]
     output = original(self, forward_batch, **kwargs)
     tokens, requests = size(forward_batch)
@@ -108,8 +108,8 @@ def refuse(result: bool, self: Any, forward_batch: Any) -> bool:
 
 
 def change_the_padding(result: Any, self: Any, forward_batch: Any, **kwargs: Any) -> Any:
-    """What is computed for padded rows must not reach a real one, so it may as well be another token's."""
-    # some releases return more beside the padded batch
+    """Put another token into padded rows, whose results must not reach a real row."""
+    # some releases return more than the padded batch
     padded = result[0] if isinstance(result, tuple) else result
     padded.input_ids[len(forward_batch.input_ids) :].fill_(PADDING)
     _layers[0] = self.layer_model
@@ -119,12 +119,12 @@ def change_the_padding(result: Any, self: Any, forward_batch: Any, **kwargs: Any
 def run_the_code(
     original: Callable[..., Any], self: Any, shape_key: Any, static_forward_batch: Any, **kwargs: Any
 ) -> Any:
-    """Instead of a replay, what was captured: the layers on the padded batch, where graph breaks are plain calls."""
+    """Run the captured code instead of replaying it: the layers on the padded batch, breaks as plain calls."""
     import torch
 
     note_replay_of_graph(self)
     batch, layers = static_forward_batch, _layers[0]
-    # the instance's own is what leads here
+    # the instance's own forward is what leads here
     forward = types.MethodType(type(layers).forward, layers)
     arguments = (batch.input_ids, batch.positions, batch, batch.input_embeds)
     parameters = stack_call_signature.live_parameters(forward)
@@ -146,7 +146,7 @@ def first_there(source: Source, places: tuple[str, ...]) -> bool:
 
 
 def instrument(name: str, doc: str, *points: PatchPoint, after: tuple[str, ...] = ()) -> Fix:
-    """On whenever it is registered, and a server that cannot have it does not start."""
+    """Declare an instrument: on whenever registered; a server that cannot have it does not start."""
 
     def probe(source: Source) -> Finding:
         there = all(first_there(source, point.where) for point in points)
@@ -158,13 +158,13 @@ def instrument(name: str, doc: str, *points: PatchPoint, after: tuple[str, ...] 
 
 
 def methods(phase: str, names: tuple[str, str]) -> tuple[str, ...]:
-    """The method of the phase's runner in older and in newer releases."""
+    """Method of the phase's runner in older and newer releases."""
     places = BY_PHASE[phase]
     return tuple(f"{runner}.{name}" for runner, name in zip((places[0], places[-1]), names, strict=True))
 
 
 def every_instrument() -> dict[str, Fix]:
-    # a counter stands outermost, where it sees what a fix makes of the question and of the answer
+    # a counter is outermost, where it sees how a fix changes the arguments and the answer
     mended = tuple(info.name for info in pkgutil.iter_modules(fixes.__path__))
     found = {}
     for phase in PHASES:
@@ -206,7 +206,7 @@ def every_instrument() -> dict[str, Fix]:
 
 
 def can_run_padded(source: Source) -> bool:
-    """Whether the padded batch and the replay pass through functions of their own."""
+    """Tell whether the padded batch and the replay pass through separate functions."""
     return all(source.find(where) for where in (f"{PREFILL}.load_batch", f"{PADDED_BACKEND}.replay"))
 
 

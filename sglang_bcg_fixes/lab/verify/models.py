@@ -28,7 +28,7 @@ Tensors = dict[str, Any]
 
 
 def options(text: str) -> dict[str, Any]:
-    """Entries of a config.json, written as name=value with JSON's values."""
+    """Parse config.json entries written as name=value, with JSON values."""
     return {name: json.loads(value) for name, _, value in (word.partition("=") for word in text.split())}
 
 
@@ -72,10 +72,10 @@ def mixture(
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """Names and shapes as in a checkpoint; the values follow from the names, and `finish` changes what they cannot say.
+    """Names and shapes as in a checkpoint; values follow from the names, and `finish` sets those that cannot.
 
     `norm` is the weight of a norm that changes nothing, `stack` is where the layers are, `wrap` makes a config.json of
-    the text's configuration, and `beside` are more files of JSON.
+    the text's configuration, and `beside` holds additional JSON files.
     """
 
     architecture: str
@@ -113,7 +113,7 @@ def values(name: str, shape: tuple[int, ...], norm: float, source: Any) -> Any:
     if "norm" in name:
         return torch.full(shape, norm if last == "weight" else 0)
     if last == "A_log":
-        # recurrences that forget slowly, so that a wrong state shows for long
+        # recurrences that forget slowly, so that a wrong state stays visible
         return (torch.rand(shape, generator=source) * 1.9 + 0.1).log()
     if last in ("D", "dt_bias"):
         return torch.full(shape, 1.0 if last == "D" else -2.0)
@@ -126,25 +126,25 @@ def values(name: str, shape: tuple[int, ...], norm: float, source: Any) -> Any:
 
 
 def with_gated_norms_of_one(tensors: Tensors) -> Tensors:
-    """Its other norms scale by one plus their weight."""
+    """Set gated norms to one; its other norms scale by one plus their weight."""
     return {name: each + 1 if "linear_attn.norm" in name else each for name, each in tensors.items()}
 
 
 def with_norms_of_a_tower_of_one(tensors: Tensors) -> Tensors:
-    """The tower's norms scale by their weight, the text's by one plus theirs."""
+    """Set the tower's norms to one; they scale by their weight, the text's by one plus theirs."""
     scales = re.compile(r"visual\..*norm\d?\.weight")
     return {name: each + 1 if scales.search(name) else each for name, each in with_gated_norms_of_one(tensors).items()}
 
 
 def drafts_what_it_will_say(tensors: Tensors) -> Tensors:
-    """Embeddings of the size that a norm would give them, because EAGLE's draft layer has no norm before it."""
+    """Scale embeddings as a norm would, because EAGLE's draft layer has no norm before it."""
     embedding = tensors["model.embed_tokens.weight"]
     size = embedding.pow(2).mean(-1, keepdim=True).sqrt()
     return {**tensors, "model.embed_tokens.weight": embedding / size}
 
 
 def draft_of_the_target(tensors: Tensors) -> Tensors:
-    """The target's own layer behind a projection that keeps the embedding and forgets the hidden state."""
+    """Build a draft of the target's own layer, with a projection that drops the hidden state."""
     import torch
 
     layer = {
@@ -157,7 +157,7 @@ def draft_of_the_target(tensors: Tensors) -> Tensors:
 
 
 def with_a_small_embedding(tensors: Tensors) -> Tensors:
-    """It is the head too, and a large one would answer with the last token again."""
+    """Shrink the embedding; it is the head too, and a large one would repeat the last token."""
     return {**tensors, "model.embed_tokens.weight": tensors["model.embed_tokens.weight"] * 0.1}
 
 
@@ -208,7 +208,7 @@ QWEN_DRAFT: Shapes = {
     **{f"mtp.layers.0.{name}": shape for name, shape in QWEN_FULL.items()},
 }
 
-# Qwen3.5: as Qwen3-Next, but dense, and with the projections of linear attention apart
+# Qwen3.5: like Qwen3-Next, but dense, with separate linear attention projections
 QWEN3_5_REST = {**BOTH_NORMS, **mlp("mlp.")}
 QWEN3_5_LINEAR: Shapes = {
     **QWEN3_5_REST,
@@ -246,9 +246,9 @@ QWEN3_5_TEXT = Model(
     finish=with_gated_norms_of_one,
 )
 
-# its images: patches of 16 by 16 by 2 frames of 3 colours, four of them a token
+# its images: patches of 16 by 16 by 2 frames of 3 colours, four of them per token
 TOWER, TOWER_INNER, PATCH, MERGED, POSITIONS = 128, 256, 16, 4, 64
-# none of these is asked for by random prompts
+# random prompts contain none of these
 OF_IMAGES = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 NUMBERED = {name: VOCABULARY + number for number, name in enumerate(OF_IMAGES)}
 # some kernels want a vocabulary that divides by 64
@@ -279,7 +279,7 @@ TOWER_ENDS: Shapes = {
 
 
 def beside_a_tower(text: dict[str, Any]) -> dict[str, Any]:
-    """The configuration of a model that sees, from that of its text."""
+    """Make a vision model's configuration from that of its text."""
     start, end, image, video = NUMBERED.values()
     tokens = options(
         f"vision_start_token_id={start} vision_end_token_id={end} image_token_id={image} video_token_id={video}"
@@ -298,7 +298,7 @@ def beside_a_tower(text: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# words are their numbers; with these SGLang's image processor starts, which has nothing to do for prompts of tokens
+# words are their numbers; these files start SGLang's image processor, which is idle for token prompts
 TOKENIZER = {
     "version": "1.0",
     "truncation": None,
@@ -409,7 +409,7 @@ def kimi_expert(prefix: str) -> Shapes:
     return weights(prefix, w1=(SMALL, HIDDEN), w2=(HIDDEN, SMALL), w3=(SMALL, HIDDEN))
 
 
-# no power of two: for few experts of such a number SGLang takes a kernel that wants another type of bias than it makes
+# not a power of two: for few experts of such a count SGLang picks a kernel that needs another bias type
 KIMI_EXPERTS = 12
 KIMI_MIXTURE = {
     **mixture("block_sparse_moe.", "shared_experts", kimi_expert, KIMI_EXPERTS),
@@ -534,7 +534,7 @@ def make(name: str, folder: pathlib.Path) -> None:
 
 
 def write(files: Mapping[str, dict[str, Any]], tensors: Tensors, folder: pathlib.Path) -> None:
-    """As files of JSON, and model.safetensors."""
+    """Write the JSON files and model.safetensors."""
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,8 @@
 """One server of `bcg-fixes verify`, in this process and its children: python -m sglang_bcg_fixes.lab.verify.server JOB.
 
-JOB is a file with the engine's arguments and the calls; one line of JSON is written for each thing that happened, so
-that whoever waits sees progress, and has what was answered before a crash. Where the job names a pipe instead of calls,
-they come through that, one line of JSON each, until its writer closes it.
+JOB is a file with the engine's arguments and the calls. Each event is written as one line of JSON, so that the parent
+sees progress and keeps the answers given before a crash. If the job names a pipe instead of calls, they are read from
+it, one line of JSON each, until its writer closes it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> None:
 
 
 def run(job: dict[str, Any], generate: Generate, start_seconds: float) -> None:
-    """Ask every call in turn: one at a time, so that batches are the same in every server."""
+    """Make the calls one at a time, so that batches are the same in every server."""
     with open(job["answers"], "w", buffering=1) as out:
         print(json.dumps({"started": round(start_seconds, 1)}), file=out)
         for call in calls_of(job):
@@ -43,7 +43,7 @@ def run(job: dict[str, Any], generate: Generate, start_seconds: float) -> None:
             line = {"answers": [answer(each) for each in found], "milliseconds": round(seconds * 1e3, 3)}
             print(json.dumps(line), file=out)
         print(json.dumps({"finished": True}), file=out)
-    # whoever started this ends it: in an orderly end every process takes its report with it
+    # the parent ends this process: in an orderly exit every process removes its report
     signal.pause()
 
 
@@ -56,7 +56,7 @@ def calls_of(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def answer(found: dict[str, Any]) -> dict[str, Any]:
-    """What is compared of an answer; json keeps every bit of a float."""
+    """Fields of an answer that are compared; json keeps every bit of a float."""
     about = found["meta_info"]
     return {
         "tokens": found["output_ids"],

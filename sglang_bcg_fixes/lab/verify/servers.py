@@ -1,4 +1,4 @@
-"""Servers in process groups of their own, some at a time, each with a limit: what hangs or crashes is a result too."""
+"""Run servers in their own process groups, some at a time, with time limits; a hang or a crash is a result too."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from sglang_bcg_fixes.lab.verify import instruments
 FINISHED, INTERRUPTED = "finished", "interrupted"
 TAIL_LINES, ERROR_LINES = 15, 6
 ERROR = re.compile(r"^\S*(Error|Exception)\b|illegal memory access|bcg-fixes refuses", re.MULTILINE)
-# where pip keeps packages
+# pip's package folders
 INSTALLED = re.compile(r"/[^\s\"':]*/(?:site|dist)-packages/")
-# the first server of a machine compiles kernels; a call is a fraction of a second
+# the first server on a machine compiles kernels; a call takes a fraction of a second
 START_LIMIT, SILENCE_LIMIT = 300, 90
 SECONDS_BETWEEN_LOOKS = 0.2
-# below the range from which systems give out ports by themselves
+# below the ephemeral port range
 PORTS = range(20000, 32000)
 
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-    """One server to be: `job` is what sglang_bcg_fixes.lab.verify.server reads, `environment` what is added to ours."""
+    """A server to start: `job` is read by sglang_bcg_fixes.lab.verify.server, `environment` is added to ours."""
 
     name: str
     folder: pathlib.Path
@@ -59,7 +59,7 @@ class Server:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of a server: `ending` is FINISHED or says in words what happened instead."""
+    """Result of a server: `ending` is FINISHED or says in words what happened instead."""
 
     ending: str
     seconds: float
@@ -69,7 +69,7 @@ class Outcome:
     applied: list[str]
     tail: list[str]
     selfcheck: dict[str, Any] | None = None
-    # of ours, and in which form
+    # our kernels, and the form of each
     kernels: dict[str, str] = dataclasses.field(default_factory=dict)
 
     @property
@@ -82,7 +82,7 @@ class Outcome:
 
     @property
     def error(self) -> str | None:
-        """What its log says last of why it ended, where it did not finish."""
+        """Last error in its log, if it did not finish."""
         said = [line for line in self.tail if re.match(r"\w*(Error|Exception)\b", line)]
         return said[-1] if said and not self.finished else None
 
@@ -95,7 +95,7 @@ NEVER_STARTED = Outcome(f"{INTERRUPTED} before it was started", 0, None, [], [],
 
 
 class Runner:
-    """Runs servers, `jobs` at a time; everything that still runs is killed when the `with` ends, however it ends."""
+    """Run servers, `jobs` at a time; those still running are killed when the `with` block ends, however it ends."""
 
     def __init__(self, command: Sequence[str], jobs: int, limits: tuple[float, float] = (START_LIMIT, SILENCE_LIMIT)):
         self.command = list(command)
@@ -130,7 +130,7 @@ class Runner:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                # a group of its own, to be ended with everything that it starts
+                # its own group, to be killed with everything that it starts
                 start_new_session=True,
             )
             try:
@@ -143,7 +143,7 @@ class Runner:
         return outcome(server, ending, time.monotonic() - began)
 
     def wait(self, process: subprocess.Popen[bytes], server: Server) -> str:
-        """Until it has answered everything, has ended, or has made no progress for too long."""
+        """Wait until it has answered everything, has ended, or has made no progress for too long."""
         size, since = 0, time.monotonic()
         while not self.over.wait(SECONDS_BETWEEN_LOOKS):
             status = process.poll()
@@ -174,7 +174,7 @@ def is_free(port: int) -> bool:
 
 
 def environment_of(server: Server) -> dict[str, str]:
-    """What a server has is what its arm says, whatever is set here."""
+    """Build a server's environment from its arm, whatever is set here."""
     return {**flags.environment_without_ours(), **server.environment, flags.REPORT_DIR: str(server.reports)}
 
 
@@ -198,31 +198,31 @@ def outcome(server: Server, ending: str, seconds: float) -> Outcome:
 
 
 def tail_of(lines: list[str]) -> list[str]:
-    """The last errors and the last lines: what SGLang prints when it dies buries the error under threads' stacks."""
+    """Last errors and last lines of a log: a dying SGLang buries its error under threads' stacks."""
     errors = list(dict.fromkeys(line for line in lines if ERROR.search(line)))[-ERROR_LINES:]
     return [line[:300] for line in (*errors, *lines[-TAIL_LINES:])]
 
 
 def without_places(text: str, folder: pathlib.Path) -> str:
-    """What a log says, without where this machine keeps things: it goes into files that others read."""
-    # the case and the arm stay
+    """Strip this machine's paths from a log line, which goes into files that others read."""
+    # keep the case and the arm
     text = text.replace(f"{folder.parents[1]}/", "")
     entries = [entry.rstrip("/") for entry in sys.path if os.path.isabs(entry)]
-    # one may lie in another, and the root of all names nothing
+    # folders may be nested, and the root folder identifies nothing
     for entry in sorted(filter(None, entries), key=len, reverse=True):
         text = text.replace(f"{entry}/", "")
     return INSTALLED.sub("", text).replace(os.path.expanduser("~"), "~")
 
 
 def lines_in(file: pathlib.Path) -> list[Any]:
-    """The whole lines of a file of JSON lines: its writer may have been killed in the middle of one."""
+    """Complete lines of a JSON lines file, whose writer may have been killed in the middle of one."""
     if not file.exists():
         return []
     return [json.loads(line) for line in file.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 class Progress:
-    """One line on a terminal, and elsewhere a line for each server that is done."""
+    """Progress: one updating line on a terminal, elsewhere a line for each server that is done."""
 
     def __init__(self, runner: Runner, servers: int, seconds: float) -> None:
         self.runner, self.servers, self.seconds = runner, servers, seconds
@@ -256,7 +256,7 @@ class Progress:
 
 @contextlib.contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """SIGTERM ends this as Ctrl-C does, so that the servers are ended too."""
+    """Treat SIGTERM like Ctrl-C, so that the servers are stopped too."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
