@@ -1,11 +1,11 @@
-"""Read what a release, or a fix, brings that nobody has read yet; after a yes, write it down.
+"""Show the definitions of a new release or fix that nobody has read yet; after a yes, record them.
 
     python tools/forms.py release 0.5.24 [--root FOLDER] [--yes]    # make release V=0.5.24
     python tools/forms.py fix stale_page_table [--yes]              # make forms ID=stale_page_table
 
-Prints each definition in a form that the fixes were not read against, as a difference from the release before, and
-each verdict that changes. A yes says that somebody has read them: it goes into sglang_bcg_fixes/source/forms.json, and
-a release also into tools/releases.txt and tests/releases/verdicts.json. No fix file changes.
+Prints each definition in a form that the fixes were not read against, as a diff from the previous release, and each
+verdict that changes. A yes means that you have read them: they go into sglang_bcg_fixes/source/forms.json, and a
+release also into tools/releases.txt and tests/releases/verdicts.json. No fix file changes.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from sglang_bcg_fixes.source.syntax import Drifted  # noqa: E402
 from sglang_bcg_fixes.source.tree import Folder, Source, unknown  # noqa: E402
 
 AFTERWARDS = """
-Now: read docs/upstream for what this release has fixed, and run
+Next: check docs/upstream for defects that this release has fixed, and run
     make docs
-    python -m tests.releases.test_layer_stack
-    python -m tests.releases.test_kinds_of_request      # half an hour
-    make harm                                           # an hour
+    .venv-test/bin/python -m tests.releases.test_layer_stack
+    .venv-test/bin/python -m tests.releases.test_kinds_of_request    # half an hour
+    make harm                                                        # an hour
     make test"""
 
 
 @dataclasses.dataclass(frozen=True)
 class Project:
-    """The files that name releases."""
+    """Files that name releases."""
 
     releases: pathlib.Path
     forms: pathlib.Path
@@ -61,7 +61,7 @@ HERE = Project(
 
 @dataclasses.dataclass(frozen=True)
 class Read:
-    """One definition as one fix or kernel reads it in one release."""
+    """A definition as one fix or kernel reads it in one release."""
 
     reader: str
     release: str
@@ -78,7 +78,7 @@ def all_fixes() -> list[Fix]:
 
 
 def declared(name: str) -> Fix | Kernel:
-    """Loaded by its name alone: one that is being written may not be ready to be discovered."""
+    """Load a fix or kernel by name alone: one that is being written may not be discoverable yet."""
     for kind, module in (("FIX", f"fixes.{name}"), ("KERNEL", f"kernels.{name}.declaration")):
         if exists(f"sglang_bcg_fixes.{module}"):
             found: Fix | Kernel = getattr(importlib.import_module(f"sglang_bcg_fixes.{module}"), kind)
@@ -94,7 +94,7 @@ def exists(module: str) -> bool:
 
 
 def looks(reader: Fix | Kernel, source: Source) -> Finding:
-    """The probe's answer, whether or not somebody has read what it rests on."""
+    """The probe's answer, whether or not its evidence has been read."""
     try:
         return reader.probe(source)
     except Drifted as drift:
@@ -111,13 +111,13 @@ def reads(readers: Sequence[Fix | Kernel], sources: Mapping[str, Source]) -> lis
 
 
 def new_in(table: forms.Table, found: Sequence[Read]) -> list[Read]:
-    """What its reader was not read against."""
+    """Definitions in a form that their reader was not read against."""
     known = {(name, form) for of in table.values() for form, entry in of.items() for name in entry["read_for"]}
     return [read for read in found if (read.reader, read.evidence.form) not in known]
 
 
 def noted(table: forms.Table, found: Sequence[Read], order: Sequence[str]) -> forms.Table:
-    """The table with these, releases oldest first."""
+    """Add these to the table, releases oldest first."""
     merged: forms.Table = {
         where: {
             form: {"releases": [*known["releases"]], "read_for": [*known["read_for"]]} for form, known in of.items()
@@ -136,7 +136,7 @@ def noted(table: forms.Table, found: Sequence[Read], order: Sequence[str]) -> fo
 
 
 def shown(new: Sequence[Read], sources: Mapping[str, Source], before: Mapping[str, Source]) -> str:
-    """Each new form once: who reads it, where it is, and how it differs from the release before."""
+    """Show each new form once: its readers, its place, and its diff from the previous release."""
     grouped: dict[tuple[str, str], list[Read]] = {}
     for read in new:
         grouped.setdefault((read.evidence.where, read.evidence.form), []).append(read)
@@ -151,14 +151,14 @@ def shown(new: Sequence[Read], sources: Mapping[str, Source], before: Mapping[st
 
 
 def text_of(source: Source | None, where: str) -> list[str]:
-    """The definition, or the whole function whose header or assignment was read."""
+    """Text of the definition, or of the whole function whose header or assignment was read."""
     found = source.find(where.partition("'s ")[0]) if source else None
     return found.text.splitlines() if found else []
 
 
 def difference(old: list[str], new: list[str]) -> list[str]:
     if old == new:
-        return ["    as in the release before, and not read for these yet", *(f"      {line}" for line in new)]
+        return ["    as in the previous release, and not read for these yet", *(f"      {line}" for line in new)]
     return [f"    {line}" for line in difflib.unified_diff(old, new, "before", "now", lineterm="", n=5)]
 
 
@@ -172,7 +172,7 @@ def is_signed(assume_yes: bool) -> bool:
 
 
 def take_in(release: str, source: Source, before: Source, project: Project, assume_yes: bool) -> int:
-    """Add a release behind the last one."""
+    """Add a release after the last one."""
     readers, fixes = all_declared(), all_fixes()
     table, last = forms.load(project.forms), project.known_releases()[-1]
     found = reads(readers, {release: source})
@@ -187,7 +187,7 @@ def take_in(release: str, source: Source, before: Source, project: Project, assu
             print(f"{name}: {rows[last].get(name)} in {last}, {verdict} in {release}: {findings[name].reason}")
     lost = [name for name, finding in findings.items() if finding.verdict is Verdict.UNKNOWN]
     if lost:
-        print(f"\nWhat these read is not there: mend the probes, or they stay unknown: {', '.join(lost)}")
+        print(f"\nThe code that these read is missing: update the probes, or they stay unknown: {', '.join(lost)}")
     if not is_signed(assume_yes):
         return 1
     releases = [*project.known_releases(), release]
@@ -199,7 +199,7 @@ def take_in(release: str, source: Source, before: Source, project: Project, assu
 
 
 def read_for(name: str, sources: Mapping[str, Source], project: Project, assume_yes: bool) -> int:
-    """Add what one fix or kernel reads in every release."""
+    """Add the forms that one fix or kernel reads in every release."""
     reader, table = declared(name), forms.load(project.forms)
     for release, source in sources.items():
         finding = looks(reader, source)
@@ -214,7 +214,7 @@ def read_for(name: str, sources: Mapping[str, Source], project: Project, assume_
     if not is_signed(assume_yes):
         return 1
     forms.dump(noted(table, found, releases), project.forms)
-    print("Now: python -m tests.releases.test_verdicts, and make docs lint test")
+    print("Next: .venv-test/bin/python -m tests.releases.test_verdicts, then make docs lint test")
     return 0
 
 
@@ -223,10 +223,10 @@ def main() -> int:
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     modes = parser.add_subparsers(dest="mode", required=True)
-    one = modes.add_parser("release", help="take a release in")
+    one = modes.add_parser("release", help="add a release")
     one.add_argument("version")
-    one.add_argument("--root", type=pathlib.Path, help="a folder that has its sglang/; fetched with pip otherwise")
-    other = modes.add_parser("fix", help="read what a fix or kernel reads in every release")
+    one.add_argument("--root", type=pathlib.Path, help="a folder with its sglang/ (default: fetch it with pip)")
+    other = modes.add_parser("fix", help="show the forms that a fix or kernel reads in every release")
     other.add_argument("id")
     for mode in (one, other):
         mode.add_argument("--yes", action="store_true", help="everything printed has been read")

@@ -1,12 +1,12 @@
-"""Serve a tiny model with a released, unmodified SGLang and this checkout's plugin; needs nothing but python.
+"""Serve a tiny model with a released, unmodified SGLang and this checkout's plugin; needs only Python.
 
     make serve                    # or: python tools/serve.py; Ctrl-C ends it
     make serve RELEASE=0.5.23     # another release of SGLang
     make serve ONESHOT=1          # stop after the first completion; exit status 0 if all went well
 
 Without a GPU (no nvidia-smi), SGLang's own CPU engine serves, and packages that exist only for CUDA are replaced by
-cpu_sglang. There are no CUDA graphs there, so this shows that the plugin loads and what it changes, not that
-graphs are right.
+cpu_sglang. There are no CUDA graphs on a CPU, so this shows that the plugin loads and what it patches, not
+that graphs are right.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ import serve_install
 import tiny_model
 from serve_server import ServeError, Server
 
-# the pinned packages have no wheels for an older one
+# the pinned packages have no wheels for an older python
 OLDEST_PYTHON = (3, 11)
 DEFAULT_RELEASE = "0.5.12.post1"
 PLUGIN_LINE = re.compile(r"\bbcg-fixes\b.*\bapplied\b")
 PROMPT = (3, 4, 5, 6, 7)
 NEW_TOKENS = 8
 
-# the smallest server; no tokenizer, because the model has none
+# smallest possible server; the model has no tokenizer
 ARGUMENTS = (
     "--skip-tokenizer-init",
     "--random-seed=0",
@@ -59,7 +59,7 @@ ARGUMENTS_ON_GPU = ("--dtype=bfloat16", "--mem-fraction-static=0.5")
 
 
 def main() -> int:
-    # so that `kill` and a time limit around this program end the server, too
+    # lets `kill` or a time limit on this program end the server too
     signal.signal(signal.SIGTERM, raise_interrupt)
     try:
         return serve(os.environ)
@@ -99,7 +99,7 @@ def check(release: str) -> None:
         raise ServeError(f"this is python {sys.version.split()[0]}. Next: run it with python 3.11 or 3.12.")
     if release not in serve_install.RELEASES:
         known = ", ".join(serve_install.RELEASES)
-        raise ServeError(f"RELEASE={release} is not one this was tried with. Next: choose one of {known}.")
+        raise ServeError(f"RELEASE={release} has not been tried with this. Next: choose one of {known}.")
 
 
 def environment_folder(environ: Mapping[str, str]) -> pathlib.Path:
@@ -126,7 +126,7 @@ def environment_of_server(environ: Mapping[str, str], on_gpu: bool) -> dict[str,
     environment = {"SGLANG_PLUGINS": "bcg_fixes", **environ, "PYTHONUNBUFFERED": "1"}
     if not on_gpu:
         environment["PYTHONPATH"] = str(serve_install.REPOSITORY)
-        # the linear attention layers are Triton kernels; this runs them without a GPU
+        # runs the linear attention layers' Triton kernels without a GPU
         environment["TRITON_INTERPRET"] = "1"
     return environment
 
@@ -138,7 +138,7 @@ def command(python: pathlib.Path, release: str, on_gpu: bool, model: pathlib.Pat
 
 
 def graph_arguments(release: str) -> tuple[str, ...]:
-    """What turns breakable CUDA graphs on for the prefill of a hybrid model; from 0.5.15 they are the default."""
+    """Flags that turn on breakable prefill graphs for a hybrid model; from 0.5.15 they are the default."""
     minor = int(release.split(".")[2])
     if minor <= 13:
         return ("--enable-breakable-cuda-graph", "--enforce-piecewise-cuda-graph")
@@ -146,7 +146,7 @@ def graph_arguments(release: str) -> tuple[str, ...]:
 
 
 def show(server: Server, python: pathlib.Path, environment: Mapping[str, str], environ: Mapping[str, str]) -> int:
-    """Print what the server says; the exit status."""
+    """Print the server's answers and report; return the exit status."""
     print(f"server log: {server.log}", flush=True)
     waited = server.wait_until_healthy(float(environ.get("START_LIMIT_S") or 600))
     print(f"{server.address} is healthy after {waited:.0f} s", flush=True)

@@ -1,4 +1,4 @@
-"""Bring a released SGLang and this checkout's plugin into a virtual environment of their own."""
+"""Install a released SGLang and this checkout's plugin into their own virtual environment."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ RELEASES = tuple((REPOSITORY / "tools" / "releases.txt").read_text().split())
 
 
 def prepare(folder: pathlib.Path, release: str, on_gpu: bool) -> pathlib.Path:
-    """Install what is missing and return the environment's python."""
+    """Install missing packages and return the environment's python."""
     python = folder / "bin" / "python"
     stamp = folder / STAMP
     wanted = json.dumps({"release": release, "on_gpu": on_gpu, "inputs": digest_of_inputs()})
     if python.exists() and stamp.exists() and stamp.read_text() == wanted:
         print(f"{folder} has sglang {release} and this checkout's plugin already", flush=True)
         return python
-    # an installation that is interrupted must not pass for a whole one
+    # an interrupted installation must not pass for a complete one
     stamp.unlink(missing_ok=True)
-    # pip comes last, so an environment that has it is whole
+    # pip comes last, so an environment that has it is complete
     if not (folder / "bin" / "pip").exists():
         create(folder)
     (install_on_gpu if on_gpu else install_on_cpu)(python, release)
@@ -40,7 +40,7 @@ def prepare(folder: pathlib.Path, release: str, on_gpu: bool) -> pathlib.Path:
 
 
 def digest_of_inputs() -> str:
-    """Changes whenever an environment made before may be out of date."""
+    """Digest that changes whenever an existing environment may be out of date."""
     files = [REPOSITORY / name for name in ("pyproject.toml", "setup.py", "entry_points.toml")]
     files += [REQUIREMENTS_ON_CPU, *sorted(CONSTRAINTS.glob("*.txt"))]
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()
@@ -65,7 +65,7 @@ def install_on_cpu(python: pathlib.Path, release: str) -> None:
         flush=True,
     )
     pip(python, torch, torch)
-    # without their dependencies: every one that is needed is on the list, and torch's CUDA build wants other versions
+    # without dependencies: the list is complete, and torch's CUDA build wants other versions
     pip(python, "what SGLang imports", "--no-deps", "--requirement", str(REQUIREMENTS_ON_CPU))
     pip(python, f"sglang {release}", "--no-deps", f"sglang=={release}")
 

@@ -1,4 +1,4 @@
-"""Start a server in a process group of its own, wait for it with a time limit, and leave nothing of it behind."""
+"""Start a server in its own process group, wait for it with a time limit, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SECONDS_BETWEEN_LINES = 10
 
 
 class ServeError(Exception):
-    """Serving failed; says what, where and what to do next."""
+    """Serving failed; the message says what, where and what to do next."""
 
 
 class Server:
@@ -36,7 +36,7 @@ class Server:
                 stderr=subprocess.STDOUT,
                 cwd=folder,
                 env=dict(environment),
-                # its own group, so that it can be ended together with everything it spawned
+                # its own group, to be ended together with everything it spawned
                 start_new_session=True,
             )
 
@@ -81,7 +81,7 @@ class Server:
             return False
 
     def generate(self, input_ids: Sequence[int], new_tokens: int, limit_s: float) -> list[int]:
-        """The ids of a greedy completion."""
+        """Token ids of a greedy completion."""
         sampling = {"temperature": 0, "max_new_tokens": new_tokens, "ignore_eos": True}
         question = json.dumps({"input_ids": list(input_ids), "sampling_params": sampling}).encode()
         request = urllib.request.Request(
@@ -119,13 +119,13 @@ class Server:
 
 
 def is_running(group: int) -> bool:
-    """Whether a process of this group still runs; one that ended and that nobody waited for does not."""
+    """Check for a running process in the group; zombies do not count."""
     for file in pathlib.Path("/proc").glob("[0-9]*/stat"):
         try:
-            # the name in parentheses may contain anything, so count the fields behind it
+            # the name in parentheses may contain anything, so count the fields after it
             state, _parent, its_group = file.read_text().rpartition(")")[2].split()[:3]
         except (FileNotFoundError, ProcessLookupError):
-            # it ended while we were looking
+            # it ended in the meantime
             continue
         if int(its_group) == group and state not in "ZX":
             return True
@@ -133,7 +133,7 @@ def is_running(group: int) -> bool:
 
 
 class Progress:
-    """One line that changes in place on a terminal; elsewhere a line now and then."""
+    """Progress: one updating line on a terminal, elsewhere a line now and then."""
 
     def __init__(self) -> None:
         self.in_place = sys.stdout.isatty()

@@ -1,7 +1,7 @@
 """A hybrid model that is small enough for any machine: Qwen3-Next, four layers, random weights, no tokenizer.
 
-SGLang's own `--load-format dummy` draws weights so small that the layers vanish behind the residual stream, and a wrong
-layer would not be seen in the output. These are larger. Written with the standard library, so it needs no torch.
+SGLang's own `--load-format dummy` draws weights so small that the residual stream drowns the layers, and a wrong layer
+would not show in the output. These are larger. Uses only the standard library, no torch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONFIG: dict[str, Any] = {
     "full_attention_interval": 4,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
-    # 128 wherever GPU kernels are picky about the size of a head
+    # 128 wherever GPU kernels are picky about the head size
     "head_dim": 128,
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
@@ -93,7 +93,7 @@ def full_attention() -> Iterator[Tensor]:
     hidden, head = CONFIG["hidden_size"], CONFIG["head_dim"]
     queries, keys = CONFIG["num_attention_heads"] * head, CONFIG["num_key_value_heads"] * head
     weight, norm_offset = around(0, SPREAD), around(0, 0.1)
-    # twice as wide, because it projects the output gate too
+    # twice as wide, because it also projects the output gate
     yield "self_attn.q_proj.weight", (2 * queries, hidden), weight
     yield "self_attn.k_proj.weight", (keys, hidden), weight
     yield "self_attn.v_proj.weight", (keys, hidden), weight
@@ -129,9 +129,9 @@ def mixture_of_experts() -> Iterator[Tensor]:
 
 
 def write(folder: pathlib.Path) -> None:
-    """Write config.json and model.safetensors; a folder that has both already is left alone."""
+    """Write config.json and model.safetensors; a folder that already has both is left alone."""
     config = json.dumps(CONFIG, indent=1)
-    # written last, so it vouches for the weights
+    # written last, so its presence vouches for the weights
     config_file = folder / "config.json"
     if config_file.exists() and config_file.read_text() == config:
         return
@@ -147,7 +147,7 @@ def write(folder: pathlib.Path) -> None:
         content += values.tobytes()
         header[name] = {"dtype": "F32", "shape": shape, "data_offsets": (begin, len(content))}
     described = json.dumps(header).encode()
-    # the format wants the tensors to begin at a multiple of eight
+    # the format requires tensors to begin at a multiple of eight
     described += b" " * (-len(described) % 8)
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(described)) + described + bytes(content))
     config_file.write_text(config)

@@ -100,7 +100,7 @@ def test_a_definition_that_is_gone_is_said_and_its_fix_stays_unknown(
     )
     assert take_in(project, Source(files)) == 0
     printed = capsys.readouterr().out
-    assert "What these read is not there" in printed and "ssm_mixer_captured: affected in" in printed
+    assert "The code that these read is missing" in printed and "ssm_mixer_captured: affected in" in printed
     assert json.loads(project.verdicts.read_text())[NEW]["ssm_mixer_captured"] == "unknown"
 
 
