@@ -1,1 +1,1 @@
-"""Real, released SGLang on a machine without a GPU: stand-ins for what only a GPU has, and programs that use them."""
+"""Real, released SGLang on a machine without a GPU: stand-ins for GPU-only code, and programs that use them."""

@@ -1,7 +1,6 @@
 """A tiny configuration for each architecture that a release can build and run on the CPU.
 
-Beside those in models/, which tests of single defects use: here each differs from its family's own as little as size
-allows.
+Tests of single defects use those in models/; here each differs from its family's own as little as size allows.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ MODELS = pathlib.Path(__file__).parent / "models"
 
 @dataclass(frozen=True)
 class Configuration:
-    """What stands in config.json, and what the server is started with."""
+    """Contents of config.json, and the server's arguments."""
 
     config: dict[str, Any]
     server_args: dict[str, Any] = field(default_factory=dict)
@@ -48,9 +47,9 @@ EXPERTS: dict[str, Any] = {
     "num_experts_per_tok": 2,
     "norm_topk_prob": True,
 }
-# a backend that knows windows, sinks or latent attention
+# a backend that supports windows, sinks or latent attention
 FLASH = {"attention_backend": "fa3"}
-# kernels run by Triton's interpreter take most of the time, so one layer of each kind is enough
+# Triton's interpreter takes most of the time, so one layer of each kind
 GATED_DELTA = {
     "num_hidden_layers": 2,
     "full_attention_interval": 2,
@@ -183,7 +182,7 @@ KIMI_DELTA = {
     "head_dim": 16,
     "short_conv_kernel_size": 4,
 }
-# dense: the router multiplies halves to floats, which a CPU does not
+# dense: the router multiplies halves into floats, which a CPU cannot
 MINIMAX_M3: dict[str, Any] = {
     **EXPERTS,
     "moe_layer_freq": [0, 0, 0],
@@ -284,7 +283,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "LlamaForClassification": text("llama", EMBEDS, classification_out_size=3),
     "TorchNativeLlamaForCausalLM": text("llama"),
     "Llama4ForCausalLM": text(
-        # dense: SGLang has no experts on the CPU that are weighted at their input
+        # dense: SGLang has no CPU experts that are weighted at their input
         "llama4_text",
         FLASH | {"dtype": "bfloat16"},
         **EXPERTS,
@@ -378,7 +377,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     ),
     "DeepseekV3ForCausalLM": text("deepseek_v3", FLASH, **ROUTED, **LATENT),
     "DeepseekV32ForCausalLM": text("deepseek_v3", FLASH, **{**ROUTED, **LATENT, **SPARSE}),
-    # dense: of the experts SGLang has a kernel for CUDA only
+    # dense: SGLang has a kernel for its experts on CUDA only
     "DeepseekForCausalLM": text("deepseek", **{**ROUTED, "first_k_dense_replace": 3}),
     "SarvamMLAForCausalLM": text("sarvam_mla", FLASH, **{**ROUTED, **LATENT}, num_shared_experts=1, **ONE_ROPE),
     "KimiVLForConditionalGeneration": image(
@@ -563,7 +562,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "OlmoeForCausalLM": text("olmoe", **EXPERTS, num_key_value_heads=4),
     "OlmoForCausalLM": text("olmo", num_key_value_heads=4),
     "Ernie4_5_ForCausalLM": text("ernie4_5"),
-    # dense: the bias of its router has two dimensions, and on the CPU one is known
+    # dense: its router bias has two dimensions, and the CPU path takes one
     "Ernie4_5_MoeForCausalLM": text(
         "ernie4_5_moe", **EXPERTS, moe_num_experts=4, moe_k=2, moe_num_shared_experts=1, moe_layer_start_index=4
     ),
@@ -655,7 +654,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "Step3p7ForConditionalGeneration": image(
         "step3p7", "step3p5", FLASH, {"width": 48, "layers": 1, "heads": 2, "mlp_ratio": 2.0}, **STEP
     ),
-    # of any other size it has no rotary embedding, but ALiBi, on CUDA only
+    # any other size uses ALiBi instead of a rotary embedding, on CUDA only
     "BaichuanForCausalLM": text(
         "baichuan",
         num_hidden_layers=1,
@@ -684,7 +683,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "SolarForCausalLM": text("solar", bskcn_1=[0], bskcn_2=[1], bskcn_3=[1], bskcn_4=[2], bskcn_tv=[0.9, 0.8]),
     "ArceeForCausalLM": text("arcee", hidden_act="relu2"),
     "ApertusForCausalLM": text("apertus", {"dtype": "bfloat16"}, hidden_act="xielu", torch_dtype="bfloat16"),
-    # dense, as DeepseekForCausalLM
+    # dense, like DeepseekForCausalLM
     "AfmoeForCausalLM": text("afmoe", **EXPERTS, num_dense_layers=3, num_shared_experts=1, sliding_window=64),
     "LagunaForCausalLM": text(
         "laguna",
@@ -861,7 +860,7 @@ UNABLE: dict[str, tuple[str, ...]] = {
     ),
     OF_A_DRAFT: ("LlamaForCausalLMEagle",),
 }
-# name -> why it is not run here
+# name -> the reason why it is not run here
 NOT_RUN: dict[str, str] = dict.fromkeys(
     pathlib.Path(__file__).with_name("untried_architectures.txt").read_text().split(), UNTRIED
 ) | {name: why for why, names in UNABLE.items() for name in names}

@@ -1,7 +1,7 @@
 """The draft model's extend step on the real attention backends of a released SGLang: eager, and through a CUDA graph.
 
-A real ModelRunner gives settings, memory pools and layers. Requests are laid out in its pools by hand, so that for each
-of them it is known which slots a backend has to list and what attention over them is.
+A real ModelRunner supplies settings, memory pools and layers. Requests are laid out in its pools by hand, so that the
+slots a backend has to list and the attention over them are known for each request.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ NEW_TOKENS = STEPS + 1
 
 @dataclass(frozen=True)
 class Step:
-    """What a worker hands over: of each request the tokens before its first new one, the new ones, and its length."""
+    """Input of a step: for each request its prefix length, its number of new tokens, and its length as passed."""
 
     prefix: tuple[int, ...]
     new: tuple[int, ...]
     seq_lens: tuple[int, ...]
-    # the rows and the width that a graph was captured with
+    # rows and width that a graph was captured with
     captured: int = REQUESTS
     width: int = NEW_TOKENS
     mode: str = "DRAFT_EXTEND_V2"
-    # from 0.5.16 on a worker may know no lengths on the host
+    # from 0.5.16 a worker may have no lengths on the host
     on_host: bool = True
 
 
 @functools.cache
 def load(model: str) -> Requests:
-    """Once in a process, after one_batch.import_sglang(); see `in_child`."""
+    """Load once per process, after one_batch.import_sglang(); see `in_child`."""
     loaded = one_batch.load(
         model,
         dtype="float32",
@@ -66,7 +66,7 @@ def load(model: str) -> Requests:
 
 
 def in_child(function: Callable, *arguments: Any) -> Any:
-    """Run a function of `__main__` in a process that has inherited the imports: SGLang allows one model in each."""
+    """Run a function of `__main__` in a forked process with the imports done: SGLang allows one model in each."""
     with multiprocessing.get_context("fork").Pool(1) as pool:
         return pool.apply(function, arguments)
 
@@ -80,13 +80,13 @@ def padded(tensor: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def accepted_by(cls: type, values: dict[str, Any]) -> Any:
-    """An instance from those values whose fields this release has."""
+    """Make an instance from the values whose fields this release has."""
     names = {field.name for field in dataclasses.fields(cls)}
     return cls(**{name: value for name, value in values.items() if name in names})
 
 
 class Requests:
-    """Requests in rows 3, 1, 4 and 2 of the table, each on pages of its own in no order."""
+    """Requests in rows 3, 1, 4 and 2 of the table, each on its own pages in shuffled order."""
 
     rows = (3, 1, 4, 2)
 
@@ -99,13 +99,13 @@ class Requests:
         pages = torch.randperm(REQUESTS * PAGES_OF_A_REQUEST, generator=self.random) + 1
         for row, own in zip(self.rows, pages.view(REQUESTS, -1), strict=True):
             self.table[row, : PAGES_OF_A_REQUEST * PAGE_SIZE] = slots_of(own).to(self.table.dtype)
-        # the slots of layers with a sliding window, where the model has any; slot 0 stays nobody's
+        # slots of sliding window layers, if the model has any; slot 0 stays unused
         self.to_window = getattr(self.pool, "full_to_swa_index_mapping", None)
         if self.to_window is not None:
             order = padded(torch.randperm(len(pages), generator=self.random) + 1, len(pages) + 1).roll(1)
             self.to_window[: len(order) * PAGE_SIZE] = slots_of(order)
         layers = [module for module in runner.model.modules() if type(module).__name__ == "RadixAttention"]
-        # of two layers the second has no window
+        # the second of two layers has no window
         self.layer = layers[1]
         self.caches = [
             buffer
@@ -114,7 +114,7 @@ class Requests:
         ]
 
     def refill(self) -> None:
-        """The same random keys and values before every step, whatever the one before has stored."""
+        """Write the same random keys and values before every step, whatever the previous one stored."""
         self.random.manual_seed(0)
         for cache in self.caches:
             cache.copy_(self.noise(*cache.shape))
@@ -123,12 +123,12 @@ class Requests:
         return torch.randn(shape, generator=self.random)
 
     def rows_of(self, step: Step, count: int) -> tuple[int, ...]:
-        """Padded rows are row 0 of the table, which is nobody's."""
+        """Table rows of the requests; padded rows use row 0, which no request owns."""
         rows = self.rows[: len(step.new)]
         return (*rows, *[0] * (count - len(rows)))
 
     def attention(self, row: int, first: int, queries: torch.Tensor) -> torch.Tensor:
-        """What a request's new tokens see: all of the cache up to themselves, in 32 bits and without a kernel."""
+        """Attention of a request's new tokens over the cache up to themselves, in fp32 and without a kernel."""
         slots = self.table[row, : first + len(queries)].long()
         keys, values = (
             buffer[slots].float().repeat_interleave(queries.shape[1] // buffer.shape[1], dim=1)
@@ -142,7 +142,7 @@ class Requests:
         return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), values)
 
     def batch(self, step: Step) -> Any:
-        """The batch that SGLang's worker would hand over, its lengths as they are in the step."""
+        """Build the batch that SGLang's worker would pass, with the step's lengths."""
         from sglang.srt.model_executor import forward_batch_info
         from sglang.srt.speculative import eagle_info
 
@@ -191,14 +191,14 @@ class Requests:
         return batch
 
     def plan(self, batch: Any, of_a_runner: bool = False) -> None:
-        """Late releases translate slots by a plan that is bound to the batch."""
+        """Prepare the plan, bound to the batch, by which later releases translate slots."""
         translator = getattr(self.runner, "kv_index_translator", None)
         bind = getattr(translator, "bind_runner_slots" if of_a_runner else "bind_own_plan", None)
         if bind is not None:
             bind(batch)
 
     def graph_batch(self, step: Step, batch: Any) -> Any:
-        """The batch in the buffers of a captured graph: padded rows have one token cached and are full of new ones."""
+        """Put the batch into a captured graph's buffers; padded rows have length 1 and are full of new tokens."""
         rows, tokens = step.captured, step.captured * step.width
         pads = rows - len(step.new)
         whole = types.SimpleNamespace(**vars(batch))
@@ -219,7 +219,7 @@ class Requests:
         return whole
 
     def capture_batch(self, step: Step) -> Any:
-        """What SGLang's runners capture with: rows of one token, full of new ones, that are nobody's."""
+        """Build the batch that SGLang's runners capture with: unowned rows of length 1, full of new tokens."""
         nobody = dataclasses.replace(
             step,
             prefix=(0,) * step.captured,
@@ -229,7 +229,7 @@ class Requests:
         batch = self.batch(nobody)
         batch.req_pool_indices.zero_()
         batch.out_cache_loc.zero_()
-        # a runner has no prefix to tell
+        # a runner knows no prefix
         batch.extend_prefix_lens = batch.extend_prefix_lens_cpu = None
         self.plan(batch, of_a_runner=True)
         return batch
@@ -240,7 +240,7 @@ def slots_of(pages: torch.Tensor) -> torch.Tensor:
 
 
 class Backend:
-    """One of SGLang's attention backends on those requests; every way through it returns what it lists."""
+    """One of SGLang's attention backends on those requests; every path through it returns the slots it lists."""
 
     def __init__(self, requests: Requests, backend: Any) -> None:
         self.requests = requests
@@ -256,10 +256,10 @@ class Backend:
         return self.listed(step)
 
     def captured(self, step: Step) -> dict[str, Any]:
-        """With the step's own lengths, which SGLang's runners do not know yet when they capture."""
+        """Capture with the step's own lengths, which SGLang's runners do not know yet at capture."""
         batch = self.requests.graph_batch(step, self.requests.batch(step))
         if not self.is_handed_batches:
-            # only a replay is told how many new tokens each row has
+            # only a replay gets the number of new tokens of each row
             del batch.spec_info.extend_seq_lens_tensor
         with self.in_use():
             self.capture(step, batch)
@@ -273,7 +273,7 @@ class Backend:
 
     @contextlib.contextmanager
     def in_use(self):
-        """Later releases reach the backend and the pool through a context."""
+        """Enter the context through which later releases reach the backend and the pool."""
         try:
             from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
         except ImportError:
@@ -299,7 +299,7 @@ class Backend:
         )
 
     def replay(self, step: Step, batch: Any) -> None:
-        # a capture refuses whatever waits for the device
+        # a capture refuses anything that waits for the device
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             if self.is_handed_batches:
                 self.backend.init_forward_metadata_out_graph(batch)
@@ -317,7 +317,7 @@ class Backend:
 
 
 class Triton(Backend):
-    """Lists the slots of the prefix one by one, and is handed the new tokens beside them."""
+    """Triton backend: lists the prefix's slots one by one and gets the new tokens separately."""
 
     def __init__(self, requests: Requests) -> None:
         from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
@@ -338,7 +338,7 @@ class Triton(Backend):
         }
 
     def attended(self, step: Step) -> dict[str, Any]:
-        """The eager step, and how far its attention is from what it should be."""
+        """Run the eager step and measure how far its attention is off."""
         self.requests.refill()
         batch, tokens = self.requests.batch(step), self.new_tokens(sum(step.new))
         with self.in_use():
@@ -385,12 +385,12 @@ class Triton(Backend):
 
 
 class Flash(Backend):
-    """Lists the pages of prefix and new tokens together."""
+    """FlashAttention backend: lists the pages of prefix and new tokens together."""
 
     def __init__(self, requests: Requests, page_size: int) -> None:
         from sglang.srt.layers.attention.flashattention_backend import FlashAttentionBackend
 
-        # the pools are laid out in pages of 16, which a backend may also read slot by slot
+        # pools are laid out in pages of 16, which a backend may also read slot by slot
         requests.runner.page_size = page_size
         super().__init__(requests, FlashAttentionBackend(requests.runner))
         requests.runner.page_size = PAGE_SIZE
@@ -415,7 +415,7 @@ class Flash(Backend):
         }
 
     def computed_in_graph(self, step: Step) -> dict[str, Any]:
-        """From 0.5.16 on the graph itself computes it anew, from the buffers that a runner fills."""
+        """Recompute inside the graph, as from 0.5.16, from the buffers that a runner fills."""
         buffers = self.requests.capture_batch(step)
         buffers.extend_prefix_lens = torch.zeros_like(buffers.seq_lens)
         batch = self.requests.graph_batch(step, self.requests.batch(step))
@@ -432,7 +432,7 @@ class Flash(Backend):
 
 
 def positions_after_decode(step: Step) -> list[int]:
-    """Where SGLang's own kernel puts the accepted tokens of the worker for topk above 1; only before 0.5.13."""
+    """Positions that SGLang's kernel gives the accepted tokens with topk above 1; only before 0.5.13."""
     from sglang.srt.speculative.spec_utils import create_extend_after_decode_spec_info
 
     count, requests = sum(step.new), len(step.new)
@@ -444,7 +444,7 @@ def positions_after_decode(step: Step) -> list[int]:
 
 
 class _Filled(Exception):
-    """Leaves a runner where it would replay its graph."""
+    """Raised to leave a runner where it would replay its graph."""
 
 
 def _stop(*_: Any, **__: Any) -> None:
@@ -452,7 +452,7 @@ def _stop(*_: Any, **__: Any) -> None:
 
 
 def filled_by_runner(backend: Backend, step: Step, multi_layer: bool) -> dict[str, Any]:
-    """What SGLang's own runner puts into the buffers of its graph, and what its backend makes of them."""
+    """Fill the graph's buffers by SGLang's own runner, and return what its backend makes of them."""
     from sglang.srt.speculative import eagle_draft_extend_cuda_graph_runner as single
     from sglang.srt.speculative import multi_layer_eagle_draft_extend_cuda_graph_runner as multi
 

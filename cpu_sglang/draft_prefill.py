@@ -1,6 +1,6 @@
 """A draft model's prefill, with the hidden states of its target, on a released SGLang's real ModelRunner.
 
-Its target knows nothing of the draft: the states are drawn at random, so that it shows where they do not arrive.
+Its target knows nothing of the draft: the states are random, so that a missing one shows.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import torch
 from . import graphs, one_batch, prefill
 
 BUCKETS = (8, 16)
-# states of as many layers of the target are handed to a draft of EAGLE3
+# an EAGLE3 draft gets the states of as many layers of the target
 LAYERS = {"EAGLE": 1, "EAGLE3": 3}
 
 
 class Draft:
-    """After one_batch.import_sglang(with_graphs=True) and load_plugins(), from 0.5.16 on; one per process."""
+    """A draft, one per process, from 0.5.16; load after import_sglang(with_graphs=True) and load_plugins()."""
 
     def __init__(self, target: str, folder: pathlib.Path, algorithm: str = "EAGLE") -> None:
         from sglang.srt.configs.model_config import ModelConfig
@@ -46,7 +46,7 @@ class Draft:
             **{name: value for name, value in alone.items() if name in known},
             **({"ps": beside.ps} if "ps" in known else {}),
         )
-        # settings are of the process, and the target has none of speculation: a hybrid one allots states on a GPU then
+        # settings are per process; the target's have no speculation, which makes a hybrid one allocate states on a GPU
         self.runner.spec_algorithm = getattr(SpeculativeAlgorithm, algorithm)
         self.runner.alloc_memory_pool()
         self.runner.init_attention_backends()
@@ -55,13 +55,13 @@ class Draft:
         one_batch.randomize(self.runner.model, seed=1)
 
     def capture(self) -> None:
-        """As SGLang's worker has it captured, once the draft has the target's embeddings."""
+        """Capture as SGLang's worker does, once the draft has the target's embeddings."""
         phase = prefill._graph_config(self.runner).prefill
         phase.backend, phase.bs = "breakable", list(BUCKETS)
         self.runner.init_prefill_cuda_graph(force_for_draft_worker=True)
 
     def prefill(self, lengths: Sequence[int], has_images: bool = False) -> tuple[torch.Tensor, int]:
-        """What the draft makes of prompts of these lengths, and how many segments of a graph were replayed."""
+        """Prefill prompts of these lengths; return the draft's output and the number of replayed graph segments."""
         from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 
         random = torch.Generator().manual_seed(sum(lengths))
@@ -82,7 +82,7 @@ class Draft:
         return torch.cat([answer.next_token_logits, answer.hidden_states], -1), graphs.counters.replays - before
 
     def scheduled(self, lengths: Sequence[int]) -> Any:
-        """The batch of these prompts as the scheduler has it, allotted and prefilled by the target."""
+        """Batch of these prompts as the scheduler has it, allocated and prefilled by the target."""
         from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 
         batches, make = [], ForwardBatch.init_new
@@ -100,7 +100,7 @@ class Draft:
 
 
 class Image:
-    """What a request with an image says of itself."""
+    """Image attributes of a request."""
 
     def contains_image_inputs(self) -> bool:
         return True

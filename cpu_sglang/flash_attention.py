@@ -12,7 +12,7 @@ REGISTRY = "sglang.srt.layers.attention.attention_registry"
 
 
 def _attend(q, k, v, scale, causal, window, softcap, sinks):
-    """One sequence: q (rows, heads, size) on k and v (keys, kv heads, size); output and log-sum-exp (heads, rows)."""
+    """Attend: q (rows, heads, size) on k and v (keys, kv heads, size); output and log-sum-exp (heads, rows)."""
     rows, heads, _ = q.shape
     keys, kv_heads, _ = k.shape
     k = k.repeat_interleave(heads // kv_heads, dim=1).float()
@@ -20,7 +20,7 @@ def _attend(q, k, v, scale, causal, window, softcap, sinks):
     scores = torch.einsum("mhd,nhd->hmn", q.float(), k) * scale
     if softcap:
         scores = softcap * torch.tanh(scores / softcap)
-    # the last query is at the position of the last key
+    # the last query aligns with the last key
     distance = torch.arange(keys)[None] - (torch.arange(rows)[:, None] + keys - rows)
     visible = distance <= 0 if causal else torch.ones(rows, keys, dtype=torch.bool)
     left, right = window
@@ -59,7 +59,7 @@ def flash_attn_varlen_func(
     out=None,
     **__,
 ):
-    """Sequences one after the other in q, and likewise in k and v."""
+    """Attend for sequences packed one after the other in q, and likewise in k and v."""
     scale = softmax_scale or 1 / math.sqrt(q.shape[-1])
     output = q.new_zeros(q.shape[0], q.shape[1], v.shape[-1])
     log_sum = torch.zeros(q.shape[1], q.shape[0])
@@ -91,7 +91,7 @@ def flash_attn_with_kvcache(
     out=None,
     **__,
 ):
-    """Queries on a paged cache. With `qv` (absorbed MLA) the values are keys too: scores = q.k + qv.v."""
+    """Attend to a paged cache. With `qv` (absorbed MLA) the values are keys too: scores = q.k + qv.v."""
     shape = q.shape
     if q.ndim == 4:
         sequences, rows = q.shape[:2]

@@ -1,14 +1,14 @@
 """CUDA graphs on a machine without a GPU: capture writes a tape of operations, replay runs the tape.
 
-What a real graph would get wrong must come out wrong here, and what it gets right must come out right.
+Code that a real graph gets wrong must come out wrong here, and code that it gets right must come out right.
 
-What goes on the tape: every aten operation (seen through TorchDispatchMode), every kernel run by Triton's interpreter
+The tape records every aten operation (seen through TorchDispatchMode), every kernel run by Triton's interpreter
 and every function marked `opaque`. Tensors are remembered as addresses, everything else by its value at capture; so, as
-on a GPU, Python does not run at replay, and new inputs are seen only through the memory that was captured.
+on a GPU, Python does not run at replay, and new inputs arrive only through the captured memory.
 
-Reading the device while capturing raises what CUDA raises. All tensors are CPU tensors here, so the rule for what
-counts as host memory is: a tensor that Python builds from Python values while capturing (`torch.tensor(3)`), whatever
-is computed from such tensors alone, and what was declared with `host()`. Everything else is device memory.
+Reading the device while capturing raises CUDA's error. All tensors are CPU tensors here, so the rule for what
+counts as host memory is: a tensor that Python builds from Python values while capturing (`torch.tensor(3)`), anything
+computed from such tensors alone, and tensors declared with `host()`. Everything else is device memory.
 
 Memory is modelled at its worst:
 - A block of a graph's pool that nothing holds may be given to a later capture in the same pool. Replaying that later
@@ -27,9 +27,9 @@ Streams have an identity, and forks and joins are followed: an operation on a st
 is not recorded, and a fork that is not joined when the capture ends raises.
 
 Not modelled: kernels run at capture too, a GPU would only record them; garbage written through a stale address into
-memory that somebody else now owns; kernels that follow pointers stored in tensors (refused at replay, see above); the
+memory that another tensor now owns; kernels that follow pointers stored in tensors (refused at replay, see above); the
 order of kernels on different streams; H2D copies (a tensor made from Python values may be captured here, CUDA refuses
-that for a device tensor); `.to("cpu")`, which nothing tells from a copy within the device; pinned memory; random number
+that for a device tensor); `.to("cpu")`, which looks like a copy within the device; pinned memory; random number
 generator states; more than one device or thread.
 """
 
@@ -66,7 +66,7 @@ BREAKABLE_GRAPH_MODULES = (
     "sglang.srt.model_executor.runner_backend_utils.breakable_cuda_graph.breakable_cuda_graph",
 )
 
-# operations that wait for the device to learn a value or a shape
+# operations that wait for the device for a value or a shape
 READS_THE_DEVICE = frozenset(
     {
         "aten::_local_scalar_dense",
@@ -151,7 +151,7 @@ _pool_numbers = itertools.count(1)
 
 
 def host(tensor: torch.Tensor) -> torch.Tensor:
-    """Declare that a tensor lives in host memory: it may be read while capturing, and no graph writes it."""
+    """Declare a tensor as host memory: it may be read while capturing, and no graph writes it."""
     tensor.untyped_storage().is_host_memory = True
     return tensor
 
@@ -162,7 +162,7 @@ def _is_host(storage: torch.UntypedStorage) -> bool:
 
 
 class _Address(NamedTuple):
-    """A tensor as a graph knows it: an address and a layout, which hold nothing."""
+    """A tensor as a graph knows it: an address and a layout, without ownership."""
 
     block: _Block
     dtype: torch.dtype
@@ -185,7 +185,7 @@ def _block_of(tensor: torch.Tensor, pool: _Pool | None) -> _Block:
 
 
 def _address_of(tensor: torch.Tensor, pool: _Pool | None = None) -> _Address | torch.Tensor:
-    # without memory there is no address, and nothing that could go stale
+    # no memory, no address: nothing can go stale
     if tensor.untyped_storage().nbytes() == 0:
         return tensor.detach()
     block = _block_of(tensor, pool)
@@ -202,12 +202,12 @@ def _poison_ordinary_blocks(only_newly_free: bool) -> None:
 
 
 def weak_ref_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor over the same memory that does not hold it."""
+    """Make a tensor over the same memory that does not own it."""
     if tensor.untyped_storage().nbytes() == 0:
         return tensor
     block = _block_of(tensor, None)
     memory = (ctypes.c_char * block.storage.nbytes()).from_address(block.storage.data_ptr())
-    # keeps the pages mapped, as a GPU does; whether anybody holds the block is decided without this
+    # keeps the pages mapped, as a GPU does; does not count as holding the block
     memory.block = block
     with _unrecorded():
         not_owned = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
@@ -319,7 +319,7 @@ def is_current_stream_capturing() -> bool:
     return _capture is not None and _stream in _capture.seen_by
 
 
-# begins and ends of the memory that the replayed kernel was given, in ascending order
+# bounds of the memory passed to the replayed kernel, in ascending order
 _reachable: tuple[numpy.ndarray, numpy.ndarray] | None = None
 
 
@@ -382,7 +382,7 @@ class _Operation:
     function: Callable
     arguments: list
     structure: Any
-    # position among the flattened results, and the address to which a replay writes that result
+    # position in the flattened results, and the address that a replay writes that result to
     results: list[tuple[int, _Address]]
 
     def replay(self) -> None:
@@ -401,7 +401,7 @@ class _Operation:
 
 @dataclass
 class _Garbage:
-    """What replaying an allocation without a write leaves in the memory."""
+    """Memory content after replaying an allocation without a write."""
 
     block: _Block
 
@@ -410,13 +410,13 @@ class _Garbage:
 
 
 class _Capture:
-    """One capture under way: the tape, and how far each stream that takes part has seen the others."""
+    """A capture in progress: the tape, and a vector clock for each participating stream."""
 
     def __init__(self, pool: _Pool, origin: Stream):
         self.pool = pool
         self.origin = origin
         self.tape: list[_Operation | _Garbage] = []
-        # stream -> {stream: number of its operations that come before}; a vector clock
+        # vector clock: stream -> {stream: number of its operations that come before}
         self.seen_by: dict[Stream, dict[Stream, int]] = {origin: {origin: 0}}
         self.free_at_begin = pool.free_blocks()
         self.freed_during: set[_Block] = set()
@@ -482,7 +482,7 @@ def _refuse_to_read_the_device(function, args: tuple, kwargs: dict) -> None:
         raise _not_permitted(name)
     if name in ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"):
         is_mask = any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in args[1])
-        # torch turns the writing of one value under a mask into masked_fill, which needs no shape
+        # torch turns writing one value under a mask into masked_fill, which needs no shape
         fills = name != "aten::index" and args[2].numel() == 1 and not (len(args) > 3 and args[3])
         if is_mask and not fills:
             raise _not_permitted(f"{name} with a mask")
@@ -508,7 +508,7 @@ class _Recorder(TorchDispatchMode):
         return results
 
 
-# one object for all captures: a break inside a custom operator leaves and enters it out of order
+# one object for all captures: a break inside a custom operator exits and enters it out of order
 _recorder = _Recorder()
 
 
@@ -542,7 +542,7 @@ def graph_pool_handle() -> tuple[int, int]:
 
 
 def memory_snapshot(*_: Any, **__: Any) -> list[dict[str, Any]]:
-    """Where the pools are; what is not told of lies outside of them, as it does for the allocator."""
+    """Segments of the pools; as with the real allocator, memory not listed lies outside them."""
     return [
         {
             "address": block.storage.data_ptr(),
@@ -632,7 +632,7 @@ class graph:
 
 
 _ABSENT = object()
-# what install() replaced: the owner, the name and what it was
+# replaced by install(): owner, name and original
 _replaced: list[tuple[Any, str, Any]] = []
 
 
@@ -642,7 +642,7 @@ def _replace(owner: Any, name: str, value: Any) -> None:
 
 
 def _refused_while_capturing(name: str) -> Callable:
-    # these read the memory of a CPU tensor without any operation that a dispatch mode could see
+    # these read a CPU tensor's memory without an operation that a dispatch mode could see
     read = getattr(torch.Tensor, name)
 
     @functools.wraps(read)
@@ -655,11 +655,11 @@ def _refused_while_capturing(name: str) -> Callable:
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds what only a machine with a GPU can import: SGLang's weak references, and the CUDA runtime's bindings."""
+    """Import finder for GPU-only modules: SGLang's weak references, and the CUDA runtime bindings."""
 
     def find_spec(self, name, path=None, target=None):
         if name in WEAK_REF_MODULES:
-            # not where a release has none
+            # some releases have none
             found = any(os.path.exists(os.path.join(folder, "weak_ref_tensor.py")) for folder in path or ())
             return importlib.machinery.ModuleSpec(name, self) if found else None
         if name in ("cuda", "cuda.bindings", "cuda.bindings.runtime"):
@@ -684,7 +684,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def _stream_capture_info(stream_number: int) -> tuple[int, int, int]:
     takes_part = _capture is not None and any(stream.cuda_stream == stream_number for stream in _capture.seen_by)
-    # no error, the status, and the number of the capture
+    # error code (none), status, and capture id
     return 0, int(takes_part), 0
 
 
@@ -725,7 +725,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo install(), for a process that goes on to something else; modules imported meanwhile keep what they saw."""
+    """Undo install(), for a process that continues otherwise; modules imported meanwhile keep the replacements."""
     sys.meta_path.remove(_finder)
     while _replaced:
         owner, name, previous = _replaced.pop()
@@ -736,7 +736,7 @@ def uninstall() -> None:
 
 
 class _OnDevice(torch.Tensor):
-    """The same tensor, as SGLang's code would see it on a GPU."""
+    """The same tensor as SGLang's code would see it on a GPU."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -746,7 +746,7 @@ class _OnDevice(torch.Tensor):
 
 
 def _weak_references_of_device_tensors(module) -> None:
-    """From 0.5.20 on SGLang takes no weak reference to a CPU tensor, which is what every tensor is here."""
+    """Allow weak references: from 0.5.20 SGLang takes none to CPU tensors, and all tensors here are."""
     take_weak_reference = module._weak_ref_if_tensor
 
     @functools.wraps(take_weak_reference)
@@ -761,7 +761,7 @@ def _weak_references_of_device_tensors(module) -> None:
 
 
 def _lengths_on_the_host(batch_type: type) -> None:
-    """A batch's `seq_lens_cpu` stays on the host on a GPU machine, and attention may read it while capturing."""
+    """Declare a batch's `seq_lens_cpu` as host memory, which attention may read while capturing."""
     make = batch_type.__init__
 
     @functools.wraps(make)
@@ -781,7 +781,7 @@ def after_import() -> None:
         path_in_package = os.path.join(*name.split(".")[1:]) + ".py"
         if os.path.exists(os.path.join(sglang.__path__[0], path_in_package)):
             _weak_references_of_device_tensors(importlib.import_module(name))
-    # the native mixture of experts loops over experts in Python; on a GPU it is one kernel
+    # the native mixture of experts loops over experts in Python; a GPU runs one kernel
     from sglang.srt.layers.moe import fused_moe_native
 
     fused_moe_native.moe_forward_native = opaque(fused_moe_native.moe_forward_native)

@@ -33,7 +33,7 @@ _installed = False
 
 
 def _autotune_takes_the_first_config() -> None:
-    # there is no driver to benchmark with
+    # no driver to benchmark with
     run = Autotuner.run
 
     def run_first(self, *args, **kwargs):
@@ -44,20 +44,20 @@ def _autotune_takes_the_first_config() -> None:
 
 
 def _as_float(handle: TensorHandle) -> np.ndarray:
-    """The interpreter keeps bfloat16 as its bits in uint16."""
+    """Convert bfloat16, which the interpreter keeps as bits in uint16."""
     if handle.dtype.scalar == tl.bfloat16:
         return (handle.data.astype(np.uint32) << 16).view(np.float32)
     return handle.data
 
 
 def _to_bfloat16_bits(values: np.ndarray) -> np.ndarray:
-    """Rounded to nearest even by torch, as hardware does; the interpreter truncates."""
+    """Round to nearest even with torch, as hardware does; the interpreter truncates."""
     rounded = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).to(torch.bfloat16)
     return rounded.view(torch.int16).numpy().view(np.uint16).reshape(values.shape)
 
 
 def _bfloat16_is_a_number() -> None:
-    # the interpreter multiplies and casts the bits of a bfloat16 as if they were an integer
+    # the interpreter multiplies and casts bfloat16 bits as if they were integers
     builder = interpreter.InterpreterBuilder
     create_dot, cast_impl = builder.create_dot, builder.cast_impl
 
@@ -83,7 +83,7 @@ def _aliases_of_builtins_are_interpreted() -> None:
     # the interpreter patches the names in `tl`; a kernel's module that says `exp = tl.exp` keeps the unpatched one
     patch_lang = interpreter._patch_lang
     searched: weakref.WeakSet = weakref.WeakSet()
-    # of the launch that is under way
+    # of the current launch
     patched: set[int] = set()
 
     def interpreted(builtin):
@@ -103,7 +103,7 @@ def _aliases_of_builtins_are_interpreted() -> None:
                     fn.__globals__[name] = interpreted(value)
         languages = {id(value) for value in fn.__globals__.values() if value is tl or value is tl.core}
         if languages and languages <= patched:
-            # a kernel calls its functions thousands of times, and a search of all of `tl` each time is half of it
+            # a kernel calls its functions thousands of times, and searching all of `tl` takes half of each call
             return interpreter._LangPatchScope()
         scope = patch_lang(fn)
         patched.update(languages)
@@ -120,7 +120,7 @@ def _aliases_of_builtins_are_interpreted() -> None:
 
 
 def _a_tensor_of_one_value_is_an_index() -> None:
-    # scalars are arrays of shape (1,) here, which numpy 2.4 and later refuses to convert: `range(n)` in a kernel fails
+    # scalars are arrays of shape (1,) here, which numpy from 2.4 refuses to convert: `range(n)` in a kernel fails
     patch_tensor = interpreter._patch_lang_tensor
 
     def patch_tensor_and_index(tensor, *scope):
@@ -166,7 +166,7 @@ def _no_grid_dependency_to_wait_for() -> None:
 def install(overflow_is_an_error: bool = False) -> None:
     """Call before a module with Triton kernels is imported. Calling it again does nothing.
 
-    A GPU looks for no overflow of integers, and to look for it makes every sum and product several.
+    Integer overflow checks are off by default: a GPU makes none, and they multiply the cost of every sum and product.
     """
     global _installed
     if _installed:

@@ -1,4 +1,4 @@
-"""What Mamba2 mixers need beside a GPU's names and outside a scheduler, all of it SGLang's own."""
+"""Set-up that Mamba2 mixers need without a GPU or a scheduler, all of it SGLang's own code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def install(server_args: Any) -> None:
     """Call before a model runs. Calling it again does nothing new."""
     from sglang.srt.layers.attention.mamba import mamba
 
-    # bound for CUDA, NPU and XPU only; XPU takes the same ones
+    # bound for CUDA, NPU and XPU only; XPU uses the same functions
     kernels = first_of(CONVOLUTIONS)
     for name in ("causal_conv1d_fn", "causal_conv1d_update"):
         for spelling in (name, f"{name}_triton"):

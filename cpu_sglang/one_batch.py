@@ -25,13 +25,13 @@ from typing import Any
 from . import flash_attention, mamba, stand_ins
 
 MODELS = pathlib.Path(__file__).parent / "models"
-# torch_native knows no latent attention, and early releases' triton backend no model whose first layer is linear
+# torch_native has no latent attention; early releases' triton backend fails if the first layer is linear
 ATTENTION_BACKENDS = {"bailing_full": "fa3"}
-# in the names of vectors that scale what a layer answers
+# name parts of vectors that scale a layer's output
 NEAR_ONE = ("norm", "ln_", "_scale")
 PROMPTS = ([3, 4, 5, 6, 7], [8, 9, 10])
 
-# what a release does not know is left out: the names of flags changed between releases
+# flags that a release does not know are left out: their names changed between releases
 DEFAULT_SERVER_ARGS = {
     "load_format": "dummy",
     "device": "cpu",
@@ -56,7 +56,7 @@ DEFAULT_SERVER_ARGS = {
 
 
 class _Loaded(Exception):
-    """Leaves SGLang's benchmark where it would start to measure, with the runner that it built."""
+    """Raised to leave SGLang's benchmark where it would start to measure; carries the runner that it built."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,12 @@ class LoadedModel:
 
 def import_sglang(with_graphs: bool = False) -> Any:
     """Install the stand-ins and import sglang; return the module. load_plugins() comes next, as in a server."""
-    # what is imported stays for good: the collector need not go through it, now or in each collection to come
+    # imports live forever: exempt them from this and all later garbage collections
     gc.disable()
     stand_ins.install()
     import torch._dynamo
 
-    # a compiler has nothing to gain here, and it would hide its operations from a capture
+    # compiling gains nothing here, and would hide operations from a capture
     torch._dynamo.config.disable = True
     if with_graphs:
         from . import graphs
@@ -106,7 +106,7 @@ def _import_benchmark() -> Any:
 
 
 def load(model: str, **server_args: Any) -> LoadedModel:
-    """Build `models/<model>` with dummy weights. After import_sglang() and load_plugins(); one per process."""
+    """Build `models/<model>` with dummy weights, after import_sglang() and load_plugins(); one per process."""
     benchmark = _import_benchmark()
     from sglang.srt.server_args import PortArgs, ServerArgs
 
@@ -132,7 +132,7 @@ def load(model: str, **server_args: Any) -> LoadedModel:
 
 
 def randomize(model: Any, seed: int = 0, std: float = 0.08) -> None:
-    """Dummy weights are within 1e-3 of zero: no layer would be visible behind the residual."""
+    """Enlarge dummy weights: within 1e-3 of zero, no layer would be visible next to the residual."""
     import torch
 
     generator = torch.Generator().manual_seed(seed)
@@ -148,7 +148,7 @@ def randomize(model: Any, seed: int = 0, std: float = 0.08) -> None:
 
 
 def generate(loaded: LoadedModel, prompts: Sequence[Sequence[int]], steps: int) -> tuple[list[list[int]], Any]:
-    """Greedy tokens of each prompt, and the logits behind them as a (prompt, step, vocabulary) tensor."""
+    """Generate greedily; return each prompt's tokens and the (prompt, step, vocabulary) logits."""
     import numpy
     import torch
 

@@ -1,8 +1,8 @@
 """Compare a release's breakable prefill graphs with its own eager prefill: same process, weights and prompts.
 
 The runner, the capture, the breaks and the replay are SGLang's; only the CUDA graph under them is a stand-in (see
-graphs.py). Batches are ragged, one needs padding to its bucket, and the bucket that was captured first is replayed
-again after the others. Exit status is 0 also where the answers differ or the release fails: read the report.
+graphs.py). Batches are ragged, one needs padding to its bucket, and the bucket captured first is replayed
+again after the others. The exit status is 0 even if answers differ or the release fails: read the report.
 
     PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m cpu_sglang.prefill \
         --model qwen3next --graph bcg --json OUT
@@ -21,8 +21,8 @@ from typing import Any
 from . import graphs, one_batch, stand_ins
 
 BUCKETS = (8, 16)
-# lengths of the prompts of each batch. SGLang captures the largest bucket first; the last batch replays it again, with
-# fewer tokens, so that what the first left in the padding shows
+# prompt lengths of each batch. SGLang captures the largest bucket first; the last batch replays it again, with fewer
+# tokens, so that leftovers in the padding show
 BATCHES = {
     1: [[11], [8], [9]],
     2: [[6, 5], [5, 3], [5, 4]],
@@ -43,7 +43,7 @@ def _graph_config(model_runner: Any) -> Any:
 
 
 def capture_prefill(model_runner: Any, buckets: Sequence[int] = BUCKETS) -> Any:
-    """Turn the breakable prefill graphs on, as the release's flags would, and let it capture; return its runner."""
+    """Turn on breakable prefill graphs, as the release's flags would, and capture; return the runner."""
     if hasattr(model_runner, "init_prefill_cuda_graph"):
         phase = _graph_config(model_runner).prefill
         phase.backend = "breakable"
@@ -115,7 +115,7 @@ def main() -> None:
                 entry["segments_replayed"] = graphs.counters.replays - replays_before
                 report["batches"].append(entry)
     except Exception as error:
-        # a server would end here, at start or while it serves; what came before is still worth a report
+        # a server would end here, at start or while serving; earlier results are still worth a report
         traceback.print_exc()
         report["error"] = repr(error)
     report["counters"] = dataclasses.asdict(graphs.counters)

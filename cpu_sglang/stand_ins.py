@@ -2,7 +2,7 @@
 
 Everything of SGLang itself stays real. Packages that exist only as CUDA builds are replaced by modules whose every
 attribute raises NotImplementedError when it is called, except the few functions written below in plain torch.
-`touched` records what was asked for, so that a test can assert how little was replaced.
+`touched` records which names were used, so that a test can assert how little was replaced.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ import types
 
 import torch
 
-# "pkg.mod" -> names that somebody asked that stand-in for
+# "pkg.mod" -> names that were requested from that stand-in
 touched: dict[str, set[str]] = {}
 
-# "sglang::op" -> the python function that SGLang registered for CUDA, and we for CPU too
+# "sglang::op" -> the python function that SGLang registered for CUDA, and we also for CPU
 custom_ops: dict[str, types.FunctionType] = {}
 
 PACKAGES_WITH_CUDA_BUILDS_ONLY = frozenset(
@@ -60,7 +60,7 @@ def _rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox):
 
 
 def _merge_state_v2(v_a, s_a, v_b, s_b, v_merged=None, s_merged=None):
-    """Merge two partial attentions, each given as its output and its log of the sum of exponentials."""
+    """Merge two partial attentions, each given as output and log-sum-exp."""
     log_sum = torch.logaddexp(s_a.float(), s_b.float())
     weight_a = (s_a - log_sum).exp().unsqueeze(-1)
     weight_b = (s_b - log_sum).exp().unsqueeze(-1)
@@ -72,11 +72,11 @@ def _merge_state_v2(v_a, s_a, v_b, s_b, v_merged=None, s_merged=None):
 
 
 def _get_scheduler_metadata(batch_size=1, **_):
-    """A work plan for the real kernel; the plain torch one needs no plan, only the shape matters."""
+    """Make a dummy work plan: plain torch needs none, only its shape matters."""
     return torch.zeros(1 + batch_size, dtype=torch.int32)
 
 
-# the only attributes of the stand-ins that can be called
+# the only callable attributes of the stand-ins
 written_in_torch = {
     "sgl_kernel": {"merge_state_v2": _merge_state_v2},
     "sgl_kernel.flash_attn": {"get_scheduler_metadata": _get_scheduler_metadata},
@@ -85,7 +85,7 @@ written_in_torch = {
 
 
 class _NeedsGpu:
-    """Can be imported and passed around, as SGLang does at import; cannot be called."""
+    """Placeholder that SGLang can import and pass around, but not call."""
 
     def __init__(self, name: str):
         self.__name__ = self.__qualname__ = name
@@ -104,7 +104,7 @@ class _StandInModule(types.ModuleType):
     __path__ = ()
 
     def __getattr__(self, name):
-        # python probes modules for dunder names (__file__, __version__, __wrapped__): those are absent, not faked
+        # python probes modules for dunder names (__file__, __version__, __wrapped__): leave those absent
         if name.startswith("__"):
             raise AttributeError(f"the stand-in for {self.__name__} has no {name}")
         touched.setdefault(self.__name__, set()).add(name)
@@ -127,14 +127,14 @@ class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _define_torchvision_operators() -> None:
-    """torchvision refuses to be imported without its operators, which its CUDA build cannot load beside a CPU torch."""
+    """Define the operators without which torchvision does not import; its CUDA build cannot load them here."""
     torchvision = importlib.util.find_spec("torchvision")
     if torchvision is None or torchvision.origin is None:
         return
     for extension in pathlib.Path(torchvision.origin).parent.glob("_C*.so"):
         with contextlib.suppress(OSError):
             torch.ops.load_library(extension)
-            # torchvision's own operators are there, and defining one twice would abort the process
+            # torchvision's own operators exist, and defining one twice would abort the process
             return
     library = torch.library.Library("torchvision", "DEF")
     for operator in ("nms", "qnms"):
@@ -143,13 +143,13 @@ def _define_torchvision_operators() -> None:
 
 
 def _complete_torch_cpu() -> None:
-    """SGLang's vendored FLA asks torch.<device> for a device context, which torch.cpu lacks."""
+    """Add the device context that SGLang's vendored FLA takes from torch.<device>, and torch.cpu lacks."""
     if not hasattr(torch.cpu, "device"):
         torch.cpu.device = lambda *_: contextlib.nullcontext()
 
 
 def _register_custom_ops_for_cpu() -> None:
-    """SGLang registers its custom operators, which are python functions, for the CUDA dispatch key only."""
+    """Register SGLang's custom operators, python functions, for the CPU too: it registers them for CUDA only."""
     register = torch.library.Library.impl
 
     def impl(library, op_name, fn, dispatch_key="", **options):
@@ -162,7 +162,7 @@ def _register_custom_ops_for_cpu() -> None:
 
 
 def _pretend_an_sm_count(count: int = 4) -> None:
-    """The gated layer norm sizes its grid by the number of multiprocessors, whatever the device is."""
+    """Report an SM count, by which the gated layer norm sizes its grid on any device."""
     if not torch.cuda.is_available():
         properties = types.SimpleNamespace(multi_processor_count=count, major=9, minor=0, name="none", total_memory=0)
         torch.cuda.get_device_properties = lambda *_: properties
@@ -174,7 +174,7 @@ def install() -> None:
     if _installed:
         return
     _installed = True
-    # imported by their real loaders where they are really installed, because this finder comes last
+    # packages that are really installed use their real loaders, because this finder comes last
     sys.meta_path.append(_StandInFinder())
     _define_torchvision_operators()
     _complete_torch_cpu()
@@ -197,7 +197,7 @@ def after_import() -> None:
 
     rope_of_sglang = factory.get_rope_cpu
 
-    # sglang's factory for CPU knows deepseek_yarn only; its generic one has a native path for every other kind
+    # sglang's CPU factory knows deepseek_yarn only; its generic one has a native path for every other kind
     def get_rope_cpu(
         head_size,
         rotary_dim,
@@ -228,11 +228,11 @@ def after_import() -> None:
     from sglang.srt import utils
     from sglang.srt.configs import update_config
 
-    # sglang names the CPU only where its own engine for CPU is asked for
+    # sglang names the CPU only for its own CPU engine
     utils.get_device = utils.common.get_device = lambda device_id=None: "cpu"
     pad = update_config.update_intermediate_size
 
-    # for CPU alone, and of one number: some models have a list of them, or none
+    # CPU only, and a single number: some models have a list, or none
     def update_intermediate_size(model_config, *arguments):
         with contextlib.suppress(TypeError):
             return pad(model_config, *arguments)
