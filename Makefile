@@ -1,4 +1,4 @@
-# serve: a real SGLang with the plugin; test: everything, on the CPU; the rest is for people who change this.
+# serve: a real SGLang with the plugin; test: everything, on the CPU; the rest is for contributors.
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 VENV := .venv-test
@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 REQUIREMENTS := cpu_sglang/requirements.txt tests/requirements.txt
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' cpu_sglang/requirements.txt)
 
-.PHONY: serve test lint wheels gpu bench record cost harm docs fix forms release clean
+.PHONY: serve test lint wheels gpu bench record cost harm docs fix forms release changelog clean
 .DEFAULT_GOAL := test
 
 serve:
@@ -39,7 +39,7 @@ record:
 cost: wheels
 	$(BIN)/python benchmarks/cost_of_being_there.py --release 0.5.12.post1 --release 0.5.23 --json cost_of_being_there.json
 
-# every server of the harm matrix that rests on something that has changed; hours from nothing, and it can be interrupted
+# every server of the harm matrix whose inputs have changed; hours from nothing, and it can be interrupted
 harm: wheels
 	$(BIN)/python -m tests.harm.matrix
 	$(BIN)/python -m tests.harm.speed
@@ -51,19 +51,23 @@ docs: $(VENV)/ready
 fix:
 	$(PYTHON) tools/new_fix.py $(ID)
 
-# what a fix reads in every release, and after a yes into source/forms.json
+# show what a fix reads in every release; after a yes, record it in source/forms.json
 forms: wheels
 	$(BIN)/python tools/forms.py fix $(ID)
 
-# what a new release brings, and after a yes into every table that names releases
+# show what is new in a release; after a yes, record it in every table that names releases
 release: wheels
 	$(BIN)/python tools/forms.py release $(V)
 	$(BIN)/python tools/make_docs.py
 
+# the fragments of changes/ into CHANGELOG.md, under this version
+changelog:
+	$(PYTHON) tools/changelog.py $(V)
+
 clean:
 	rm -rf .venv $(VENV) build *.egg-info
 
-# a stack of its own: SGLang's pins are CUDA builds, so its wheels come without dependencies and these stand in
+# its own stack: SGLang's pins are CUDA builds, so its wheels come without dependencies and these replace them
 $(VENV)/ready: $(REQUIREMENTS) setup.py pyproject.toml entry_points.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check $(TORCH)

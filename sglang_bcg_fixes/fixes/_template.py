@@ -1,18 +1,13 @@
-"""One line that says what goes wrong, without a full stop at the end.
+"""One line that says what goes wrong, without a full stop at the end
 
-Symptom: What the user sees: the wrong answer, the crash, the flags it takes.
-Cause: Which code does it, and why.
-Change: What this fix does about it, and where it does nothing.
+Symptom: The user's view: the wrong answer, the crash, the flags it takes.
+Cause: The code responsible, and why it is wrong.
+Change: The fix, and where it does nothing.
 Remove when: The first release whose source is right.
 
-`make fix ID=<id>` copies this file to fixes/<id>.py. The file's stem is the id; the flag SGLANG_BCG_FIX_<ID> and the
-page docs/fixes/<id>.md follow from it, and nothing else has to be registered. Then delete this paragraph, and:
-
-1. write the probe: answer from the source, never from the version;
-2. run `make forms ID=<id>`, read every form that it prints, and say yes: they go into source/forms.json;
-3. write the body: its first parameter is the original, the others are named as the original names them;
-4. add the verdicts to tests/releases/verdicts.json, and a test that is red without the fix and green with it;
-5. `make docs lint test`.
+`make fix ID=<id>` copies this file to fixes/<id>.py and prints the next steps, those of CONTRIBUTING.md. The file name
+is the id; the flag SGLANG_BCG_FIX_<ID> and the page docs/fixes/<id>.md follow from it, and nothing else has to be
+registered. Delete this paragraph.
 """
 
 from __future__ import annotations
@@ -29,7 +24,7 @@ MODULE = "sglang.srt.some_module"
 
 
 def probe(source: Source) -> Finding:
-    # a definition that is not there makes the verdict unknown by itself
+    # a missing definition makes the verdict unknown by itself
     method = source.need(f"{MODULE}:SomeClass.some_method")
     if "the_right_call" in method.calls:
         return fixed("some_method makes the right call", method)

@@ -16,6 +16,7 @@ from tests import processes
 def checkout(tmp_path: pathlib.Path) -> pathlib.Path:
     for name in ("sglang_bcg_fixes", "tools"):
         shutil.copytree(processes.REPOSITORY / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(processes.REPOSITORY / "CONTRIBUTING.md", tmp_path)
     return tmp_path
 
 
@@ -33,6 +34,16 @@ def test_a_copied_template_is_a_fix_with_flag_page_and_probe(checkout: pathlib.P
     (checkout / "sglang" / "srt").mkdir(parents=True)
     examined = in_checkout(checkout, "-m", "sglang_bcg_fixes", "doctor", "--root", str(checkout))
     assert "unknown   stale_page_table" in examined.stdout and examined.returncode == 1, examined.stdout
+
+
+def test_the_printed_steps_are_those_of_contributing_for_this_id(checkout: pathlib.Path) -> None:
+    printed = in_checkout(checkout, "tools/new_fix.py", "lost_row").stdout
+    contributing = (checkout / "CONTRIBUTING.md").read_text().replace("stale_page_table", "lost_row")
+    steps = printed.split("\n", 1)[1]
+    assert steps in contributing and "stale_page_table" not in printed
+    assert [line[:2] for line in steps.splitlines() if line[0].isdigit()] == [f"{number}." for number in range(1, 9)]
+    for command in ("make forms ID=lost_row", "tests/fixes/test_lost_row.py", "make docs lint test"):
+        assert f"`{command}`" in printed
 
 
 @pytest.mark.parametrize(("name", "words"), [("Stale-Table", "cannot be an id"), ("break_output_lifetime", "exists")])
