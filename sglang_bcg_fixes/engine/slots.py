@@ -102,7 +102,7 @@ def slot_in(module: Any, where: str, path: str) -> Slot | None:
 
 
 def split_item(path: str) -> tuple[str, Any]:
-    """ "TABLE['key']" as ("TABLE", "key"); a plain path with None."""
+    """Split "TABLE['key']" into ("TABLE", "key"), and a plain path into itself and None."""
     if not path.endswith("]"):
         return path, None
     name, _, key = path.removesuffix("]").partition("[")
