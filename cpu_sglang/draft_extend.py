@@ -33,7 +33,7 @@ NEW_TOKENS = STEPS + 1
 
 @dataclass(frozen=True)
 class Step:
-    """Input of a step: for each request its prefix length, its number of new tokens, and its length as passed."""
+    """Input of a step: per request the prefix length, the number of new tokens, and the length as passed."""
 
     prefix: tuple[int, ...]
     new: tuple[int, ...]
@@ -66,7 +66,7 @@ def load(model: str) -> Requests:
 
 
 def in_child(function: Callable, *arguments: Any) -> Any:
-    """Run a function of `__main__` in a forked process with the imports done: SGLang allows one model in each."""
+    """Run a function of `__main__` in a fork with the imports done: SGLang allows one model per process."""
     with multiprocessing.get_context("fork").Pool(1) as pool:
         return pool.apply(function, arguments)
 
@@ -240,7 +240,7 @@ def slots_of(pages: torch.Tensor) -> torch.Tensor:
 
 
 class Backend:
-    """One of SGLang's attention backends on those requests; every path through it returns the slots it lists."""
+    """One of SGLang's attention backends on those requests; every path returns the slots it lists."""
 
     def __init__(self, requests: Requests, backend: Any) -> None:
         self.requests = requests

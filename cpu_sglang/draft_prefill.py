@@ -20,7 +20,7 @@ LAYERS = {"EAGLE": 1, "EAGLE3": 3}
 
 
 class Draft:
-    """A draft, one per process, from 0.5.16; load after import_sglang(with_graphs=True) and load_plugins()."""
+    """A draft, one per process, from 0.5.16; comes after import_sglang(with_graphs=True), load_plugins()."""
 
     def __init__(self, target: str, folder: pathlib.Path, algorithm: str = "EAGLE") -> None:
         from sglang.srt.configs.model_config import ModelConfig
@@ -61,7 +61,7 @@ class Draft:
         self.runner.init_prefill_cuda_graph(force_for_draft_worker=True)
 
     def prefill(self, lengths: Sequence[int], has_images: bool = False) -> tuple[torch.Tensor, int]:
-        """Prefill prompts of these lengths; return the draft's output and the number of replayed graph segments."""
+        """Prefill prompts of these lengths; return the draft's output and the count of replayed segments."""
         from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode, ForwardBatch
 
         random = torch.Generator().manual_seed(sum(lengths))

@@ -1,4 +1,4 @@
-"""The two functions of FlashAttention that SGLang's FlashAttentionBackend calls, under their names, in plain torch."""
+"""The two FlashAttention functions that SGLang's FlashAttentionBackend calls, in plain torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ REGISTRY = "sglang.srt.layers.attention.attention_registry"
 
 
 def _attend(q, k, v, scale, causal, window, softcap, sinks):
-    """Attend: q (rows, heads, size) on k and v (keys, kv heads, size); output and log-sum-exp (heads, rows)."""
+    """Attend q (rows, heads, size) to k, v (keys, kv heads, size); output, log-sum-exp (heads, rows)."""
     rows, heads, _ = q.shape
     keys, kv_heads, _ = k.shape
     k = k.repeat_interleave(heads // kv_heads, dim=1).float()
@@ -120,7 +120,7 @@ def flash_attn_with_kvcache(
 
 
 def install() -> None:
-    """Call once sglang is importable: `attention_backend="fa3"` then runs, on what it takes for a Hopper GPU."""
+    """Call once sglang is importable: `attention_backend="fa3"` then runs as on a Hopper GPU."""
     for name in (BACKEND, REGISTRY):
         module = importlib.import_module(name)
         for replacement in (flash_attn_varlen_func, flash_attn_with_kvcache, get_device_capability):

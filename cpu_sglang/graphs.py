@@ -725,7 +725,7 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo install(), for a process that continues otherwise; modules imported meanwhile keep the replacements."""
+    """Undo install(); modules imported in the meantime keep the replacements."""
     sys.meta_path.remove(_finder)
     while _replaced:
         owner, name, previous = _replaced.pop()

@@ -56,7 +56,7 @@ DEFAULT_SERVER_ARGS = {
 
 
 class _Loaded(Exception):
-    """Raised to leave SGLang's benchmark where it would start to measure; carries the runner that it built."""
+    """Raised to leave SGLang's benchmark before it measures; carries the runner that it built."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class LoadedModel:
 
 
 def import_sglang(with_graphs: bool = False) -> Any:
-    """Install the stand-ins and import sglang; return the module. load_plugins() comes next, as in a server."""
+    """Install the stand-ins, import sglang and return it; load_plugins() comes next, as in a server."""
     # imports live forever: exempt them from this and all later garbage collections
     gc.disable()
     stand_ins.install()
@@ -106,7 +106,7 @@ def _import_benchmark() -> Any:
 
 
 def load(model: str, **server_args: Any) -> LoadedModel:
-    """Build `models/<model>` with dummy weights, after import_sglang() and load_plugins(); one per process."""
+    """Build `models/<model>` with dummy weights, after import_sglang(), load_plugins(); one per process."""
     benchmark = _import_benchmark()
     from sglang.srt.server_args import PortArgs, ServerArgs
 

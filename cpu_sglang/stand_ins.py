@@ -127,7 +127,7 @@ class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _define_torchvision_operators() -> None:
-    """Define the operators without which torchvision does not import; its CUDA build cannot load them here."""
+    """Define the operators that torchvision needs to import; its CUDA build cannot load them here."""
     torchvision = importlib.util.find_spec("torchvision")
     if torchvision is None or torchvision.origin is None:
         return
@@ -149,7 +149,7 @@ def _complete_torch_cpu() -> None:
 
 
 def _register_custom_ops_for_cpu() -> None:
-    """Register SGLang's custom operators, python functions, for the CPU too: it registers them for CUDA only."""
+    """Register SGLang's custom operators, which are python functions for CUDA only, for the CPU too."""
     register = torch.library.Library.impl
 
     def impl(library, op_name, fn, dispatch_key="", **options):

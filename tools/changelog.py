@@ -1,4 +1,4 @@
-"""Move the fragments of changes/ to CHANGELOG.md, under a version and today's date; `make changelog V=0.2.0`."""
+"""Move the fragments of changes/ to CHANGELOG.md, under a version; `make changelog V=0.2.0`."""
 
 from __future__ import annotations
 

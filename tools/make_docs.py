@@ -1,4 +1,4 @@
-"""Write the generated pages of docs/, or check them with --check: flags, defects, kinds of request, harm, fixes."""
+"""Write the generated pages of docs/: flags, defects, kinds of request, harm, fixes; or --check them."""
 
 from __future__ import annotations
 

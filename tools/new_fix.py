@@ -1,4 +1,4 @@
-"""Start a fix: copy fixes/_template.py to fixes/<id>.py, set its id and print the next steps; `make fix ID=<id>`."""
+"""Copy fixes/_template.py to fixes/<id>.py and print the next steps; `make fix ID=<id>`."""
 
 from __future__ import annotations
 

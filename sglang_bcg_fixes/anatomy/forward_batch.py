@@ -44,7 +44,7 @@ def live_backend(batch: Any) -> Any:
 
 
 def zero_behind_the_last_token(rows: Tensor) -> None:
-    """Zero the rows after the operation's own token count; some releases have None during capture: all rows count."""
+    """Zero the rows after the operation's token count; None, as in some captures, means all rows count."""
     from sglang.srt.layers import radix_attention
 
     get_context = getattr(radix_attention, "get_tc_piecewise_forward_context", None)

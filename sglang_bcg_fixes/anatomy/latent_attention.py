@@ -1,4 +1,4 @@
-"""Latent attention (MLA): the code that chooses its form, and making it choose as under a piecewise graph."""
+"""Latent attention (MLA): code that chooses its form, made to choose as under a piecewise graph."""
 
 from __future__ import annotations
 

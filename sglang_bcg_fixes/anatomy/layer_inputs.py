@@ -1,4 +1,4 @@
-"""Inputs of a model's layers in a captured prefill, and the function that replaces the layers at replay."""
+"""Inputs of a model's layers in a captured prefill, and the function that replaces them at replay."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def as_stack(path: str, module: Module) -> LayerStack | None:
 
 
 def tail_parts(module: Module) -> Iterator[str]:
-    """Parts that turn hidden states into logits or pooled vectors, and so depend on the number of requests."""
+    """Parts that turn hidden states into logits or pooled vectors: they depend on the number of requests."""
     for path, part in module.named_modules():
         if path.rpartition(".")[2] in TAIL_NAMES or type(part).__name__.endswith(TAIL_CLASSES):
             yield path

@@ -1,4 +1,4 @@
-"""Locations of SGLang's CUDA graph runners in older and newer releases; a release has at most one of a kind."""
+"""Locations of SGLang's CUDA graph runners, by release; a release has at most one of a kind."""
 
 from __future__ import annotations
 

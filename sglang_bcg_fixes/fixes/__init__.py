@@ -1,1 +1,1 @@
-"""One file per defect: its stem is the id, the flag and the page follow from it. Copy `_template.py` to add one."""
+"""One file per defect; its name is the id, and flag and page follow from it. Start with `make fix`."""

@@ -85,7 +85,7 @@ def lengths(batch: Any, whole: dict[str, Any]) -> Iterator[None]:
 
 
 def whole_lengths(batch: Any) -> dict[str, Any]:
-    """Full lengths under the batch's field names; empty in other modes, or without a prefix to compare with."""
+    """Full lengths by the batch's field names; empty in other modes, or without a prefix to compare."""
     prefix, new = getattr(batch, "extend_prefix_lens", None), getattr(batch, "extend_seq_lens", None)
     if prefix is None or new is None or not batch.forward_mode.is_draft_extend_v2():
         return {}
@@ -110,7 +110,7 @@ def whole_lengths_on_host(batch: Any) -> dict[str, Any]:
 
 
 def with_new_tokens(lengths: Tensor, prefix: Tensor, new: Tensor) -> Tensor:
-    """Add new tokens to rows that end with their prefix; a graph's buffers may have more rows than the batch."""
+    """Add new tokens to rows that end with their prefix; buffers may have more rows than the batch."""
     rows = len(prefix)
     whole = lengths.clone()
     whole[:rows] += (lengths[:rows] == prefix) * new[:rows]

@@ -124,7 +124,7 @@ class CapturedLayers:
         return {name: fields[field] for name, field in self.handed.items()}
 
     def allocate(self, output: Any) -> Iterator[Tensor]:
-        """Allocate full-size buffers; the first call precedes any capture, so they lie outside the graphs' memory."""
+        """Allocate full-size buffers before any capture, so that they lie outside the graphs' memory."""
         map_tensors(output, lambda part: self.buffers.append(part.new_empty(self.rows, *part.shape[1:])))
         return iter(self.buffers)
 
@@ -148,7 +148,7 @@ class CapturedLayers:
             yield
 
     def unlike_capture(self, given: dict[str, Any], seen: dict[str, Any]) -> str | None:
-        """Name an argument that the graph would miss: it reads the batch's own tensors and the copied ones only."""
+        """Name an argument that the graph would miss: it reads only the batch's tensors and the copied ones."""
         for name, value in seen.items():
             # a replay reads the captured buffer even where this batch has none
             missing = value is None and self.handed[name]

@@ -56,7 +56,7 @@ WITHOUT_CHECKPOINTS = frozenset({"BailingMoELinearModel", "FalconH1Model", "Nemo
 
 
 class Call(NamedTuple):
-    """A runner's call of the layers: so many of PASSED by position, others by name; None stands for **kwargs."""
+    """A runner's call of the layers: some of PASSED by position, others by name; None means **kwargs."""
 
     positional: int
     keywords: frozenset[str | None]

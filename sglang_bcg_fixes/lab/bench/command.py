@@ -52,7 +52,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the benchmark; exit status 0: everything that counts is right and was measured, 1: something is not."""
+    """Run the benchmark; exit status 0: everything that counts is right and measured, 1: something is not."""
     if options.plot_only:
         show(options.plot_only, options.plots)
         return 0

@@ -260,7 +260,7 @@ def of_sglang(problem: Problem, flashinfer: bool = False) -> Layer:
 
 
 def server_args() -> Any:
-    """Settings that the layer reads, as of a server without flags; from 0.5.17 where a server publishes them."""
+    """Settings that the layer reads, as in a server without flags; from 0.5.17 servers publish them."""
     try:
         from sglang.srt.runtime_context import publish
     except ImportError:

@@ -245,7 +245,7 @@ def judge(alive: Sequence[Alive], say: Say) -> None:
 
 
 def why_no_baseline(calls: Sequence[Call], mine: Outcome, reference: Outcome) -> str:
-    """Say why a server is not a baseline; other kernels round differently, but most first tokens must agree."""
+    """Say why a server is not a baseline: most first tokens must agree, despite other rounding."""
     if not reference.finished:
         return f"the reference: {reference.ending}"
     broken = [each for each in compare.compare(CASE, calls, mine, None) if each.outcome == compare.BROKEN]

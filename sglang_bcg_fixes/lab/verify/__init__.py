@@ -1,1 +1,1 @@
-"""Proof on a GPU: real servers on tiny models, replayed graphs against the same server with replay refused."""
+"""Proof on a GPU: replayed graphs of real servers against the same servers with replay refused."""

@@ -46,7 +46,7 @@ class VerifyError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """One server of a case: its arm, the only fix in it if any, and its ordinal among runs of the same arm."""
+    """One server of a case: its arm, the only fix in it if any, its ordinal among runs of the same arm."""
 
     case: Case
     calls: tuple[Call, ...]

@@ -119,7 +119,7 @@ def change_the_padding(result: Any, self: Any, forward_batch: Any, **kwargs: Any
 def run_the_code(
     original: Callable[..., Any], self: Any, shape_key: Any, static_forward_batch: Any, **kwargs: Any
 ) -> Any:
-    """Run the captured code instead of replaying it: the layers on the padded batch, breaks as plain calls."""
+    """Run the captured code instead of replaying it: layers on the padded batch, breaks as plain calls."""
     import torch
 
     note_replay_of_graph(self)

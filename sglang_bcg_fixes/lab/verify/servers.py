@@ -1,4 +1,4 @@
-"""Run servers in their own process groups, some at a time, with time limits; a hang or a crash is a result too."""
+"""Run servers in process groups, with time limits; a hang or a crash is a result too."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PORTS = range(20000, 32000)
 
 @dataclasses.dataclass(frozen=True)
 class Server:
-    """A server to start: `job` is read by sglang_bcg_fixes.lab.verify.server, `environment` is added to ours."""
+    """A server to start: lab.verify.server reads `job`, and `environment` is added to ours."""
 
     name: str
     folder: pathlib.Path
@@ -95,7 +95,7 @@ NEVER_STARTED = Outcome(f"{INTERRUPTED} before it was started", 0, None, [], [],
 
 
 class Runner:
-    """Run servers, `jobs` at a time; those still running are killed when the `with` block ends, however it ends."""
+    """Run servers, `jobs` at a time; the end of the `with` block kills those still running."""
 
     def __init__(self, command: Sequence[str], jobs: int, limits: tuple[float, float] = (START_LIMIT, SILENCE_LIMIT)):
         self.command = list(command)
