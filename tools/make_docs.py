@@ -54,7 +54,7 @@ def pages() -> dict[pathlib.Path, str]:
 def fix_page(fix: Fix, verdicts: dict[str, dict[str, str]]) -> str:
     lines = [f"# {fix.title}", "", f"`{fix.id}`", ""]
     for section in SECTIONS:
-        lines += [f"## {section}", "", textwrap.fill(fix.section(section), 120), ""]
+        lines += [f"## {section}", "", folded(fix.section(section)), ""]
     if fix.upstream:
         lines += ["## Upstream", "", *(f"- {link}" for link in fix.upstream), ""]
     lines += ["## Workarounds", "", *(f"- `{way.flags}`: {way.effect}" for way in fix.mitigations), ""]
@@ -62,7 +62,7 @@ def fix_page(fix: Fix, verdicts: dict[str, dict[str, str]]) -> str:
         lines[-1:] = ["No flag of SGLang avoids it.", ""]
     if fix.patches:
         lines += ["## What is patched", ""]
-        lines += [f"- `{'` or `'.join(point.where)}` ({point.how.value})" for point in fix.patches]
+        lines += dict.fromkeys(f"- `{'` or `'.join(point.where)}` ({point.how.value})" for point in fix.patches)
         lines += ["", f"Switch: `{fix.flag}=auto|off|on`, by default `{fix.default}`.", ""]
     else:
         lines += ["This version watches for it and has no fix.", ""]
@@ -71,6 +71,11 @@ def fix_page(fix: Fix, verdicts: dict[str, dict[str, str]]) -> str:
         f"| {span} | {verdict} |" for span, verdict in spans({name: row[fix.id] for name, row in verdicts.items()})
     ]
     return "\n".join(lines) + "\n"
+
+
+def folded(text: str) -> str:
+    """Wrap a paragraph without breaking a flag of SGLang's at its hyphens."""
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def spans(verdicts: dict[str, str]) -> Iterator[tuple[str, str]]:
@@ -114,12 +119,11 @@ def kinds_page(table: dict[str, dict[str, dict[str, str]]]) -> str:
     lines = [
         "# What each kind of request gets from breakable prefill graphs",
         "",
-        textwrap.fill(
+        folded(
             "Run on the real wheels on a CPU, with a stand-in for CUDA graphs and a tiny Llama: each batch runs before "
             "and after capture, and every tensor of the answers is compared. `replays`: a graph, and the answer "
             "is equal. `eager`: no graph, and the answer is equal. `[6]` is one request of six tokens, `[3, 4]` two. "
-            "`python -m tests.releases.test_kinds_of_request` repeats the run.",
-            120,
+            "`python -m tests.releases.test_kinds_of_request` repeats the run."
         ),
     ]
     for server in next(iter(table.values())):
@@ -136,10 +140,9 @@ def kinds_page(table: dict[str, dict[str, dict[str, str]]]) -> str:
             lines.append(f"| {case} | " + " | ".join(cells) + " |")
     lines += ["", "## Decided at start-up", ""]
     lines += [
-        textwrap.fill(
+        folded(
             "Read from the sources, not run. Up to 0.5.13.post1 `--enforce-piecewise-cuda-graph`, and from 0.5.14 an "
-            "explicitly chosen prefill backend, switch off all of SGLang's rules; on 0.5.11 the plugin's own stay.",
-            120,
+            "explicitly chosen prefill backend, switch off all of SGLang's rules; on 0.5.11 the plugin's own stay."
         ),
         "",
         CONFIGURATIONS.rstrip(),
