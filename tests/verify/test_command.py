@@ -253,6 +253,18 @@ def test_a_fix_that_is_needed_and_not_there_is_red(
     assert found["stock 1"]["verdict"] == "green"
 
 
+def test_a_fix_of_code_that_the_server_never_imports_is_not_missing(
+    verify: Verify, rows: Callable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cases, "CASES", (dataclasses.replace(CASE, name="qwen3_next_prefill_graph"),))
+    monkeypatch.setenv("ALL_WAIT", "linear_attention_captured,stack_call_signature")
+    assert verify("--once", "--case", "qwen3_next_prefill_graph") == 0
+    assert rows()["patched 1"]["waiting"] == ["linear_attention_captured", "stack_call_signature"]
+    monkeypatch.setenv("ALL_WAIT", "linear_attention_captured")
+    assert verify("--once", "--case", "qwen3_next_prefill_graph") == 1
+    assert rows()["patched 1"]["why"] == "needed and not reported as applied: stack_call_signature"
+
+
 def test_red_that_stock_shows_bit_for_bit_is_said_to_be_so(verify: Verify, rows: Callable) -> None:
     assert verify("--quick", "--arms", "stock,patched", misbehaviour="stock=wrong tokens,patched=wrong tokens") == 1
     assert rows()["patched 1"]["why"].endswith("; stock gives the same answers")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -71,6 +72,8 @@ class Outcome:
     selfcheck: dict[str, Any] | None = None
     # our kernels, and the form of each
     kernels: dict[str, str] = dataclasses.field(default_factory=dict)
+    # fixes whose code no process of this server has imported
+    waiting: tuple[str, ...] = ()
 
     @property
     def finished(self) -> bool:
@@ -181,7 +184,11 @@ def environment_of(server: Server) -> dict[str, str]:
 def outcome(server: Server, ending: str, seconds: float) -> Outcome:
     lines = lines_in(server.answers)
     reports = [json.loads(file.read_text()) for file in sorted(server.reports.glob("*.json"))]
-    applied = {fix["id"] for report in reports for fix in report["fixes"] if fix["state"] == "applied"}
+    states = collections.defaultdict(set)
+    for report in reports:
+        for fix in report["fixes"]:
+            states[fix["id"]].add(fix["state"])
+    applied = {name for name, seen in states.items() if "applied" in seen}
     kernels = [item for report in reports for item in report["kernels"].items()]
     text = without_places(server.log.read_text(errors="replace"), server.folder)
     return Outcome(
@@ -194,6 +201,7 @@ def outcome(server: Server, ending: str, seconds: float) -> Outcome:
         tail=tail_of(text.splitlines()),
         selfcheck=next((found for report in reports if (found := report.get("selfcheck"))), None),
         kernels={op: kernel["impl"] for op, kernel in kernels if kernel["state"] == "applied"},
+        waiting=tuple(sorted(name for name, seen in states.items() if seen == {"waiting"})),
     )
 
 
