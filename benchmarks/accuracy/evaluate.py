@@ -216,7 +216,8 @@ def result_of(
         "applied": outcome.applied,
         "counts": compare.counts(outcome),
         "environment": dict(server.environment),
-        "engine": server.job["engine"],
+        # no file of results tells where a machine keeps things
+        "engine": {**server.job["engine"], "model_path": pathlib.Path(server.job["engine"]["model_path"]).name},
         "log_tail": [] if outcome.finished else outcome.tail,
         "phases": phases,
     }

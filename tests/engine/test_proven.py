@@ -25,7 +25,7 @@ Root = Callable[[str], pathlib.Path]
 RESULTS = processes.REPOSITORY / "benchmarks" / "results"
 # 0.5.12 and 0.5.15 have the definitions of the releases behind them, 0.5.22 those of metadata of 0.5.23
 PROVEN = {
-    "gdn_extend": {"0.5.11", "0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1", "0.5.23"},
+    "gdn_extend": {"0.5.11", "0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1", "0.5.17", "0.5.21", "0.5.23"},
     "fa_metadata": {"0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1"},
 }
 KERNELS = {kernel.op: kernel for kernel in (FA_METADATA, GDN_EXTEND)}
@@ -66,7 +66,7 @@ def test_each_entry_names_results_of_its_release(op: str, release: str, file: st
     text = (RESULTS / file).read_text()
     found = json.loads(text.splitlines()[0]) if file.endswith(".jsonl") else json.loads(text)
     header = found.get("header", found)
-    assert header["sglang"] == release and header["gpu"].startswith("NVIDIA H200")
+    assert header["sglang"] == release and header["gpu"].startswith(("NVIDIA H100", "NVIDIA H200"))
     if op == "gdn_extend":
         assert any(server["arm"] == "kernels" and server["phases"] for server in found["servers"])
 
