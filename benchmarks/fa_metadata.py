@@ -34,15 +34,20 @@ import torch
 
 from sglang_bcg_fixes.engine import ledger
 from sglang_bcg_fixes.kernels import active
-from sglang_bcg_fixes.kernels.fa_metadata import cases, reference
+from sglang_bcg_fixes.kernels.fa_metadata import reference
 from sglang_bcg_fixes.kernels.fa_metadata.declaration import KERNEL
 from sglang_bcg_fixes.lab.bench import rows, timing
-from sglang_bcg_fixes.lab.bench.flash_backend import Backend, Batch, Setting
 from sglang_bcg_fixes.lab.bench.gdn_layer import Cuda
 from sglang_bcg_fixes.lab.bench.rows import GREEN, HOT, RED, Row
 from sglang_bcg_fixes.lab.verify import environment
 from sglang_bcg_fixes.planning import plan
 from sglang_bcg_fixes.source import releases
+
+REPOSITORY = pathlib.Path(__file__).parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
+from tests.kernels import fa_metadata_cases as cases  # noqa: E402
+from tests.kernels.flash_backend import Backend, Batch, Setting  # noqa: E402
 
 Tensor = torch.Tensor
 

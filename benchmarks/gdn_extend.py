@@ -23,9 +23,14 @@ from typing import Any
 
 import torch
 
-from sglang_bcg_fixes.kernels.gdn_extend import Shape, cases, cuda, metadata, reference, triton
+from sglang_bcg_fixes.kernels.gdn_extend import Shape, cuda, metadata, reference, triton
 from sglang_bcg_fixes.lab.bench import gdn_layer
 from sglang_bcg_fixes.lab.verify import environment
+
+REPOSITORY = pathlib.Path(__file__).parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
+from tests.kernels import gdn_extend_cases as cases  # noqa: E402
 
 SMALL = Shape(key_heads=2, value_heads=6, keys=64, values=32, width=3)
 # of one sequence alone; with random gates and keys SGLang's own state of one is off by 0.0053

@@ -7,8 +7,9 @@ import pathlib
 import random
 import sys
 
-from sglang_bcg_fixes.kernels.fa_metadata import cases, reference
+from sglang_bcg_fixes.kernels.fa_metadata import reference
 from sglang_bcg_fixes.kernels.fa_metadata import triton as form
+from tests.kernels import fa_metadata_cases as cases
 from tests.kernels import mutants
 
 # blocks so small that short rows have several, and several programs

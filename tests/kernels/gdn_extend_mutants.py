@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from sglang_bcg_fixes.kernels.gdn_extend import Shape, cases, metadata
+from sglang_bcg_fixes.kernels.gdn_extend import Shape, metadata
 from sglang_bcg_fixes.kernels.gdn_extend import triton as form
+from tests.kernels import gdn_extend_cases as cases
 from tests.kernels import mutants
 
 SHAPE = Shape(key_heads=1, value_heads=2, keys=16, values=16, width=4)

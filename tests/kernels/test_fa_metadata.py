@@ -14,9 +14,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from sglang_bcg_fixes.kernels.fa_metadata import arguments, cases, reference
+from sglang_bcg_fixes.kernels.fa_metadata import arguments, reference
 from sglang_bcg_fixes.kernels.fa_metadata import triton as form
 from tests import processes
+from tests.kernels import fa_metadata_cases as cases
 from tests.kernels.fa_metadata_mutants import MUTANTS, SMALL
 
 BLOCKS = {"blocks as they are": {}, "small blocks": SMALL}

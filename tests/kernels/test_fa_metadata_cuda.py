@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from sglang_bcg_fixes.kernels.cuda import nvrtc
-from sglang_bcg_fixes.kernels.fa_metadata import cases, cuda, reference
+from sglang_bcg_fixes.kernels.fa_metadata import cuda, reference
 from sglang_bcg_fixes.kernels.fa_metadata.program import PROGRAM
+from tests.kernels import fa_metadata_cases as cases
 from tests.kernels import headers, on_host
 
 SEEDS = 60

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_bcg_fixes.kernels.gdn_extend import Shape, cases, metadata, reference, refusal, stepwise
+from sglang_bcg_fixes.kernels.gdn_extend import Shape, metadata, reference, refusal, stepwise
 from sglang_bcg_fixes.kernels.gdn_extend import triton as form
 from sglang_bcg_fixes.model import Accepted, Rejected
 from tests import processes
+from tests.kernels import gdn_extend_cases as cases
 from tests.kernels.gdn_extend_mutants import AROUND, CHUNK, EXACT, MUTANTS, TUNING, faults, step
 
 

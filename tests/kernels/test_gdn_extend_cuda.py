@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from sglang_bcg_fixes.kernels.cuda import nvrtc
-from sglang_bcg_fixes.kernels.gdn_extend import Shape, cases, cuda, metadata, reference, triton
+from sglang_bcg_fixes.kernels.gdn_extend import Shape, cuda, metadata, reference, triton
 from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
 from sglang_bcg_fixes.model import Rejected
+from tests.kernels import gdn_extend_cases as cases
 from tests.kernels import headers, on_host
 from tests.kernels.gdn_extend_on_host import FEW_BLOCKS, HOST, SIGNATURES, TEXT, build, device
 

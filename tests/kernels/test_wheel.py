@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import pathlib
 import shutil
@@ -11,6 +12,7 @@ import zipfile
 
 import pytest
 
+from sglang_bcg_fixes.planning import registry
 from tests import processes
 
 HEADERS = tuple(f"csrc/{operation}/{operation}.cuh" for operation in ("fa_metadata", "gdn_extend"))
@@ -100,6 +102,19 @@ def test_what_an_earlier_build_has_left_is_not_packed(checkout: pathlib.Path, tm
     there = {file.name for file in (checkout / "sglang_bcg_fixes" / "fixes").glob("*.py")}
     assert {file.name for file in (packed / "fixes").glob("*.py")} == there
     assert (packed / "prometheus_rules.yml").is_file(), "what docs/status.md tells to load"
+
+
+def test_beside_a_kernel_lies_nothing_that_only_tests_and_benchmarks_use() -> None:
+    package = processes.REPOSITORY / "sglang_bcg_fixes"
+    needed = {impl.module for kernel in registry.discover().kernels for impl in kernel.impls}
+    needed |= {str(point.body).partition(":")[0] for kernel in registry.discover().kernels for point in kernel.patches}
+    for file in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                needed |= {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+    files = [file.relative_to(package.parent) for file in (package / "kernels").rglob("*.py")]
+    modules = {".".join(file.with_suffix("").parts).removesuffix(".__init__") for file in files}
+    assert len(modules) > 15 and not modules - needed
 
 
 def test_the_license_names_the_authors_of_this_package(checkout: pathlib.Path, tmp_path: pathlib.Path) -> None:

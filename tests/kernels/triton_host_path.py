@@ -23,8 +23,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from sglang_bcg_fixes.kernels import triton_launch
-from sglang_bcg_fixes.kernels.fa_metadata import cases
 from sglang_bcg_fixes.kernels.fa_metadata import triton as form
+from tests.kernels import fa_metadata_cases as cases
 
 STREAM = 0x77
 SIZES = {"i32": 4, "i64": 8}

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from sglang_bcg_fixes.lab.bench.flash_backend import Backend, Batch, Setting
+from tests.kernels.flash_backend import Backend, Batch, Setting
 
 CONTEXT = 150
 REQUESTS, ROOM = 6, CONTEXT + 4

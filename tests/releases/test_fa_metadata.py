@@ -191,7 +191,7 @@ def chunks_in_pages(world: Any) -> Iterator[tuple[str, Callable[[], Any], Any]]:
 
 def odd_steps(world: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     """What SGLang has to prepare by itself, each with the reason that is to be given."""
-    from sglang_bcg_fixes.lab.bench.flash_backend import Backend
+    from tests.kernels.flash_backend import Backend
     from tests.releases import flash_steps
 
     decode = flash_steps.Step("decode", "DECODE", graph=False, page_size=1)
