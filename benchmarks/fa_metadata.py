@@ -36,6 +36,7 @@ from sglang_bcg_fixes.engine import ledger
 from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.fa_metadata import reference
 from sglang_bcg_fixes.kernels.fa_metadata.declaration import KERNEL
+from sglang_bcg_fixes.kernels.fa_metadata.jobs import FaMetadata
 from sglang_bcg_fixes.lab.bench import rows, timing
 from sglang_bcg_fixes.lab.bench.gdn_layer import Cuda
 from sglang_bcg_fixes.lab.bench.rows import GREEN, HOT, RED, Row
@@ -312,15 +313,17 @@ def our_arm(now: World, form: Any) -> Arm:
     delta = now.case.total - now.case.length
     return Arm(
         lambda: form.fa_metadata(
-            batch.seq_lens,
-            batch.req_pool_indices,
-            now.table,
-            buffers.cache_seqlens,
-            buffers.cu_seqlens_k,
-            buffers.page_table,
-            now.case.page_size,
-            delta=delta,
-            **more,
+            FaMetadata(
+                batch.seq_lens,
+                batch.req_pool_indices,
+                now.table,
+                buffers.cache_seqlens,
+                buffers.cu_seqlens_k,
+                buffers.page_table,
+                now.case.page_size,
+                delta=delta,
+                **more,
+            )
         ),
         buffers.found,
     )
@@ -343,7 +346,7 @@ def our_eager_arm(now: World, form: Any) -> Arm:
             buffers.swa_out = torch.empty(len(batch.out_cache_loc), dtype=torch.int64, device="cuda")
             more |= {"swa_page_table": buffers.swa_page_table, "mapping": now.mapping}
             more |= {"out_cache_loc": batch.out_cache_loc, "swa_out_cache_loc": buffers.swa_out}
-        form.fa_metadata(
+        job = FaMetadata(
             batch.seq_lens,
             batch.req_pool_indices,
             now.table,
@@ -358,6 +361,7 @@ def our_eager_arm(now: World, form: Any) -> Arm:
             zero_tail=True,
             **more,
         )
+        form.fa_metadata(job)
 
     return Arm(call, buffers.found)
 

@@ -13,9 +13,14 @@ from typing import Any
 
 import torch
 
+from sglang_bcg_fixes.kernels.fa_metadata import jobs
+
 Tensor = torch.Tensor
 
-OPERATIONS = ("fa_metadata", "draft_expand", "verify_expand", "local_attention")
+JOBS: dict[str, Any] = {
+    job.operation: job for job in (jobs.FaMetadata, jobs.DraftExpand, jobs.VerifyExpand, jobs.LocalAttention)
+}
+OPERATIONS = tuple(JOBS)
 SENTINEL = -(2**30)
 INDEX = (torch.int32, torch.int64)
 MARGIN = 3
@@ -31,7 +36,7 @@ class Call:
     buffers: dict[str, Tensor]
 
     def run(self, form: Any) -> None:
-        getattr(form, self.operation)(**self.inputs, **self.outputs)
+        getattr(form, self.operation)(JOBS[self.operation](**self.inputs, **self.outputs))
 
     def __str__(self) -> str:
         def told(value: Any) -> str:

@@ -14,8 +14,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from sglang_bcg_fixes.kernels.fa_metadata import arguments, reference
+from sglang_bcg_fixes.kernels.fa_metadata import reference
 from sglang_bcg_fixes.kernels.fa_metadata import triton as form
+from sglang_bcg_fixes.kernels.fa_metadata.jobs import DraftExpand, FaMetadata, LocalAttention, VerifyExpand
 from tests import processes
 from tests.kernels import fa_metadata_cases as cases
 from tests.kernels.fa_metadata_mutants import MUTANTS, SMALL
@@ -104,15 +105,16 @@ def test_the_reference_by_hand() -> None:
     table = torch.arange(100, dtype=torch.int32).view(2, 50)
     lengths, sums = torch.zeros(2, dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
     pages = torch.full((2, 4), -7, dtype=torch.int32)
-    reference.fa_metadata(torch.tensor([5, 8]), torch.tensor([1, 0]), table, lengths, sums, pages, 4, delta=1)
+    requests = (torch.tensor([5, 8]), torch.tensor([1, 0]), table)
+    reference.fa_metadata(FaMetadata(*requests, lengths, sums, pages, 4, delta=1))
     assert lengths.tolist() == [6, 9]
     assert sums.tolist() == [0, 6, 15]
     assert pages.tolist() == [[12, 13, -7, -7], [0, 1, 2, -7]]
-    reference.fa_metadata(torch.tensor([5, 8]), torch.tensor([1, 0]), table, lengths, sums, pages, 4, drop_last=True)
+    reference.fa_metadata(FaMetadata(*requests, lengths, sums, pages, 4, drop_last=True))
     assert lengths.tolist() == [4, 8]
     assert sums.tolist() == [0, 5, 13]
     local = torch.full((2, 2), -7, dtype=torch.int32)
-    reference.local_attention(torch.tensor([9, 8]), torch.tensor([1, 0]), table, lengths, local, 8, 4)
+    reference.local_attention(LocalAttention(torch.tensor([9, 8]), torch.tensor([1, 0]), table, lengths, local, 8, 4))
     assert lengths.tolist() == [1, 8]
     assert local.tolist() == [[14, -7], [0, 1]]
     # request 0 has 1 token before its draft, request 1 has 2; each row sees itself and the first
@@ -121,12 +123,14 @@ def test_the_reference_by_hand() -> None:
     before = torch.tensor([1, 2])
     total = torch.tensor([0, 1, 3], dtype=torch.int32)
     flags = torch.tensor(mask) == 1
-    reference.verify_expand(before, total, torch.tensor([0, 1]), table, flags, seen, all_seen, slots, 2)
+    reference.verify_expand(VerifyExpand(before, total, torch.tensor([0, 1]), table, flags, seen, all_seen, slots, 2))
     assert seen.tolist() == [1, 2, 1, 1]
     assert all_seen.tolist() == [0, 1, 3, 4, 5]
     assert slots.tolist() == [[1, 2], [1, 2], [52, 53], [53, 52]]
     branches = torch.full((2, 3), -7, dtype=torch.int32)
-    reference.draft_expand(torch.tensor([7]), torch.tensor([7, 8, 9, 3, 20, 4]), seen[:2], branches, 4, 2, 3, 3)
+    reference.draft_expand(
+        DraftExpand(torch.tensor([7]), torch.tensor([7, 8, 9, 3, 20, 4]), seen[:2], branches, 4, 2, 3, 3)
+    )
     assert seen[:2].tolist() == [6, 6]
     assert branches.tolist() == [[1, 2, -7], [0, 5, 1]]
 
@@ -162,9 +166,9 @@ def test_wrong_arguments_are_named(message: str) -> None:
         "page_table": torch.zeros(2, 3, dtype=torch.int32),
         "page_size": 1,
     }
-    arguments.check_fa_metadata(**right)
+    FaMetadata(**right).check()
     with pytest.raises(ValueError, match=message.replace("[", r"\[")):
-        reference.fa_metadata(**{**right, **WRONG[message]})
+        reference.fa_metadata(FaMetadata(**{**right, **WRONG[message]}))
 
 
 def test_the_short_way_to_the_driver_leads_to_the_same_launch(tmp_path: pathlib.Path) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from sglang_bcg_fixes.kernels.cuda import nvrtc
 from sglang_bcg_fixes.kernels.fa_metadata import cuda, reference
+from sglang_bcg_fixes.kernels.fa_metadata.jobs import FaMetadata
 from sglang_bcg_fixes.kernels.fa_metadata.program import PROGRAM
 from tests.kernels import fa_metadata_cases as cases
 from tests.kernels import headers, on_host
@@ -161,7 +162,7 @@ def test_only_lengths_that_are_rewritten_in_place_cost_a_second_launch(host, mon
 
     def count(cache: torch.Tensor, **more: object) -> int:
         launches.clear()
-        cuda.fa_metadata(lengths, lengths, table, cache, None, table, 1, **more)
+        cuda.fa_metadata(FaMetadata(lengths, lengths, table, cache, None, table, 1, **more))
         return len(launches)
 
     assert [count(lengths), count(other), count(other, delta=1), count(other, drop_last=True)] == [1, 1, 1, 1]

@@ -46,7 +46,7 @@ MUTANTS = {
     "takes one query for each": ("        metadata.max_seq_len_q = new\n        expand", "        expand"),
     "forgets what was accepted": ("return self.for_every_row(new), max(on_host) if on_host else 1", "return 1, 1"),
     "forgets the window's pages": (
-        '        found = {"swa_page_table": metadata',
+        '        found: dict[str, Any] = {"swa_page_table": metadata',
         '        return {}\n        found = {"x": metadata',
     ),
     "begins with the encoder's": ("row_start=self.encoder_lens,", ""),
@@ -63,8 +63,8 @@ MUTANTS = {
         "metadata.max_seq_len_k = self.longest + delta + 1",
     ),
     "lists a step more": (
-        '"eager",\n            self.seq_lens,\n            batch.out_cache_loc',
-        '"eager",\n            self.seq_lens + 1,\n            batch.out_cache_loc',
+        "DraftExpand(\n            self.seq_lens,\n            batch.out_cache_loc",
+        "DraftExpand(\n            self.seq_lens + 1,\n            batch.out_cache_loc",
     ),
 }
 

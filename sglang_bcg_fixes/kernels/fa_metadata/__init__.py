@@ -5,8 +5,8 @@
     verify_expand    target verify with topk > 1: for each draft token the slots of its ancestors
     local_attention  Llama 4's chunks, one query for each request, without a look at the lengths on the host
 
-`reference.py` says it in plain torch, `triton.py` and `cuda.py` do it in one launch each. All forms have the same
-names, parameters and results. All results are integers, so "equal" means equal.
+Each takes one job of `jobs.py`: `form.fa_metadata(FaMetadata(...))`. `reference.py` says it in plain torch, `triton.py`
+and `cuda.py` do it in one launch each. All results are integers, so "equal" means equal.
 
 What holds for all of them:
 
@@ -23,9 +23,7 @@ What holds for all of them:
 - An output is either written, as said below, or left with every bit it had ("stale"). Nothing between.
 - Outputs do not overlap inputs or each other, but for what is said under Aliases.
 
-fa_metadata(seq_lens, req_pool_indices, req_to_token, cache_seqlens, cu_seqlens_k, page_table, page_size, *, delta,
-            drop_last, row_start, cu_seqlens_q, extend_lens, q_stride, swa_page_table, mapping, out_cache_loc,
-            swa_out_cache_loc, zero_tail)
+FaMetadata
 
     in   seq_lens           [i32|i64 bs]
          req_pool_indices   [i32|i64 bs]  the row of each request in req_to_token
@@ -53,8 +51,7 @@ fa_metadata(seq_lens, req_pool_indices, req_to_token, cache_seqlens, cu_seqlens_
     and no drop_last the lengths are rewritten as they are, so one launch will do. Otherwise rows would race with the
     program that writes the lengths: a form then makes two launches, first the tables, then lengths and sums.
 
-draft_expand(seq_lens, out_cache_loc, cache_seqlens, page_table, page_size, topk, steps, length, *, cu_seqlens_q,
-             cu_seqlens_k, zero_tail)
+DraftExpand
 
     bs = requests * topk rows, request by request; out_cache_loc [i32|i64] holds `steps` slots of each row.
     out  cache_seqlens  [i32 bs]    length + seq_lens[row // topk] % page_size
@@ -64,8 +61,7 @@ draft_expand(seq_lens, out_cache_loc, cache_seqlens, page_table, page_size, topk
          cu_seqlens_k   [i32 bs+1] or None: 0, length, 2 * length, ...: SGLang's, which does not count the last page
     in   seq_lens       [i32|i64 bs // topk]
 
-verify_expand(seq_lens, cu_seqlens, req_pool_indices, req_to_token, custom_mask, cache_seqlens, cu_seqlens_k,
-              page_table, draft_tokens, *, live_rows, cu_seqlens_q)
+VerifyExpand
 
     bs = requests * draft_tokens rows, request by request. custom_mask [bool or u8] has for each request, and each of
     its draft tokens, seq_lens + draft_tokens flags; the last draft_tokens of them say which draft tokens it sees.
@@ -81,8 +77,7 @@ verify_expand(seq_lens, cu_seqlens, req_pool_indices, req_to_token, custom_mask,
                         those it sees in their order, then the others in theirs; columns behind are stale. A draft token
                         at or past req_to_token's width has slot 0.
 
-local_attention(seq_lens, req_pool_indices, req_to_token, seqused, block_table, chunk, page_size, *, cu_seqlens_q,
-                mapping, zero_tail)
+LocalAttention
 
     The chunk that the last token of each request is in; `chunk` is a multiple of page_size.
     in   seq_lens       [i32|i64 bs]

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from sglang_bcg_fixes.kernels import active
-from sglang_bcg_fixes.kernels.fa_metadata import arguments
+from sglang_bcg_fixes.kernels.fa_metadata import jobs
 from sglang_bcg_fixes.kernels.fa_metadata.declaration import EAGER, KERNEL, MODULE, REPLAYS, TRANSLATE
 
 Tensor = torch.Tensor
@@ -131,7 +131,7 @@ def why_left(backend: Any, module: Any) -> str:
     page_size = backend.page_size
     reasons = {
         f"the backend is a {type(backend).__name__}": type(backend) is not module.FlashAttentionBackend,
-        f"pages of {page_size} tokens": page_size > arguments.LARGEST_PAGE or page_size & (page_size - 1) != 0,
+        f"pages of {page_size} tokens": page_size > jobs.LARGEST_PAGE or page_size & (page_size - 1) != 0,
         "context parallelism": getattr(backend, "attn_cp_size", 1) > 1,
         "unified memory": getattr(backend, "_unified_dense", False)
         or getattr(getattr(backend, "kv_index_translator", None), "is_translating", False),
@@ -176,15 +176,15 @@ class Step:
             raise Left(f"tensors on {device.type}")
         self.form = active.selected(KERNEL.op).module(device.index)
 
-    def launch(self, operation: str, mode: str, *positional: Any, **named: Any) -> None:
-        """With what the contract asks of arguments checked for the first step of each mode."""
-        if (operation, mode) not in self.place.checked:
+    def launch(self, mode: str, job: jobs.Job) -> None:
+        """Run the operation, its arguments checked in the first step of each mode."""
+        if (job.operation, mode) not in self.place.checked:
             try:
-                getattr(arguments, f"check_{operation}")(*positional, **named)
+                job.check()
             except ValueError as error:
                 raise Left(str(error)) from error
-            self.place.checked.add((operation, mode))
-        getattr(self.form, operation)(*positional, **named)
+            self.place.checked.add((job.operation, mode))
+        getattr(self.form, job.operation)(job)
 
     bs: int
 
@@ -278,9 +278,7 @@ class EagerStep(Step):
             local_max_query_len=1,
             local_max_seq_len=self.longest_in_chunk(self.batch.seq_lens_cpu + delta),
         )
-        self.launch(
-            "local_attention",
-            "eager",
+        job = jobs.LocalAttention(
             metadata.cache_seqlens_int32,
             self.batch.req_pool_indices,
             self.table,
@@ -292,6 +290,7 @@ class EagerStep(Step):
             mapping=self.mapping,
             zero_tail=True,
         )
+        self.launch("eager", job)
         metadata.local_attn_metadata = found
 
     def encoder(self, metadata: Any) -> None:
@@ -303,9 +302,7 @@ class EagerStep(Step):
         metadata.encoder_max_seq_len_k = longest
         metadata.encoder_lens_int32, metadata.encoder_cu_seqlens_k = self.integers(self.bs), self.integers(self.bs + 1)
         metadata.encoder_page_table = self.integers(self.bs, min(longest, self.table.shape[1]))
-        self.launch(
-            "fa_metadata",
-            "encoder",
+        job = jobs.FaMetadata(
             lengths,
             self.batch.req_pool_indices,
             self.table,
@@ -315,6 +312,7 @@ class EagerStep(Step):
             1,
             zero_tail=True,
         )
+        self.launch("encoder", job)
 
     def verify(self) -> Any:
         self.refuse_many_queries()
@@ -357,9 +355,7 @@ class EagerStep(Step):
         expand.cache_seqlens_int32 = self.integers(rows)
         expand.cu_seqlens_q, expand.cu_seqlens_k = self.integers(rows + 1), self.integers(rows + 1)
         expand.page_table = self.integers(rows, length if self.page_size == 1 else steps)
-        self.launch(
-            "draft_expand",
-            "eager",
+        job = jobs.DraftExpand(
             self.seq_lens,
             batch.out_cache_loc,
             expand.cache_seqlens_int32,
@@ -372,6 +368,7 @@ class EagerStep(Step):
             cu_seqlens_k=expand.cu_seqlens_k,
             zero_tail=True,
         )
+        self.launch("eager", job)
         backend.forward_metadata_spec_decode_expand = expand
         return metadata
 
@@ -387,9 +384,7 @@ class EagerStep(Step):
         expand.cache_seqlens_int32 = self.integers(rows)
         expand.cu_seqlens_q, expand.cu_seqlens_k = self.integers(rows + 1), self.integers(rows + 1)
         expand.page_table = self.integers(rows, new)
-        self.launch(
-            "verify_expand",
-            "eager",
+        job = jobs.VerifyExpand(
             self.seq_lens,
             metadata.cu_seqlens_k,
             batch.req_pool_indices,
@@ -401,6 +396,7 @@ class EagerStep(Step):
             new,
             cu_seqlens_q=expand.cu_seqlens_q,
         )
+        self.launch("eager", job)
         backend.forward_metadata_spec_decode_expand = expand
         if backend.has_swa:
             backend._init_sliding_window_attn_spec_metadata(metadata, expand)
@@ -423,9 +419,7 @@ class EagerStep(Step):
         metadata.page_table = self.integers(bs, width)
         if q_stride or extend_lens is not None:
             metadata.cu_seqlens_q = self.integers(bs + 1)
-        self.launch(
-            "fa_metadata",
-            mode,
+        job = jobs.FaMetadata(
             self.seq_lens,
             self.batch.req_pool_indices,
             table,
@@ -442,14 +436,15 @@ class EagerStep(Step):
             zero_tail=True,
             **self.window(metadata),
         )
+        self.launch(mode, job)
         return metadata
 
-    def window(self, metadata: Any) -> dict[str, Tensor]:
+    def window(self, metadata: Any) -> dict[str, Any]:
         mapping = self.mapping
         if mapping is None:
             return {}
         metadata.swa_page_table = torch.empty_like(metadata.page_table)
-        found = {"swa_page_table": metadata.swa_page_table, "mapping": mapping}
+        found: dict[str, Any] = {"swa_page_table": metadata.swa_page_table, "mapping": mapping}
         how, locations = self.place.eager_form.window_locations, self.batch.out_cache_loc
         if how.startswith("step's"):
             locations = self.backend._get_swa_write_locations(self.batch)
@@ -533,9 +528,7 @@ class ReplayStep(Step):
         if not backend.has_local_attention:
             return
         buffers = backend.decode_cuda_graph_local_attn_metadata
-        self.launch(
-            "local_attention",
-            "replay",
+        job = jobs.LocalAttention(
             self.seq_lens,
             self.req_pool_indices,
             backend.req_to_token,
@@ -546,6 +539,7 @@ class ReplayStep(Step):
             cu_seqlens_q=buffers["local_query_start_loc"],
             mapping=self.mapping,
         )
+        self.launch("replay", job)
         if metadata.local_attn_metadata is not None:
             known = self.seq_lens_cpu is not None
             longest = self.longest_in_chunk(self.seq_lens_cpu[: self.bs]) if known else backend.attention_chunk_size
@@ -557,9 +551,7 @@ class ReplayStep(Step):
             return
         # the captured kernels have their own bound; the host need not wait for this one
         metadata.encoder_max_seq_len_k = self.backend.max_context_len
-        self.launch(
-            "fa_metadata",
-            "encoder",
+        job = jobs.FaMetadata(
             self.encoder_lens,
             self.req_pool_indices,
             self.backend.req_to_token,
@@ -568,6 +560,7 @@ class ReplayStep(Step):
             metadata.encoder_page_table,
             1,
         )
+        self.launch("encoder", job)
 
     def draft_decode(self) -> Any:
         metadata, delta = self.backend.decode_cuda_graph_metadata[self.bs], self.backend.speculative_step_id + 1
@@ -631,9 +624,7 @@ class ReplayStep(Step):
         metadata.max_seq_len_k = self.bound()
         # nobody reads the sums of the prefix here, and SGLang does not fill them
         self.tables("draft decode, prefix", metadata, drop_last=self.page_size > 1, sums=False, window=False)
-        self.launch(
-            "draft_expand",
-            "replay",
+        job = jobs.DraftExpand(
             self.seq_lens,
             self.out_cache_loc,
             expand.cache_seqlens_int32,
@@ -643,6 +634,7 @@ class ReplayStep(Step):
             steps,
             length,
         )
+        self.launch("replay", job)
         return metadata, expand
 
     def verify_tree(self) -> tuple[Any, Any]:
@@ -651,9 +643,7 @@ class ReplayStep(Step):
         expand = backend.target_verify_metadata_topk_expand[self.bs]
         metadata.max_seq_len_k = backend.max_context_len if self.rule.verify_bound_is_context else self.bound()
         self.tables("verify, prefix", metadata, window=False)
-        self.launch(
-            "verify_expand",
-            "replay",
+        job = jobs.VerifyExpand(
             self.seq_lens,
             metadata.cu_seqlens_k,
             self.req_pool_indices,
@@ -665,6 +655,7 @@ class ReplayStep(Step):
             backend.speculative_num_draft_tokens,
             live_rows=self.spec_info.positions.numel(),
         )
+        self.launch("replay", job)
         if backend.has_swa:
             backend._init_sliding_window_attn_spec_metadata(
                 metadata, expand, backend.target_verify_metadata_topk_swa[self.bs]
@@ -673,9 +664,7 @@ class ReplayStep(Step):
 
     def tables(self, mode: str, metadata: Any, sums: bool = True, window: bool = True, **more: Any) -> None:
         """One launch into the graph's buffers; behind the live pages they keep what they had."""
-        self.launch(
-            "fa_metadata",
-            mode,
+        job = jobs.FaMetadata(
             self.seq_lens,
             self.req_pool_indices,
             self.backend.req_to_token,
@@ -686,9 +675,10 @@ class ReplayStep(Step):
             **more,
             **self.window(metadata if window else None),
         )
+        self.launch(mode, job)
 
-    def window(self, metadata: Any) -> dict[str, Tensor]:
-        mapping, found = self.mapping, {}
+    def window(self, metadata: Any) -> dict[str, Any]:
+        mapping, found = self.mapping, dict[str, Any]()
         if mapping is None:
             return {}
         if metadata is not None and metadata.swa_page_table is not None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 
 from sglang_bcg_fixes.kernels.cuda import driver, program
+from sglang_bcg_fixes.kernels.fa_metadata.jobs import DraftExpand, FaMetadata, LocalAttention, VerifyExpand
 from sglang_bcg_fixes.kernels.fa_metadata.program import PROGRAM
 from sglang_bcg_fixes.model import Accepted, Rejected
 
@@ -78,80 +79,60 @@ def on_device(device: int) -> Kernels:
     )
 
 
-def fa_metadata(
-    seq_lens: Tensor,
-    req_pool_indices: Tensor,
-    req_to_token: Tensor,
-    cache_seqlens: Tensor,
-    cu_seqlens_k: Tensor | None,
-    page_table: Tensor | None,
-    page_size: int,
-    *,
-    delta: int = 0,
-    drop_last: bool = False,
-    row_start: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    extend_lens: Tensor | None = None,
-    q_stride: int = 0,
-    swa_page_table: Tensor | None = None,
-    mapping: Tensor | None = None,
-    out_cache_loc: Tensor | None = None,
-    swa_out_cache_loc: Tensor | None = None,
-    zero_tail: bool = False,
-) -> None:
-    kernels = on_device(cache_seqlens.get_device())
-    bs = cache_seqlens.shape[0]
-    flags = drop_last * DROP_LAST + zero_tail * ZERO_TAIL
-    if seq_lens.dtype is I64:
+def fa_metadata(job: FaMetadata) -> None:
+    kernels = on_device(job.cache_seqlens.get_device())
+    bs = job.cache_seqlens.shape[0]
+    flags = job.drop_last * DROP_LAST + job.zero_tail * ZERO_TAIL
+    if job.seq_lens.dtype is I64:
         flags += WIDE_SEQ_LENS
-    if req_pool_indices.dtype is I64:
+    if job.req_pool_indices.dtype is I64:
         flags += WIDE_REQ_POOL_INDICES
-    if row_start is not None and row_start.dtype is I64:
+    if job.row_start is not None and job.row_start.dtype is I64:
         flags += WIDE_ROW_START
-    if extend_lens is not None and extend_lens.dtype is I64:
+    if job.extend_lens is not None and job.extend_lens.dtype is I64:
         flags += WIDE_EXTEND_LENS
     width = row_blocks = stride = swa_stride = new_tokens = swa_out_length = swa_blocks = 0
     team_shift, teams = 0, 1
-    if page_table is not None:
-        width, stride = page_table.shape[1], page_table.stride()[0]
-        at_once = columns_at_once(page_size, swa_page_table)
+    if job.page_table is not None:
+        width, stride = job.page_table.shape[1], job.page_table.stride()[0]
+        at_once = columns_at_once(job.page_size, job.swa_page_table)
         team_shift, teams, row_blocks = shared_rows(kernels.busy_threads, bs, width, at_once)
-    if swa_page_table is not None:
-        swa_stride = swa_page_table.stride()[0]
-    if out_cache_loc is not None and swa_out_cache_loc is not None:
-        new_tokens, swa_out_length = out_cache_loc.shape[0], swa_out_cache_loc.shape[0]
+    if job.swa_page_table is not None:
+        swa_stride = job.swa_page_table.stride()[0]
+    if job.out_cache_loc is not None and job.swa_out_cache_loc is not None:
+        new_tokens, swa_out_length = job.out_cache_loc.shape[0], job.swa_out_cache_loc.shape[0]
         swa_blocks = -(-swa_out_length // THREADS)
-        if out_cache_loc.dtype is I64:
+        if job.out_cache_loc.dtype is I64:
             flags += WIDE_OUT_CACHE_LOC
-    lengths, written = seq_lens.data_ptr(), cache_seqlens.data_ptr()
+    lengths, written = job.seq_lens.data_ptr(), job.cache_seqlens.data_ptr()
     fields = (
         lengths,
-        req_pool_indices.data_ptr(),
-        req_to_token.data_ptr(),
-        address(row_start),
-        address(extend_lens),
-        address(mapping),
-        address(out_cache_loc),
+        job.req_pool_indices.data_ptr(),
+        job.req_to_token.data_ptr(),
+        address(job.row_start),
+        address(job.extend_lens),
+        address(job.mapping),
+        address(job.out_cache_loc),
         written,
-        address(cu_seqlens_k),
-        address(cu_seqlens_q),
-        address(page_table),
-        address(swa_page_table),
-        address(swa_out_cache_loc),
-        req_to_token.stride()[0],
+        address(job.cu_seqlens_k),
+        address(job.cu_seqlens_q),
+        address(job.page_table),
+        address(job.swa_page_table),
+        address(job.swa_out_cache_loc),
+        job.req_to_token.stride()[0],
         stride,
         swa_stride,
-        req_to_token.shape[1],
+        job.req_to_token.shape[1],
         width,
         bs,
-        page_size.bit_length() - 1,
-        delta,
-        q_stride,
+        job.page_size.bit_length() - 1,
+        job.delta,
+        job.q_stride,
         new_tokens,
         swa_out_length,
     )
     other_blocks = row_blocks + swa_blocks
-    if lengths == written and (delta or drop_last) and other_blocks:
+    if lengths == written and (job.delta or job.drop_last) and other_blocks:
         # rows would read the lengths that the sums rewrite
         kernels.fa_metadata(other_blocks, *fields, 0, row_blocks, team_shift, teams, flags)
         kernels.fa_metadata(1, *fields, 1, 0, team_shift, teams, flags)
@@ -159,77 +140,52 @@ def fa_metadata(
         kernels.fa_metadata(1 + other_blocks, *fields, 1, row_blocks, team_shift, teams, flags)
 
 
-def draft_expand(
-    seq_lens: Tensor,
-    out_cache_loc: Tensor,
-    cache_seqlens: Tensor,
-    page_table: Tensor,
-    page_size: int,
-    topk: int,
-    steps: int,
-    length: int,
-    *,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    zero_tail: bool = False,
-) -> None:
-    bs = cache_seqlens.shape[0]
-    on_device(cache_seqlens.get_device()).draft_expand(
+def draft_expand(job: DraftExpand) -> None:
+    bs = job.cache_seqlens.shape[0]
+    flags = is_wide(job.seq_lens) * WIDE_SEQ_LENS | is_wide(job.out_cache_loc) * WIDE_OUT_CACHE_LOC
+    on_device(job.cache_seqlens.get_device()).draft_expand(
         max(1, -(-bs * WARP // THREADS)),
-        seq_lens.data_ptr(),
-        out_cache_loc.data_ptr(),
-        cache_seqlens.data_ptr(),
-        page_table.data_ptr(),
-        address(cu_seqlens_q),
-        address(cu_seqlens_k),
-        page_table.stride()[0],
-        page_table.shape[1],
+        job.seq_lens.data_ptr(),
+        job.out_cache_loc.data_ptr(),
+        job.cache_seqlens.data_ptr(),
+        job.page_table.data_ptr(),
+        address(job.cu_seqlens_q),
+        address(job.cu_seqlens_k),
+        job.page_table.stride()[0],
+        job.page_table.shape[1],
         bs,
-        page_size.bit_length() - 1,
-        topk,
-        steps,
-        length,
-        is_wide(seq_lens) * WIDE_SEQ_LENS | is_wide(out_cache_loc) * WIDE_OUT_CACHE_LOC | zero_tail * ZERO_TAIL,
+        job.page_size.bit_length() - 1,
+        job.topk,
+        job.steps,
+        job.length,
+        flags | job.zero_tail * ZERO_TAIL,
     )
 
 
-def verify_expand(
-    seq_lens: Tensor,
-    cu_seqlens: Tensor,
-    req_pool_indices: Tensor,
-    req_to_token: Tensor,
-    custom_mask: Tensor,
-    cache_seqlens: Tensor,
-    cu_seqlens_k: Tensor,
-    page_table: Tensor,
-    draft_tokens: int,
-    *,
-    live_rows: int | None = None,
-    cu_seqlens_q: Tensor | None = None,
-) -> None:
-    kernels = on_device(cache_seqlens.get_device())
-    bs, counts, sums = cache_seqlens.shape[0], cache_seqlens.data_ptr(), cu_seqlens_k.data_ptr()
-    waits = bs * draft_tokens > MOST_FLAGS_COUNTED_TWICE
+def verify_expand(job: VerifyExpand) -> None:
+    kernels = on_device(job.cache_seqlens.get_device())
+    bs, counts, sums = job.cache_seqlens.shape[0], job.cache_seqlens.data_ptr(), job.cu_seqlens_k.data_ptr()
+    waits = bs * job.draft_tokens > MOST_FLAGS_COUNTED_TWICE
     sum_blocks = 0 if waits else 1
     kernels.verify_expand(
         sum_blocks - (-bs * WARP // VERIFY_THREADS),
-        seq_lens.data_ptr(),
-        cu_seqlens.data_ptr(),
-        req_pool_indices.data_ptr(),
-        req_to_token.data_ptr(),
-        custom_mask.data_ptr(),
+        job.seq_lens.data_ptr(),
+        job.cu_seqlens.data_ptr(),
+        job.req_pool_indices.data_ptr(),
+        job.req_to_token.data_ptr(),
+        job.custom_mask.data_ptr(),
         counts,
         sums,
-        address(cu_seqlens_q),
-        page_table.data_ptr(),
-        req_to_token.stride()[0],
-        page_table.stride()[0],
-        req_to_token.shape[1],
+        address(job.cu_seqlens_q),
+        job.page_table.data_ptr(),
+        job.req_to_token.stride()[0],
+        job.page_table.stride()[0],
+        job.req_to_token.shape[1],
         bs,
-        draft_tokens,
-        bs if live_rows is None else live_rows,
+        job.draft_tokens,
+        bs if job.live_rows is None else job.live_rows,
         sum_blocks,
-        is_wide(seq_lens) * WIDE_SEQ_LENS | is_wide(req_pool_indices) * WIDE_REQ_POOL_INDICES,
+        is_wide(job.seq_lens) * WIDE_SEQ_LENS | is_wide(job.req_pool_indices) * WIDE_REQ_POOL_INDICES,
     )
     if waits:
         # of the counts, which are lengths that stay as they are
@@ -238,42 +194,31 @@ def verify_expand(
         kernels.fa_metadata(1, *tensors, *strides, *numbers, *one_block_of_sums)
 
 
-def local_attention(
-    seq_lens: Tensor,
-    req_pool_indices: Tensor,
-    req_to_token: Tensor,
-    seqused: Tensor,
-    block_table: Tensor,
-    chunk: int,
-    page_size: int,
-    *,
-    cu_seqlens_q: Tensor | None = None,
-    mapping: Tensor | None = None,
-    zero_tail: bool = False,
-) -> None:
-    kernels = on_device(seqused.get_device())
-    bs, width = seqused.shape[0], block_table.shape[1]
-    at_once = columns_at_once(page_size, mapping)
+def local_attention(job: LocalAttention) -> None:
+    kernels = on_device(job.seqused.get_device())
+    bs, width = job.seqused.shape[0], job.block_table.shape[1]
+    at_once = columns_at_once(job.page_size, job.mapping)
     team_shift, teams, row_blocks = shared_rows(kernels.busy_threads, bs, width, at_once)
+    flags = is_wide(job.seq_lens) * WIDE_SEQ_LENS | is_wide(job.req_pool_indices) * WIDE_REQ_POOL_INDICES
     kernels.local_attention(
         max(1, row_blocks),
-        seq_lens.data_ptr(),
-        req_pool_indices.data_ptr(),
-        req_to_token.data_ptr(),
-        address(mapping),
-        seqused.data_ptr(),
-        block_table.data_ptr(),
-        address(cu_seqlens_q),
-        req_to_token.stride()[0],
-        block_table.stride()[0],
-        req_to_token.shape[1],
+        job.seq_lens.data_ptr(),
+        job.req_pool_indices.data_ptr(),
+        job.req_to_token.data_ptr(),
+        address(job.mapping),
+        job.seqused.data_ptr(),
+        job.block_table.data_ptr(),
+        address(job.cu_seqlens_q),
+        job.req_to_token.stride()[0],
+        job.block_table.stride()[0],
+        job.req_to_token.shape[1],
         width,
         bs,
-        page_size.bit_length() - 1,
-        chunk,
+        job.page_size.bit_length() - 1,
+        job.chunk,
         team_shift,
         teams,
-        is_wide(seq_lens) * WIDE_SEQ_LENS | is_wide(req_pool_indices) * WIDE_REQ_POOL_INDICES | zero_tail * ZERO_TAIL,
+        flags | job.zero_tail * ZERO_TAIL,
     )
 
 

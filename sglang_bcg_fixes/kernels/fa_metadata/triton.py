@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_bcg_fixes.kernels.fa_metadata.jobs import DraftExpand, FaMetadata, LocalAttention, VerifyExpand
 from sglang_bcg_fixes.kernels.triton_launch import Launcher
 
 Tensor = torch.Tensor
@@ -229,63 +230,43 @@ def fa_metadata_kernel(
         tl.store(swa_out_cache_loc + place, tl.where(place < new, swa_slot, 0), mask=place < room)
 
 
-def fa_metadata(
-    seq_lens: Tensor,
-    req_pool_indices: Tensor,
-    req_to_token: Tensor,
-    cache_seqlens: Tensor,
-    cu_seqlens_k: Tensor | None,
-    page_table: Tensor | None,
-    page_size: int,
-    *,
-    delta: int = 0,
-    drop_last: bool = False,
-    row_start: Tensor | None = None,
-    cu_seqlens_q: Tensor | None = None,
-    extend_lens: Tensor | None = None,
-    q_stride: int = 0,
-    swa_page_table: Tensor | None = None,
-    mapping: Tensor | None = None,
-    out_cache_loc: Tensor | None = None,
-    swa_out_cache_loc: Tensor | None = None,
-    zero_tail: bool = False,
-) -> None:
-    bs = cache_seqlens.shape[0]
-    columns = columns_at_a_time(page_size)
-    req_stride, tokens = req_to_token.stride(0), req_to_token.shape[1]
+def fa_metadata(job: FaMetadata) -> None:
+    bs = job.cache_seqlens.shape[0]
+    columns = columns_at_a_time(job.page_size)
+    req_stride, tokens = job.req_to_token.stride(0), job.req_to_token.shape[1]
     width = share = table_stride = swa_stride = new = room = 0
-    if page_table is not None:
-        width, table_stride = page_table.shape[1], page_table.stride(0)
-        share = programs_of_a_row(bs, width, columns, multiprocessors(seq_lens.device.index))
-        if swa_page_table is not None:
-            swa_stride = swa_page_table.stride(0)
-    if swa_out_cache_loc is not None and out_cache_loc is not None:
-        new, room = out_cache_loc.shape[0], swa_out_cache_loc.shape[0]
+    if job.page_table is not None:
+        width, table_stride = job.page_table.shape[1], job.page_table.stride(0)
+        share = programs_of_a_row(bs, width, columns, multiprocessors(job.seq_lens.device.index))
+        if job.swa_page_table is not None:
+            swa_stride = job.swa_page_table.stride(0)
+    if job.swa_out_cache_loc is not None and job.out_cache_loc is not None:
+        new, room = job.out_cache_loc.shape[0], job.swa_out_cache_loc.shape[0]
     others = bs * share + -(-room // LOCATIONS)
     launches = [(0, 1 + others)]
-    if others and (delta or drop_last) and seq_lens.data_ptr() == cache_seqlens.data_ptr():
+    if others and (job.delta or job.drop_last) and job.seq_lens.data_ptr() == job.cache_seqlens.data_ptr():
         # rows read the lengths that the first program overwrites
         launches = [(1, others), (0, 1)]
     tensors = (
-        req_to_token,
-        page_table,
-        swa_page_table,
-        seq_lens,
-        req_pool_indices,
-        cache_seqlens,
-        cu_seqlens_k,
-        row_start,
-        cu_seqlens_q,
-        extend_lens,
-        mapping,
-        out_cache_loc,
-        swa_out_cache_loc,
+        job.req_to_token,
+        job.page_table,
+        job.swa_page_table,
+        job.seq_lens,
+        job.req_pool_indices,
+        job.cache_seqlens,
+        job.cu_seqlens_k,
+        job.row_start,
+        job.cu_seqlens_q,
+        job.extend_lens,
+        job.mapping,
+        job.out_cache_loc,
+        job.swa_out_cache_loc,
     )
     strides = (req_stride, table_stride, swa_stride)
     constants = (
-        page_size.bit_length() - 1,
-        drop_last,
-        zero_tail,
+        job.page_size.bit_length() - 1,
+        job.drop_last,
+        job.zero_tail,
         columns,
         LENGTHS,
         LOCATIONS,
@@ -294,7 +275,7 @@ def fa_metadata(
         math.gcd(WIDEST, swa_stride),
     )
     for first_program, programs in launches:
-        numbers = (bs, tokens, width, delta, q_stride, share, first_program, new, room)
+        numbers = (bs, tokens, width, job.delta, job.q_stride, share, first_program, new, room)
         launch_fa_metadata(programs, tensors, strides, numbers, constants)
 
 
@@ -355,28 +336,15 @@ def draft_expand_kernel(
             tl.store(line + behind, 0, mask=is_row[:, None] & (behind >= used) & (behind < width))
 
 
-def draft_expand(
-    seq_lens: Tensor,
-    out_cache_loc: Tensor,
-    cache_seqlens: Tensor,
-    page_table: Tensor,
-    page_size: int,
-    topk: int,
-    steps: int,
-    length: int,
-    *,
-    cu_seqlens_q: Tensor | None = None,
-    cu_seqlens_k: Tensor | None = None,
-    zero_tail: bool = False,
-) -> None:
-    rows, tile = cache_seqlens.shape[0], power_of_two(steps)
+def draft_expand(job: DraftExpand) -> None:
+    rows, tile = job.cache_seqlens.shape[0], power_of_two(job.steps)
     at_a_time = max(1, FLAGS // tile)
     launch_draft_expand(
         rows // at_a_time + 1,
-        (seq_lens, out_cache_loc, cache_seqlens, page_table, cu_seqlens_q, cu_seqlens_k),
-        (page_table.stride(0),),
-        (rows, page_table.shape[1], length, topk, steps),
-        (page_size.bit_length() - 1, zero_tail, at_a_time, tile),
+        (job.seq_lens, job.out_cache_loc, job.cache_seqlens, job.page_table, job.cu_seqlens_q, job.cu_seqlens_k),
+        (job.page_table.stride(0),),
+        (rows, job.page_table.shape[1], job.length, job.topk, job.steps),
+        (job.page_size.bit_length() - 1, job.zero_tail, at_a_time, tile),
     )
 
 
@@ -481,43 +449,31 @@ def sums_kernel(counts, sums, rows, LENGTHS: tl.constexpr):
         before += tl.sum(count, 0)
 
 
-def verify_expand(
-    seq_lens: Tensor,
-    cu_seqlens: Tensor,
-    req_pool_indices: Tensor,
-    req_to_token: Tensor,
-    custom_mask: Tensor,
-    cache_seqlens: Tensor,
-    cu_seqlens_k: Tensor,
-    page_table: Tensor,
-    draft_tokens: int,
-    *,
-    live_rows: int | None = None,
-    cu_seqlens_q: Tensor | None = None,
-) -> None:
-    rows, tile = cache_seqlens.shape[0], power_of_two(draft_tokens)
+def verify_expand(job: VerifyExpand) -> None:
+    rows, tile = job.cache_seqlens.shape[0], power_of_two(job.draft_tokens)
     at_a_time = max(1, FLAGS // tile)
     # one program counts everything again for the sums; where that is long, the sums wait for the counts
     waits = rows * tile > FLAGS_OF_ONE_PROGRAM
+    live_rows = rows if job.live_rows is None else job.live_rows
     launch_verify_expand(
         rows // at_a_time + (1 if waits else 2),
         (
-            seq_lens,
-            cu_seqlens,
-            req_pool_indices,
-            req_to_token,
-            custom_mask.view(torch.uint8),
-            cache_seqlens,
-            cu_seqlens_k,
-            cu_seqlens_q,
-            page_table,
+            job.seq_lens,
+            job.cu_seqlens,
+            job.req_pool_indices,
+            job.req_to_token,
+            job.custom_mask.view(torch.uint8),
+            job.cache_seqlens,
+            job.cu_seqlens_k,
+            job.cu_seqlens_q,
+            job.page_table,
         ),
-        (req_to_token.stride(0), page_table.stride(0)),
-        (rows, rows if live_rows is None else live_rows, draft_tokens, req_to_token.shape[1], 1 if waits else 0),
+        (job.req_to_token.stride(0), job.page_table.stride(0)),
+        (rows, live_rows, job.draft_tokens, job.req_to_token.shape[1], 1 if waits else 0),
         (at_a_time, tile),
     )
     if waits:
-        launch_sums(1, (cache_seqlens, cu_seqlens_k), (), (rows,), (4 * LENGTHS,))
+        launch_sums(1, (job.cache_seqlens, job.cu_seqlens_k), (), (rows,), (4 * LENGTHS,))
 
 
 @triton.jit(
@@ -585,29 +541,25 @@ def local_attention_kernel(
     )
 
 
-def local_attention(
-    seq_lens: Tensor,
-    req_pool_indices: Tensor,
-    req_to_token: Tensor,
-    seqused: Tensor,
-    block_table: Tensor,
-    chunk: int,
-    page_size: int,
-    *,
-    cu_seqlens_q: Tensor | None = None,
-    mapping: Tensor | None = None,
-    zero_tail: bool = False,
-) -> None:
-    bs, width = seqused.shape[0], block_table.shape[1]
-    columns = columns_at_a_time(page_size)
-    share = programs_of_a_row(bs, width, columns, multiprocessors(seq_lens.device.index))
-    strides = (req_to_token.stride(0), block_table.stride(0))
+def local_attention(job: LocalAttention) -> None:
+    bs, width = job.seqused.shape[0], job.block_table.shape[1]
+    columns = columns_at_a_time(job.page_size)
+    share = programs_of_a_row(bs, width, columns, multiprocessors(job.seq_lens.device.index))
+    strides = (job.req_to_token.stride(0), job.block_table.stride(0))
     launch_local_attention(
         1 + bs * share,
-        (req_to_token, block_table, seq_lens, req_pool_indices, seqused, cu_seqlens_q, mapping),
+        (
+            job.req_to_token,
+            job.block_table,
+            job.seq_lens,
+            job.req_pool_indices,
+            job.seqused,
+            job.cu_seqlens_q,
+            job.mapping,
+        ),
         strides,
-        (bs, req_to_token.shape[1], width, chunk, share),
-        (page_size.bit_length() - 1, zero_tail, columns, math.gcd(WIDEST, strides[1])),
+        (bs, job.req_to_token.shape[1], width, job.chunk, share),
+        (job.page_size.bit_length() - 1, job.zero_tail, columns, math.gcd(WIDEST, strides[1])),
     )
 
 
