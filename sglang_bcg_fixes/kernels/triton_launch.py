@@ -6,8 +6,9 @@ Where that is not known to work, or where somebody listens to launches, every ca
 
 from __future__ import annotations
 
+import inspect
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -79,6 +80,24 @@ class Launcher:
             *others,
             *constants,
         )
+
+
+def launched(tables: int, numbers: int, warps: int) -> Callable[[Callable[..., None]], Launcher]:
+    """Compile a function of tensors, strides, numbers and CONSTANTS, in this order, and launch it by a Launcher.
+
+    Nothing that changes from step to step is specialised on: neither the numbers, of which there are `numbers`, nor how
+    strides and the tensors behind the first `tables` are aligned.
+    """
+
+    def launcher(function: Callable[..., None]) -> Launcher:
+        names = [name for name in inspect.signature(function).parameters if not name.isupper()]
+        first_number = len(names) - numbers
+        kernel = triton.jit(
+            do_not_specialize=names[first_number:], do_not_specialize_on_alignment=names[tables:first_number]
+        )(function)
+        return Launcher(kernel, tables, warps)
+
+    return launcher
 
 
 def listeners() -> bool:

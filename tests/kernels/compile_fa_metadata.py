@@ -33,8 +33,9 @@ INDICES = ("seq_lens", "req_pool_indices", "extend_lens", "row_start", "out_cach
 WIDE = {"WIDE_IN": 4, "WIDE_OUT": 4, "WIDE_SWA": 4}
 
 
-def compiled(kernel: Any, architecture: int, index: str, constants: dict[str, Any]) -> str:
+def compiled(launcher: Any, architecture: int, index: str, constants: dict[str, Any]) -> str:
     """The assembler's input; ptxas has taken it too."""
+    kernel = launcher.kernel
     types, attributes = {}, {}
     for place, name in enumerate(kernel.arg_names):
         types[name] = "constexpr" if name in constants else index if name in INDICES else POINTERS.get(name, "i32")

@@ -30,13 +30,12 @@ SIGNATURES = {
 
 def device(launcher: Callable[..., on_host.Launch], multiprocessors: int) -> cuda.Kernels:
     """What cuda.py has of a device whose launches are made by this function, in the driver's place."""
-    loaded = program.Loaded({kernel: kernel for kernel in PROGRAM.kernels}, "the tests")
+    loaded = program.Loaded({kernel: kernel for kernel in PROGRAM.kernels}, "the tests", lambda: 0)
     properties = types.SimpleNamespace(multi_processor_count=multiprocessors)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(program, "load", lambda *_: loaded)
         patched.setattr(driver, "launcher", launcher)
         patched.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-        patched.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _: 0, raising=False)
         return cuda.on_device.__wrapped__(0)
 
 

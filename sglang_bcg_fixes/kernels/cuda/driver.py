@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+Launch = Callable[..., None]
+
 LIBRARY = "libcuda.so.1"
 # of CUfunction_attribute
 LOCAL_BYTES, REGISTERS, MOST_SHARED_BYTES = 3, 4, 8
@@ -99,7 +101,7 @@ def launcher(
     layout: struct.Struct,
     current_stream: Callable[[], int],
     shared_bytes: int = 0,
-) -> Callable[..., None]:
+) -> Launch:
     """`launch(blocks, *fields)`: one kernel whose only parameter is a struct, packed from the fields.
 
     Each thread has a buffer of its own, which the driver has copied when the call returns.

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import logging
 import pathlib
+import struct
 import time
 from collections.abc import Callable
 
@@ -66,6 +67,10 @@ class Loaded:
 
     functions: dict[str, driver.Function]
     origin: str
+    current_stream: Callable[[], int]
+
+    def launcher(self, kernel: str, threads: int, layout: struct.Struct, shared_bytes: int = 0) -> driver.Launch:
+        return driver.launcher(self.functions[kernel], threads, layout, self.current_stream, shared_bytes)
 
 
 def architecture(capability: Capability) -> str:
@@ -141,7 +146,7 @@ def load(program: Program, device: int) -> Loaded:
         # makes torch's context of this device current, which a mere change of device may leave for later
         torch.cuda.current_stream().query()
         functions = driver.load(code.cubin, program.kernels)
-    return Loaded(functions, code.origin)
+    return Loaded(functions, code.origin, functools.partial(torch._C._cuda_getCurrentRawStream, device))
 
 
 def ready(work: Callable[[], object]) -> Accepted | Rejected:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import struct
-from collections.abc import Callable
 
 import torch
 
-from sglang_bcg_fixes.kernels.cuda import driver, program
+from sglang_bcg_fixes.kernels.cuda import program
+from sglang_bcg_fixes.kernels.cuda.driver import Launch
 from sglang_bcg_fixes.kernels.fa_metadata.jobs import DraftExpand, FaMetadata, LocalAttention, VerifyExpand
 from sglang_bcg_fixes.kernels.fa_metadata.program import PROGRAM
 from sglang_bcg_fixes.model import Accepted, Rejected
 
 Tensor = torch.Tensor
-Launch = Callable[..., None]
 I64 = torch.int64
 
 # the structs of the header: pointers, strides, numbers, and what pads C's struct to a multiple of eight bytes
@@ -63,18 +62,13 @@ def origin(device: int) -> str:
 
 @functools.cache
 def on_device(device: int) -> Kernels:
-    functions = program.load(PROGRAM, device).functions
-    stream = functools.partial(torch._C._cuda_getCurrentRawStream, device)
-
-    def launch(name: str, threads: int, layout: struct.Struct) -> Launch:
-        return driver.launcher(functions[name], threads, layout, stream)
-
+    launcher = program.load(PROGRAM, device).launcher
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
     return Kernels(
-        fa_metadata=launch("bcg_fa_metadata", THREADS, FA_METADATA),
-        draft_expand=launch("bcg_draft_expand", THREADS, DRAFT_EXPAND),
-        verify_expand=launch("bcg_verify_expand", VERIFY_THREADS, VERIFY_EXPAND),
-        local_attention=launch("bcg_local_attention", THREADS, LOCAL_ATTENTION),
+        fa_metadata=launcher("bcg_fa_metadata", THREADS, FA_METADATA),
+        draft_expand=launcher("bcg_draft_expand", THREADS, DRAFT_EXPAND),
+        verify_expand=launcher("bcg_verify_expand", VERIFY_THREADS, VERIFY_EXPAND),
+        local_attention=launcher("bcg_local_attention", THREADS, LOCAL_ATTENTION),
         busy_threads=BUSY_THREADS * multiprocessors,
     )
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from sglang_bcg_fixes.kernels.fa_metadata.jobs import DraftExpand, FaMetadata, LocalAttention, VerifyExpand
-from sglang_bcg_fixes.kernels.triton_launch import Launcher
+from sglang_bcg_fixes.kernels.triton_launch import launched
 
 Tensor = torch.Tensor
 
@@ -122,25 +122,7 @@ def write_lengths(
                 tl.store(cu_seqlens_q + 1 + row, (row + 1) * q_stride, mask=is_row)
 
 
-UNSPECIALISED = ["bs", "tokens", "width", "delta", "q_stride", "share", "first_program", "new", "room"]
-ANY_ALIGNMENT = [
-    "seq_lens",
-    "req_pool_indices",
-    "cache_seqlens",
-    "cu_seqlens_k",
-    "row_start",
-    "cu_seqlens_q",
-    "extend_lens",
-    "mapping",
-    "out_cache_loc",
-    "swa_out_cache_loc",
-    "req_stride",
-    "table_stride",
-    "swa_stride",
-]
-
-
-@triton.jit(do_not_specialize=UNSPECIALISED, do_not_specialize_on_alignment=ANY_ALIGNMENT)
+@launched(tables=3, numbers=9, warps=WARPS)
 def fa_metadata_kernel(
     req_to_token,
     page_table,
@@ -276,21 +258,10 @@ def fa_metadata(job: FaMetadata) -> None:
     )
     for first_program, programs in launches:
         numbers = (bs, tokens, width, job.delta, job.q_stride, share, first_program, new, room)
-        launch_fa_metadata(programs, tensors, strides, numbers, constants)
+        fa_metadata_kernel(programs, tensors, strides, numbers, constants)
 
 
-@triton.jit(
-    do_not_specialize=["rows", "width", "length", "topk", "steps"],
-    do_not_specialize_on_alignment=[
-        "seq_lens",
-        "out_cache_loc",
-        "cache_seqlens",
-        "page_table",
-        "cu_seqlens_q",
-        "cu_seqlens_k",
-        "table_stride",
-    ],
-)
+@launched(tables=0, numbers=5, warps=WARPS)
 def draft_expand_kernel(
     seq_lens,
     out_cache_loc,
@@ -339,7 +310,7 @@ def draft_expand_kernel(
 def draft_expand(job: DraftExpand) -> None:
     rows, tile = job.cache_seqlens.shape[0], power_of_two(job.steps)
     at_a_time = max(1, FLAGS // tile)
-    launch_draft_expand(
+    draft_expand_kernel(
         rows // at_a_time + 1,
         (job.seq_lens, job.out_cache_loc, job.cache_seqlens, job.page_table, job.cu_seqlens_q, job.cu_seqlens_k),
         (job.page_table.stride(0),),
@@ -372,22 +343,7 @@ def flags_of(
     return (tl.load(custom_mask + flag, mask=is_token, other=0) != 0).to(tl.int32), is_token, length
 
 
-@triton.jit(
-    do_not_specialize=["rows", "live_rows", "draft_tokens", "tokens", "first_program"],
-    do_not_specialize_on_alignment=[
-        "seq_lens",
-        "cu_seqlens",
-        "req_pool_indices",
-        "req_to_token",
-        "custom_mask",
-        "cache_seqlens",
-        "cu_seqlens_k",
-        "cu_seqlens_q",
-        "page_table",
-        "req_stride",
-        "table_stride",
-    ],
-)
+@launched(tables=0, numbers=5, warps=WARPS)
 def verify_expand_kernel(
     seq_lens,
     cu_seqlens,
@@ -438,7 +394,7 @@ def verify_expand_kernel(
     tl.store(page_table + row.to(tl.int64)[:, None] * table_stride + column, slot, mask=is_token)
 
 
-@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["counts", "sums"])
+@launched(tables=0, numbers=1, warps=2 * WARPS)
 def sums_kernel(counts, sums, rows, LENGTHS: tl.constexpr):
     tl.store(sums, 0)
     before = tl.full((), 0, tl.int32)
@@ -455,7 +411,7 @@ def verify_expand(job: VerifyExpand) -> None:
     # one program counts everything again for the sums; where that is long, the sums wait for the counts
     waits = rows * tile > FLAGS_OF_ONE_PROGRAM
     live_rows = rows if job.live_rows is None else job.live_rows
-    launch_verify_expand(
+    verify_expand_kernel(
         rows // at_a_time + (1 if waits else 2),
         (
             job.seq_lens,
@@ -473,21 +429,10 @@ def verify_expand(job: VerifyExpand) -> None:
         (at_a_time, tile),
     )
     if waits:
-        launch_sums(1, (job.cache_seqlens, job.cu_seqlens_k), (), (rows,), (4 * LENGTHS,))
+        sums_kernel(1, (job.cache_seqlens, job.cu_seqlens_k), (), (rows,), (4 * LENGTHS,))
 
 
-@triton.jit(
-    do_not_specialize=["bs", "tokens", "width", "chunk", "share"],
-    do_not_specialize_on_alignment=[
-        "seq_lens",
-        "req_pool_indices",
-        "seqused",
-        "cu_seqlens_q",
-        "mapping",
-        "req_stride",
-        "table_stride",
-    ],
-)
+@launched(tables=2, numbers=5, warps=WARPS)
 def local_attention_kernel(
     req_to_token,
     block_table,
@@ -546,7 +491,7 @@ def local_attention(job: LocalAttention) -> None:
     columns = columns_at_a_time(job.page_size)
     share = programs_of_a_row(bs, width, columns, multiprocessors(job.seq_lens.device.index))
     strides = (job.req_to_token.stride(0), job.block_table.stride(0))
-    launch_local_attention(
+    local_attention_kernel(
         1 + bs * share,
         (
             job.req_to_token,
@@ -561,13 +506,6 @@ def local_attention(job: LocalAttention) -> None:
         (bs, job.req_to_token.shape[1], width, job.chunk, share),
         (job.page_size.bit_length() - 1, job.zero_tail, columns, math.gcd(WIDEST, strides[1])),
     )
-
-
-launch_fa_metadata = Launcher(fa_metadata_kernel, tables=3, warps=WARPS)
-launch_draft_expand = Launcher(draft_expand_kernel, tables=0, warps=WARPS)
-launch_verify_expand = Launcher(verify_expand_kernel, tables=0, warps=WARPS)
-launch_sums = Launcher(sums_kernel, tables=0, warps=2 * WARPS)
-launch_local_attention = Launcher(local_attention_kernel, tables=2, warps=WARPS)
 
 
 def columns_at_a_time(page_size: int) -> int:

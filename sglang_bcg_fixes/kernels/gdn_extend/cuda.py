@@ -8,12 +8,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 import struct
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from sglang_bcg_fixes.kernels.cuda import driver, program
+from sglang_bcg_fixes.kernels.cuda import program
+from sglang_bcg_fixes.kernels.cuda.driver import Launch
 from sglang_bcg_fixes.kernels.gdn_extend import triton
 from sglang_bcg_fixes.kernels.gdn_extend.metadata import CHUNK, Tables
 from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
@@ -33,8 +33,6 @@ TRACKING, FLOAT_A_LOG, FLOAT_DT_BIAS = 1, 2, 4
 KINDS = {torch.bfloat16: "bf16", torch.float16: "f16"}
 # what is read 16 bytes at a time
 PIECE = 16
-
-Launch = Callable[..., None]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,13 +56,11 @@ def origin(device: int) -> str:
 
 @functools.cache
 def on_device(device: int) -> Kernels:
-    functions = program.load(PROGRAM, device).functions
-    stream = functools.partial(torch._C._cuda_getCurrentRawStream, device)
+    loaded = program.load(PROGRAM, device)
 
     def launches(kernel: str, threads: int, layout: struct.Struct, shared_bytes: int) -> dict[torch.dtype, Launch]:
         return {
-            kind: driver.launcher(functions[f"{kernel}_{name}"], threads, layout, stream, shared_bytes)
-            for kind, name in KINDS.items()
+            kind: loaded.launcher(f"{kernel}_{name}", threads, layout, shared_bytes) for kind, name in KINDS.items()
         }
 
     return Kernels(
