@@ -1,10 +1,20 @@
-// The gated delta rule's extend, for Hopper: what `prepare` and `advance` of triton.py do, with the same scratch
-// between them. The contract and the formulas are in sglang_bcg_fixes/kernels/gdn_extend.
+// Extend of the gated delta rule, for Hopper: `prepare` and `advance` do what their namesakes in triton.py do, through
+// the same scratch. The contract is in sglang_bcg_fixes/kernels/gdn_extend.
 //
-// In `advance` a block has a warpgroup that only loads, chunk after chunk into a ring in shared memory, and two that
-// compute, 64 values of a head each. They keep the state in registers for a whole sequence: values are its rows and
-// keys its columns, so that what one product leaves in registers is the next one's left operand. Where there are as
-// many blocks as halves of heads, the second computes nothing, and its half is another block's; the bits are the same.
+// Per chunk, with G the running sum of the gates from the chunk's first token and S [values, keys] the state before it:
+//
+//   A[i, j] = beta_i exp(G_i - G_j) k_i.k_j, j < i      T = (I + A)^-1 diag(beta)
+//   P[i, j] = exp(G_i - G_j) q_i.k_j, j <= i            r_i = v_i - exp(G_i) S k_i
+//   n = T r                                             output_i = exp(G_i) S q_i + sum_j P[i, j] n_j
+//   S after = exp(G_last) S + sum_j exp(G_last - G_j) n_j k_j^T
+//
+// `prepare` makes T and P, and the convolved q, k and v. `advance` walks along each sequence, with values as the rows
+// of S, r, n and the output: n = r T^T, output = exp(G) S q^T + n P^T, S += n k.
+//
+// A block of `advance` has one producer warpgroup, which loads chunk after chunk into a ring in shared memory, and two
+// consumer warpgroups, which compute 64 values of a head each. A consumer keeps S in registers for a whole sequence:
+// the accumulator of one wgmma is the left operand of the next. Where the grid has a block for each half of a head, the
+// second consumer idles and its half is another block's; the results have the same bits.
 // No host headers: NVRTC compiles this file on the user's machine.
 #ifndef BCG_GDN_EXTEND_CUH
 #define BCG_GDN_EXTEND_CUH
@@ -19,9 +29,9 @@ using u16 = unsigned short;
 constexpr int kWarp = 32;
 constexpr int kGroup = 128;
 constexpr int kThreads = 3 * kGroup;
-// registers of a thread that loads, and of one that computes: together what a multiprocessor has
-constexpr int kLoaderRegisters = 40;
-constexpr int kComputerRegisters = 232;
+// register budget: (40 + 2 * 232) * 128 threads = 64,512, which is the launch's 384 * 168, of the SM's 65,536
+constexpr int kProducerRegisters = 40;
+constexpr int kConsumerRegisters = 232;
 
 constexpr int kChunk = 64;
 constexpr int kKeys = 128;
@@ -30,16 +40,16 @@ constexpr int kValues = 128;
 constexpr int kPart = 64;
 constexpr int kParts = kValues / kPart;
 constexpr int kSequenceFields = 8;
-// floats of a chunk and head in `decays`, and how many of them are read: from its start, to its end, and of all
+// floats of one chunk and head in `decays`: -exp(G_i), exp(G_last - G_i), exp(G_last); and the bytes that are read
 constexpr int kDecays = 3 * kChunk;
 constexpr int kDecayBytes = 4 * (2 * kChunk + 4);
 
-// a tile has 64 rows of 128 bytes, whose pieces of 16 bytes are swizzled as the tensor cores want them
+// a tile has 64 rows of 128 bytes in the 128-byte swizzle of wgmma
 constexpr int kRowBytes = 128;
 constexpr int kPieces = kRowBytes / 16;
 constexpr int kTile = kChunk * kRowBytes;
 constexpr int kEightRows = 8 * kRowBytes;
-// of a stage: keys and queries are two tiles each, half of the keys in each; then T, P, and the values of each part
+// layout of a stage: keys and queries (two tiles each, split along the key dimension), T, P, the values of each part
 constexpr int kKeyTiles = 0;
 constexpr int kQueryTiles = 2 * kTile;
 constexpr int kInverseTile = 4 * kTile;
@@ -51,10 +61,10 @@ constexpr int kStageOfOnePart = kValueTiles + kTile;
 constexpr int kStageOfTwoParts = kValueTiles + 2 * kTile;
 constexpr int kBarriers = kStagesOfOnePart * (kStageOfOnePart + kDecayBytes);
 constexpr int kSharedBytes = kBarriers + 16 * kStagesOfOnePart;
-static_assert(kStagesOfTwoParts * (kStageOfTwoParts + kDecayBytes) <= kBarriers, "the barriers' place is the stages'");
-static_assert(kSharedBytes <= 227 * 1024, "more than a block can have");
+static_assert(kStagesOfTwoParts * (kStageOfTwoParts + kDecayBytes) <= kBarriers, "the stages overlap the barriers");
+static_assert(kSharedBytes <= 227 * 1024, "more shared memory than a block can have");
 
-// The parameters, as cuda.py packs them: eight bytes each, then four bytes each. Halves are bf16 or f16.
+// Kernel parameters as cuda.py packs them: eight-byte fields first, then four-byte ones. A half is bf16 or f16.
 struct GdnAdvance {
     const u16* queries;
     const u16* keys;
@@ -121,35 +131,35 @@ struct GdnPrepare {
 
 #ifdef __CUDACC__
 
-// What Hopper has for this. Addresses are those of shared memory.
+// Hopper's instructions, named as PTX names them. Addresses are in shared memory.
 
 extern __shared__ __align__(1024) unsigned char shared_bytes[];
 
 __device__ __forceinline__ u32 shared_memory() { return static_cast<u32>(__cvta_generic_to_shared(shared_bytes)); }
 
 template <int kCount>
-__device__ __forceinline__ void take_registers() {
+__device__ __forceinline__ void setmaxnreg_inc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
 template <int kCount>
-__device__ __forceinline__ void give_registers() {
+__device__ __forceinline__ void setmaxnreg_dec() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
 }
 
-__device__ __forceinline__ void make_barrier(u32 barrier, int arrivals) {
+__device__ __forceinline__ void mbarrier_init(u32 barrier, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
 
-__device__ __forceinline__ void barriers_are_made() {
+__device__ __forceinline__ void fence_mbarrier_init() {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
 
-__device__ __forceinline__ void arrive(u32 barrier) {
+__device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
     asm volatile("{\n.reg .b64 state;\nmbarrier.arrive.shared::cta.b64 state, [%0];\n}" ::"r"(barrier) : "memory");
 }
 
-__device__ __forceinline__ void wait(u32 barrier, u32 parity) {
+__device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
     u32 done;
     do {
         asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
@@ -159,18 +169,18 @@ __device__ __forceinline__ void wait(u32 barrier, u32 parity) {
     } while (!done);
 }
 
-// 16 bytes, on their way when this returns
-__device__ __forceinline__ void copy_piece(u32 to, const void* from) {
+// copies 16 bytes, asynchronously
+__device__ __forceinline__ void cp_async_16(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
 }
 
-// arrives when all that this thread copies has
-__device__ __forceinline__ void arrive_when_copied(u32 barrier) {
+// arrives once all earlier cp.async of this thread have landed
+__device__ __forceinline__ void cp_async_mbarrier_arrive(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
-// what was copied may now be an operand of a product
-__device__ __forceinline__ void operands_are_written() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+// orders writes of shared memory (cp.async, st.shared) before wgmma reads it through the async proxy
+__device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ float shared_float(u32 from) {
     float found;
@@ -220,15 +230,15 @@ __device__ __forceinline__ void set_shared(u32 to, int4 value) {
                  : "memory");
 }
 
-// four matrices of 8x8 halves, as a product leaves them in the registers of a warp, turned: the n-th eight lanes say
-// where the columns of the n-th one go
-__device__ __forceinline__ void store_turned(u32 to, u32 first, u32 second, u32 third, u32 fourth) {
+// stores four transposed 8x8 matrices of halves from a wgmma accumulator; lanes 8n to 8n + 7 give the addresses of the
+// n-th one's columns
+__device__ __forceinline__ void stmatrix_x4_trans(u32 to, u32 first, u32 second, u32 third, u32 fourth) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(first),
                  "r"(second), "r"(third), "r"(fourth)
                  : "memory");
 }
 
-// two halves, the first one in the lower bits
+// packs two halves, the first one in the lower bits
 template <bool kBf16>
 __device__ __forceinline__ u32 halves(float first, float second) {
     u32 both;
@@ -240,14 +250,14 @@ __device__ __forceinline__ u32 halves(float first, float second) {
     return both;
 }
 
-// Read anew wherever it is asked for: what follows from it then takes no registers in between.
+// volatile: rematerialises tid instead of keeping it, and what is computed from it, live across the loop
 __device__ __forceinline__ int own_thread() {
     int found;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(found));
     return found;
 }
 
-// to two units of the last place, and too small a number is zero
+// exp2 to 2 ulp; subnormals are flushed to zero
 __device__ __forceinline__ float power_of_two(float exponent) {
     float found;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(found) : "f"(exponent));
@@ -271,14 +281,14 @@ __device__ __forceinline__ float widened(u16 half) {
     return wide;
 }
 
-// before products, after what else has written their registers
-__device__ __forceinline__ void registers_are_written() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// orders register writes before the wgmma that reads or accumulates into them
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 
-__device__ __forceinline__ void close_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// for all but the last so many closed groups
+// waits until at most kLeft committed groups are in flight
 template <int kLeft>
-__device__ __forceinline__ void wait_for_products() {
+__device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
 }
 
@@ -294,52 +304,53 @@ __device__ __forceinline__ void wait_for_products() {
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
     "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 
-// 64x64, 16 deep, both operands from shared memory
-#define BCG_FROM_SHARED(kind)                                                                                          \
+// both operands in shared memory
+#define BCG_WGMMA_SS(kind)                                                                                             \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." kind "." kind \
                  " {" BCG_32_REGISTERS "}, %32, %33, p, 1, 1, %35, %36;\n}"                                            \
                  : BCG_16(d, 0), BCG_16(d, 16)                                                                         \
-                 : "l"(left), "l"(right), "r"(adds), "n"(kLeftTurned), "n"(kRightTurned))
+                 : "l"(left), "l"(right), "r"(adds), "n"(kTransposeLeft), "n"(kTransposeRight))
 
-// the same, the left one from registers
-#define BCG_FROM_REGISTERS(kind)                                                                                       \
+// left operand in registers
+#define BCG_WGMMA_RS(kind)                                                                                             \
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\nwgmma.mma_async.sync.aligned.m64n64k16.f32." kind "." kind \
                  " {" BCG_32_REGISTERS "}, {%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"                                \
                  : BCG_16(d, 0), BCG_16(d, 16)                                                                         \
-                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"(adds), "n"(kRightTurned))
+                 : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right), "r"(adds),                      \
+                   "n"(kTransposeRight))
 
-// 64x128, 16 deep, the left one from registers, the right one turned
-#define BCG_WIDE_FROM_REGISTERS(kind)                                                               \
+// left operand in registers, right one transposed
+#define BCG_WGMMA_RS_WIDE(kind)                                                                     \
     asm volatile("wgmma.mma_async.sync.aligned.m64n128k16.f32." kind "." kind " {" BCG_64_REGISTERS \
                  "}, {%64, %65, %66, %67}, %68, 1, 1, 1, 1;"                                        \
                  : BCG_16(d, 0), BCG_16(d, 16), BCG_16(d, 32), BCG_16(d, 48)                        \
                  : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right))
 
-// An operand's rows are summed along; of one that is turned they are summed down.
-template <bool kBf16, bool kLeftTurned, bool kRightTurned>
-__device__ __forceinline__ void multiply(float (&d)[32], u64 left, u64 right, int adds) {
+// d [64, 64] (+)= left [64, 16] right [16, 64]: operands are K-major, or MN-major where transposed
+template <bool kBf16, bool kTransposeLeft, bool kTransposeRight>
+__device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], u64 left, u64 right, int adds) {
     if constexpr (kBf16) {
-        BCG_FROM_SHARED("bf16");
+        BCG_WGMMA_SS("bf16");
     } else {
-        BCG_FROM_SHARED("f16");
+        BCG_WGMMA_SS("f16");
     }
 }
 
-template <bool kBf16, bool kRightTurned>
-__device__ __forceinline__ void multiply(float (&d)[32], const u32* left, u64 right, int adds) {
+template <bool kBf16, bool kTransposeRight>
+__device__ __forceinline__ void wgmma_m64n64k16(float (&d)[32], const u32* left, u64 right, int adds) {
     if constexpr (kBf16) {
-        BCG_FROM_REGISTERS("bf16");
+        BCG_WGMMA_RS("bf16");
     } else {
-        BCG_FROM_REGISTERS("f16");
+        BCG_WGMMA_RS("f16");
     }
 }
 
 template <bool kBf16>
-__device__ __forceinline__ void multiply_wide(float (&d)[64], const u32* left, u64 right) {
+__device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], const u32* left, u64 right) {
     if constexpr (kBf16) {
-        BCG_WIDE_FROM_REGISTERS("bf16");
+        BCG_WGMMA_RS_WIDE("bf16");
     } else {
-        BCG_WIDE_FROM_REGISTERS("f16");
+        BCG_WGMMA_RS_WIDE("f16");
     }
 }
 
@@ -349,24 +360,24 @@ __device__ __forceinline__ int at_least(int one, int other) { return one > other
 __device__ __forceinline__ int at_most(int one, int other) { return one < other ? one : other; }
 __device__ __forceinline__ int chunks_of(int tokens) { return (at_least(tokens, 0) + kChunk - 1) / kChunk; }
 
-// Where a piece of 16 bytes of a tile's row lies.
-__device__ __forceinline__ int piece_of(int row, int piece) { return row * kRowBytes + ((piece ^ (row % 8)) * 16); }
+// Offset in a tile of a row's n-th 16 bytes, in the 128-byte swizzle.
+__device__ __forceinline__ int swizzled(int row, int piece) { return row * kRowBytes + ((piece ^ (row % 8)) * 16); }
 
-// An operand in swizzled tiles: eight rows are followed by the next eight; where rows are 64 wide and the operand is
-// wider, its next tile follows. Steps along it are steps of its address.
-__device__ __forceinline__ u64 operand(u32 address) {
+// wgmma matrix descriptor of swizzled tiles: the stride is eight rows, the leading dimension the next tile (of operands
+// wider than 64 halves). Moving along an operand adds to the address field.
+__device__ __forceinline__ u64 descriptor(u32 address) {
     constexpr u64 kSwizzled128 = u64(1) << 62;
     return kSwizzled128 | u64(kEightRows / 16) << 32 | u64(kTile / 16) << 16 | u64(address / 16);
 }
-// 16 further along a row, which must be of one tile, or 16 rows further
+// address steps of 16 bytes: 16 halves along a row of one tile, and 16 rows down
 constexpr u32 kAlongRow = 2;
 constexpr u32 kSixteenRows = 2 * kEightRows / 16;
-// Never into the upper half: one addition.
-__device__ __forceinline__ u64 further(u64 operand, u32 steps) {
-    return (operand >> 32 << 32) | u32(u32(operand) + steps);
+// a 32-bit addition: the address field never carries into the upper half
+__device__ __forceinline__ u64 further(u64 descriptor, u32 steps) {
+    return (descriptor >> 32 << 32) | u32(u32(descriptor) + steps);
 }
 
-// How this block's work is cut. The number of sequences is read on the device, so every launch is good for any.
+// How this block's work is split. The number of sequences is read on the device, so a captured launch serves any.
 struct Cut {
     u32 memory;
     int parts;
@@ -377,7 +388,7 @@ struct Cut {
     __device__ __forceinline__ explicit Cut(const GdnAdvance& job) {
         memory = shared_memory();
         const int halves_of_heads = job.counts[2] * job.value_heads * kParts;
-        // every block half a head, if there are as many
+        // half a head for each block, as long as there are enough blocks
         parts = halves_of_heads > static_cast<int>(gridDim.x) ? kParts : 1;
         items = halves_of_heads / parts;
         stages = parts == 1 ? kStagesOfOnePart : kStagesOfTwoParts;
@@ -392,20 +403,20 @@ struct Cut {
     __device__ __forceinline__ u32 empty(int stage) const { return full(stage) + 8; }
 };
 
-// A place in the ring, and whether it has been gone round an odd number of times.
-struct Place {
+// Stage of the ring, and the parity of its laps, which mbarrier_wait takes.
+struct Pipeline {
     int stage = 0;
-    u32 round = 0;
+    u32 phase = 0;
 
     __device__ __forceinline__ void advance(int stages) {
         if (++stage == stages) {
             stage = 0;
-            round ^= 1;
+            phase ^= 1;
         }
     }
 };
 
-// An item of work: a head of a sequence, or one part of its values; of this span, which may begin and end within the
+// Work item: one head of a sequence, or one part of its values, within this span. A span may begin and end within a
 // sequence, but not within a chunk.
 struct Item {
     int start;
@@ -435,56 +446,57 @@ struct Item {
     }
 };
 
-// The warpgroup that loads: each thread one piece of eight rows' 16, all rows in turn.
+// Producer warpgroup: eight threads copy the 128 bytes of a row, 16 rows at a time.
 __device__ __forceinline__ void load(const GdnAdvance& job, const Cut& cut) {
     constexpr int kRowsAtOnce = kGroup / kPieces;
     const int thread = threadIdx.x % kGroup, piece = thread % kPieces, first = thread / kPieces;
     const int group = job.value_heads / job.key_heads;
-    Place place;
+    Pipeline pipe;
     for (int number = blockIdx.x; number < cut.items; number += gridDim.x) {
         const Item item(job, cut, number);
         const i64 of_keys = i64(item.head / group) * job.capacity - job.first_token;
         const i64 of_values = i64(item.head) * job.capacity - job.first_token;
         for (int first_row = item.begin; first_row < item.stop; first_row += kChunk) {
-            const u32 tiles = cut.tiles(place.stage);
-            // the first time round nothing has to be given back
-            wait(cut.empty(place.stage), place.round ^ 1);
+            const u32 tiles = cut.tiles(pipe.stage);
+            // the parity of the lap before: on the first lap this does not wait
+            mbarrier_wait(cut.empty(pipe.stage), pipe.phase ^ 1);
 #pragma unroll
             for (int step = 0; step < kChunk / kRowsAtOnce; ++step) {
                 const int in_chunk = first + step * kRowsAtOnce;
-                // past the end the last row again: no neighbour is read, and what comes of it is multiplied by zero
+                // past the end repeat the last row: never a neighbour's, and the decays multiply it by zero
                 const int row = at_most(first_row + in_chunk, item.end - 1);
-                const int lies = piece_of(in_chunk, piece);
+                const int lies = swizzled(in_chunk, piece);
                 const i64 at_keys = (of_keys + row) * kKeys + piece * 8;
                 const i64 at_matrix = (of_values + row) * kChunk + piece * 8;
                 const i64 at_values =
                     (i64(row) * job.value_heads + item.head) * kValues + item.part * kPart + piece * 8;
-                copy_piece(tiles + kKeyTiles + lies, job.keys + at_keys);
-                copy_piece(tiles + kKeyTiles + kTile + lies, job.keys + at_keys + kKeys / 2);
-                copy_piece(tiles + kInverseTile + lies, job.inverses + at_matrix);
-                copy_piece(tiles + kValueTiles + lies, job.output + at_values);
-                if (cut.parts == kParts) copy_piece(tiles + kValueTiles + kTile + lies, job.output + at_values + kPart);
-                copy_piece(tiles + kQueryTiles + lies, job.queries + at_keys);
-                copy_piece(tiles + kQueryTiles + kTile + lies, job.queries + at_keys + kKeys / 2);
-                copy_piece(tiles + kScoreTile + lies, job.scores + at_matrix);
+                cp_async_16(tiles + kKeyTiles + lies, job.keys + at_keys);
+                cp_async_16(tiles + kKeyTiles + kTile + lies, job.keys + at_keys + kKeys / 2);
+                cp_async_16(tiles + kInverseTile + lies, job.inverses + at_matrix);
+                cp_async_16(tiles + kValueTiles + lies, job.output + at_values);
+                if (cut.parts == kParts)
+                    cp_async_16(tiles + kValueTiles + kTile + lies, job.output + at_values + kPart);
+                cp_async_16(tiles + kQueryTiles + lies, job.queries + at_keys);
+                cp_async_16(tiles + kQueryTiles + kTile + lies, job.queries + at_keys + kKeys / 2);
+                cp_async_16(tiles + kScoreTile + lies, job.scores + at_matrix);
             }
             if (thread < kDecayBytes / 16) {
                 const int chunk = item.first_chunk + (first_row - item.start) / kChunk;
                 const float* decays = job.decays + (i64(chunk) * job.value_heads + item.head) * kDecays;
-                copy_piece(cut.decays(place.stage) + 16 * thread, decays + 4 * thread);
+                cp_async_16(cut.decays(pipe.stage) + 16 * thread, decays + 4 * thread);
             }
-            arrive_when_copied(cut.full(place.stage));
-            place.advance(cut.stages);
+            cp_async_mbarrier_arrive(cut.full(pipe.stage));
+            pipe.advance(cut.stages);
         }
     }
 }
 
-// In a thread's registers two columns next to each other of row n follow those of row n + 8, and then come the next
-// eight columns: as a product leaves them, and, as halves, as the next one takes them.
+// wgmma accumulator fragment of a thread, per eight columns: two adjacent columns of row n, then of row n + 8. Rounded
+// to halves it is the next wgmma's left operand.
 constexpr int kEights = kChunk / 8;
 
-// A chunk's output, which lies turned in the registers, to where its values were, and from there into the rows: of 32
-// bytes for each warp, which waits for no other.
+// Transpose a chunk's output through the tile that held its values, then store it. Each warp moves 32 bytes of every
+// row on its own, so a __syncwarp is enough.
 __device__ __forceinline__ void store_output(const GdnAdvance& job, const Item& item, const u32 (&o)[16], u32 tile,
                                              int part, int first_row) {
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x % kGroup / kWarp;
@@ -492,13 +504,13 @@ __device__ __forceinline__ void store_output(const GdnAdvance& job, const Item& 
     for (int eight = 0; eight < kEights; eight += 2) {
         const int token = 8 * (eight + lane / 16) + lane % 8;
         const u32* const four = &o[2 * eight];
-        store_turned(tile + piece_of(token, 2 * warp + lane / 8 % 2), four[0], four[1], four[2], four[3]);
+        stmatrix_x4_trans(tile + swizzled(token, 2 * warp + lane / 8 % 2), four[0], four[1], four[2], four[3]);
     }
     __syncwarp();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
         const int token = lane / 2 + 16 * step, piece = 2 * warp + lane % 2, row = first_row + token;
-        const int4 values = shared_piece(tile + piece_of(token, piece));
+        const int4 values = shared_piece(tile + swizzled(token, piece));
         const i64 at = (i64(row) * job.value_heads + item.head) * kValues + part * kPart + piece * 8;
         if (row < item.end) *reinterpret_cast<int4*>(job.output + at) = values;
     }
@@ -536,41 +548,41 @@ __device__ __forceinline__ void round(u32 (&rounded)[kCount], const float (&exac
     for (int pair = 0; pair < kCount; ++pair) rounded[pair] = halves<kBf16>(exact[2 * pair], exact[2 * pair + 1]);
 }
 
-// n = v T, without what the state knows of v already; it is waited for later
+// n = v T^T, the part of n that does not need the state
 template <bool kBf16>
 __device__ __forceinline__ void begin_chunk(float (&n)[32], u32 tiles, int of_values) {
-    const u64 values = operand(tiles + of_values), inverse = operand(tiles + kInverseTile);
+    const u64 values = descriptor(tiles + of_values), inverse = descriptor(tiles + kInverseTile);
 #pragma unroll
     for (int step = 0; step < kChunk / 16; ++step) {
-        multiply<kBf16, true, false>(n, further(values, step * kSixteenRows), further(inverse, step * kAlongRow),
-                                     step > 0);
+        wgmma_m64n64k16<kBf16, true, false>(n, further(values, step * kSixteenRows), further(inverse, step * kAlongRow),
+                                            step > 0);
     }
-    close_products();
+    wgmma_commit();
 }
 
-// d = S times the keys, or the queries, of every token
+// d = S k^T or S q^T, for every token of the chunk
 template <bool kBf16>
 __device__ __forceinline__ void look_up(float (&d)[32], const u32 (&S)[32], u32 tiles) {
-    const u64 all = operand(tiles);
+    const u64 all = descriptor(tiles);
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
         const u64 right = further(all, step / 4 * (kTile / 16) + step % 4 * kAlongRow);
-        multiply<kBf16, false>(d, &S[4 * step], right, step > 0);
+        wgmma_m64n64k16<kBf16, false>(d, &S[4 * step], right, step > 0);
     }
-    close_products();
+    wgmma_commit();
 }
 
-// d += left times T or P
+// d += left T^T or left P^T
 template <bool kBf16>
 __device__ __forceinline__ void add_product(float (&d)[32], const u32 (&left)[16], u32 tile) {
-    const u64 matrix = operand(tile);
+    const u64 matrix = descriptor(tile);
 #pragma unroll
     for (int step = 0; step < kChunk / 16; ++step)
-        multiply<kBf16, false>(d, &left[4 * step], further(matrix, step * kAlongRow), 1);
-    close_products();
+        wgmma_m64n64k16<kBf16, false>(d, &left[4 * step], further(matrix, step * kAlongRow), 1);
+    wgmma_commit();
 }
 
-// n = (v - S k) T, of all tokens, from v T and what the state knows of the values
+// n -= (exp(G) known) T^T, with known = S k^T: now n = r T^T
 template <bool kBf16>
 __device__ __forceinline__ void correct(float (&n)[32], const float (&known)[32], u32 (&left)[16], u32 tiles,
                                         u32 decays) {
@@ -580,11 +592,11 @@ __device__ __forceinline__ void correct(float (&n)[32], const float (&known)[32]
         left[2 * eight] = halves<kBf16>(known[4 * eight] * minus.x, known[4 * eight + 1] * minus.y);
         left[2 * eight + 1] = halves<kBf16>(known[4 * eight + 2] * minus.x, known[4 * eight + 3] * minus.y);
     }
-    registers_are_written();
+    wgmma_fence();
     add_product<kBf16>(n, left, tiles + kInverseTile);
 }
 
-// S += n times the keys, n as far as it is left at the chunk's end; `rounded` is n itself
+// S += (exp(G_last - G) n) k; also rounds n itself, for finish()
 template <bool kBf16>
 __device__ __forceinline__ void learn(float (&S)[64], const float (&n)[32], u32 (&left)[16], u32 (&rounded)[16],
                                       u32 tiles, u32 decays) {
@@ -597,16 +609,16 @@ __device__ __forceinline__ void learn(float (&S)[64], const float (&n)[32], u32 
         rounded[2 * eight] = halves<kBf16>(four[0], four[1]);
         rounded[2 * eight + 1] = halves<kBf16>(four[2], four[3]);
     }
-    registers_are_written();
-    const u64 keys = operand(tiles + kKeyTiles);
+    wgmma_fence();
+    const u64 keys = descriptor(tiles + kKeyTiles);
 #pragma unroll
     for (int step = 0; step < kChunk / 16; ++step) {
-        multiply_wide<kBf16>(S, &left[4 * step], further(keys, step * kSixteenRows));
+        wgmma_m64n128k16<kBf16>(S, &left[4 * step], further(keys, step * kSixteenRows));
     }
-    close_products();
+    wgmma_commit();
 }
 
-// o = what the state before the chunk has for the queries, as much of it as is left, and what the chunk itself has
+// o = exp(G) o + n P^T, with o = S q^T of the state before the chunk: now o is the output
 template <bool kBf16>
 __device__ __forceinline__ void finish(float (&o)[32], const u32 (&n)[16], u32 tiles, u32 decays) {
 #pragma unroll
@@ -617,18 +629,31 @@ __device__ __forceinline__ void finish(float (&o)[32], const u32 (&n)[16], u32 t
         o[4 * eight + 2] *= -minus.x;
         o[4 * eight + 3] *= -minus.y;
     }
-    registers_are_written();
+    wgmma_fence();
     add_product<kBf16>(o, n, tiles + kScoreTile);
 }
 
-// A warpgroup that computes: one part, chunk after chunk. What needs the state only to be looked up, and what needs
-// none, is under way while registers are rounded and scaled.
+// Consumer warpgroup: one part of a head, chunk after chunk. Steady state from chunk t to t + 1, a wgmma group a line;
+// beside it, what the warps do while it and the groups above it, down to the last wait, are in flight:
+//
+//   learn(t)            S += (exp(G_last - G) n) k       wait for chunk t + 1 in the ring
+//   begin_chunk(t + 1)  n = v T^T
+//   -- wgmma_wait<1>: S is there, n in flight
+//   finish(t)           o = exp(G) o + n P^T             store a checkpoint of S, round S to halves
+//   -- wgmma_wait<0>: o and n are there
+//   look_up(t + 1)      known = S k^T                    store the output of t, free its stage
+//   look_up(t + 1)      o = S q^T
+//   -- wgmma_wait<1>: known is there, o in flight
+//   correct(t + 1)      n -= (exp(G) known) T^T          scale S by exp(G_last)
+//   -- wgmma_wait<0>: n and o are there
+//
+// S can be rounded, stored and scaled beside these groups because they read its rounded copy.
 template <bool kBf16>
 __device__ __forceinline__ void compute(const GdnAdvance& job, const Cut& cut, int own_part) {
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x % kGroup / kWarp;
     const int own_row = 16 * warp + lane / 4, own_column = 2 * (lane % 4);
     const int of_values = kValueTiles + own_part * kTile;
-    Place place;
+    Pipeline pipe;
     float S[64], known[32], n[32], o[32];
     u32 rounded[32], left[16], right[16];
     for (int number = blockIdx.x; number < cut.items; number += gridDim.x) {
@@ -641,52 +666,52 @@ __device__ __forceinline__ void compute(const GdnAdvance& job, const Cut& cut, i
         load_state(S, state);
         if (item.track_slot >= 0 && item.checkpoint == item.begin) store_state(checkpoint, S);
         round<kBf16>(rounded, S);
-        u32 tiles = cut.tiles(place.stage), decays = cut.decays(place.stage);
-        wait(cut.full(place.stage), place.round);
-        operands_are_written();
-        registers_are_written();
+        u32 tiles = cut.tiles(pipe.stage), decays = cut.decays(pipe.stage);
+        mbarrier_wait(cut.full(pipe.stage), pipe.phase);
+        fence_proxy_async();
+        wgmma_fence();
         begin_chunk<kBf16>(n, tiles, of_values);
         look_up<kBf16>(known, rounded, tiles + kKeyTiles);
         look_up<kBf16>(o, rounded, tiles + kQueryTiles);
-        wait_for_products<1>();
+        wgmma_wait<1>();
         correct<kBf16>(n, known, left, tiles, decays + 4 * own_column);
         scale(S, shared_float(decays + 8 * kChunk));
-        wait_for_products<0>();
+        wgmma_wait<0>();
         int first_row = item.begin;
         for (; first_row + kChunk < item.stop; first_row += kChunk) {
             learn<kBf16>(S, n, left, right, tiles, decays + 4 * own_column);
-            const u32 tiles_before = tiles, decays_before = decays, empty_before = cut.empty(place.stage);
-            place.advance(cut.stages);
-            tiles = cut.tiles(place.stage);
-            decays = cut.decays(place.stage);
-            wait(cut.full(place.stage), place.round);
-            operands_are_written();
-            registers_are_written();
+            const u32 tiles_before = tiles, decays_before = decays, empty_before = cut.empty(pipe.stage);
+            pipe.advance(cut.stages);
+            tiles = cut.tiles(pipe.stage);
+            decays = cut.decays(pipe.stage);
+            mbarrier_wait(cut.full(pipe.stage), pipe.phase);
+            fence_proxy_async();
+            wgmma_fence();
             begin_chunk<kBf16>(n, tiles, of_values);
-            wait_for_products<1>();
+            wgmma_wait<1>();
             finish<kBf16>(o, right, tiles_before, decays_before + 4 * own_column);
             if (item.track_slot >= 0 && item.checkpoint == first_row + kChunk) store_state(checkpoint, S);
             round<kBf16>(rounded, S);
-            wait_for_products<0>();
+            wgmma_wait<0>();
             round<kBf16>(right, o);
-            registers_are_written();
+            wgmma_fence();
             look_up<kBf16>(known, rounded, tiles + kKeyTiles);
             store_output(job, item, right, tiles_before + of_values, part, first_row);
-            if (lane == 0) arrive(empty_before);
-            registers_are_written();
+            if (lane == 0) mbarrier_arrive(empty_before);
+            wgmma_fence();
             look_up<kBf16>(o, rounded, tiles + kQueryTiles);
-            wait_for_products<1>();
+            wgmma_wait<1>();
             correct<kBf16>(n, known, left, tiles, decays + 4 * own_column);
             scale(S, shared_float(decays + 8 * kChunk));
-            wait_for_products<0>();
+            wgmma_wait<0>();
         }
         learn<kBf16>(S, n, left, right, tiles, decays + 4 * own_column);
         finish<kBf16>(o, right, tiles, decays + 4 * own_column);
-        wait_for_products<0>();
+        wgmma_wait<0>();
         round<kBf16>(right, o);
         store_output(job, item, right, tiles + of_values, part, first_row);
-        if (lane == 0) arrive(cut.empty(place.stage));
-        place.advance(cut.stages);
+        if (lane == 0) mbarrier_arrive(cut.empty(pipe.stage));
+        pipe.advance(cut.stages);
         if (item.track_slot >= 0 && item.checkpoint == item.stop) store_state(checkpoint, S);
         store_state(state, S);
     }
@@ -698,51 +723,51 @@ __device__ __forceinline__ void advance(const GdnAdvance& job) {
     const int role = threadIdx.x / kGroup;
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < cut.stages; ++stage) {
-            make_barrier(cut.full(stage), kGroup);
-            // of each warp that computes
-            make_barrier(cut.empty(stage), cut.parts * (kGroup / kWarp));
+            mbarrier_init(cut.full(stage), kGroup);
+            // one arrival for each consumer warp
+            mbarrier_init(cut.empty(stage), cut.parts * (kGroup / kWarp));
         }
-        barriers_are_made();
+        fence_mbarrier_init();
     }
     __syncthreads();
     if (role == 0) {
-        give_registers<kLoaderRegisters>();
+        setmaxnreg_dec<kProducerRegisters>();
         load(job, cut);
     } else {
-        take_registers<kComputerRegisters>();
+        setmaxnreg_inc<kConsumerRegisters>();
         if (role <= cut.parts) compute<kBf16>(job, cut, role - 1);
     }
 }
 
-// `prepare`: a block is one warpgroup. It takes a chunk's queries and keys of a key head, and what becomes of them for
-// each value head, or a chunk's values of a value head.
+// `prepare`: a block is one warpgroup. A work item is a chunk's queries and keys of a key head, with the matrices of
+// its value heads; or a chunk's values of a value head.
 
 constexpr int kWidth = 4;
 constexpr int kPast = kWidth - 1;
-// 16 bytes of a row, and rows that one thread goes along
+// halves in 16 bytes, 16 bytes in a row, and the rows that one thread walks along
 constexpr int kEight = 8;
 constexpr int kRowPieces = kKeys / kEight;
 constexpr int kStrip = kChunk / (kGroup / kRowPieces);
-// of these so many whose inputs are on their way at a time
+// rows whose loads are in flight at a time
 constexpr int kAtOnce = kWidth;
-// value heads of a key head that are worked on side by side
+// value heads of a key head that are computed side by side
 constexpr int kMembers = 2;
-// rows of a diagonal block of the triangular system that is solved by substitution: a column is a thread's
+// rows of a diagonal block of the triangular system; each thread solves one column by substitution
 constexpr int kBlock = kChunk / 2;
 static_assert(kMembers * 2 * kBlock == kGroup, "a column for each thread");
 
 constexpr int kChunkFields = 8;
-// two to the -160th is zero in fp32, and 64 such gates are a sum that fp32 still resolves
+// 2^-160 is zero in fp32, and fp32 still resolves the sum of 64 such gates
 constexpr float kLeastGate = -160.0f;
 constexpr float kLog2E = 1.4426950408889634f;
 // above, softplus is the identity, as in SGLang
 constexpr float kSoftplusLinear = 20.0f;
 constexpr float kNormEpsilon = 1e-6f;
-// one over the root of the keys
+// 1 / sqrt(kKeys)
 constexpr float kScale = 0.08838834764831845f;
 
-// Of shared memory. Of each member: the diagonal blocks, in fp32, and then T, where the queries were; their inverses,
-// in fp16, where the keys were; what is below them, in fp16; and P.
+// Shared memory. Each member has the diagonal blocks (fp32) and then T where the queries were, the blocks' inverses
+// (fp16) where the keys were, what is below the blocks (fp16), and P.
 constexpr int kQueriesAt = 0;
 constexpr int kKeysAt = 2 * kTile;
 constexpr int kBelowAt = 4 * kTile;
@@ -754,7 +779,8 @@ constexpr int kGainsAt = kGatesAt + 4 * kMembers * kChunk;
 constexpr int kSumsAt = kGainsAt + 4 * kMembers * kChunk;
 constexpr int kPrepareSharedBytes = kSumsAt + 4 * kGroup / kWarp;
 constexpr int kBlocksOfMultiprocessor = 3;
-static_assert(kBlocksOfMultiprocessor * (kPrepareSharedBytes + 1024) <= 228 * 1024, "more than a multiprocessor has");
+static_assert(kBlocksOfMultiprocessor * (kPrepareSharedBytes + 1024) <= 228 * 1024,
+              "more shared memory than an SM has");
 constexpr int kBlockBytes = 4 * kBlock * kBlock;
 
 struct Chunk {
@@ -777,7 +803,7 @@ struct Chunk {
     }
 };
 
-// What a convolution at `end` looks back at: of a short sequence also what the slot has.
+// The inputs that a convolution at `end` looks back at; a short sequence also takes some from its slot.
 __device__ __forceinline__ void window_before(u16 (&found)[kPast], const GdnPrepare& job, const Chunk& chunk,
                                               int channel, const u16* own, int end) {
 #pragma unroll
@@ -792,8 +818,8 @@ __device__ __forceinline__ void window_before(u16 (&found)[kPast], const GdnPrep
     }
 }
 
-// In a sequence's first chunk, a thread for each of a head's channels: the window as it was goes to shared memory, and
-// into the pool what the next step needs. No other block reads or writes these channels of the pool.
+// In a sequence's first chunk, a thread for each channel of a head: copy the old window to shared memory and write the
+// new one to the pool. No other block reads or writes these channels of the pool.
 __device__ __forceinline__ void turn_window(const GdnPrepare& job, const Chunk& chunk, int first_channel, u32 window) {
     const int channel = first_channel + own_thread();
     u16* const own = job.conv + chunk.slot * job.conv_slot + channel * job.conv_channel;
@@ -821,8 +847,9 @@ __device__ __forceinline__ void widen(float (&wide)[kEight], int4 piece) {
     for (int each = 0; each < kEight; ++each) wide[each] = widened<kBf16>(u16(u32(two[each / 2]) >> 16 * (each % 2)));
 }
 
-// A chunk's rows of one head, SiLU of the causal convolution: into `into`, where rows are `into_row` apart; queries and
-// keys are normed to the length `scale`, and go into the tiles, too. A thread goes along eight rows of eight channels.
+// SiLU of the causal convolution of a chunk's rows of one head, stored to `into` with row stride `into_row`. Queries
+// and keys are normalised to length `scale` and also go into the tiles. A thread walks along eight rows of eight
+// channels.
 template <bool kBf16, bool kIsNormed>
 __device__ __forceinline__ void convolve(const GdnPrepare& job, const Chunk& chunk, int first_channel, u32 window,
                                          u16* into, int into_row, float scale, u32 tiles) {
@@ -840,13 +867,13 @@ __device__ __forceinline__ void convolve(const GdnPrepare& job, const Chunk& chu
 #pragma unroll
     for (int number = 0; number < kPast; ++number) {
         const int row = chunk.first_row + in_chunk + number - kPast;
-        // before the sequence there is the window
+        // rows before the sequence are in the window
         const int past = kPast + row - chunk.start;
         earlier[number] = past >= kPast ? input(row) : shared_piece(window + 2 * (past * kKeys + piece * kEight));
     }
 #pragma unroll
     for (int number = 0; number < kAtOnce; ++number) next[number] = input(chunk.first_row + in_chunk + number);
-    // of each channel its taps, which are widened when they are wanted
+    // each channel's taps, widened to fp32 at their use
     int4 taps[kWidth], bias = make_int4(0, 0, 0, 0);
 #pragma unroll
     for (int part = 0; part < kWidth; ++part) {
@@ -902,7 +929,7 @@ __device__ __forceinline__ void convolve(const GdnPrepare& job, const Chunk& chu
             const int4 made = make_int4(two[0], two[1], two[2], two[3]);
             const int row = chunk.first_row + in_chunk;
             if (row < chunk.end) *reinterpret_cast<int4*>(into + i64(row) * into_row + piece * kEight) = made;
-            if (kIsNormed) set_shared(tiles + piece / kPieces * kTile + piece_of(in_chunk, piece % kPieces), made);
+            if (kIsNormed) set_shared(tiles + piece / kPieces * kTile + swizzled(in_chunk, piece % kPieces), made);
         }
     }
 }
@@ -913,8 +940,8 @@ __device__ __forceinline__ float number_at(const void* numbers, int place, bool 
                     : widened<kBf16>(static_cast<const u16*>(numbers)[place]);
 }
 
-// The gates and gains of two heads, a token for each thread: their running sums, in powers of two, for this block, and
-// what decays follow from them, for those that advance. All threads have to come here.
+// Gates (as running sums, base 2) and gains of two heads, a token for each thread, and the decays that `advance` reads.
+// All threads have to get here.
 template <bool kBf16>
 __device__ __forceinline__ void gate(const GdnPrepare& job, const Chunk& chunk, int number, int first_head, int heads,
                                      u32 memory) {
@@ -928,7 +955,7 @@ __device__ __forceinline__ void gate(const GdnPrepare& job, const Chunk& chunk, 
                         number_at<kBf16>(job.dt_bias, head, job.flags & kFloatDtBias);
         const float soft = x <= kSoftplusLinear ? log1pf(expf(x)) : x;
         sum = -expf(number_at<kBf16>(job.A_log, head, job.flags & kFloatALog)) * soft * kLog2E;
-        // not fmaxf, which passes over what is not a number
+        // not fmaxf, which drops NaN
         sum = sum < kLeastGate ? kLeastGate : sum;
         gain = one_over(1.0f + power_of_two(-kLog2E * widened<kBf16>(job.b[i64(row) * job.b_row + head])));
     }
@@ -946,7 +973,7 @@ __device__ __forceinline__ void gate(const GdnPrepare& job, const Chunk& chunk, 
     set_shared(memory + kGainsAt + 4 * own_thread(), gain);
     if (is_head) {
         float* const decays = job.decays + (i64(number) * job.value_heads + head) * kDecays;
-        // rounding may leave the sum of all a little above that of some
+        // rounding may leave the whole sum a little above a partial one
         const float rest = last - sum;
         decays[token] = -power_of_two(sum);
         decays[kChunk + token] = is_real ? power_of_two(rest > 0.0f ? 0.0f : rest) : 0.0f;
@@ -954,12 +981,12 @@ __device__ __forceinline__ void gate(const GdnPrepare& job, const Chunk& chunk, 
     }
 }
 
-// Where a number of a diagonal block lies: fours of a row are swizzled, so that rows meet no bank twice.
+// Offset of an element of a diagonal block; each row's groups of four are swizzled to avoid bank conflicts.
 __device__ __forceinline__ u32 in_block(int row, int column) {
     return 4 * (row * kBlock + ((column / 4) ^ (row % 8)) * 4 + column % 4);
 }
 
-// A tile of a member to its rows of the scratch.
+// Copy a member's tile to its rows of the scratch.
 __device__ __forceinline__ void store_rows(const GdnPrepare& job, const Chunk& chunk, u16* rows, int head, u32 tile) {
     const int piece = own_thread() % kPieces;
     const i64 of_head = i64(head) * job.capacity - job.first_token;
@@ -968,15 +995,15 @@ __device__ __forceinline__ void store_rows(const GdnPrepare& job, const Chunk& c
         const int in_chunk = own_thread() / kPieces + step * (kGroup / kPieces), row = chunk.first_row + in_chunk;
         if (row < chunk.end) {
             *reinterpret_cast<int4*>(rows + (of_head + row) * kChunk + piece * kEight) =
-                shared_piece(tile + piece_of(in_chunk, piece));
+                shared_piece(tile + swizzled(in_chunk, piece));
         }
     }
 }
 
-// Where two columns that follow each other lie in a tile.
-__device__ __forceinline__ u32 pair_of(int row, int column) { return piece_of(row, column / 8) + 2 * (column % 8); }
+// Offset in a tile of two adjacent columns.
+__device__ __forceinline__ u32 pair_of(int row, int column) { return swizzled(row, column / 8) + 2 * (column % 8); }
 
-// From the products of keys with keys, and of queries with them: P, and the triangular system, cut in blocks.
+// From k k^T and q k^T: P, and the triangular system A, cut in blocks.
 template <bool kBf16>
 __device__ __forceinline__ void weigh(const float (&kk)[32], const float (&qk)[32], int member, u32 memory) {
     const int lane = own_thread() % kWarp, warp = own_thread() / kWarp;
@@ -996,7 +1023,7 @@ __device__ __forceinline__ void weigh(const float (&kk)[32], const float (&qk)[3
             set_shared(scores + pair_of(row, column), halves<kBf16>(qk[at] * first, qk[at + 1] * second));
             const float one = kk[at] * first * gain, other = kk[at + 1] * second * gain;
             if (row / kBlock == column / kBlock) {
-                // of a block only what is below its diagonal is ever read
+                // only the part below a block's diagonal is ever read
                 const u32 block = blocks + row / kBlock * kBlockBytes;
                 set_shared(block + in_block(row % kBlock, column % kBlock), one);
                 set_shared(block + in_block(row % kBlock, column % kBlock + 1), other);
@@ -1007,7 +1034,7 @@ __device__ __forceinline__ void weigh(const float (&kk)[32], const float (&qk)[3
     }
 }
 
-// A column of the inverse of I and what is below the diagonal, by substitution in fp32.
+// One column of (I + A)^-1 of a diagonal block, by substitution in fp32.
 __device__ __forceinline__ void substitute(float (&solved)[kBlock], int column, u32 block) {
 #pragma unroll
     for (int row = 0; row < kBlock; ++row) {
@@ -1025,8 +1052,8 @@ __device__ __forceinline__ void substitute(float (&solved)[kBlock], int column, 
     }
 }
 
-// T of two heads, from the blocks of the system. An inverse's entries are k_i.(contractions) k_j and so at most 1: fp16
-// rounds them as finely as tf32 would. All threads have to come here.
+// T of two heads, from the blocks of the system. Entries of the inverse are k_i.(contractions) k_j, so at most 1, and
+// fp16 rounds them as finely as tf32 would. All threads have to get here.
 template <bool kBf16>
 __device__ __forceinline__ void invert(u32 memory) {
     const int lane = own_thread() % kWarp, warp = own_thread() / kWarp;
@@ -1039,41 +1066,41 @@ __device__ __forceinline__ void invert(u32 memory) {
         const int in_chunk = own_half * kBlock + row;
         set_shared(own_inverse + pair_of(in_chunk, own), u16(halves<false>(solved[row], 0.0f)));
     }
-    operands_are_written();
-    // all blocks are read, too
+    fence_proxy_async();
+    // also: all blocks have been read
     __syncthreads();
     const float own_gain = shared_float(memory + kGainsAt + 4 * own_thread());
 #pragma unroll
     for (int row = 0; row < kBlock; ++row) {
         const int in_chunk = own_half * kBlock + row;
         set_shared(own_T + pair_of(in_chunk, own), u16(halves<kBf16>(solved[row] * own_gain, 0.0f)));
-        // above the diagonal blocks there is nothing
+        // T is zero above the diagonal blocks
         if (own_half == 1) set_shared(own_T + pair_of(row, own), u16(0));
     }
 #pragma unroll
     for (int member = 0; member < kMembers; ++member) {
-        const u64 inverse = operand(memory + kKeysAt + member * kTile);
-        const u64 below = operand(memory + kBelowAt + member * kTile);
+        const u64 inverse = descriptor(memory + kKeysAt + member * kTile);
+        const u64 below = descriptor(memory + kBelowAt + member * kTile);
         float product[32];
         u32 left[8];
-        // what is right of the first half's columns, and above the second half's rows, is never looked at
-        registers_are_written();
+        // columns right of the first half, and rows above the second half, are never read
+        wgmma_fence();
 #pragma unroll
         for (int step = 2; step < 4; ++step) {
-            multiply<false, false, true>(product, further(inverse, step * kAlongRow),
-                                         further(below, step * kSixteenRows), step > 2);
+            wgmma_m64n64k16<false, false, true>(product, further(inverse, step * kAlongRow),
+                                                further(below, step * kSixteenRows), step > 2);
         }
-        close_products();
-        wait_for_products<0>();
+        wgmma_commit();
+        wgmma_wait<0>();
 #pragma unroll
         for (int pair = 0; pair < 8; ++pair) left[pair] = halves<false>(product[2 * pair], product[2 * pair + 1]);
-        registers_are_written();
+        wgmma_fence();
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
-            multiply<false, true>(product, &left[4 * step], further(inverse, step * kSixteenRows), step > 0);
+            wgmma_m64n64k16<false, true>(product, &left[4 * step], further(inverse, step * kSixteenRows), step > 0);
         }
-        close_products();
-        wait_for_products<0>();
+        wgmma_commit();
+        wgmma_wait<0>();
         if (16 * warp >= kBlock) {
 #pragma unroll
             for (int pair = 0; pair < 8; ++pair) {
@@ -1086,29 +1113,30 @@ __device__ __forceinline__ void invert(u32 memory) {
     }
 }
 
-// What `convolve` has left of queries or keys, once more; behind the chunk's end zero, which changes no row before it.
+// Reload the queries or keys that convolve() has stored; zeros past the chunk's end, which change no earlier row.
 __device__ __forceinline__ void load_tiles(const Chunk& chunk, const u16* rows, u32 tiles) {
     const int piece = own_thread() % kRowPieces;
     for (int in_chunk = own_thread() / kRowPieces; in_chunk < kChunk; in_chunk += kGroup / kRowPieces) {
         const int row = chunk.first_row + in_chunk;
         int4 found = make_int4(0, 0, 0, 0);
         if (row < chunk.end) found = *reinterpret_cast<const int4*>(rows + i64(row) * kKeys + piece * kEight);
-        set_shared(tiles + piece / kPieces * kTile + piece_of(in_chunk, piece % kPieces), found);
+        set_shared(tiles + piece / kPieces * kTile + swizzled(in_chunk, piece % kPieces), found);
     }
 }
 
-// d = left times right, of each row with each
+// d = left right^T
 template <bool kBf16>
 __device__ __forceinline__ void multiply_tiles(float (&d)[32], u32 left, u32 right) {
 #pragma unroll
     for (int step = 0; step < kKeys / 16; ++step) {
         const u32 along = step / 4 * (kTile / 16) + step % 4 * kAlongRow;
-        multiply<kBf16, false, false>(d, further(operand(left), along), further(operand(right), along), step > 0);
+        wgmma_m64n64k16<kBf16, false, false>(d, further(descriptor(left), along), further(descriptor(right), along),
+                                             step > 0);
     }
-    close_products();
+    wgmma_commit();
 }
 
-// A chunk's queries and keys of one key head, and the matrices of its value heads.
+// A chunk's queries and keys of one key head, and T and P of its value heads.
 template <bool kBf16>
 __device__ __forceinline__ void make_matrices(const GdnPrepare& job, int number, int key_head, u32 memory) {
     const Chunk chunk(job, job.chunks + (job.bounds[job.span] + number) * kChunkFields);
@@ -1127,18 +1155,18 @@ __device__ __forceinline__ void make_matrices(const GdnPrepare& job, int number,
     for (int first = 0; first < group; first += kMembers) {
         const int heads = at_most(group - first, kMembers), head = key_head * group + first;
         if (first > 0) {
-            // the heads before have used their place
+            // the heads before have overwritten them
             load_tiles(chunk, job.queries + of_head, queries);
             load_tiles(chunk, job.keys + of_head, keys);
         }
-        operands_are_written();
+        fence_proxy_async();
         __syncthreads();
         float kk[32], qk[32];
-        registers_are_written();
+        wgmma_fence();
         multiply_tiles<kBf16>(kk, keys, keys);
         multiply_tiles<kBf16>(qk, queries, keys);
-        wait_for_products<0>();
-        // its barrier is also that of the products, whose tiles are written next
+        wgmma_wait<0>();
+        // its barrier also ends the products' reads of the tiles that are written next
         gate<kBf16>(job, chunk, number, head, heads, memory);
         __syncthreads();
         for (int member = 0; member < heads; ++member) weigh<kBf16>(kk, qk, member, memory);
@@ -1155,7 +1183,7 @@ __device__ __forceinline__ void make_matrices(const GdnPrepare& job, int number,
     }
 }
 
-// A chunk's values of one head, where its output will stand: who reads them overwrites them.
+// A chunk's values of one head, stored where its output will be: the reader overwrites them.
 template <bool kBf16>
 __device__ __forceinline__ void make_values(const GdnPrepare& job, const Chunk& chunk, int head, u32 memory) {
     const int first_channel = (2 * job.key_heads) * kKeys + head * kValues;
@@ -1165,7 +1193,7 @@ __device__ __forceinline__ void make_values(const GdnPrepare& job, const Chunk& 
     }
     convolve<kBf16, false>(job, chunk, first_channel, memory + kWindowsAt, job.output + head * kValues,
                            job.value_heads * kValues, 1.0f, 0);
-    // the window's place is the next item's
+    // the next item reuses the window
     __syncthreads();
 }
 
@@ -1178,13 +1206,13 @@ __device__ __forceinline__ void make_zeros(const GdnPrepare& job, int first_row,
     }
 }
 
-// Items of work: every chunk's matrices by key head, then its values by value head, then the tail to zero.
+// Work items: every chunk's matrices by key head, then its values by value head, then the tail of zeros.
 template <bool kBf16>
 __device__ __forceinline__ void prepare(const GdnPrepare& job) {
     const u32 memory = shared_memory();
     const int first_chunk = job.bounds[job.span];
     const int chunks = at_most(job.bounds[job.span + 1] - first_chunk, job.max_chunks);
-    // of this span what is behind the last token
+    // rows of this span past the last token
     const int tail = at_least(job.counts[1], job.first_token), tail_chunks = chunks_of(job.last_token - tail);
     const int matrices = chunks * job.key_heads, items = matrices + (chunks + tail_chunks) * job.value_heads;
     for (int item = blockIdx.x; item < items; item += gridDim.x) {

@@ -1,10 +1,10 @@
-// What a kernel for Hopper names beyond device_on_host.hpp, on the host: barriers that count, copies that are under
-// way, dynamic shared memory, and products of a warpgroup that are waited for.
+// Hopper's instructions on the host, as gdn_extend.cuh names them: mbarriers, asynchronous copies, dynamic shared memory,
+// and wgmma groups that have to be waited for.
 //
-// What is on its way is poison: a tile from the copy's beginning to its end, the registers of a product until somebody
-// has waited for it. A product is computed when it begins or when it is waited for, as a seed wills, so both who writes
-// its operands too late and who overwrites them too early is found. Operands lie as the PTX manual says, swizzled in
-// pieces of 128 bytes; an address between two pieces of eight rows counts as it does there, by its bits.
+// Data in flight is NaN: a tile from the start of its copy to its end, an accumulator until somebody has waited for it. A
+// seed decides whether a product is computed when it is issued or when it is waited for, so both writing its operands too
+// late and overwriting them too early is found. Operands are laid out as in the PTX manual, in the 128-byte swizzle; the
+// swizzle depends on address bits, so an address inside eight rows works as it does there.
 #pragma once
 
 #include <cmath>
@@ -98,8 +98,8 @@ struct Operand {
         if (bits >> 49 & 7) stop("only operands whose pattern begins at a multiple of 1024 bytes are modelled");
     }
     // `outer` is a row of the left operand or a column of the right one, `inner` is what is summed over
-    uint16_t at(bool is_turned, int outer, int inner) const {
-        if (is_turned) {
+    uint16_t at(bool is_transposed, int outer, int inner) const {
+        if (is_transposed) {
             return swizzled(start + outer / 64 * leading + outer % 64 * 2 + inner / 8 * stride + inner % 8 * 128);
         }
         return swizzled(start + outer / 8 * stride + outer % 8 * 128 + 2 * inner);
@@ -190,18 +190,18 @@ namespace bcg {
 inline unsigned shared_memory() { return host::kFirstAddress; }
 
 template <int>
-void take_registers() {}
+void setmaxnreg_inc() {}
 
 template <int>
-void give_registers() {}
+void setmaxnreg_dec() {}
 
-inline void make_barrier(unsigned barrier, int arrivals) { host::barriers[barrier] = {arrivals, arrivals, 0}; }
+inline void mbarrier_init(unsigned barrier, int arrivals) { host::barriers[barrier] = {arrivals, arrivals, 0}; }
 
-inline void barriers_are_made() {}
+inline void fence_mbarrier_init() {}
 
-inline void arrive(unsigned barrier) { host::count(host::barrier_at(barrier)); }
+inline void mbarrier_arrive(unsigned barrier) { host::count(host::barrier_at(barrier)); }
 
-inline void wait(unsigned barrier, unsigned parity) {
+inline void mbarrier_wait(unsigned barrier, unsigned parity) {
     const host::Barrier& found = host::barrier_at(barrier);
     while ((found.round & 1) == parity) {
         host::block.running->waits_at = &found;
@@ -210,19 +210,19 @@ inline void wait(unsigned barrier, unsigned parity) {
     }
 }
 
-inline void copy_piece(unsigned to, const void* from) {
+inline void cp_async_16(unsigned to, const void* from) {
     if (reinterpret_cast<uintptr_t>(from) % 16) host::stop("a misaligned copy");
     unsigned char* const place = host::in_shared(to, 16);
     std::memset(place, 0xff, 16);
     host::block.under_way.push_back([place, from] { std::memcpy(place, from, 16); });
 }
 
-inline void arrive_when_copied(unsigned barrier) {
+inline void cp_async_mbarrier_arrive(unsigned barrier) {
     host::Barrier& found = host::barrier_at(barrier);
     host::block.under_way.push_back([&found] { host::count(found); });
 }
 
-inline void operands_are_written() {}
+inline void fence_proxy_async() {}
 
 inline float shared_float(unsigned from) { return host::read<float>(from); }
 inline float2 shared_pair(unsigned from) { return host::read<float2>(from); }
@@ -245,7 +245,7 @@ float widened(uint16_t half) {
     return host::as_float<kBf16>(half);
 }
 
-inline void store_turned(unsigned to, unsigned first, unsigned second, unsigned third, unsigned fourth) {
+inline void stmatrix_x4_trans(unsigned to, unsigned first, unsigned second, unsigned third, unsigned fourth) {
     const host::Handed* all = host::hand_over({{first, second, third, fourth}, to}, "stmatrix");
     const int lane = threadIdx.x % host::kWarp, column = lane % 8;
     uint16_t turned[8];
@@ -260,27 +260,27 @@ unsigned halves(float first, float second) {
     return host::as_half<kBf16>(first) | unsigned(host::as_half<kBf16>(second)) << 16;
 }
 
-inline void registers_are_written() { host::meet(host::own_warp(), "wgmma.fence"); }
+inline void wgmma_fence() { host::meet(host::own_warp(), "wgmma.fence"); }
 
-inline void close_products() {
+inline void wgmma_commit() {
     host::Products& mine = host::products[threadIdx.x];
     mine.closed.push_back(std::move(mine.open));
     mine.open.clear();
 }
 
 template <int kLeft>
-void wait_for_products() {
+void wgmma_wait() {
     host::wait_for(kLeft);
     // a warp waits as one
     host::meet(host::own_warp(), "wgmma.wait_group");
 }
 
-template <bool kBf16, bool kLeftTurned, bool kRightTurned>
-void multiply(float (&d)[32], uint64_t left, uint64_t right, int adds) {
+template <bool kBf16, bool kTransposeLeft, bool kTransposeRight>
+void wgmma_m64n64k16(float (&d)[32], uint64_t left, uint64_t right, int adds) {
     const host::Operand from_left(left), from_right(right);
     host::multiply<kBf16>(
-        d, 64, [=](int row, int inner) { return from_left.at(kLeftTurned, row, inner); },
-        [=](int column, int inner) { return from_right.at(kRightTurned, column, inner); }, adds);
+        d, 64, [=](int row, int inner) { return from_left.at(kTransposeLeft, row, inner); },
+        [=](int column, int inner) { return from_right.at(kTransposeRight, column, inner); }, adds);
 }
 
 // of all lanes of this warp: its sixteen rows
@@ -296,17 +296,17 @@ struct Fragment {
     }
 };
 
-template <bool kBf16, bool kRightTurned>
-void multiply(float (&d)[32], const unsigned* left, uint64_t right, int adds) {
+template <bool kBf16, bool kTransposeRight>
+void wgmma_m64n64k16(float (&d)[32], const unsigned* left, uint64_t right, int adds) {
     const Fragment fragment(left);
     const host::Operand from_right(right);
     host::multiply<kBf16>(
         d, 64, [=](int row, int inner) { return fragment.at(row, inner); },
-        [=](int column, int inner) { return from_right.at(kRightTurned, column, inner); }, adds);
+        [=](int column, int inner) { return from_right.at(kTransposeRight, column, inner); }, adds);
 }
 
 template <bool kBf16>
-void multiply_wide(float (&d)[64], const unsigned* left, uint64_t right) {
+void wgmma_m64n128k16(float (&d)[64], const unsigned* left, uint64_t right) {
     const Fragment fragment(left);
     const host::Operand from_right(right);
     host::multiply<kBf16>(

@@ -228,22 +228,22 @@ def test_other_chips_are_refused(capability: tuple[int, int], monkeypatch: pytes
 # one mistake each that a reviewer could overlook; those that read or write elsewhere would end this process
 MUTANTS = {
     "advance: a warp is not waited for": (
-        "make_barrier(cut.empty(stage), cut.parts * (kGroup / kWarp))",
-        "make_barrier(cut.empty(stage), cut.parts * (kGroup / kWarp) - 1)",
+        "mbarrier_init(cut.empty(stage), cut.parts * (kGroup / kWarp))",
+        "mbarrier_init(cut.empty(stage), cut.parts * (kGroup / kWarp) - 1)",
     ),
     "advance: a warp too many is waited for": (
-        "make_barrier(cut.empty(stage), cut.parts * (kGroup / kWarp))",
-        "make_barrier(cut.empty(stage), cut.parts * (kGroup / kWarp) + 1)",
+        "mbarrier_init(cut.empty(stage), cut.parts * (kGroup / kWarp))",
+        "mbarrier_init(cut.empty(stage), cut.parts * (kGroup / kWarp) + 1)",
     ),
-    "advance: a chunk is read before it is there": ("wait(cut.full(place.stage), place.round);", ""),
-    "advance: a chunk is overwritten while it is read": ("wait(cut.empty(place.stage), place.round ^ 1);", ""),
+    "advance: a chunk is read before it is there": ("mbarrier_wait(cut.full(pipe.stage), pipe.phase);", ""),
+    "advance: a chunk is overwritten while it is read": ("mbarrier_wait(cut.empty(pipe.stage), pipe.phase ^ 1);", ""),
     "advance: a place is given back early": (
         "store_output(job, item, right, tiles_before + of_values, part, first_row); "
-        "if (lane == 0) arrive(empty_before);",
-        "if (lane == 0) arrive(empty_before); "
+        "if (lane == 0) mbarrier_arrive(empty_before);",
+        "if (lane == 0) mbarrier_arrive(empty_before); "
         "store_output(job, item, right, tiles_before + of_values, part, first_row);",
     ),
-    "advance: the ring never begins a new round": ("round ^= 1;", ""),
+    "advance: the ring never begins a new round": ("phase ^= 1;", ""),
     "advance: a tile where another one is": ("kScoreTile = 5 * kTile", "kScoreTile = 4 * kTile"),
     "advance: the keys' second half is the first": ("further(all, step / 4 * (kTile / 16) +", "further(all,"),
     "advance: a tile that is not swizzled": ("((piece ^ (row % 8)) * 16)", "piece * 16"),
@@ -254,13 +254,13 @@ MUTANTS = {
     "advance: a state that forgets nothing": ("scale(S, shared_float(decays + 8 * kChunk));", ""),
     "advance: the next chunk's decays": ("decays_before + 4 * own_column", "decays + 4 * own_column"),
     "advance: a product that is not waited for": (
-        "wait_for_products<0>(); round<kBf16>(right, o);",
-        "wait_for_products<1>(); round<kBf16>(right, o);",
+        "wgmma_wait<0>(); round<kBf16>(right, o);",
+        "wgmma_wait<1>(); round<kBf16>(right, o);",
     ),
     "prepare: a window that stays as it was": ("own[past * job.conv_past] = after[past];", ""),
     "prepare: one input for another": ("inputs[(number + each) % kWidth]", "inputs[(number + each + 1) % kWidth]"),
     "prepare: gates that begin anew in the middle": ("if (token >= kWarp) sum = first_half + sum;", ""),
-    "prepare: what is written before all have read": ("// all blocks are read, too __syncthreads();", ""),
+    "prepare: what is written before all have read": ("// also: all blocks have been read __syncthreads();", ""),
     "prepare: a later token in the past": ("column + 1 <= row", "column <= row"),
     "prepare: the wrong sign below the blocks": ("-product[2 * pair] * gains.x", "product[2 * pair] * gains.x"),
     "prepare: the gain of another head": ("kGainsAt + 4 * (member * kChunk + column)", "kGainsAt + 4 * column"),
