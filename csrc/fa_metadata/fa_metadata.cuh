@@ -1,6 +1,6 @@
-// FlashAttention's metadata: four kernels, one launch each. The contract is sglang_bcg_fixes/kernels/fa_metadata.
+// FlashAttention's metadata: four kernels, one launch each. The contract is in sglang_bcg_fixes/kernels/fa_metadata.
 //
-// Grids follow from shapes and never from values, so a captured launch is right for other lengths. No host headers:
+// Grids depend on shapes, never on values, so a captured launch is right for other lengths. No host headers:
 // NVRTC compiles this file on the user's machine.
 #ifndef BCG_FA_METADATA_CUH
 #define BCG_FA_METADATA_CUH
@@ -9,21 +9,21 @@ namespace bcg {
 
 using i64 = long long;
 
-// small blocks: on an H200 each costs 1.5 ns, and wide tables with short rows have many that find nothing to do
+// small blocks: each costs 1.5 ns on an H200, and wide tables with short rows have many idle ones
 constexpr int kThreads = 128;
 constexpr int kVerifyThreads = 256;
 constexpr int kWarp = 32;
 constexpr unsigned kAllLanes = 0xffffffffu;
-// loads that a thread has in flight
+// loads in flight per thread
 constexpr int kInFlight = 4;
-// the same where each is 16 bytes of slots, and four loads of what they are in the window's pool follow from it
+// the same for 16 bytes of slots, which four loads from the window's mapping follow
 constexpr int kTranslatedInFlight = 2;
-// the same of flags, which are bytes
+// the same for flags, which are bytes
 constexpr int kFlagsInFlight = 8;
-// lengths that a thread sums
+// lengths summed per thread
 constexpr int kItems = 8;
 
-// the bits of `flags`: which index tensors are i64, and what is asked for
+// bits of `flags`: the index tensors that are i64, and options
 enum Flag : int {
     kWideSeqLens = 1,
     kWideReqPoolIndices = 2,
@@ -34,8 +34,8 @@ enum Flag : int {
     kZeroTail = 64,
 };
 
-// The parameters, as cuda.py packs them: eight bytes each, then four bytes each. A null pointer is what the contract
-// calls None; strides are counted in elements.
+// Kernel parameters as cuda.py packs them: eight-byte fields first, then four-byte ones. A null pointer is the
+// contract's None; strides count elements.
 struct FaMetadata {
     const void* seq_lens;
     const void* req_pool_indices;
@@ -61,10 +61,10 @@ struct FaMetadata {
     int q_stride;
     int new_tokens;
     int swa_out_length;
-    // how the grid is cut: 1 or 0 blocks for the sums, these for the rows, and the rest for swa_out_cache_loc
+    // split of the grid: 1 or 0 blocks for the sums, these for the rows, the rest for swa_out_cache_loc
     int sum_blocks;
     int row_blocks;
-    // 2^team_shift threads of a block are a team, and so many teams share a row
+    // a team is 2^team_shift threads of a block; this many teams share a row
     int team_shift;
     int teams_per_row;
     int flags;
@@ -103,7 +103,7 @@ struct VerifyExpand {
     int bs;
     int draft_tokens;
     int live_rows;
-    // 1, or 0 where another launch sums
+    // 1, or 0 if another launch sums
     int sum_blocks;
     int flags;
 };
@@ -136,7 +136,7 @@ __device__ __forceinline__ int index_at(const void* values, i64 place, bool wide
 
 __device__ __forceinline__ i64 smaller(i64 a, i64 b) { return a < b ? a : b; }
 
-// how many pieces of 2^shift cover this many, none for a negative count
+// ceil(count / 2^shift), 0 for a negative count
 __device__ __forceinline__ i64 pieces(i64 count, int shift) {
     return count > 0 ? (count + (i64(1) << shift) - 1) >> shift : 0;
 }
@@ -150,7 +150,7 @@ __device__ __forceinline__ int elements_to_boundary(const int* address) {
     return static_cast<int>((4 - (reinterpret_cast<unsigned long long>(address) >> 2)) & 3);
 }
 
-// The threads that share a row: this one's number among them, and how many they are.
+// The threads that share a row: this one's rank and their number.
 struct Team {
     int rank;
     int size;
@@ -169,7 +169,7 @@ __device__ __forceinline__ RowTeam row_team(const Job& job, int block) {
     return {number / job.teams_per_row, {(part << job.team_shift) + own, job.teams_per_row << job.team_shift}};
 }
 
-// Zeroes, 16 bytes at a time between the boundaries.
+// Zero-fill, 16 bytes at a time between 16-byte boundaries.
 __device__ __forceinline__ void zero(int* out, int count, Team team) {
     const int head = static_cast<int>(smaller(count, elements_to_boundary(out)));
     const int vectors = (count - head) / 4;
@@ -181,7 +181,7 @@ __device__ __forceinline__ void zero(int* out, int count, Team team) {
     if (team.rank < count - tail) out[tail + team.rank] = 0;
 }
 
-// Copies count units, several in flight.
+// Copy count units, several in flight.
 template <typename Unit>
 __device__ __forceinline__ void copy_units(Unit* out, const Unit* in, int count, Team team) {
     for (int first = team.rank; first < count; first += kInFlight * team.size) {
@@ -197,7 +197,7 @@ __device__ __forceinline__ void copy_units(Unit* out, const Unit* in, int count,
     }
 }
 
-// Page size 1 without translation is a copy: 16 bytes at a time where both sides reach a boundary together.
+// Page size 1 without translation is a copy: 16 bytes at a time if both sides have the same alignment.
 __device__ __forceinline__ void copy(int* out, const int* in, int count, Team team) {
     const int head = static_cast<int>(smaller(count, elements_to_boundary(out)));
     if (!is_aligned(in + head) || !is_aligned(out + head)) {
@@ -211,7 +211,7 @@ __device__ __forceinline__ void copy(int* out, const int* in, int count, Team te
     if (team.rank < count - tail) out[tail + team.rank] = __ldg(in + tail + team.rank);
 }
 
-// A slot's place in the window's pool. Places fit 32 bits, so the low word says all, and -1 stays -1.
+// A slot's slot in the window's pool. It fits 32 bits, so the low word suffices, and -1 stays -1.
 __device__ __forceinline__ int in_window(const i64* mapping, int slot) {
     return slot < 0 ? -1 : __ldg(reinterpret_cast<const int*>(mapping) + 2 * i64(slot));
 }
@@ -244,7 +244,7 @@ __device__ __forceinline__ void gather(int* table, int* swa_table, const int* sl
     }
 }
 
-// The same where a page is a slot and there is a window: 16 bytes at a time where all sides reach a boundary together.
+// The same for page size 1 with a window: 16 bytes at a time if all sides have the same alignment.
 __device__ __forceinline__ void translate(int* table, int* swa_table, const int* slots, const i64* mapping, int live,
                                           Team team) {
     const int head = static_cast<int>(smaller(live, elements_to_boundary(swa_table)));
@@ -299,7 +299,7 @@ __device__ __forceinline__ void fill_row(int* table, int* swa_table, const int* 
     }
 }
 
-// The sum of what the threads of the block hold: of those below this one, and of all. Every thread has to call it.
+// Block-wide sums: of the threads below this one, and of all. Every thread must call it.
 struct Sums {
     unsigned below;
     unsigned all;
@@ -322,7 +322,7 @@ __device__ __forceinline__ Sums sum_over_block(unsigned value, unsigned* of_warp
         if (other < warp) sums.below += of_warps[other];
         sums.all += of_warps[other];
     }
-    // the next call writes what others may still read here
+    // the next call overwrites what others may still read here
     __syncthreads();
     return sums;
 }
@@ -374,7 +374,7 @@ __device__ __forceinline__ void sum_lengths(const FaMetadata& job) {
     }
 }
 
-// The blocks behind the rows: where new tokens are written in the sliding-window pool.
+// The blocks after the rows: slots of new tokens in the sliding-window pool.
 __device__ __forceinline__ void translate_new_tokens(const FaMetadata& job, int block) {
     const int blocks = gridDim.x - (blockIdx.x - block);
     for (int i = block * kThreads + threadIdx.x; i < job.swa_out_length; i += blocks * kThreads) {
@@ -387,7 +387,7 @@ __device__ __forceinline__ void translate_new_tokens(const FaMetadata& job, int 
     }
 }
 
-// Flags of one row of verify_expand. Padding has one flag for all draft tokens.
+// Flags of one row of verify_expand. A padded row has one flag for all draft tokens.
 struct RowFlags {
     const unsigned char* first;
     int step;
@@ -446,7 +446,7 @@ __device__ __forceinline__ void sum_seen(const VerifyExpand& job) {
     for (int tile = 0; tile < job.bs; tile += kVerifyThreads) {
         const int row = tile + threadIdx.x;
         const int first_row = row - threadIdx.x % kWarp;
-        // whole warps go one way
+        // uniform for a warp
         const int seen = first_row < job.bs ? count_seen(job, first_row) : 0;
         const Sums sums = sum_over_block<kVerifyThreads>(row < job.bs ? seen : 0, of_warps);
         if (row < job.bs) job.cu_seqlens_k[row + 1] = static_cast<int>(carry + sums.below + seen);
