@@ -1,15 +1,15 @@
-"""FlashAttention's metadata on a GPU: every form against the reference, and how long it takes beside SGLang's own.
+"""FlashAttention's metadata on a GPU: every form against the reference, and its times against SGLang's own.
 
     python benchmarks/fa_metadata.py                    # with the installed SGLang: some minutes
-    python benchmarks/fa_metadata.py --newest FOLDER    # which holds metadata.py of a late release, with its kernels
+    python benchmarks/fa_metadata.py --newest FOLDER    # with metadata.py of a late release and its kernels
     python benchmarks/fa_metadata.py --check-only --cases 2000
-    python benchmarks/fa_metadata.py --plot-only FILE   # tables and a picture of an earlier JSONL, without a GPU
+    python benchmarks/fa_metadata.py --plot-only FILE   # tables and plot of an earlier JSONL, without a GPU
 
-First random calls (large ones too), eager and in a captured graph that is replayed with other lengths. A form with one
-wrong integer is red, and so has no times. Then arms in turn: the installed SGLang's eager method and the method that it
-calls before each replay, the newest release's Triton kernels, ours alone, and ours in place of SGLang's methods. `host`
-is until a call returns, `wall` until the device has done it, `device` a node of a captured graph of many. Tables are as
-wide as the context, 128K by default.
+It first runs random calls, some of them large, eagerly and in a captured graph that is replayed with other lengths. A
+form with one wrong integer is red and is not timed. Then it times the arms in turn: the installed SGLang's eager
+method and the one it calls before each replay, the newest release's Triton kernels, ours alone, and ours installed
+over SGLang's methods. `host` is the time until a call returns, `wall` until the device is done, `device` one node of a
+captured graph of many. Tables are as wide as the context, 128K by default.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ INSTALLED_EAGER, INSTALLED_REPLAY = "ours, installed, eager", "ours, installed, 
 BATCHES, LENGTHS, PAGES = (1, 8, 64, 256, 1024), (1024, 32768, 131072), (1, 16, 64)
 MODES = ("decode", "verify", "draft extend", "extend")
 CONTEXT, DRAFT_TOKENS, EXTEND = 131072, 4, 64
-# of one table, so that both fit any data-centre GPU
+# limit of one table, so that two fit any data-centre GPU
 MOST_SLOTS = 2**28
 CALLS, COPIES, LONGEST_GRAPH = 10, 20, 2e-3
 
 
-# right or wrong
+# correctness
 
 
 def check(form: Any, name: str, count: int, device: str) -> list[str]:
@@ -84,7 +84,7 @@ def check(form: Any, name: str, count: int, device: str) -> list[str]:
 
 
 def differences_in_graph(operation: str, seed: int, form: Any, sizes: cases.Sizes, device: str) -> list[str]:
-    """Captured with some lengths, replayed with others, in the same memory."""
+    """Capture with some lengths, replay with others, in the same memory."""
     expected = cases.draw(operation, random.Random(seed), sizes, device)
     found, before = copy.deepcopy(expected), copy.deepcopy(expected).tensors()
     stream = torch.cuda.Stream()
@@ -120,7 +120,7 @@ def shorten(call: cases.Call) -> None:
         call.inputs["cu_seqlens"].copy_(torch.nn.functional.pad(lengths.cumsum(0), (1, 0)))
 
 
-# what is measured
+# arms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,7 +141,7 @@ class Case:
 
     @property
     def bytes_moved(self) -> int:
-        """Of slots and tables; of a slot that is read alone the 32 bytes that come with it, and 8 of the mapping."""
+        """Count bytes of slots and tables; a single slot costs a 32-byte sector, plus 8 of the mapping."""
         pages = self.bs * -(-self.total // self.page_size)
         return pages * ((4 if self.page_size == 1 else 32) + 4 + self.window * (8 + 4))
 
@@ -152,7 +152,7 @@ class Case:
 
 @dataclasses.dataclass
 class World:
-    """The requests of a case, laid out as SGLang's allocator leaves them after a while: runs of pages, in no order."""
+    """Requests of a case, laid out like SGLang's allocator after a while: runs of pages in random order."""
 
     case: Case
     context: int
@@ -175,7 +175,7 @@ def layout(bs: int, length: int, page_size: int, context: int) -> tuple[Tensor, 
     runs = -(-tokens // run)
     order = torch.randperm(bs * runs, generator=generator, device="cuda", dtype=torch.int32) + 1
     slots = order.view(bs, runs, 1) * run + torch.arange(run, device="cuda", dtype=torch.int32)
-    # SGLang leaves room behind the context
+    # SGLang leaves room after the context
     table = torch.zeros(bs + 1, context + 4, dtype=torch.int32, device="cuda")
     table[1:, :tokens] = slots.flatten(1)[:, :tokens]
     order = torch.randperm(bs * runs + 1, generator=generator, device="cuda")
@@ -214,14 +214,14 @@ Call = Callable[[], object]
 
 @dataclasses.dataclass
 class Arm:
-    """One way to the metadata, and what it has written."""
+    """One way to compute the metadata, and its outputs."""
 
     call: Call
     found: Callable[[], dict[str, Tensor]]
 
 
 def sglang_arms(now: World, is_installed: bool) -> Iterator[tuple[str, Arm]]:
-    """SGLang's methods as they are, and with ours in their place."""
+    """SGLang's methods unpatched, and with ours installed."""
     mapping = now.mapping if now.case.window else None
 
     def backend() -> Backend:
@@ -243,7 +243,7 @@ def of_backend(backend: Backend) -> dict[str, Tensor]:
 
 
 class Buffers:
-    """What a graph runner keeps for one size of batch."""
+    """Buffers of a graph runner for one batch size."""
 
     def __init__(self, now: World) -> None:
         bs, width = now.case.bs, -(-now.context // now.case.page_size)
@@ -330,7 +330,7 @@ def our_arm(now: World, form: Any) -> Arm:
 
 
 def our_eager_arm(now: World, form: Any) -> Arm:
-    """Into new tensors of the width that the batch needs, as the eager method makes them."""
+    """Fill new tensors as wide as the batch needs, as the eager method does."""
     buffers = Buffers(now)
     case, batch = now.case, now.batch
     width = -(-case.total // case.page_size)
@@ -386,7 +386,7 @@ def wrong_in(now: World, found: dict[str, Tensor], right: dict[str, Tensor]) -> 
     return ""
 
 
-# how long it takes
+# times
 
 
 def sample(call: Call, replay: Call, copies: int, device: Cuda) -> dict[str, float]:
@@ -431,7 +431,7 @@ def all_cases(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def install(form: str) -> str:
-    """Put the form in the place of SGLang's methods; why not, where that cannot be."""
+    """Install the form over SGLang's methods; return the reason if that is impossible."""
     source = releases.installed()
     if source is None:
         return "no SGLang is installed here"
@@ -448,7 +448,7 @@ def arms_of(now: World, forms: dict[str, Any], newest: Any, is_installed: bool, 
     try:
         arms |= dict(sglang_arms(now, is_installed))
     except Exception as error:
-        # another SGLang may build its backend in another way; the rest does not depend on it
+        # another SGLang may build its backend differently; the rest does not depend on it
         failures.add(f"sglang's own could not be measured: {type(error).__name__}: {error}")
     if newest is not None:
         arms[NEWEST] = newest_arm(now, newest)
@@ -459,7 +459,7 @@ def arms_of(now: World, forms: dict[str, Any], newest: Any, is_installed: bool, 
 
 
 def table(found: list[Row]) -> Iterator[str]:
-    """Microseconds on the device and on the host, and how much faster ours are."""
+    """Print microseconds on device and host, and our speedups."""
     names = list(dict.fromkeys(row.arm for row in found))
     head = ["case", "length", "bs", "floor", *(f"{name} [dev|host|wall]" for name in names)]
     lines = []
@@ -475,7 +475,7 @@ def table(found: list[Row]) -> Iterator[str]:
 
 
 def summary(found: list[Row]) -> Iterator[str]:
-    """The least and the median of how much faster ours are, arm by arm."""
+    """Print the least and median speedup of each arm."""
     names = dict.fromkeys(row.arm for row in found)
     alone = [name for name in names if name.startswith(OURS) and "installed" not in name and "eager" not in name]
     pairs = [(INSTALLED_EAGER, EAGER), (INSTALLED_REPLAY, REPLAY), *itertools.product(alone, (REPLAY, NEWEST))]
@@ -492,7 +492,7 @@ def summary(found: list[Row]) -> Iterator[str]:
 
 
 def draw(found: list[Row], file: pathlib.Path) -> None:
-    """How many times as fast as what SGLang does before a replay, over what has to be moved."""
+    """Plot the speedup over SGLang's method before a replay against the bytes to move."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -583,7 +583,7 @@ def main() -> int:
         torch.cuda.empty_cache()
     if not not_installed:
         failures |= {
-            f"left to SGLang in {number} calls: {why}" for why, number in active.selected(KERNEL.op).left.items()
+            f"left to SGLang in {number} calls: {why}" for why, number in active.selected(KERNEL.op).fallbacks.items()
         }
     print("\n".join([*table(found), *summary(found), *sorted(failures)]))
     return 0 if len(right) == len(forms) else 1

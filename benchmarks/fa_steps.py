@@ -1,4 +1,4 @@
-"""What one launch for FlashAttention's metadata is worth to a server: how long decode and verify steps take.
+"""Decode and verify step times of a server, with FlashAttention's metadata in one launch and without.
 
     python benchmarks/fa_steps.py --jsonl fa_steps.jsonl        # a GPU, FlashAttention 3, and some minutes
 

@@ -4,10 +4,10 @@
     python benchmarks/gdn_extend.py --cases 100 --form triton
     compute-sanitizer --tool memcheck python benchmarks/gdn_extend.py --cases 3 --tokens 700
 
-The steps are those of tests/kernels/test_gdn_extend.py in a model's sizes, and random ones: prefixes, sequences without
-tokens or without a slot, checkpoints, padding, few programs and many, in spans. What no kernel may touch is NaN. Every
-step runs eagerly and in a graph that was captured for another batch, and both have the same bits; each sequence alone
-has them, too. How fast it is says `bcg-fixes bench --layer`.
+Steps are those of tests/kernels/test_gdn_extend.py at a model's sizes, and random ones: prefixes, sequences without
+tokens or without a slot, checkpoints, padding, few and many programs, spans. Memory that no kernel may touch is NaN.
+Every step runs eagerly and in a graph that was captured for another batch, and both must have the same bits, also for
+each sequence alone. `bcg-fixes bench --layer` measures the speed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ sys.path.insert(0, str(REPOSITORY))
 from tests.kernels import gdn_extend_cases as cases  # noqa: E402
 
 SMALL = Shape(key_heads=2, value_heads=6, keys=64, values=32, width=3)
-# of one sequence alone; with random gates and keys SGLang's own state of one is off by 0.0053
+# for one sequence alone; with random gates and keys SGLang's own state is off by 0.0053
 OF_CHECKPOINT = reference.OF_SGLANGS * reference.TOLERANCE
 LENGTHS = (0, 1, 2, 3, 15, 63, 64, 65, 127, 128, 129, 200, 511, 700, 1024, 2047, 5000)
 
@@ -61,7 +61,7 @@ def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int) -> ca
         shape,
         lengths,
         device="cuda",
-        # of few numbers in bfloat16, one that is rounded badly is half of a result
+        # with few numbers in bfloat16, one that rounds badly is half of a result
         dtype=torch.float16 if shape is SMALL else source.choice((torch.bfloat16, torch.float16)),
         gates=source.choice(list(cases.GATES)),
         fresh=[number for number in some if source.random() < 0.5],
@@ -87,7 +87,7 @@ def faults(step: cases.Step, around: cases.Surroundings, tuning: triton.Tuning, 
     launched = cases.Launched(step, tuning, around, modules=(form, metadata))
     eager = launched.run()
     yield from cases.faults(step, eager, of_checkpoint=OF_CHECKPOINT)
-    # captured while the tables say that there is nothing to do
+    # captured while the tables hold no work
     launched.tables.fill(*(torch.zeros(1, dtype=torch.int32, device="cuda") for _ in range(3)))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -132,7 +132,7 @@ def main() -> int:
         counts[name] = {"steps": options.cases, "faults": found}
         wrong += len(found)
         if options.json:
-            # whoever is in a hurry has what there is
+            # write early, so an interrupted run leaves results
             options.json.write_text(json.dumps(counts, indent=1) + "\n")
     return 1 if wrong else 0
 

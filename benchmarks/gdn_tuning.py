@@ -1,12 +1,12 @@
-"""What each of the two kernels of a gated delta net layer takes on a GPU, and what it would with another tuning.
+"""Times of the two kernels of a gated delta net layer on a GPU, with the default tuning and with others.
 
     python benchmarks/gdn_tuning.py --json gdn_tuning-cuda.json                 # needs no SGLang
     python benchmarks/gdn_tuning.py --form triton --json gdn_tuning.json        # some minutes
     python benchmarks/gdn_tuning.py --once advance --tokens 16384               # for a profiler: one launch, no times
 
-Every tuning changes a little of triton.Tuning, which the CUDA form does not ask; one whose answers have other bits is
-red, and has no times. The last two have what a graph of that size is captured with, the second in tables for no more
-sequences than there are: what that saves is what padding costs.
+Every tuning changes some of triton.Tuning, which the CUDA form ignores; one whose results have other bits is red and is
+not timed. The last two have the tuning that a graph of that size is captured with, the second with tables for only as
+many sequences as there are: the difference is the cost of padding.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ PREPARE, ADVANCE, LAYER = "prepare_us", "advance_us", "layer_us"
 
 
 def arms(tokens: int, form: str) -> Iterator[tuple[str, Tuning, bool]]:
-    """What it is called, and whether its tables are made for many more sequences."""
+    """Name of a tuning, and whether its tables have room for many more sequences."""
     yield AS_IT_IS, Tuning(), True
     for change in CHANGES if form == gdn_layer.TRITON else ():
         name = ", ".join(f"{field} {value}" for field, value in change.items())
@@ -72,7 +72,7 @@ class Arm:
     prepared: Callable[[], object] | None = None
     advanced: Callable[[], object] | None = None
     whole: Callable[[], object] | None = None
-    # whose memory the graphs read
+    # keeps the memory that the graphs read
     calls: Sequence[Any] = ()
 
     def timed(self, device: gdn_layer.Device, layers: int) -> timing.Sample:
@@ -127,7 +127,7 @@ def case_of(
             arm = build(name, call_of, problem, device)
             got = results(arm, problem, device)
         except Exception as error:
-            # a tuning that this GPU has not the memory for; the others do not depend on it
+            # this tuning needs more memory than the GPU has; the others do not depend on it
             found.append(Arm(name, f"{type(error).__name__}: {error}"[:200]))
             continue
         if not wanted:
@@ -154,7 +154,7 @@ def case_of(
 
 
 def once(kernel: str, tokens: int, sequences: int, shape: gdn_layer.Shape, form: str) -> None:
-    """Everything is compiled first: a profiler is to look at the last launch of the name."""
+    """Compile everything first, so a profiler can take the last launch of the kernel."""
     problem = gdn_layer.Problem(dataclasses.replace(shape, layers=1), [tokens // sequences] * sequences, "cuda")
     problem.restore()
     call = gdn_layer.calls_of_ours(problem, form)(0)
@@ -186,7 +186,7 @@ def main() -> int:
     for tokens, sequences in CASES:
         rows += case_of(tokens, sequences, shape, device, options.rounds, options.form)
         device.release()
-        # whoever is in a hurry has what there is
+        # write early, so an interrupted run leaves results
         options.json.write_text(with_a_line_for_each_row(content))
     return 0 if all(row["verdict"] == GREEN for row in rows if row["tuning"] in (AS_IT_IS, CHOSEN, FEW_TABLES)) else 1
 

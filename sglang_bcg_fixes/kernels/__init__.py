@@ -1,4 +1,4 @@
-"""Operations with several implementations: a folder each, whose reference.py, triton.py and cuda.py are alike."""
+"""Operations with several implementations: a folder each, with reference.py, triton.py and cuda.py."""
 
 from __future__ import annotations
 

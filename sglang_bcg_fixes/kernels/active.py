@@ -1,4 +1,4 @@
-"""Which implementation of each operation runs in this process, and what is left to SGLang's own code, and why."""
+"""The implementation of each operation in this process, and its fallbacks to SGLang's own code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ logger = logging.getLogger("sglang_bcg_fixes")
 
 
 class CannotRun(RuntimeError):
-    """No form of the operation that may be chosen can run on this device."""
+    """None of the permitted forms of the operation can run on this device."""
 
     def __init__(self, op: str, form: str, reason: str) -> None:
         self.reason = f"{form} cannot run on this device: {reason}"
@@ -21,29 +21,29 @@ class CannotRun(RuntimeError):
 
 
 class Selected:
-    """One operation in this process. Its module is imported at the first use: that takes torch, and often a GPU."""
+    """One operation in this process; its module needs torch and often a GPU, so it is imported late."""
 
     def __init__(self, choice: Choice) -> None:
         assert choice.impl, choice.op
         self.op = choice.op
         self.forms = {item.where: item.form for item in choice.finding.evidence}
-        self.left: collections.Counter[str] = collections.Counter()
+        self.fallbacks: collections.Counter[str] = collections.Counter()
         self.impl = choice.impl
         self._others = list(choice.others)
         self.required = choice.required
         self._modules: dict[int | None, Any] = {}
 
     def module(self, device: int | None) -> Any:
-        """The functions of the implementation that runs on this device."""
+        """Return the module of the implementation that runs on this device."""
         if device not in self._modules:
             self._modules[device] = self._load(device)
         return self._modules[device]
 
-    def leave(self, reason: str) -> None:
-        """Say once that SGLang's own code runs, and count how often it does."""
-        if not self.left[reason]:
+    def fall_back(self, reason: str) -> None:
+        """Count a fallback to SGLang's own code; log the first one of each reason."""
+        if not self.fallbacks[reason]:
             logger.info("bcg-fixes: %s is left to SGLang's own code here: %s", self.op, reason)
-        self.left[reason] += 1
+        self.fallbacks[reason] += 1
 
     def _load(self, device: int | None) -> Any:
         module, reason = loaded(self.impl, device)
@@ -60,7 +60,7 @@ class Selected:
 
 
 def loaded(impl: Impl, device: int | None) -> tuple[Any, str]:
-    """The module, and why it cannot be used, where that is known only now."""
+    """Import the module; the second value says why it cannot run on this device, or is empty."""
     module = importlib.import_module(impl.module)
     ready = getattr(module, "ready", None)
     answer = ready(device) if ready and device is not None else None

@@ -1,7 +1,7 @@
-"""Triton kernels launched for less: Triton itself looks at every argument of every call to find what it has compiled.
+"""A shortcut past Triton's own launcher, which inspects every argument of every call to find the compiled kernel.
 
-The first call of each kind goes through Triton, which compiles and loads; later ones go straight to what it returned.
-Where that is not known to work, or where somebody listens to launches, every call goes through Triton.
+The first call of each kind goes through Triton, which compiles and loads; later calls launch what it returned. Every
+call goes through Triton on versions whose launcher nobody has read, and while a launch hook is installed.
 """
 
 from __future__ import annotations
@@ -16,20 +16,19 @@ import triton
 
 Tensor = torch.Tensor
 
-# whose launchers have been read: they take addresses for tensors, and constants in their places
+# versions whose launcher has been read: it takes addresses for tensors, and constants in their positions
 KNOWN = ("3.5.", "3.6.")
-# what Triton tells apart of an address
+# Triton specialises on whether an address is a multiple of this
 ALIGNED = 16
 
 logger = logging.getLogger("sglang_bcg_fixes")
 
 
 class Launcher:
-    """One kernel, whose parameters are tensors, numbers that it is specialised on, others, and constants.
+    """One kernel. Its parameters are, in this order, tensors, strides, numbers and constants.
 
-    Of the tensors the first `tables` are specialised on how they are aligned; no other is, and no number among the
-    others is specialised on at all. So a call is of the same kind as another where types, alignment of the tables,
-    specialising numbers and constants are the same.
+    Triton specialises it on the types of all tensors, on the alignment of the first `tables` of them, on strides and on
+    constants, so calls that agree in these run the same compiled kernel.
     """
 
     def __init__(self, kernel: Any, tables: int, warps: int) -> None:
@@ -45,12 +44,12 @@ class Launcher:
         self,
         programs: int,
         tensors: Sequence[Tensor | None],
-        fixed: tuple[int, ...],
-        others: Sequence[int],
+        strides: tuple[int, ...],
+        numbers: Sequence[int],
         constants: tuple[int | bool, ...],
     ) -> None:
         if not self.is_direct or listeners():
-            self.kernel[(programs,)](*tensors, *fixed, *others, *constants, num_warps=self.warps)
+            self.kernel[(programs,)](*tensors, *strides, *numbers, *constants, num_warps=self.warps)
             return
         first = tensors[0]
         assert first is not None
@@ -58,14 +57,14 @@ class Launcher:
         addresses = [None if tensor is None else tensor.data_ptr() for tensor in tensors]
         types = tuple([None if tensor is None else tensor.dtype for tensor in tensors])
         aligned = tuple([not address or address % ALIGNED == 0 for address in addresses[: self.tables]])
-        kind = device, types, aligned, fixed, constants
+        kind = device, types, aligned, strides, constants
         compiled = self.compiled.get(kind)
         if compiled is None:
-            arguments = (*tensors, *fixed, *others, *constants)
+            arguments = (*tensors, *strides, *numbers, *constants)
             self.compiled[kind] = self.kernel[(programs,)](*arguments, num_warps=self.warps)
             return
         stream = torch._C._cuda_getCurrentRawStream(device)
-        # no metadata and no hooks: nobody listens
+        # no launch metadata and no hooks, since no hook is installed
         nothing = (None, None, None)
         compiled.run(
             programs,
@@ -76,17 +75,17 @@ class Launcher:
             compiled.packed_metadata,
             *nothing,
             *addresses,
-            *fixed,
-            *others,
+            *strides,
+            *numbers,
             *constants,
         )
 
 
 def launched(tables: int, numbers: int, warps: int) -> Callable[[Callable[..., None]], Launcher]:
-    """Compile a function of tensors, strides, numbers and CONSTANTS, in this order, and launch it by a Launcher.
+    """Compile a function of tensors, strides, `numbers` numbers and CONSTANTS, in this order, into a Launcher.
 
-    Nothing that changes from step to step is specialised on: neither the numbers, of which there are `numbers`, nor how
-    strides and the tensors behind the first `tables` are aligned.
+    Nothing that changes from step to step is specialised on: not the numbers, and not the alignment of strides and of
+    tensors after the first `tables`. A server must never stop to compile.
     """
 
     def launcher(function: Callable[..., None]) -> Launcher:
@@ -101,6 +100,6 @@ def launched(tables: int, numbers: int, warps: int) -> Callable[[Callable[..., N
 
 
 def listeners() -> bool:
-    """Whether a profiler wants to hear of launches."""
+    """Return true while a profiler has hooks on launches."""
     hooks = triton.knobs.runtime.launch_enter_hook, triton.knobs.runtime.launch_exit_hook
     return any(hook is not None and getattr(hook, "calls", True) for hook in hooks)

@@ -68,6 +68,6 @@ def test_what_is_left_to_sglang_is_counted_and_said_once(forms, caplog) -> None:
     used = selected()
     with caplog.at_level(logging.INFO):
         for _ in range(3):
-            used.leave("an encoder")
-    assert used.left == {"an encoder": 3}
+            used.fall_back("an encoder")
+    assert used.fallbacks == {"an encoder": 3}
     assert len(caplog.records) == 1 and "left to SGLang's own code here: an encoder" in caplog.text

@@ -1,7 +1,7 @@
 """Random calls of the four operations, for every form on every device.
 
-A case is drawn from a `random.Random`, so that a seed says all of it. Each output lies in a larger buffer full of a
-sentinel, and whole buffers are compared: what is written beside an output, or left out of one, is a difference.
+A case is drawn from a `random.Random`, so a seed reproduces it. Each output is a view into a larger buffer filled with
+a sentinel, and whole buffers are compared, so writes outside an output and missing writes are differences.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ class Call:
         return ", ".join(f"{name}={told(value)}" for name, value in {**self.inputs, **self.outputs}.items())
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything that a call could have changed, inputs too."""
+        """Collect everything that a call could have changed, inputs included."""
         inputs = {name: value for name, value in self.inputs.items() if isinstance(value, Tensor)}
         return inputs | {f"{name}'s buffer": buffer for name, buffer in self.buffers.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """How large cases may become: the interpreter takes a millisecond for what a GPU does in a microsecond."""
+    """Upper bounds of a case: the interpreter is a thousand times slower than a GPU."""
 
     rows: int = 12
     tokens: int = 700
@@ -79,7 +79,7 @@ class Drawing:
         return self.chance.random() < probability
 
     def size(self, most: int) -> int:
-        """Small, odd and large ones alike."""
+        """Draw a size: small, odd or large."""
         return self.chance.choice([0, 1, 2, self.chance.randint(0, min(most, 16)), self.chance.randint(0, most)])
 
     def integers(self, low: int, high: int, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -98,20 +98,20 @@ class Drawing:
         return self.buffers[name][: rows + self.chance.choice([0, 1]), :width]
 
     def req_to_token(self, requests: int, tokens: int, slots: int) -> Tensor:
-        """Slots in any order, some of them missing; behind each row lies what no mapping has."""
+        """Draw slots in any order, some missing; past each row are slots outside any mapping."""
         room = torch.full((requests, tokens + self.chance.choice([0, 1, 2, 4])), 2**30, dtype=torch.int32)
         room[:, :tokens] = self.slots(slots, requests, tokens)
         return room.to(self.device)[:, :tokens]
 
     def slots(self, most: int, *shape: int) -> Tensor:
-        """Every fifth of them missing, in one case of three."""
+        """Draw slots; in a third of the cases every fifth is missing."""
         values = torch.randint(0, most, shape, generator=self.generator)
         if self.maybe(0.3):
             values[torch.rand(shape, generator=self.generator) < 0.2] = -1
         return values
 
     def lengths(self, rows: int, tokens: int, least: int = 0) -> Tensor:
-        """Ragged, all short but some, or all at an end of a page; padded rows have length 1."""
+        """Draw lengths: ragged, mostly short, or at page boundaries; padded rows have length 1."""
         kind = self.chance.choice(["any", "few long", "pages", "short"])
         top = {"any": tokens, "few long": min(tokens, 40), "pages": tokens, "short": min(tokens, 3)}[kind]
         values = torch.randint(least, max(top, least) + 1, (rows,), generator=self.generator)
@@ -277,7 +277,7 @@ def differences(operation: str, seed: int, form: Any, reference: Any, sizes: Siz
 
 
 def differences_in(call: Call, form: Any, reference: Any) -> list[str]:
-    """Where the form leaves anything else than the reference; inputs that are outputs stay so in the copy."""
+    """List where the form and the reference differ; the deep copy keeps aliases of inputs and outputs."""
     other = copy.deepcopy(call)
     call.run(reference)
     other.run(form)

@@ -1,6 +1,7 @@
 """The metadata methods of the installed SGLang's FlashAttentionBackend, without a model, a runner or its kernels.
 
-The class is the real one, and so are all of its methods. Only what its constructor takes from a runner is set here.
+The class and all of its methods are the real ones; only the attributes that its constructor takes from a runner are set
+here.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ MODES = "sglang.srt.model_executor.forward_batch_info"
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """What a server is started with, as far as the metadata depends on it."""
+    """Server options that the metadata depends on."""
 
     context: int
     page_size: int = 1
@@ -41,7 +42,7 @@ class Setting:
 
 @dataclasses.dataclass
 class Batch:
-    """What is handed to the backend for one step."""
+    """Input of the backend for one step."""
 
     mode: str
     seq_lens: Tensor
@@ -83,7 +84,7 @@ class Batch:
 
 
 class Backend:
-    """One backend, on this table of requests; with a mapping it has a pool for layers with a window."""
+    """One backend on this table of requests; with a mapping it has a pool for sliding-window layers."""
 
     def __init__(self, setting: Setting, req_to_token: Tensor, mapping: Tensor | None = None) -> None:
         module = importlib.import_module(BACKEND)
@@ -175,7 +176,7 @@ class Backend:
         self.replay_of(batch)()
 
     def replay_of(self, batch: Batch) -> Any:
-        """The call that a graph runner makes before each replay, with the batch made already."""
+        """Return the call that a graph runner makes before each replay, with the batch already made."""
         made = batch.forward_batch(self.table, self.pool)
         if hasattr(self.real, "init_forward_metadata_out_graph"):
             return lambda: self.real.init_forward_metadata_out_graph(made)
@@ -196,7 +197,7 @@ class Backend:
         return lambda: self.real.init_forward_metadata(made)
 
     def without_patches(self) -> Backend:
-        """The same, with SGLang's own methods whatever has been put round those of its class."""
+        """Restore SGLang's own methods on this object, whatever wraps those of its class."""
         for name, method in vars(type(self.real)).items():
             while hasattr(method, INNER):
                 method = getattr(method, INNER)
@@ -213,7 +214,7 @@ class Backend:
 
 
 class Translator:
-    """Of late releases, where nothing is to be translated but slots into the window's pool."""
+    """The index translator of late releases; it only translates slots into the window's pool."""
 
     is_translating = False
     reads_are_translated = False
@@ -237,7 +238,7 @@ class Translator:
 
 
 def pool_of(mapping: Tensor | None) -> Any:
-    """SGLang's own pool, with its mapping and without its memory."""
+    """Make SGLang's own pool with its mapping, without its memory."""
     if mapping is None:
         return None
     kind = importlib.import_module(POOL).SWAKVPool
@@ -249,7 +250,7 @@ def pool_of(mapping: Tensor | None) -> Any:
 
 @contextlib.contextmanager
 def in_use(backend: Any) -> Iterator[None]:
-    """Later releases reach the backend through a context."""
+    """Enter the context through which later releases find the backend."""
     try:
         from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
     except ImportError:

@@ -1,6 +1,6 @@
-"""Steps that a form has to get right, with poison wherever it has no business.
+"""Steps that every form must get right, with NaN in all memory that it must not use.
 
-The tests run them small, on Triton's interpreter; a GPU runs the same ones in a model's sizes.
+The tests run them small, on Triton's interpreter; a GPU runs the same ones at a model's sizes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ GATES = {"mixed": (-4.0, 2.0, 0.0), "near 0": (-12.0, -8.0, 0.0), "far below": (
 
 @dataclasses.dataclass(frozen=True)
 class After:
-    """What a step leaves behind: the output's rows, and both pools with all their slots."""
+    """Results of a step: the output's rows, and both pools with all their slots."""
 
     output: Any
     conv: Any
@@ -32,7 +32,7 @@ class After:
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """Sequences one behind the other. Lengths may be 0 and slots below 0; `tracked` has None for no checkpoint.
+    """Sequences back to back. Lengths may be 0 and slots below 0; `tracked` has None for no checkpoint.
 
     The pools have more slots than are used; those hold NaN, and so does a window whose sequence has no prefix.
     """
@@ -62,7 +62,7 @@ class Step:
         return self.state.device
 
     def alone(self, number: int) -> Step:
-        """One sequence of the step, with the same inputs and pools."""
+        """Extract one sequence of the step, with the same inputs and pools."""
         rows = self.rows(number)
         one = slice(number, number + 1)
         fields = ("lengths", "prefixes", "slots", "tracked", "track_slots")
@@ -141,7 +141,7 @@ def draw(
 
 @dataclasses.dataclass(frozen=True)
 class Surroundings:
-    """What must not matter: rows behind the last token, capacities, and how far the projections' rows are apart."""
+    """Properties that must not matter: padding rows, capacities, and the projections' row strides."""
 
     padding: int = 0
     more_tokens: int = 0
@@ -151,7 +151,7 @@ class Surroundings:
 
 
 class Launched:
-    """A step on buffers of its own, as often as wanted; every run begins with the same pools and with poison."""
+    """A step on its own buffers; every run starts with the same pools and with NaN everywhere else."""
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ class Launched:
 
 
 def wanted(step: Step, lengths: Sequence[int] | None = None) -> reference.Results:
-    """The reference on the sequences that have work, in their order; of their first `lengths` tokens only."""
+    """Run the reference on the sequences with work, in order, on their first `lengths` tokens."""
     taken = step.with_work
     slots = [step.slots[number] for number in taken]
     kept = [step.lengths[number] if lengths is None else lengths[number] for number in taken]
@@ -273,7 +273,7 @@ def faults(
     tolerance: float = reference.TOLERANCE,
     of_checkpoint: float | None = None,
 ) -> list[str]:
-    """What is wrong with what a step has left behind, against the reference; `of_checkpoint` where that may be more."""
+    """List what differs from the reference; `of_checkpoint` is a wider tolerance of checkpoints."""
     found: list[str] = []
     taken = step.with_work
     used = {step.slots[number] for number in taken}
@@ -313,7 +313,7 @@ def faults(
 
 
 def differences(one: After, other: After, rows: int) -> list[str]:
-    """Of two runs that must be equal, bit by bit, in the first rows and in the pools."""
+    """List what differs between two runs that must be equal, bit by bit, in the first rows and the pools."""
     pairs = {
         "output": (one.output[:rows], other.output[:rows]),
         "conv": (one.conv, other.conv),

@@ -161,7 +161,7 @@ class World:
                 table.fill_(GARBAGE)
 
     def left(self) -> dict[str, int]:
-        return dict(active._selected["gdn_extend"].left) if "gdn_extend" in active._selected else {}
+        return dict(active._selected["gdn_extend"].fallbacks) if "gdn_extend" in active._selected else {}
 
 
 def compared(one: Sequence[Found], other: Sequence[Found]) -> Found:

@@ -166,7 +166,7 @@ def reasons() -> list[str]:
 
     if KERNEL.op not in active._selected:
         return []
-    counted = active.selected(KERNEL.op).left
+    counted = active.selected(KERNEL.op).fallbacks
     found = list(counted)
     counted.clear()
     return found
@@ -228,7 +228,7 @@ def odd_steps(world: Any) -> Iterator[tuple[str, Callable[[], Any]]]:
     yield "local attention of more than one query", lambda: run(world.batch(verify), **drafts)
     if not has().local_pages:
         # later ones refuse them
-        yield "chunks that are no whole pages", lambda: run(page_size=64, chunk=100)
+        yield "chunks that are not whole pages", lambda: run(page_size=64, chunk=100)
     yield "context parallelism", of_two
     if MODULE in sys.modules and hasattr(sys.modules[MODULE], "build_ragged_target_verify_geometry"):
         blind = dataclasses.replace(world.batch(decode), on_host=False)

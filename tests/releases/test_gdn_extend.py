@@ -219,7 +219,7 @@ def served(tracking: bool = False) -> adapter.Served:
     ],
 )
 def test_batches_that_are_refused(changed: Found, reason: str) -> None:
-    with pytest.raises(adapter.Unserved, match=reason):
+    with pytest.raises(adapter.FallBack, match=reason):
         served().refuse(batch(**changed))
 
 
@@ -231,7 +231,9 @@ def test_forms_that_run_without_a_gpu(interpreted: bool, monkeypatch: pytest.Mon
 
 
 def test_what_was_not_asked_about_before_a_replay_is_an_error() -> None:
-    with pytest.raises(RuntimeError, match=f"replayed is more than 2 sequences in a batch. Set {KERNEL.flag}=off"):
+    with pytest.raises(
+        RuntimeError, match=f"replayed an unsupported prefill: more than 2 sequences in a batch. Set {KERNEL.flag}=off"
+    ):
         served().fill(None, batch(req_pool_indices=[0, 0, 0]))
 
 
@@ -256,7 +258,7 @@ def test_batches_that_are_served() -> None:
 
 
 def test_checkpoints_of_other_rows_are_refused() -> None:
-    with pytest.raises(adapter.Unserved, match="other checkpoints than requests"):
+    with pytest.raises(adapter.FallBack, match="other checkpoints than requests"):
         served(tracking=True).refuse(batch(mamba_track_mask=[True]))
 
 
@@ -293,7 +295,7 @@ def test_auto_is_cuda_where_there_is_a_driver(release_root: Root, monkeypatch: p
 @pytest.mark.parametrize("required", [False, True], ids=["auto", "by name"])
 def test_a_device_that_cannot_run_it(required: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[str] = []
-    monkeypatch.setattr(active, "selected", lambda op: types.SimpleNamespace(required=required, leave=left.append))
+    monkeypatch.setattr(active, "selected", lambda op: types.SimpleNamespace(required=required, fall_back=left.append))
     monkeypatch.setattr(adapter, "makes_breakable_graphs", lambda runner: True)
 
     def cannot(runner: object) -> None:

@@ -1,1 +1,1 @@
-"""How the CUDA kernels under csrc/ get onto the GPU, without a compiler of the user's."""
+"""Compile, cache, load and launch the CUDA kernels of csrc/ without nvcc."""

@@ -1,4 +1,4 @@
-"""Compiled kernels kept on disk for this user alone: what is damaged, or could be another user's, is compiled again."""
+"""Cache of compiled kernels for this user alone; damaged or foreign files are compiled again."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 class CacheError(Exception):
-    """What is in the cache cannot be used, or nothing can be put there, and why."""
+    """Raised when the cache cannot be read or written; the message is the reason."""
 
 
 def key(*parts: bytes | str) -> str:
-    """One name for everything that the machine code depends on; lengths keep ("ab", "c") from meeting ("a", "bc")."""
+    """Hash everything the machine code depends on; lengths keep ("ab", "c") apart from ("a", "bc")."""
     digest = hashlib.sha256()
     for part in parts:
         content = part.encode() if isinstance(part, str) else part
@@ -27,22 +27,22 @@ def key(*parts: bytes | str) -> str:
 
 
 def seal(name: str, cubin: bytes) -> bytes:
-    """The content of a file: it proves that it is complete, and that it is the one that the name asks for."""
+    """Prefix the cubin with a digest that proves it complete and made for this name."""
     return MAGIC + hashlib.sha256(name.encode() + cubin).digest() + cubin
 
 
 def unseal(name: str, content: bytes) -> bytes | None:
-    """The cubin, or None where the file is cut off, altered, or was made for another name."""
+    """Return the cubin, or None if the file is truncated, altered, or made for another name."""
     cubin = content[len(MAGIC) + DIGEST_BYTES :]
     return cubin if content == seal(name, cubin) else None
 
 
 def read(folder: pathlib.Path, name: str) -> bytes | None:
-    """What is kept under this name, or None where nothing is; CacheError where something is that must not be loaded."""
+    """Return the cached cubin or None; raise CacheError if the file must not be loaded."""
     path = folder / name
     try:
         with open(path, "rb", opener=open_untricked) as file:
-            # asked of the open file, so that it cannot be exchanged in between
+            # stat of the open file, so it cannot be exchanged in between
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode):
                 raise CacheError(f"{path} is not a file")
@@ -59,12 +59,12 @@ def read(folder: pathlib.Path, name: str) -> bytes | None:
 
 
 def open_untricked(path: str, how: int) -> int:
-    """Follows no link, and does not wait for somebody to write to a pipe."""
+    """Open without following a link, and without waiting for the writer of a pipe."""
     return os.open(path, how | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def keep(folder: pathlib.Path, name: str, cubin: bytes) -> None:
-    """Put it there whole: whoever reads at the same time sees the old file or the new one, and the last writer wins."""
+    """Write atomically: readers see the old file or the new one, and the last writer wins."""
     draft = None
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

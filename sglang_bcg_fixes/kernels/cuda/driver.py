@@ -1,4 +1,4 @@
-"""The CUDA driver through ctypes: machine code into the context that torch uses, launches at the least host cost."""
+"""The CUDA driver through ctypes: loads into torch's context, launches at the least host cost."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ LOCAL_BYTES, REGISTERS, MOST_SHARED_BYTES = 3, 4, 8
 
 
 class DriverError(Exception):
-    """The driver is not there, or refused a call, with its own words."""
+    """Raised when the driver is missing or returns an error, with the driver's own message."""
 
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The driver's library; opening it starts no context, so a process that forks later is not harmed."""
+    """Open the driver's library. This creates no context, so the process may still fork."""
     try:
         return ctypes.CDLL(LIBRARY)
     except OSError as error:
@@ -44,7 +44,7 @@ def reason(code: int) -> str:
 
 
 def version() -> int:
-    """Such as 13000; it needs no context."""
+    """Return the driver's CUDA version, e.g. 13000; needs no context."""
     found = ctypes.c_int()
     call("cuDriverGetVersion", ctypes.byref(found))
     return found.value
@@ -61,9 +61,9 @@ class Function:
 
 
 def load(cubin: bytes, names: tuple[str, ...]) -> dict[str, Function]:
-    """The kernels of this machine code in the current context, really there: nothing is left to the first launch.
+    """Load the kernels into the current context now, even if the driver loads lazily.
 
-    The module lives as long as the process: a captured graph may hold its kernels.
+    The module is never unloaded, because a captured graph may hold its kernels.
     """
     module = ctypes.c_void_p()
     call("cuModuleLoadData", ctypes.byref(module), cubin)
@@ -72,7 +72,7 @@ def load(cubin: bytes, names: tuple[str, ...]) -> dict[str, Function]:
         handle = ctypes.c_void_p()
         call("cuModuleGetFunction", ctypes.byref(handle), module, name.encode())
         assert handle.value
-        # asking for an attribute makes a driver that loads lazily load it now, outside any capture
+        # reading an attribute forces a lazy driver to load now, outside any capture
         registers, local_bytes = attribute(handle, REGISTERS), attribute(handle, LOCAL_BYTES)
         functions[name] = Function(name, handle.value, registers, local_bytes)
     return functions
@@ -85,7 +85,10 @@ def attribute(function: ctypes.c_void_p, which: int) -> int:
 
 
 class Streams(dict[int, ctypes.c_void_p]):
-    """Raw streams as ctypes wants them: an int would be cut to 32 bits without `argtypes`, which cost 0.7 us a call."""
+    """Raw streams as ctypes pointers.
+
+    ctypes would truncate an int to 32 bits unless `argtypes` were set, and those cost 0.7 us a call.
+    """
 
     def __missing__(self, raw: int) -> ctypes.c_void_p:
         self[raw] = stream = ctypes.c_void_p(raw)
@@ -102,12 +105,12 @@ def launcher(
     current_stream: Callable[[], int],
     shared_bytes: int = 0,
 ) -> Launch:
-    """`launch(blocks, *fields)`: one kernel whose only parameter is a struct, packed from the fields.
+    """Return `launch(blocks, *fields)` of a kernel whose only parameter is a struct, packed from the fields.
 
-    Each thread has a buffer of its own, which the driver has copied when the call returns.
+    Each thread has its own buffer; the driver has copied it when the call returns.
     """
     if shared_bytes:
-        # more than 48 KiB have to be asked for
+        # more than 48 KiB must be requested
         call("cuFuncSetAttribute", ctypes.c_void_p(function.handle), MOST_SHARED_BYTES, shared_bytes)
     frames = threading.local()
     launch_kernel, pack_into, size = library().cuLaunchKernel, layout.pack_into, layout.size

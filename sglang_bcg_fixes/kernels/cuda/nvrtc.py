@@ -1,4 +1,4 @@
-"""NVRTC, the compiler that torch installs beside itself: CUDA source in, machine code for one GPU out.
+"""NVRTC, the compiler that torch depends on: CUDA source in, machine code for one GPU out.
 
 Called through ctypes. `cuda.bindings` and `cuda.core` come with SGLang too, but they load this same library, need one
 more package to find it, change their interface between versions, and cost more per launch than ctypes does. Here a
@@ -22,7 +22,7 @@ OTHER_FOLDERS = (pathlib.Path(sys.prefix) / "lib", pathlib.Path("/usr/local/cuda
 
 
 class CompilerError(Exception):
-    """NVRTC is not there, or does not accept the source, with its log."""
+    """Raised when NVRTC is missing or rejects the source, with its log."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Compiler:
     version: tuple[int, int]
 
     def architectures(self) -> list[int]:
-        """Those it writes machine code for: 90 is compute capability 9.0."""
+        """List the compute capabilities it can compile for; 90 is 9.0."""
         count = ctypes.c_int()
         self._call("nvrtcGetNumSupportedArchs", ctypes.byref(count))
         found = (ctypes.c_int * count.value)()
@@ -42,7 +42,7 @@ class Compiler:
         return list(found)
 
     def cubin(self, source: bytes, name: str, options: Sequence[str]) -> tuple[bytes, str]:
-        """Machine code, never PTX (the driver would compile that again, its own way), and the compiler's log."""
+        """Return machine code and the log; never PTX, which the driver would compile again in its own way."""
         program = ctypes.c_void_p()
         self._call("nvrtcCreateProgram", ctypes.byref(program), source, name.encode(), 0, None, None)
         try:
@@ -82,7 +82,7 @@ def dotted(version: tuple[int, int]) -> str:
 
 
 def places(major: int) -> Iterator[pathlib.Path]:
-    """Where an NVRTC of this major version of CUDA may lie: pip's wheels, old and new, come first."""
+    """Yield the paths an NVRTC of this CUDA major version may have; pip's old and new wheels first."""
     spec = importlib.util.find_spec("nvidia")
     for folder in (spec.submodule_search_locations or []) if spec else []:
         for library in (f"cu{major}", "cuda_nvrtc"):
@@ -96,7 +96,7 @@ def find(major: int) -> pathlib.Path | None:
 
 
 def is_installed(major: int) -> bool:
-    """Whether `compiler` will find one; the loader may know places of its own."""
+    """Return true if `compiler` will find one; the loader may know paths of its own."""
     if find(major):
         return True
     try:
@@ -108,10 +108,10 @@ def is_installed(major: int) -> bool:
 
 @functools.cache
 def compiler(major: int) -> Compiler:
-    """The NVRTC of this major version of CUDA: a newer one may write what the driver cannot load."""
+    """Load the NVRTC of this CUDA major version; a newer one's output may not load in the driver."""
     file = find(major)
     if file:
-        # pip's wheels carry no search path, so NVRTC finds its own built-ins only where they are loaded already
+        # pip's wheels have no RPATH, so NVRTC finds its built-ins only if they are already loaded
         for builtins in sorted(file.parent.glob(f"libnvrtc-builtins.so.{major}.*")):
             open_library(str(builtins))
     library = open_library(str(file) if file else f"libnvrtc.so.{major}")

@@ -1,4 +1,4 @@
-"""A header under csrc/ and its kernels, as functions of the context that torch uses."""
+"""A header of csrc/ and its kernels, loaded into torch's context."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ logger = logging.getLogger("sglang_bcg_fixes")
 PACKAGE = pathlib.Path(__file__).parents[2]
 # a wheel carries the sources inside the package; a checkout has them beside it
 SOURCES = next((place for place in (PACKAGE / "csrc", PACKAGE.parent / "csrc") if place.is_dir()), PACKAGE / "csrc")
-# the versions of CUDA that torch has been built for since SGLang 0.5.11
+# CUDA versions that torch has been built for since SGLang 0.5.11
 CUDA_MAJORS = (13, 12)
 
 Capability = tuple[int, int]
 
 
 class Unavailable(Exception):
-    """The kernels cannot run here, and why."""
+    """Raised when the kernels cannot run here; the message is the reason."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Program:
     """`header` is a path below csrc/, `kernels` are the names of its extern "C" __global__ functions.
 
-    `only` is the one architecture that has its instructions, if there are such.
+    `only` is the one architecture it is written for, if its instructions exist on no other.
     """
 
     header: str
@@ -50,12 +50,12 @@ class Program:
         try:
             return self.file.read_bytes()
         except OSError as error:
-            raise Unavailable(f"{self.file} is not there ({error.strerror}); reinstall sglang-bcg-fixes") from error
+            raise Unavailable(f"{self.file} cannot be read ({error.strerror}); reinstall sglang-bcg-fixes") from error
 
 
 @dataclasses.dataclass(frozen=True)
 class MachineCode:
-    """`origin` says, for the log, where it came from."""
+    """A compiled kernel file; `origin` tells the log where it came from."""
 
     cubin: bytes
     origin: str
@@ -74,19 +74,19 @@ class Loaded:
 
 
 def architecture(capability: Capability) -> str:
-    """What to compile for: from Hopper on with the instructions that only this very chip has."""
+    """Name the target architecture; from Hopper on with its architecture-specific instructions."""
     major, minor = capability
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
 
 
 def precompiled_names(capability: Capability) -> list[str]:
-    """What may lie in a wheel and run here, best first: machine code also runs on later chips of the same major."""
+    """List the cubins of a wheel that run here, best first: later chips of a major run earlier code."""
     major, minor = capability
     return [architecture(capability), *(f"sm_{major}{earlier}" for earlier in range(minor, -1, -1))]
 
 
 def precompiled(program: Program, capability: Capability) -> MachineCode | None:
-    """What setup.py built ahead of time from this very source, with BCG_FIXES_CUDA_ARCHS."""
+    """Find what setup.py compiled from this very source, with BCG_FIXES_CUDA_ARCHS."""
     for name in precompiled_names(capability):
         file = program.file.with_suffix(f".{name}.cubin")
         if file.is_file():
@@ -99,7 +99,7 @@ def precompiled(program: Program, capability: Capability) -> MachineCode | None:
 
 
 def machine_code(program: Program, capability: Capability, cuda_major: int) -> MachineCode:
-    """Built ahead, or kept from an earlier process, or compiled now."""
+    """Return machine code from the wheel, from the cache, or compiled now."""
     target = architecture(capability)
     if not program.runs_on(target):
         raise Unavailable(f"{program.header} is written for {program.only}, and this is an {target}")
@@ -133,24 +133,24 @@ def machine_code(program: Program, capability: Capability, cuda_major: int) -> M
 
 @functools.cache
 def load(program: Program, device: int) -> Loaded:
-    """Onto this device, once."""
+    """Load the program onto this device, once."""
     import torch
 
     if not torch.version.cuda:
         raise Unavailable("this torch is built without CUDA")
     if torch.cuda.is_current_stream_capturing():
-        # loading would spoil the capture
+        # loading would invalidate the capture
         raise Unavailable("a graph is being captured; the kernels have to be loaded before")
     code = machine_code(program, torch.cuda.get_device_capability(device), int(torch.version.cuda.split(".")[0]))
     with torch.cuda.device(device):
-        # makes torch's context of this device current, which a mere change of device may leave for later
+        # makes torch's context of this device current; changing the device alone may be lazy
         torch.cuda.current_stream().query()
         functions = driver.load(code.cubin, program.kernels)
     return Loaded(functions, code.origin, functools.partial(torch._C._cuda_getCurrentRawStream, device))
 
 
 def ready(work: Callable[[], object]) -> Accepted | Rejected:
-    """Whether the work succeeds, with everything that can be missing on a machine as a reason."""
+    """Run the work, and turn whatever this machine lacks into a reason."""
     try:
         work()
     except (Unavailable, nvrtc.CompilerError, driver.DriverError) as error:
@@ -159,7 +159,7 @@ def ready(work: Callable[[], object]) -> Accepted | Rejected:
 
 
 def installed(program: Program) -> Accepted | Rejected:
-    """What can be said before torch is imported and without a context: a server forks after it has loaded plugins."""
+    """Answer before torch is imported, without a context: servers fork after loading plugins."""
 
     def look() -> None:
         driver.library()

@@ -1,7 +1,7 @@
-"""What takes the place of FlashAttentionBackend's own metadata methods: the same fields, filled by a launch or two.
+"""The methods we install over FlashAttentionBackend's metadata methods: the same fields, filled by a launch or two.
 
-Nothing here allocates what SGLang had preallocated, and nothing waits for the device. A batch that is not one of those
-that are known to come out equal goes to SGLang's own method, and the log says once why.
+Nothing here allocates what SGLang preallocates, and nothing waits for the device. Batches that are not known to give
+equal results fall back to SGLang's own method; the log gives each reason once.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ DRAFT_EXTENDS = ("DRAFT_EXTEND", "DRAFT_EXTEND_V2")
 
 @dataclasses.dataclass(frozen=True)
 class EagerForm:
-    """How one form of init_forward_metadata differs from the others in what it fills."""
+    """Fields that differ between releases of init_forward_metadata."""
 
-    # the locations that sliding-window layers write to: left to the pool, translated here, or made by this method
+    # source of the slots that sliding-window layers write to: the pool, translated here, or made by this method
     window_locations: str = "translated"
 
 
 @dataclasses.dataclass(frozen=True)
 class ReplayForm:
-    """How one form of the method before a replay differs from the others in what it fills."""
+    """Fields that differ between releases of the method that runs before a replay."""
 
-    # where window locations go, if this method fills them
+    # attribute that receives window locations, if this method fills them
     window_locations: str = ""
-    # whether max_seq_len_k is set for topk 1 beside normal decode; nobody reads it there any more
+    # set max_seq_len_k also for drafts with topk 1, where later releases no longer read it
     tells_bound: bool = False
-    # with topk above 1, and for new tokens of a draft: the context stands for a bound that the host does not know
+    # with topk above 1, and for draft extend: use the context length when the host does not know the bound
     context_for_bound: bool = False
-    # with topk above 1 verify never looks at the host's lengths
+    # with topk above 1 verify never reads the host's lengths
     verify_bound_is_context: bool = False
-    # version 1 of draft extend, and what its new tokens are called
+    # spec_info attribute with the new tokens in version 1 of draft extend, if it exists
     accepted: str = ""
 
 
@@ -78,8 +78,8 @@ REPLAY_FORMS = {
 }
 
 
-class Left(Exception):
-    """This batch is SGLang's own to prepare, and why."""
+class FallBack(Exception):
+    """Raised when SGLang's own method must prepare this batch; the message is the reason."""
 
 
 # the bodies of the patch points
@@ -88,8 +88,8 @@ class Left(Exception):
 def eager(original: Original, self: Any, forward_batch: Any) -> Any:
     try:
         return EagerStep(self, forward_batch).fill()
-    except Left as left:
-        active.selected(KERNEL.op).leave(str(left))
+    except FallBack as reason:
+        active.selected(KERNEL.op).fall_back(str(reason))
     return original(self, forward_batch)
 
 
@@ -97,26 +97,26 @@ def replay(original: Original, self: Any, *positional: Any, **named: Any) -> Any
     given = dict(zip(parameters(original), positional, strict=False)) | named
     try:
         return ReplayStep(self, given).fill()
-    except Left as left:
-        active.selected(KERNEL.op).leave(str(left))
+    except FallBack as reason:
+        active.selected(KERNEL.op).fall_back(str(reason))
     return original(self, *positional, **named)
 
 
 @functools.cache
 def parameters(original: Original) -> tuple[str, ...]:
-    """Behind `self`; releases have them in different orders."""
+    """List the parameters after `self`; releases have them in different orders."""
     return tuple(inspect.signature(original).parameters)[1:]
 
 
-# what is the same in every step of a backend
+# what is constant for a backend
 
 
-class Place:
-    """One backend: what of it can never change, and which modes have had their arguments checked."""
+class KnownBackend:
+    """Constants of one backend, and the modes whose arguments have been checked."""
 
     def __init__(self, backend: Any) -> None:
         module = importlib.import_module(MODULE)
-        self.why_not = why_left(backend, module)
+        self.why_not = why_unsupported(backend, module)
         self.metadata_class = module.FlashAttentionMetadata
         nested = getattr(module.FlashAttentionMetadata, "LocalAttentionMetadata", None)
         self.local_class = nested or module.LocalAttentionMetadata
@@ -126,8 +126,8 @@ class Place:
         self.replay_form = REPLAY_FORMS[next(used.forms[where] for where in REPLAYS if where in used.forms)]
 
 
-def why_left(backend: Any, module: Any) -> str:
-    """What makes every step of this backend SGLang's own, or nothing."""
+def why_unsupported(backend: Any, module: Any) -> str:
+    """Return the reason every step of this backend falls back, or an empty string."""
     page_size = backend.page_size
     reasons = {
         f"the backend is a {type(backend).__name__}": type(backend) is not module.FlashAttentionBackend,
@@ -138,7 +138,8 @@ def why_left(backend: Any, module: Any) -> str:
         "a sharded cache": getattr(backend, "_kv_shard_pool", None) is not None,
         "prefill-aware window attention": getattr(backend, "is_prefill_aware_swa", False),
         "an encoder beside pages": backend.is_encoder_decoder and page_size > 1,
-        "chunks that are no whole pages": backend.has_local_attention and backend.attention_chunk_size % page_size != 0,
+        "chunks that are not whole pages": backend.has_local_attention
+        and backend.attention_chunk_size % page_size != 0,
         "slots are translated in another way": backend.use_sliding_window_kv_pool and not has_known_pool(backend),
     }
     return next((reason for reason, applies in reasons.items() if applies), "")
@@ -151,39 +152,39 @@ def has_known_pool(backend: Any) -> bool:
     return inspect.getattr_static(backend.token_to_kv_pool, method) is known
 
 
-_places: weakref.WeakKeyDictionary[Any, Place] = weakref.WeakKeyDictionary()
+_known: weakref.WeakKeyDictionary[Any, KnownBackend] = weakref.WeakKeyDictionary()
 
 
-def place_of(backend: Any) -> Place:
-    place = _places.get(backend)
-    if place is None:
-        place = _places[backend] = Place(backend)
-    if place.why_not:
-        raise Left(place.why_not)
-    return place
+def known_backend(backend: Any) -> KnownBackend:
+    known = _known.get(backend)
+    if known is None:
+        known = _known[backend] = KnownBackend(backend)
+    if known.why_not:
+        raise FallBack(known.why_not)
+    return known
 
 
 class Step:
-    """One step of one backend: launches, and what they have in common."""
+    """One step of one backend."""
 
     def __init__(self, backend: Any, seq_lens: Tensor) -> None:
         self.backend = backend
-        self.place = place_of(backend)
+        self.known = known_backend(backend)
         self.seq_lens = seq_lens
         self.page_size: int = backend.page_size
         device = seq_lens.device
         if device.type != "cuda" and not is_interpreted():
-            raise Left(f"tensors on {device.type}")
+            raise FallBack(f"tensors on {device.type}")
         self.form = active.selected(KERNEL.op).module(device.index)
 
     def launch(self, mode: str, job: jobs.Job) -> None:
-        """Run the operation, its arguments checked in the first step of each mode."""
-        if (job.operation, mode) not in self.place.checked:
+        """Launch the job; the first step of each mode checks its arguments."""
+        if (job.operation, mode) not in self.known.checked:
             try:
                 job.check()
             except ValueError as error:
-                raise Left(str(error)) from error
-            self.place.checked.add((job.operation, mode))
+                raise FallBack(str(error)) from error
+            self.known.checked.add((job.operation, mode))
         getattr(self.form, job.operation)(job)
 
     bs: int
@@ -192,13 +193,13 @@ class Step:
         return torch.empty(shape, dtype=torch.int32, device=self.seq_lens.device)
 
     def fits_encoder(self, encoder_lens: Tensor | None, is_plain: bool) -> Tensor | None:
-        """The encoder's lengths, where there are as many of them as requests."""
+        """Return the encoder's lengths, which must be as many as requests."""
         if encoder_lens is not None and (not is_plain or len(encoder_lens) != self.bs):
-            raise Left("an encoder beside drafts, or with other rows than requests")
+            raise FallBack("an encoder beside drafts, or with other rows than requests")
         return encoder_lens
 
     def longest_in_chunk(self, lengths: Tensor) -> int:
-        """Of these lengths on the host, what is in the chunk of the last token."""
+        """Return the most tokens that any of these lengths has in its last chunk."""
         return int(((lengths - 1) % self.backend.attention_chunk_size + 1).max())
 
     @property
@@ -207,13 +208,13 @@ class Step:
             return None
         mapping: Tensor | None = self.backend.token_to_kv_pool.full_to_swa_index_mapping
         if mapping is None:
-            raise Left("the pool has no mapping of slots")
+            raise FallBack("the pool has no mapping of slots")
         return mapping
 
 
 @functools.cache
 def is_interpreted() -> bool:
-    """Triton's interpreter runs on the host's tensors; the reference runs anywhere."""
+    """Return true under Triton's interpreter, which runs on host tensors; the reference runs anywhere."""
     import triton
 
     return bool(triton.knobs.runtime.interpret)
@@ -223,7 +224,7 @@ def is_interpreted() -> bool:
 
 
 class EagerStep(Step):
-    """init_forward_metadata: every tensor is new, and as wide as the longest request of the batch."""
+    """A step of init_forward_metadata: every tensor is new, and as wide as the batch's longest request."""
 
     def __init__(self, backend: Any, batch: Any) -> None:
         super().__init__(backend, batch.seq_lens)
@@ -231,9 +232,9 @@ class EagerStep(Step):
         self.mode = batch.forward_mode
         self.bs = len(self.seq_lens)
         if self.bs == 0 or self.bs != batch.batch_size:
-            raise Left("a batch of no requests" if self.bs == 0 else "rows that are no requests")
+            raise FallBack("a batch of no requests" if self.bs == 0 else "rows that are not requests")
         if batch.seq_lens_cpu is None:
-            raise Left("lengths that the host does not know")
+            raise FallBack("lengths that the host does not know")
         self.encoder_lens = self.fits_encoder(batch.encoder_lens, is_plain=batch.spec_info is None)
         self.longest = int(batch.seq_lens_cpu.max())
 
@@ -253,7 +254,7 @@ class EagerStep(Step):
         elif mode.is_extend_or_draft_extend_or_mixed(include_draft_extend_v2=True):
             metadata = self.extend()
         else:
-            raise Left(f"mode {mode.name}")
+            raise FallBack(f"mode {mode.name}")
         backend.forward_metadata = metadata
 
     def decode(self) -> Any:
@@ -266,12 +267,12 @@ class EagerStep(Step):
         return metadata
 
     def local(self, metadata: Any, delta: int = 0) -> None:
-        """The chunk that each request's one query is in."""
+        """Fill the metadata of the chunk that each request's only query is in."""
         backend = self.backend
         if not backend.has_local_attention:
             return
         chunk, bs = backend.attention_chunk_size, self.bs
-        found = self.place.local_class(
+        found = self.known.local_class(
             local_query_start_loc=self.integers(bs + 1),
             local_seqused_k=self.integers(bs),
             local_block_table=self.integers(bs, chunk // self.page_size),
@@ -294,7 +295,7 @@ class EagerStep(Step):
         metadata.local_attn_metadata = found
 
     def encoder(self, metadata: Any) -> None:
-        """What cross attention reads; the text's own table begins behind it."""
+        """Fill the encoder's metadata for cross attention; the text's own table begins after it."""
         lengths, on_host = self.encoder_lens, self.batch.encoder_lens_cpu
         if lengths is None:
             return
@@ -317,7 +318,7 @@ class EagerStep(Step):
     def verify(self) -> Any:
         self.refuse_many_queries()
         if getattr(self.batch.spec_info, "ragged_verify_layout", None) is not None:
-            raise Left("ragged verify")
+            raise FallBack("ragged verify")
         new = self.backend.speculative_num_draft_tokens
         metadata = self.tables("verify", delta=new, q_stride=new)
         metadata.max_seq_len_q = new
@@ -339,18 +340,18 @@ class EagerStep(Step):
 
     def refuse_many_queries(self) -> None:
         if self.backend.has_local_attention:
-            raise Left("local attention of more than one query")
+            raise FallBack("local attention of more than one query")
 
     def branches(self) -> Any:
-        """Draft decode with topk > 1: the whole pages of the prefix, and for each branch what is behind them."""
+        """Draft decode with topk > 1: the prefix's whole pages, and for each branch the rest."""
         backend, batch = self.backend, self.batch
         topk, steps, length = backend.topk, backend.speculative_num_steps, backend.speculative_step_id + 1
         if steps == 0:
-            raise Left("a draft without steps")
+            raise FallBack("a draft without steps")
         rows = self.bs * topk
         metadata = self.tables("draft decode, prefix", q_stride=topk, drop_last=self.page_size > 1)
         metadata.max_seq_len_q = topk
-        expand = self.place.metadata_class()
+        expand = self.known.metadata_class()
         expand.max_seq_len_q = 1
         expand.cache_seqlens_int32 = self.integers(rows)
         expand.cu_seqlens_q, expand.cu_seqlens_k = self.integers(rows + 1), self.integers(rows + 1)
@@ -379,7 +380,7 @@ class EagerStep(Step):
         rows = self.bs * new
         metadata = self.tables("verify, prefix", q_stride=new)
         metadata.max_seq_len_q = new
-        expand = self.place.metadata_class()
+        expand = self.known.metadata_class()
         expand.max_seq_len_q = 1
         expand.cache_seqlens_int32 = self.integers(rows)
         expand.cu_seqlens_q, expand.cu_seqlens_k = self.integers(rows + 1), self.integers(rows + 1)
@@ -411,8 +412,8 @@ class EagerStep(Step):
     def tables(
         self, mode: str, delta: int = 0, extend_lens: Tensor | None = None, q_stride: int = 0, drop_last: bool = False
     ) -> Any:
-        """One launch; what no request reaches in the table is 0, since nobody has written there before."""
-        metadata, table, bs = self.place.metadata_class(), self.table, self.bs
+        """Fill new tensors in one launch; table entries past a request's length become 0."""
+        metadata, table, bs = self.known.metadata_class(), self.table, self.bs
         metadata.max_seq_len_k = self.longest + delta
         width = -(-min(metadata.max_seq_len_k, table.shape[1]) // self.page_size)
         metadata.cache_seqlens_int32, metadata.cu_seqlens_k = self.integers(bs), self.integers(bs + 1)
@@ -445,11 +446,11 @@ class EagerStep(Step):
             return {}
         metadata.swa_page_table = torch.empty_like(metadata.page_table)
         found: dict[str, Any] = {"swa_page_table": metadata.swa_page_table, "mapping": mapping}
-        how, locations = self.place.eager_form.window_locations, self.batch.out_cache_loc
+        how, locations = self.known.eager_form.window_locations, self.batch.out_cache_loc
         if how.startswith("step's"):
             locations = self.backend._get_swa_write_locations(self.batch)
         if how == "step's, translated" and locations is not None:
-            # one step's out of those of all steps
+            # a view of one step's locations, out of those of all steps
             locations = locations.contiguous()
         if how == "step's":
             metadata.swa_out_cache_loc = locations
@@ -463,12 +464,12 @@ class EagerStep(Step):
 
 
 class ReplayStep(Step):
-    """The buffers of a graph that was captured for `bs` rows, filled for the batch that it is replayed with."""
+    """A step before a replay: fills the buffers of a graph that was captured for `bs` rows."""
 
     def __init__(self, backend: Any, given: dict[str, Any]) -> None:
         self.bs: int = given["bs"]
         super().__init__(backend, given["seq_lens"])
-        self.rule = self.place.replay_form
+        self.rule = self.known.replay_form
         self.mode = given["forward_mode"]
         self.spec_info = given["spec_info"]
         self.req_pool_indices = given["req_pool_indices"]
@@ -476,7 +477,7 @@ class ReplayStep(Step):
         self.out_cache_loc = given.get("out_cache_loc")
         self.encoder_lens = self.fits_encoder(given.get("encoder_lens"), is_plain=self.spec_info is None)
         if getattr(getattr(backend, "kv_index_translator", None), "reads_are_translated", False):
-            raise Left("unified memory")
+            raise FallBack("unified memory")
 
     def fill(self) -> None:
         backend, mode = self.backend, self.mode
@@ -493,17 +494,17 @@ class ReplayStep(Step):
         elif mode.name in DRAFT_EXTENDS:
             metadata = self.draft_extend()
         else:
-            raise Left(f"mode {mode.name}")
+            raise FallBack(f"mode {mode.name}")
         backend.forward_metadata = metadata
         backend.forward_metadata_spec_decode_expand = expand
 
     def bound(self, delta: int = 0) -> int:
-        """The longest request, where the host knows it."""
+        """Return the longest request's length plus delta, if the host knows it."""
         if self.seq_lens_cpu is not None:
             return int(self.seq_lens_cpu[: self.bs].max()) + delta
         if self.rule.context_for_bound:
             return int(self.backend.max_context_len)
-        raise Left("lengths that the host does not know")
+        raise FallBack("lengths that the host does not know")
 
     def decode(self) -> Any:
         backend = self.backend
@@ -549,7 +550,7 @@ class ReplayStep(Step):
     def encoder(self, metadata: Any) -> None:
         if self.encoder_lens is None:
             return
-        # the captured kernels have their own bound; the host need not wait for this one
+        # the captured kernels have their own bound, so the host need not sync for this one
         metadata.encoder_max_seq_len_k = self.backend.max_context_len
         job = jobs.FaMetadata(
             self.encoder_lens,
@@ -571,7 +572,7 @@ class ReplayStep(Step):
 
     def verify(self) -> Any:
         if getattr(self.spec_info, "ragged_verify_layout", None) is not None:
-            raise Left("ragged verify")
+            raise FallBack("ragged verify")
         metadata, delta = self.backend.target_verify_metadata[self.bs], self.backend.speculative_num_draft_tokens
         if self.rule.tells_bound:
             metadata.max_seq_len_k = self.bound(delta)
@@ -582,7 +583,7 @@ class ReplayStep(Step):
         metadata = self.backend.draft_extend_metadata[self.bs]
         version_1 = self.mode.name == "DRAFT_EXTEND"
         if version_1 and not self.rule.accepted:
-            raise Left(f"mode {self.mode.name}")
+            raise FallBack(f"mode {self.mode.name}")
         new, most = self.accepted() if version_1 else self.new_tokens()
         metadata.max_seq_len_k = self.bound()
         more = {"q_stride": new} if isinstance(new, int) else {"extend_lens": new}
@@ -591,13 +592,13 @@ class ReplayStep(Step):
         return metadata
 
     def accepted(self) -> tuple[Tensor, int]:
-        """Version 1: as many as were accepted of each request."""
+        """Version 1: the tokens accepted of each request."""
         on_host = getattr(self.spec_info, f"{self.rule.accepted}_cpu")
         new: Tensor = getattr(self.spec_info, self.rule.accepted)
         return self.for_every_row(new), max(on_host) if on_host else 1
 
     def new_tokens(self) -> tuple[Tensor | int, int]:
-        """Version 2: what the worker says, on the device or on the host, and else as many for each."""
+        """Version 2: the worker's counts, on the device or on the host; else the same number for each."""
         spec_info = self.spec_info
         each = getattr(spec_info, "num_tokens_per_req", self.backend.speculative_num_steps + 1)
         on_host = getattr(spec_info, "extend_seq_lens_cpu", None)
@@ -610,7 +611,7 @@ class ReplayStep(Step):
 
     def for_every_row(self, new: Tensor) -> Tensor:
         if len(new) < self.bs:
-            raise Left("fewer lengths of new tokens than rows")
+            raise FallBack("fewer lengths of new tokens than rows")
         return new
 
     def branches(self) -> tuple[Any, Any]:
@@ -618,11 +619,11 @@ class ReplayStep(Step):
         topk, steps, length = backend.topk, backend.speculative_num_steps, backend.speculative_step_id + 1
         rows = self.bs * topk
         if self.out_cache_loc is None or len(self.out_cache_loc) < rows * steps:
-            raise Left("drafts without a location for each")
+            raise FallBack("drafts without a location for each")
         metadata = backend.draft_decode_metadata_topk_normal[self.bs]
         expand = backend.draft_decode_metadata_topk_expand[self.bs]
         metadata.max_seq_len_k = self.bound()
-        # nobody reads the sums of the prefix here, and SGLang does not fill them
+        # the sums of the prefix are never read here, and SGLang does not fill them
         self.tables("draft decode, prefix", metadata, drop_last=self.page_size > 1, sums=False, window=False)
         job = jobs.DraftExpand(
             self.seq_lens,
@@ -663,7 +664,7 @@ class ReplayStep(Step):
         return metadata, expand
 
     def tables(self, mode: str, metadata: Any, sums: bool = True, window: bool = True, **more: Any) -> None:
-        """One launch into the graph's buffers; behind the live pages they keep what they had."""
+        """Fill the graph's buffers in one launch; entries after the live pages stay stale."""
         job = jobs.FaMetadata(
             self.seq_lens,
             self.req_pool_indices,

@@ -1,4 +1,4 @@
-"""FlashAttention's metadata in CUDA C++: csrc/fa_metadata/fa_metadata.cuh, a launch each, at the least host cost."""
+"""FlashAttention's metadata in CUDA C++, csrc/fa_metadata: one launch each, at least host cost."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from sglang_bcg_fixes.model import Accepted, Rejected
 Tensor = torch.Tensor
 I64 = torch.int64
 
-# the structs of the header: pointers, strides, numbers, and what pads C's struct to a multiple of eight bytes
+# the header's structs: pointers, strides, numbers, and padding to a multiple of eight bytes
 FA_METADATA = struct.Struct("13Q3q13i0q")
 DRAFT_EXPAND = struct.Struct("6Qq7i0q")
 VERIFY_EXPAND = struct.Struct("9Q2q6i0q")
 LOCAL_ATTENTION = struct.Struct("7Q2q8i0q")
 
-# these are the header's too
+# the same in the header; a test compares them
 THREADS = 128
 VERIFY_THREADS = 256
 WARP = 32
@@ -31,17 +31,17 @@ WHOLE_WARP, WHOLE_BLOCK = WARP.bit_length() - 1, THREADS.bit_length() - 1
 WIDE_SEQ_LENS, WIDE_REQ_POOL_INDICES, WIDE_ROW_START, WIDE_EXTEND_LENS, WIDE_OUT_CACHE_LOC = 1, 2, 4, 8, 16
 DROP_LAST, ZERO_TAIL = 32, 64
 
-# columns of a row that a thread reads before it writes: copied or translated 16 bytes at a time, or gathered
+# columns that a thread has in flight: copied or translated 16 bytes at a time, or gathered
 COPIED, TRANSLATED, GATHERED = 16, 8, 4
-# of a multiprocessor: enough to keep memory busy, and no more, since each costs time where rows are short
+# per multiprocessor: enough to saturate memory, and no more, since idle blocks cost time when rows are short
 BUSY_THREADS = 512
-# flags of draft tokens; the sums count them once more beside the rows, or wait for the rows in a launch of their own
+# up to so many flags the sums recount them in parallel with the rows; above, a second launch sums the rows' counts
 MOST_FLAGS_COUNTED_TWICE = 8192
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """The launches of one device, and how many threads keep it busy."""
+    """The launchers of one device, and the number of threads that saturates it."""
 
     fa_metadata: Launch
     draft_expand: Launch
@@ -51,12 +51,12 @@ class Kernels:
 
 
 def ready(device: int) -> Accepted | Rejected:
-    """Compiles and loads what the device needs; to be asked before the first capture."""
+    """Compile and load for the device; must be called before the first capture."""
     return program.ready(lambda: on_device(device))
 
 
 def origin(device: int) -> str:
-    """Where the machine code came from, for the log."""
+    """Name the source of the machine code, for the log."""
     return program.load(PROGRAM, device).origin
 
 
@@ -127,7 +127,7 @@ def fa_metadata(job: FaMetadata) -> None:
     )
     other_blocks = row_blocks + swa_blocks
     if lengths == written and (job.delta or job.drop_last) and other_blocks:
-        # rows would read the lengths that the sums rewrite
+        # otherwise rows would read lengths that the block of sums rewrites
         kernels.fa_metadata(other_blocks, *fields, 0, row_blocks, team_shift, teams, flags)
         kernels.fa_metadata(1, *fields, 1, 0, team_shift, teams, flags)
     else:
@@ -182,7 +182,7 @@ def verify_expand(job: VerifyExpand) -> None:
         is_wide(job.seq_lens) * WIDE_SEQ_LENS | is_wide(job.req_pool_indices) * WIDE_REQ_POOL_INDICES,
     )
     if waits:
-        # of the counts, which are lengths that stay as they are
+        # sums of the counts, passed as lengths that stay as they are
         tensors, strides = (counts, 0, 0, 0, 0, 0, 0, counts, sums, 0, 0, 0, 0), (0, 0, 0)
         numbers, one_block_of_sums = (0, 0, bs, 0, 0, 0, 0, 0), (1, 0, 0, 1, 0)
         kernels.fa_metadata(1, *tensors, *strides, *numbers, *one_block_of_sums)
@@ -223,9 +223,9 @@ def columns_at_once(page_size: int, window: Tensor | None) -> int:
 
 
 def shared_rows(busy_threads: int, bs: int, width: int, at_once: int) -> tuple[int, int, int]:
-    """How many threads are a team (as a power of two), how many teams share a row, and how many blocks that makes.
+    """Return log2 of the threads of a team, the teams that share a row, and the number of blocks.
 
-    From shapes alone, so that a captured launch is right for any lengths.
+    They depend on shapes alone, so a captured launch is right for any lengths.
     """
     if not bs:
         return 0, 1, 0

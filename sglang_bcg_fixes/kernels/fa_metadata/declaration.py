@@ -1,11 +1,11 @@
 """FlashAttention's metadata in one launch, eager and before each replay of a graph
 
-SGLang's FlashAttentionBackend makes its lengths, sums and tables of pages anew in every step: eagerly by 4 to 33
-operations of torch, and before a replay by up to 28. These are a launch each here, or two with topk above 1. Whatever
-is not known to be equal stays SGLang's own: unified memory, sharded caches, context parallelism, prefill-aware window
-attention, ragged verify, local attention of more than one query, an encoder beside pages or drafts, and pages that are
-no power of two. Three values differ on purpose, where SGLang's are wrong: chunks of local attention with pages above 1
-token (eager to 0.5.19; in a graph with a pool for windows, to 0.5.21), an encoder's lengths in a graph of more than one
+SGLang's FlashAttentionBackend recomputes lengths, sums and page tables in every step: 4 to 33 torch operations eagerly,
+up to 28 before a replay. Here each step is one launch, or two with topk above 1. SGLang's own code still runs where
+equality is not known: unified memory, sharded caches, context parallelism, prefill-aware window attention, ragged
+verify, local attention of more than one query, an encoder with pages or drafts, and page sizes that are not a power of
+two. Three values differ on purpose, because SGLang's are wrong: chunks of local attention with pages above 1 token
+(eager to 0.5.19; in a graph with a pool for windows, to 0.5.21), an encoder's lengths in a graph of more than one
 request (to 0.5.12.post1), and drafts of a tree whose last step is on a page too many (to 0.5.12.post1).
 """
 
@@ -24,7 +24,7 @@ REPLAYS = (f"{BACKEND}._apply_cuda_graph_metadata", f"{BACKEND}.init_forward_met
 BUFFERS = (f"{BACKEND}._bind_metadata_buffers", f"{BACKEND}.init_forward_metadata_capture_cuda_graph")
 TRANSLATE = "sglang.srt.mem_cache.swa_memory_pool:SWAKVPool.translate_loc_from_full_to_swa"
 LOCAL = "sglang.srt.layers.attention.local_attention"
-# in some releases only
+# definitions that only some releases have
 SOMETIMES = (
     f"{BACKEND}._get_swa_write_locations",
     f"{BACKEND}._maybe_init_local_attn_metadata",
@@ -58,14 +58,14 @@ KERNEL = Kernel(
     op="fa_metadata",
     doc=__doc__,
     impls=(
-        # in this order: the host is quicker with the first one, and the device alike
+        # the first one has the lower host time; device times are alike
         Impl("cuda", program.installed, f"{FOLDER}.cuda"),
         Impl("triton", has_triton, f"{FOLDER}.triton"),
         Impl(
             "reference",
             Accepted,
             f"{FOLDER}.reference",
-            only_by_name="plain torch, slower than what it takes the place of; for tests",
+            only_by_name="plain torch, slower than what it replaces; for tests",
         ),
     ),
     probe=probe,

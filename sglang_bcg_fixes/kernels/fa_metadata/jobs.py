@@ -1,7 +1,7 @@
-"""One job for each operation of the contract: its arguments, and what the contract asks of them.
+"""One job for each operation: its arguments, and what the contract asks of them.
 
-A form trusts a job. Who builds one checks it once, before the first launch: that reads shapes, never the device.
-Not frozen, since that costs the host another 1.5 us for each step.
+A form trusts a job; its builder checks it once, before the first launch. A check reads shapes, never the device. Jobs
+are not frozen, because that costs the host another 1.5 us per step.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class DraftExpand:
     def check(self) -> None:
         bs = self.cache_seqlens.shape[0]
         check_page_size(self.page_size)
-        expect(self.topk >= 1 and bs % self.topk == 0, f"{bs} rows are no multiple of topk {self.topk}")
+        expect(self.topk >= 1 and bs % self.topk == 0, f"{bs} rows are not a multiple of topk {self.topk}")
         expect(1 <= self.length <= self.steps, f"length {self.length} is not in 1 to steps {self.steps}")
         check_vector("seq_lens", self.seq_lens, INDEX, bs // self.topk)
         check_vector("out_cache_loc", self.out_cache_loc, INDEX, bs * self.steps)
@@ -143,7 +143,7 @@ class VerifyExpand:
         bs = self.cache_seqlens.shape[0]
         fits = 1 <= self.draft_tokens <= MOST_DRAFT_TOKENS
         expect(fits, f"draft_tokens {self.draft_tokens} is not in 1 to {MOST_DRAFT_TOKENS}")
-        expect(bs % self.draft_tokens == 0, f"{bs} rows are no multiple of draft_tokens {self.draft_tokens}")
+        expect(bs % self.draft_tokens == 0, f"{bs} rows are not a multiple of draft_tokens {self.draft_tokens}")
         expect(self.live_rows is None or self.live_rows >= 0, f"live_rows is {self.live_rows}")
         requests = bs // self.draft_tokens
         check_vector("seq_lens", self.seq_lens, INDEX, requests)
@@ -180,7 +180,7 @@ class LocalAttention:
         check_page_size(self.page_size)
         expect(
             self.chunk >= self.page_size and self.chunk % self.page_size == 0,
-            f"chunk {self.chunk} is no multiple of page_size {self.page_size}",
+            f"chunk {self.chunk} is not a multiple of page_size {self.page_size}",
         )
         check_vector("seq_lens", self.seq_lens, INDEX, bs)
         check_vector("req_pool_indices", self.req_pool_indices, INDEX, bs)
@@ -193,7 +193,7 @@ class LocalAttention:
 
 def check_page_size(page_size: int) -> None:
     is_power = 1 <= page_size <= LARGEST_PAGE and page_size & (page_size - 1) == 0
-    expect(is_power, f"page_size {page_size} is no power of two from 1 to {LARGEST_PAGE}")
+    expect(is_power, f"page_size {page_size} is not a power of two from 1 to {LARGEST_PAGE}")
 
 
 def check_vector(name: str, tensor: Tensor | None, dtypes: tuple[torch.dtype, ...], least: int) -> None:

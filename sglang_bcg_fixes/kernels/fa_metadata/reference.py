@@ -1,4 +1,4 @@
-"""FlashAttention's metadata in plain torch: what the other forms have to equal in every integer."""
+"""FlashAttention's metadata in plain torch: the other forms must equal it in every integer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def draft_expand(job: DraftExpand) -> None:
     begins = torch.ones_like(pages, dtype=torch.bool)
     if job.page_size > 1:
         begins[:, 1:] = pages[:, 1:] != pages[:, :-1]
-    # what begins no run is sorted behind the rest, and is not live
+    # slots that begin no run are sorted to the end, and are not live
     order = torch.sort((~begins).to(torch.int8), dim=1, stable=True).indices
     table = torch.zeros(bs, job.page_table.shape[1], dtype=torch.long, device=pages.device)
     table[:, : job.length] = pages.gather(1, order)
@@ -94,7 +94,7 @@ def local_attention(job: LocalAttention) -> None:
 def gather(
     job: FaMetadata | LocalAttention, bs: int, start: Tensor, lengths: Tensor, table: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The slot that each page begins with, and which columns are live; the others hold 0."""
+    """Return the first slot of each page, 0 in dead columns, and the mask of live columns."""
     first_token, tokens = columns(table) * job.page_size, job.req_to_token.shape[1]
     token = start[:, None] + first_token
     live = (first_token < lengths[:, None]) & (token < tokens)

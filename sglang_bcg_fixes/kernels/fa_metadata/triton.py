@@ -1,8 +1,8 @@
 """FlashAttention's metadata in one Triton launch each; see the package for the contract.
 
 fa_metadata's grid is one program for lengths and sums, `share` programs for each row of the tables, and one for every
-block of swa_out_cache_loc. The programs of a row take turns over its live blocks, so a wide table with short rows costs
-no more than a narrow one. Nothing that changes from step to step is specialised on: a server must not stop to compile.
+block of swa_out_cache_loc. The programs of a row stride over its live blocks, so a wide table with short rows costs no
+more than a narrow one. Nothing that changes from step to step is specialised on: a server must never stop to compile.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from sglang_bcg_fixes.kernels.triton_launch import launched
 Tensor = torch.Tensor
 
 WARPS = 4
-# columns at a time: adjacent slots are read 16 bytes at a time, those of larger pages one by one
+# columns per block: adjacent slots are read 16 bytes at a time, those of larger pages one by one
 COLUMNS_OF_SLOTS = 2048
 COLUMNS_OF_PAGES = 1024
-# enough programs that every multiprocessor has some of them
+# enough programs to fill every multiprocessor
 PROGRAMS_OF_A_MULTIPROCESSOR = 4
 LENGTHS = 1024
 LOCATIONS = 512
-# flags of draft tokens at a time; more than so many are counted by a launch of their own
+# flags of draft tokens per block; above the second number, another launch sums the counts
 FLAGS = 2048
 FLAGS_OF_ONE_PROGRAM = 8 * FLAGS
-# elements of 16 bytes, the widest access; constant for a server, whose rows are always as far apart
+# elements in 16 bytes, the widest access; row strides are constant for a server
 WIDEST = 4
 
 
@@ -48,7 +48,7 @@ def write_pages(
     COLUMNS: tl.constexpr,
     ZERO_TAIL: tl.constexpr,
 ):
-    """Blocks of one row, from its first slot on; whole ones without a mask, which would forbid wide accesses.
+    """Write blocks of one row; full ones without a mask, which would prevent wide accesses.
 
     Either table may be None, and both have the same columns.
     """
@@ -75,7 +75,7 @@ def write_pages(
 
 @triton.jit
 def live_pages(kept, start, tokens, width, SHIFT: tl.constexpr):
-    """How many pages of a row are written: those it has, and that fit the table and begin within the pool's row."""
+    """Count the pages to write: those of the row that fit the table and begin within the pool's row."""
     PAGE: tl.constexpr = 1 << SHIFT
     live = (kept + (PAGE - 1)) >> SHIFT
     within = (tl.maximum(tokens - start, 0) + (PAGE - 1)) >> SHIFT
@@ -227,7 +227,7 @@ def fa_metadata(job: FaMetadata) -> None:
     others = bs * share + -(-room // LOCATIONS)
     launches = [(0, 1 + others)]
     if others and (job.delta or job.drop_last) and job.seq_lens.data_ptr() == job.cache_seqlens.data_ptr():
-        # rows read the lengths that the first program overwrites
+        # otherwise rows would read lengths that the first program overwrites
         launches = [(1, others), (0, 1)]
     tensors = (
         job.req_to_token,
@@ -281,7 +281,7 @@ def draft_expand_kernel(
     STEPS: tl.constexpr,
 ):
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    # the sums have one place more than there are rows
+    # the sums have one element more than there are rows
     if cu_seqlens_q is not None:
         tl.store(cu_seqlens_q + row, row, mask=row <= rows)
     if cu_seqlens_k is not None:
@@ -295,7 +295,7 @@ def draft_expand_kernel(
     place = out_cache_loc + row.to(tl.int64)[:, None] * steps + step
     page = (tl.load(place, mask=is_step, other=0) >> SHIFT).to(tl.int32)
     earlier = (tl.load(place - 1, mask=is_step & (step > 0), other=0) >> SHIFT).to(tl.int32)
-    # slots are listed as they are: padded rows have the same one many times
+    # with page size 1 every slot is listed: padded rows repeat the same one
     begins = is_step & ((step == 0) | (page != earlier) | (SHIFT == 0))
     column = tl.cumsum(begins.to(tl.int32), 1) - 1
     line = page_table + row.to(tl.int64)[:, None] * table_stride
@@ -330,11 +330,11 @@ def flags_of(
     draft_tokens,
     TOKENS: tl.constexpr,
 ):
-    """What each of these rows sees of its request's draft tokens."""
+    """Load the flags of these rows: the draft tokens of its request that each one sees."""
     request = row // draft_tokens
     is_row = row < rows
     length = tl.load(seq_lens + request, mask=is_row, other=0).to(tl.int64)
-    # before the request, as many requests of draft_tokens rows each, of a prefix and the draft tokens
+    # each earlier request has draft_tokens rows of its prefix and draft_tokens flags
     earlier = tl.load(cu_seqlens + request, mask=is_row, other=0).to(tl.int64) + request.to(tl.int64) * draft_tokens
     first = draft_tokens * earlier + (row % draft_tokens) * (length + draft_tokens) + length
     token = tl.arange(0, TOKENS)[None, :]
@@ -389,7 +389,7 @@ def verify_expand_kernel(
     slots = req_to_token + request[:, None] * req_stride + position
     slot = tl.load(slots, mask=is_token & (position < tokens), other=0)
     seen_up_to = tl.cumsum(sees, 1)
-    # the others follow, and there are token + 1 - seen_up_to of them up to here
+    # unseen tokens follow; token + 1 - seen_up_to of them are up to here
     column = tl.where(sees != 0, seen_up_to - 1, count[:, None] + token - seen_up_to)
     tl.store(page_table + row.to(tl.int64)[:, None] * table_stride + column, slot, mask=is_token)
 
@@ -408,7 +408,7 @@ def sums_kernel(counts, sums, rows, LENGTHS: tl.constexpr):
 def verify_expand(job: VerifyExpand) -> None:
     rows, tile = job.cache_seqlens.shape[0], power_of_two(job.draft_tokens)
     at_a_time = max(1, FLAGS // tile)
-    # one program counts everything again for the sums; where that is long, the sums wait for the counts
+    # one program recounts everything for the sums; if that would take long, a second launch sums the counts
     waits = rows * tile > FLAGS_OF_ONE_PROGRAM
     live_rows = rows if job.live_rows is None else job.live_rows
     verify_expand_kernel(
@@ -453,7 +453,7 @@ def local_attention_kernel(
     COLUMNS: tl.constexpr,
     WIDE_OUT: tl.constexpr,
 ):
-    # the first program has no row: it writes the last of the sums, and the only one where there are no requests
+    # the first program has no row: it writes the last sum, which is the only one if there are no requests
     program = tl.program_id(0) - 1
     if program < 0:
         if cu_seqlens_q is not None:
@@ -523,7 +523,7 @@ def power_of_two(number: int) -> int:
 
 @functools.cache
 def multiprocessors(device: int | None) -> int:
-    """Of the GPU; Triton's interpreter has none, and takes turns like a small one."""
+    """Count the GPU's multiprocessors; Triton's interpreter runs as if it had two."""
     if device is None:
         return 2
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

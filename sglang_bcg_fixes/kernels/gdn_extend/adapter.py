@@ -1,9 +1,9 @@
-"""What lets the prefill graphs of a model with gated delta net layers contain them, on kernels of ours.
+"""Capture gated delta net layers in prefill graphs, on our kernels instead of SGLang's eager break.
 
-While a runner captures its graphs, a layer that our kernels can run is captured with them, and SGLang's break is left
-out there. Its tables are filled before each replay, when SGLang's own backend has prepared the step: one launch for all
-layers, and nothing waits for the device. A layer that they cannot run keeps its break; a batch that captured kernels
-cannot serve is not replayed. The log says once why, and each is counted.
+While a runner captures its graphs, a layer that our kernels support is captured with them, without a break. Its tables
+are filled before each replay, after SGLang's own backend has prepared the step: one launch for all layers, without
+waiting for the device. An unsupported layer keeps its break; an unsupported batch is not replayed. The log gives each
+reason once, and each case is counted.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Original = Callable[..., Any]
 
 # more sequences than this in one prefill are rare, and the tables cost what they could hold
 MOST_SEQUENCES = 128
-# of a batch that a captured extend may stand for
+# forward modes that a captured extend may replay
 MODES = ("EXTEND", "MIXED")
-# what the batch of a server option or request kind carries that the kernels know nothing of
+# attributes of a batch that belong to options or kinds of request which the kernels do not support
 UNKNOWN_PARTS = (
     *("multi_item_delimiter_indices", "tbo_parent_token_range", "tbo_children"),
-    # of all ranks under DP attention, which then all decide alike
+    # under DP attention it is the same on all ranks, so all of them decide alike
     "global_num_tokens_cpu",
 )
 
@@ -41,12 +41,12 @@ UNKNOWN_PARTS = (
 OFF = f"Set {KERNEL.flag}=off, and please report how this server is started"
 
 
-class Unserved(Exception):
-    """SGLang's own way is taken, and why."""
+class FallBack(Exception):
+    """Raised when SGLang's own code must run; the message is the reason."""
 
 
 class Served:
-    """What the captured graphs of one runner have in common: tables, and the layers that read them."""
+    """State shared by the captured graphs of one runner: the tables, and the layers that read them."""
 
     def __init__(self, runner: Any) -> None:
         model_runner = runner.model_runner
@@ -54,22 +54,22 @@ class Served:
         self.pool = backend_of(model_runner).req_to_token_pool
         device = torch.empty(0, device=model_runner.device).device
         if device.type != "cuda" and not runs_on_the_host(active.selected(KERNEL.op).impl.name):
-            raise Unserved(f"tensors on {device.type}")
+            raise FallBack(f"tensors on {device.type}")
         self.form = active.selected(KERNEL.op).module(device.index)
         self.tables = self.form.Tables(runner.max_num_tokens, min(self.pool.size, MOST_SEQUENCES), device)
-        # how far apart checkpoints for the prefix cache are, where it may want states from inside an extend
+        # distance of checkpoints for the prefix cache, if it may want states from inside an extend
         self.unit = checkpoint_unit(model_runner.server_args)
         self.tracking = self.unit is not None
-        # by layer: none where it is captured with our kernels, or why it is not
+        # by layer: None if it is captured with our kernels, else the reason it is not
         self.layers: dict[int, str | None] = {}
         self.is_filled = False
 
     def takes(self, layer: Any, mixed_qkv: Any, a: Any, b: Any) -> bool:
-        """Asked at every run of a layer while the runner captures, and always answered alike."""
+        """Decide whether a layer is captured with our kernels; the answer never changes for a layer."""
         if layer.layer_id not in self.layers:
             reason = self.layers[layer.layer_id] = why_not(layer, mixed_qkv, a, b, self.cache(layer))
             if reason:
-                active.selected(KERNEL.op).leave(reason)
+                active.selected(KERNEL.op).fall_back(reason)
         return self.layers[layer.layer_id] is None
 
     def cache(self, layer: Any) -> Any:
@@ -92,7 +92,7 @@ class Served:
             conv=cache.conv[0],
             state=cache.temporal,
             tables=self.tables,
-            # from the graph's own pool, where what comes after this layer takes it again
+            # allocated from the graph's own pool, which reuses it after this layer
             scratch=self.form.Scratch.for_rows(rows, self.tables, shape, mixed_qkv.dtype, tuning),
             output=output[0],
             tracking=self.tracking,
@@ -101,32 +101,32 @@ class Served:
         return output
 
     def refuse(self, batch: Any) -> None:
-        """Raise Unserved for a batch that the captured kernels cannot serve; nothing is asked of the device."""
+        """Raise FallBack for a batch that the captured kernels do not support; never syncs the device."""
         mode = batch.forward_mode.name
         if mode not in MODES:
-            raise Unserved(f"a batch of mode {mode}")
+            raise FallBack(f"a batch of mode {mode}")
         # not batch_size: a fix of 0.5.11 asks SGLang about many requests as if they were one
         sequences = len(batch.req_pool_indices)
         if sequences > self.tables.max_sequences:
-            raise Unserved(f"more than {self.tables.max_sequences} sequences in a batch")
+            raise FallBack(f"more than {self.tables.max_sequences} sequences in a batch")
         if batch.extend_seq_lens is None or len(batch.extend_seq_lens) != sequences:
-            raise Unserved("other lengths than requests")
+            raise FallBack("other lengths than requests")
         if batch.mamba_track_mask is not None and not self.tracking:
-            raise Unserved("checkpoints that were not captured")
+            raise FallBack("checkpoints that were not captured")
         if batch.mamba_track_mask is not None and len(batch.mamba_track_mask) != sequences:
-            raise Unserved("other checkpoints than requests")
+            raise FallBack("other checkpoints than requests")
         if getattr(self.pool, "layer_transfer_counter", None) is not None:
-            raise Unserved("states that are loaded layer by layer")
+            raise FallBack("states that are loaded layer by layer")
         for name in UNKNOWN_PARTS:
             if getattr(batch, name, None) is not None:
-                raise Unserved(f"a batch with {name}")
+                raise FallBack(f"a batch with {name}")
 
     def fill(self, backend: Any, batch: Any) -> None:
-        """The tables of the step that SGLang's backend has just prepared."""
+        """Fill the tables for the step that SGLang's backend has just prepared."""
         try:
             self.refuse(batch)
-        except Unserved as reason:
-            raise RuntimeError(f"bcg-fixes {KERNEL.op}: replayed is {reason}. {OFF}") from None
+        except FallBack as reason:
+            raise RuntimeError(f"bcg-fixes {KERNEL.op}: replayed an unsupported prefill: {reason}. {OFF}") from None
         tracking = None
         if self.unit is not None and batch.mamba_track_mask is not None and batch.mamba_track_seqlens is not None:
             tracking = Tracking(batch.mamba_track_mask, batch.mamba_track_indices, batch.mamba_track_seqlens, self.unit)
@@ -135,7 +135,7 @@ class Served:
         self.is_filled = True
 
     def use_up(self) -> None:
-        """Before a replay: one step's tables are good for one."""
+        """Consume the tables before a replay: one step's tables serve one replay."""
         if not self.is_filled:
             raise RuntimeError(
                 f"bcg-fixes {KERNEL.op}: a captured prefill is replayed with the states of an earlier batch. {OFF}"
@@ -143,7 +143,7 @@ class Served:
         self.is_filled = False
 
 
-# which is captured for just now
+# the runner currently capturing, if any
 _capturing: Served | None = None
 _of_runner: weakref.WeakKeyDictionary[Any, Served] = weakref.WeakKeyDictionary()
 _of_backend: weakref.WeakKeyDictionary[Any, Served] = weakref.WeakKeyDictionary()
@@ -172,7 +172,7 @@ def capture(original: Original, self: Any) -> None:
 
 def forward(original: Original, self: Any, forward_batch: Any, mixed_qkv: Any, a: Any, b: Any) -> Any:
     served = _capturing
-    # a runner also warms up without a graph, with batches of other sizes
+    # a runner also warms up without a graph, on batches of other sizes
     if served is not None and is_for_graph(forward_batch) and served.takes(self, mixed_qkv, a, b):
         return served.extend(self, mixed_qkv, a, b)
     return original(self, forward_batch, mixed_qkv, a, b)
@@ -191,8 +191,8 @@ def can_replay(original: Original, self: Any, forward_batch: Any) -> bool:
     try:
         if served is not None:
             served.refuse(forward_batch)
-    except Unserved as reason:
-        active.selected(KERNEL.op).leave(str(reason))
+    except FallBack as reason:
+        active.selected(KERNEL.op).fall_back(str(reason))
         return False
     return True
 
@@ -203,7 +203,7 @@ def before_replay(self: Any) -> None:
         served.use_up()
 
 
-# what decides
+# decisions
 
 
 def begin(runner: Any) -> Served | None:
@@ -212,18 +212,18 @@ def begin(runner: Any) -> Served | None:
     operation = active.selected(KERNEL.op)
     try:
         return Served(runner)
-    except Unserved as reason:
-        operation.leave(str(reason))
+    except FallBack as reason:
+        operation.fall_back(str(reason))
     except active.CannotRun as unable:
-        # a form that was asked for by name has to run
+        # a form that was named must run
         if operation.required:
             raise
-        operation.leave(unable.reason)
+        operation.fall_back(unable.reason)
     return None
 
 
 def backend_of(model_runner: Any) -> Any:
-    """The backend of the linear layers; none where another backend stands round it, or there is none."""
+    """Return the linear layers' backend; None if another backend wraps it, or there is none."""
     return getattr(model_runner.attn_backend, "linear_attn_backend", None)
 
 
@@ -233,21 +233,24 @@ def graphs_of(runner: Any) -> list[Any]:
 
 
 def refuse_configuration(model_runner: Any) -> None:
-    """Raise Unserved where every layer of the runner keeps its break."""
+    """Raise FallBack if every layer of the runner must keep its break."""
     from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
 
     backend = backend_of(model_runner)
     if type(backend) is not GDNAttnBackend:
-        raise Unserved(f"the backend is a {type(backend or model_runner.attn_backend).__name__}")
+        raise FallBack(f"the backend is a {type(backend or model_runner.attn_backend).__name__}")
     get_parallel = getattr(runtime_context(), "get_parallel", None)
     sized = (model_runner, get_parallel()) if get_parallel else (model_runner,)
     reasons = refused_options(model_runner.server_args, *sized) or ["deterministic inference"] * is_deterministic()
     for reason in reasons:
-        raise Unserved(reason)
+        raise FallBack(reason)
 
 
 def refused_options(arguments: Any, *sized: Any) -> list[str]:
-    """A release without one of these options has nothing of the kind; the others know sizes that follow from them."""
+    """List the unsupported options in use. A release without an option does not have the feature.
+
+    `sized` are objects that hold sizes which some releases derive from options.
+    """
 
     def asked(*names: str) -> bool:
         return any(getattr(arguments, name, False) for name in names)
@@ -270,7 +273,7 @@ def refused_options(arguments: Any, *sized: Any) -> list[str]:
 
 
 def checkpoint_unit(arguments: Any) -> int | None:
-    """SGLang's mamba_cache_chunk_size; none where no prefix cache has a buffer for states from inside an extend."""
+    """Return SGLang's mamba_cache_chunk_size; None without a buffer for states from inside an extend."""
     context = runtime_context()
     if hasattr(arguments, "enable_mamba_extra_buffer"):
         wanted = arguments.enable_mamba_extra_buffer()
@@ -281,19 +284,19 @@ def checkpoint_unit(arguments: Any) -> int | None:
     of_context = getattr(context, "mamba_cache_chunk_size", None)
     unit = int(of_context() if of_context else arguments.mamba_cache_chunk_size)
     if unit % CHUNK:
-        raise Unserved(f"checkpoints {unit} tokens apart")
+        raise FallBack(f"checkpoints {unit} tokens apart")
     return unit
 
 
 def is_deterministic() -> bool:
-    """As later releases resolve it; before, it is an option."""
+    """Read what later releases resolve; earlier ones only have the option."""
     get_exec = getattr(runtime_context(), "get_exec", None)
     found = getattr(get_exec(), "deterministic", None) if get_exec else None
     return bool(getattr(found, "enable_deterministic_inference", False))
 
 
 def runtime_context() -> Any:
-    """Where later releases keep what their options come to; None before."""
+    """Import the module in which later releases keep resolved options; None before."""
     name = "sglang.srt.runtime_context"
     return importlib.import_module(name) if importlib.util.find_spec(name) else None
 
@@ -305,16 +308,16 @@ def shape_of(layer: Any) -> Shape:
 
 
 def why_not(layer: Any, mixed_qkv: Any, a: Any, b: Any, cache: Any) -> str | None:
-    """Why this layer keeps its break; None where the kernels can run it."""
+    """Return the reason this layer keeps its break, or None if the kernels support it."""
     if not all(isinstance(each, Tensor) and each.ndim == 2 for each in (mixed_qkv, a, b, layer.conv_weights)):
-        return "projections that are no tensors of rows"
+        return "projections that are not two-dimensional tensors"
     (conv,), state = cache.conv, cache.temporal
     wrong = {
         f"{layer.num_q_heads} query heads on {layer.num_k_heads} key heads": layer.num_q_heads != layer.num_k_heads,
         "states that are kept as steps": getattr(cache, "replayssm_d", None) is not None,
         "strided state pools": not (conv.is_contiguous() and state.is_contiguous()),
-        "projections whose rows are not in one piece": {mixed_qkv.stride(1), a.stride(1), b.stride(1)} != {1},
-        "weights that are not in one piece": not (
+        "projections whose rows are not contiguous": {mixed_qkv.stride(1), a.stride(1), b.stride(1)} != {1},
+        "weights that are not contiguous": not (
             all(each.is_contiguous() for each in (layer.conv_weights, layer.A_log, layer.dt_bias))
         ),
     }
@@ -323,7 +326,7 @@ def why_not(layer: Any, mixed_qkv: Any, a: Any, b: Any, cache: Any) -> str | Non
 
 
 def is_for_graph(batch: Any) -> bool:
-    """Whether it is an extend that is captured or replayed."""
+    """Return true for an extend that is being captured or replayed."""
     return graph_break.load("context").is_in_breakable_cuda_graph() and batch.forward_mode.name in MODES
 
 

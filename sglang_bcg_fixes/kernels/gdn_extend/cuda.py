@@ -1,6 +1,6 @@
 """Gated delta net's extend in CUDA C++ for Hopper: csrc/gdn_extend/gdn_extend.cuh.
 
-The tables are those of triton.py, and so are the kernels for heads of other sizes than 128.
+It shares the tables with triton.py, and falls back to its kernels for head sizes other than 128.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from sglang_bcg_fixes.model import Accepted, Rejected
 
 __all__ = ["Scratch", "Tables", "Tuning", "extend", "origin", "ready", "tuning_for"]
 
-# the structs of the header: pointers, strides, numbers
+# the header's structs: pointers, strides, numbers
 GDN_PREPARE = struct.Struct("17Q3q12i0q")
 GDN_ADVANCE = struct.Struct("10Qq8i0q")
-# these are the header's too
+# the same in the header; a test compares them
 KEYS, VALUES, WIDTH = 128, 128, 4
 PREPARE_THREADS, PREPARE_SHARED_BYTES, BLOCKS_OF_MULTIPROCESSOR = 128, 68112, 3
 THREADS, SHARED_BYTES = 384, 231552
 TRACKING, FLOAT_A_LOG, FLOAT_DT_BIAS = 1, 2, 4
 KINDS = {torch.bfloat16: "bf16", torch.float16: "f16"}
-# what is read 16 bytes at a time
+# bytes of the widest load, which needs this alignment
 PIECE = 16
 
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """The launches of one device, by the type of what is multiplied, and how many multiprocessors it has."""
+    """The launchers of one device, by operand type, and its number of multiprocessors."""
 
     prepare: dict[torch.dtype, Launch]
     advance: dict[torch.dtype, Launch]
@@ -45,12 +45,12 @@ class Kernels:
 
 
 def ready(device: int) -> Accepted | Rejected:
-    """Compiles and loads what the device needs; to be asked before the first capture."""
+    """Compile and load for the device; must be called before the first capture."""
     return program.ready(lambda: on_device(device))
 
 
 def origin(device: int) -> str:
-    """Where the machine code came from, for the log."""
+    """Name the source of the machine code, for the log."""
     return program.load(PROGRAM, device).origin
 
 
@@ -72,7 +72,7 @@ def on_device(device: int) -> Kernels:
 
 @dataclasses.dataclass(frozen=True)
 class Call(triton.Call):
-    """As in triton.py, but for the launches that csrc has a kernel for; the two understand each other's scratch."""
+    """triton.Call with the launches that csrc has a kernel for; both forms use the same scratch."""
 
     @property
     def has_its_sizes(self) -> bool:
@@ -170,5 +170,5 @@ class Call(triton.Call):
 def extend(
     mixed_qkv: Any, a: Any, b: Any, *, tracking: bool = False, tuning: Tuning | None = None, **others: Any
 ) -> None:
-    """Two launches for each span of tokens; Call has the other parameters, the package's docstring what is done."""
+    """Run two launches per span of tokens; Call lists the other parameters, the package the contract."""
     Call(mixed_qkv, a, b, tracking=tracking, tuning=tuning or Tuning(), **others).launch()

@@ -1,12 +1,11 @@
 """Gated delta net inside the captured prefill, without a break at its layers
 
 Under breakable prefill graphs every gated delta net layer (Qwen3-Next, Qwen3.5) is an eager break, whose dozen launches
-cost the host more than the GPU has to do. Here these layers are captured with kernels that find their work on the
-device; the break stays for full attention. A layer keeps its break with deterministic inference, two-batch overlap, DP
+take the host longer than they take the GPU. Here these layers are captured, with kernels that read their work on the
+device; full attention keeps its break. A layer keeps its break with deterministic inference, two-batch overlap, DP
 attention, context parallelism, pipeline stages, hierarchical cache, strided state pools, or states that are not fp32. A
-batch runs eagerly with more than 128 sequences, or where a draft is verified or extended. On 0.5.11 to 0.5.12.post1 the
-break comes from the fix linear_attention_captured: with that off, such a model gets no prefill graphs, with or without
-this.
+batch runs eagerly if it has more than 128 sequences, or verifies or extends a draft. On 0.5.11 to 0.5.12.post1 the
+break comes from the fix linear_attention_captured; without it such a model gets no prefill graphs, whatever this does.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ LAYER = "sglang.srt.layers.radix_linear_attention:RadixLinearAttention.forward"
 CAPTURE = (f"{PREFILL}.capture", f"{OLD_PREFILL}._capture_all")
 REPLAY = tuple(f"{module}:BreakableCUDAGraph.replay" for module in DECORATOR_MODULES)
 MAMBA = "sglang.srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase"
-# what is read of the step, and what a checkpoint is
+# these define a step's fields and its checkpoints
 STEP = (
     f"{MAMBA}._forward_metadata",
     f"{MAMBA}._init_track_conv_indices",
@@ -58,14 +57,14 @@ KERNEL = Kernel(
     op="gdn_extend",
     doc=__doc__,
     impls=(
-        # written for Hopper; there it is the faster one
+        # written for Hopper, where it is faster
         Impl("cuda", program.installed, f"{FOLDER}.cuda"),
         Impl("triton", has_triton, f"{FOLDER}.triton", only_by_name=NOT_MEASURED),
         Impl(
             "reference",
             Accepted,
             f"{FOLDER}.stepwise",
-            only_by_name="plain torch, token after token; for tests",
+            only_by_name="plain torch, token by token; for tests",
         ),
     ),
     probe=probe,
@@ -76,8 +75,8 @@ KERNEL = Kernel(
         PatchPoint(MAY_REPLAY, How.AROUND, f"{BODIES}:can_replay"),
         PatchPoint(REPLAY, How.BEFORE, f"{BODIES}:before_replay"),
     ),
-    # SGLang imports it for such a model only, when all the others have been
+    # SGLang imports it for such a model only, after all the others
     awaits=(BACKEND_MODULE,),
-    # of RMS(error) over RMS(reference)
+    # bounds of RMS(error) / RMS(reference)
     tolerance=dict.fromkeys(("output", "conv", "state"), TOLERANCE),
 )

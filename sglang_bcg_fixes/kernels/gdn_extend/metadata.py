@@ -1,4 +1,4 @@
-"""What a step's kernels have to do, in device buffers that never move: filled by one launch, unseen by the host."""
+"""Work tables of a step, in device buffers that never move, filled by one launch without a sync."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 import triton
 import triton.language as tl
 
-# of a chunk: first row, its sequence's start, end, slot, whether the convolution goes on from the slot's window, and
-# its checkpoint as below
+# of a chunk: first row, its sequence's start, end, slot, whether the convolution continues from the slot's window, and
+# the checkpoint as below
 CHUNK_FIELDS = 8
 # of a sequence: start, end, slot; of its checkpoint: after how many tokens, into which slot (or -1); its first chunk
 SEQUENCE_FIELDS = 8
 # chunks, tokens, sequences to advance
 COUNTS = 4
 CHUNK = 64
-# chunks whose rows one program writes
+# chunk rows that one program writes
 ROWS = 64
 
 
@@ -46,13 +46,13 @@ def _fill(
     ROWS: tl.constexpr,
     BOUNDS: tl.constexpr,
 ):
-    """Every program finds all sequences again; the first one writes them, each writes its own rows of chunks."""
+    """Scan all sequences in every program, which writes its rows of chunks; the first also sequences."""
     number = tl.arange(0, MAX_SEQUENCES)
     here = number < given
     length = tl.maximum(tl.load(lengths + number, mask=here, other=0).to(tl.int32), 0)
     slot = tl.load(slots + number, mask=here, other=-1).to(tl.int32)
     prefix = tl.load(prefixes + number, mask=here, other=0).to(tl.int32)
-    # the host has checked; nothing is written past the buffers all the same
+    # the host has checked the lengths; clamp anyway, so nothing is written past the buffers
     end = tl.minimum(tl.cumsum(length, 0), max_tokens)
     start = tl.minimum(tl.cumsum(length, 0) - length, max_tokens)
     length = end - start
@@ -66,7 +66,7 @@ def _fill(
         tracked = tl.load(track_mask + number, mask=here & (slot >= 0), other=0) != 0
         past = tl.load(track_lengths + number, mask=tracked, other=0).to(tl.int32) - prefix
         track_slot = tl.load(track_slots + number, mask=tracked, other=-1).to(tl.int32)
-        # never past the sequence, and nothing without a slot
+        # never past the sequence, and no checkpoint without a slot
         after = tl.minimum(tl.maximum(past, 0), length) // track_unit * track_unit
         track_after = tl.where(track_slot >= 0, after, -1)
 
@@ -87,19 +87,19 @@ def _fill(
     if tl.program_id(0) == 0:
         tl.store(counts, tl.minimum(total_chunks, max_chunks))
         tl.store(counts + 1, tl.sum(length, 0))
-        # how many chunks begin before each span
+        # number of chunks that begin before each span
         bound = tl.arange(0, BOUNDS)
         before_bound = tl.cdiv(tl.maximum(bound[:, None] * span - start[None, :], 0), CHUNK)
         begun = tl.sum(tl.minimum(before_bound, tl.cdiv(length, CHUNK)[None, :]), 1)
         tl.store(bounds + bound, tl.minimum(begun, max_chunks))
         work = tl.where(slot >= 0, length, 0)
         tl.store(counts + 2, tl.sum((work > 0).to(tl.int32), 0))
-        # the longest first: their programs are the last to end
+        # longest first: their programs end last
         before = (work[None, :] > work[:, None]) | (
             (work[None, :] == work[:, None]) & (number[None, :] < number[:, None])
         )
         of_rank = of_sequences + tl.sum(before.to(tl.int32), 1) * SEQUENCE_FIELDS
-        # those without work come last, and nobody reads them
+        # sequences without work rank last and are never read
         works = work > 0
         tl.store(of_rank, start, mask=works)
         tl.store(of_rank + 1, end, mask=works)
@@ -111,7 +111,7 @@ def _fill(
 
 @dataclasses.dataclass(frozen=True)
 class Tracking:
-    """Which sequences leave a checkpoint for the prefix cache: SGLang's mamba_track_mask, _indices and _seqlens."""
+    """Checkpoints for the prefix cache: SGLang's mamba_track_mask, _indices and _seqlens."""
 
     mask: Any
     slots: Any
@@ -121,37 +121,36 @@ class Tracking:
 
 
 class Tables:
-    """The static buffers, for batches of up to `max_sequences` sequences and `max_tokens` tokens.
+    """Static buffers for batches of up to `max_sequences` sequences and `max_tokens` tokens.
 
-    The tokens are worked on in spans, one after the other, so that what the kernels tell one another need not be kept
-    for more than one span.
+    Tokens are processed in spans, one after the other, so the scratch between the kernels holds one span only.
     """
 
     def __init__(
         self, max_tokens: int, max_sequences: int, device: Any, chunk: int = CHUNK, span: int | None = None
     ) -> None:
         self.span = span or max_tokens
-        # the last one is open: where the tokens end, or are cut off, all chunks have begun
+        # the last bound is open: all chunks begin before the tokens end
         bounds = triton.next_power_of_2(triton.cdiv(max_tokens, self.span) + 1)
         self.bounds = torch.zeros(bounds, dtype=torch.int32, device=device)
         self.max_tokens, self.max_sequences, self.chunk = max_tokens, max_sequences, chunk
         self.max_chunks = self.chunks_of(max_tokens)
-        # as captured before the first step: nothing to do
+        # zeros: a capture before the first step finds nothing to do
         self.chunks = torch.zeros(self.max_chunks, CHUNK_FIELDS, dtype=torch.int32, device=device)
         self.sequences = torch.zeros(max_sequences, SEQUENCE_FIELDS, dtype=torch.int32, device=device)
         self.counts = torch.zeros(COUNTS, dtype=torch.int32, device=device)
 
     @property
     def buffers(self) -> tuple[Any, ...]:
-        """All that a captured launch reads."""
+        """Every buffer that a captured launch reads."""
         return self.chunks, self.sequences, self.bounds, self.counts
 
     def chunks_of(self, tokens: int) -> int:
-        """Every sequence may end in a chunk that is not full, and no chunk is without a token."""
+        """Bound the chunks of so many tokens: each sequence may end in a partial one, and none is empty."""
         return min(tokens // self.chunk + self.max_sequences, tokens)
 
     def fill(self, lengths: Any, slots: Any, prefixes: Any, tracking: Tracking | None = None) -> None:
-        """For one step: [sequences] each, of any integer type, on the device; not read by the host."""
+        """Fill for one step. Arguments are [sequences] of any integer type, on the device, and stay there."""
         sequences = lengths.shape[0]
         if sequences > self.max_sequences:
             raise ValueError(f"{sequences} sequences, but the tables were made for {self.max_sequences}")

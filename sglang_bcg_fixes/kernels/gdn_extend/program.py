@@ -1,4 +1,4 @@
-"""What the CUDA form is compiled from. Free of torch: the plan asks before a server has imported it."""
+"""The source of the CUDA form. Imports no torch: the plan asks before a server has imported it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ PROGRAM = program.Program(
 
 
 def installed() -> Accepted | Rejected:
-    """What can be said without a context; `cuda.ready` says the rest."""
+    """Answer as far as possible without a context; `cuda.ready` answers the rest."""
     triton = has_triton()
     return triton if isinstance(triton, Rejected) else program.installed(PROGRAM)

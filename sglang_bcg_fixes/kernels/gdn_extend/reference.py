@@ -1,4 +1,4 @@
-"""The gated delta rule in fp32, one token after the other: slow, and plain enough to be believed."""
+"""The gated delta rule in fp32, token by token: slow, and simple enough to be trusted."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-# of RMS(error) over RMS(reference), for each result; and of SGLang's own error on the same inputs
+# bounds of RMS(error) / RMS(reference) of each result: absolute, and as a multiple of SGLang's own error
 TOLERANCE, OF_SGLANGS = 0.005, 1.2
-# SGLang's own kernels round to bfloat16 in many places and are off by 0.004 to 0.005: they are the yardstick
+# SGLang's own kernels round to bfloat16 in many places, and are off by 0.004 to 0.005
 TOLERANCE_OF_SGLANG = 0.01
 EPSILON = 1e-6
 
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """Of one layer: its output, and what it leaves in the pools for each sequence."""
+    """Results of one layer: the output, and each sequence's window and state in the pools."""
 
     output: Any
     conv: Any
@@ -24,11 +24,11 @@ class Results:
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """One extend step of a layer, sequences one behind the other, as SGLang gives them to its kernels.
+    """Inputs of one extend step of a layer, sequences back to back, as SGLang passes them to its kernels.
 
     mixed_qkv [tokens, channels], a and b [tokens, value heads], conv_weights [channels, width], A_log and dt_bias
-    [value heads], bias [channels] or None; each sequence's conv window [channels, width - 1] and state [value heads,
-    values, keys] from before.
+    [value heads], bias [channels] or None; each sequence's earlier conv window [channels, width - 1] and state [value
+    heads, values, keys].
     """
 
     lengths: Sequence[int]
@@ -45,7 +45,7 @@ class Inputs:
 
 
 def recurrent(inputs: Inputs) -> Results:
-    """All sequences side by side, the shorter ones waiting at their end."""
+    """Run all sequences in parallel, token by token; the shorter ones are masked at their end."""
     import torch
     from torch.nn import functional
 
@@ -58,7 +58,7 @@ def recurrent(inputs: Inputs) -> Results:
     mixed, windows = [], []
     for before, after in zip(inputs.conv.float(), inputs.mixed_qkv.float().split(list(inputs.lengths)), strict=True):
         window = torch.cat([before, after.T], 1)
-        # not torch's convolution, which may compute in TF32
+        # not torch's convolution, which may use TF32
         width = inputs.conv_weights.shape[1]
         taps = torch.stack([window[:, tap : tap + len(after)] for tap in range(width)], -1)
         convolved = (taps * inputs.conv_weights.float()[:, None]).sum(-1)
@@ -94,7 +94,7 @@ def recurrent(inputs: Inputs) -> Results:
 
 
 def errors(found: Results, wanted: Results) -> dict[str, float]:
-    """RMS(error) over RMS(reference); what is not a number stays so."""
+    """Return RMS(error) / RMS(reference) of each result; NaN stays NaN."""
     return {
         field.name: relative(getattr(found, field.name), getattr(wanted, field.name))
         for field in dataclasses.fields(Results)
@@ -110,7 +110,10 @@ def relative(found: Any, wanted: Any) -> float:
 
 
 def why_wrong(found: dict[str, float], of_sglang: dict[str, float] | None) -> str:
-    """Which results are too far off, or an empty string; a NaN is. Without SGLang's errors these are SGLang's own."""
+    """Name the results that are too far off, NaN included, or return an empty string.
+
+    Without `of_sglang` the results are SGLang's own, which have a wider limit.
+    """
     far = []
     for name, value in found.items():
         limit = TOLERANCE_OF_SGLANG

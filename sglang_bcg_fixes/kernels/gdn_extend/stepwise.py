@@ -1,6 +1,6 @@
-"""The reference as a graph can capture it: plain torch and fp32, token after token, and no batch seen by the host.
+"""The reference in capturable form: plain torch and fp32, token by token, without reading the batch on the host.
 
-As slow as it is plain, so it is for tests: a layer takes some ten operations for every row of its output.
+For tests only: a layer takes about ten torch operations for every row of its output.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from sglang_bcg_fixes.kernels.gdn_extend import Shape
 from sglang_bcg_fixes.kernels.gdn_extend.metadata import CHUNK, Tracking
 from sglang_bcg_fixes.kernels.gdn_extend.reference import EPSILON
 
-# of a sequence: start, end, slot, whether the convolution goes on from the slot's window; of its checkpoint: after how
-# many tokens, into which slot (or -1)
+# of a sequence: start, end, slot, whether the convolution continues from the slot's window; of its checkpoint: after
+# how many tokens, into which slot (or -1)
 FIELDS = 6
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """There is nothing to choose."""
+    """Empty: there is nothing to tune."""
 
 
 def tuning_for(rows: int) -> Tuning:
@@ -31,7 +31,7 @@ def tuning_for(rows: int) -> Tuning:
 
 @dataclasses.dataclass(frozen=True)
 class Scratch:
-    """There is nothing to keep."""
+    """Empty: nothing is kept between kernels."""
 
     @classmethod
     def for_rows(cls, rows: int, tables: Tables, shape: Shape, dtype: Any, tuning: Tuning) -> Scratch:
@@ -39,22 +39,22 @@ class Scratch:
 
 
 class Tables:
-    """The static buffer, for batches of up to `max_sequences` sequences and `max_tokens` tokens."""
+    """Static buffer for batches of up to `max_sequences` sequences and `max_tokens` tokens."""
 
     def __init__(
         self, max_tokens: int, max_sequences: int, device: Any, chunk: int = CHUNK, span: int | None = None
     ) -> None:
         self.max_tokens, self.max_sequences, self.chunk = max_tokens, max_sequences, chunk
-        # as captured before the first step: nothing to do
+        # zeros: a capture before the first step finds nothing to do
         self.sequences = torch.zeros(max_sequences, FIELDS, dtype=torch.int64, device=device)
 
     @property
     def buffers(self) -> tuple[Any, ...]:
-        """All that a captured layer reads."""
+        """Every buffer that a captured layer reads."""
         return (self.sequences,)
 
     def fill(self, lengths: Any, slots: Any, prefixes: Any, tracking: Tracking | None = None) -> None:
-        """For one step: [sequences] each, of any integer type, on the device; not read by the host."""
+        """Fill for one step. Arguments are [sequences] of any integer type, on the device, and stay there."""
         given = lengths.shape[0]
         if given > self.max_sequences:
             raise ValueError(f"{given} sequences, but the tables were made for {self.max_sequences}")
@@ -66,7 +66,7 @@ class Tables:
             covered = (tracking.lengths - prefixes).clamp(min=0).minimum(ends - starts)
             track_slots = torch.where(tracking.mask & (slots >= 0), tracking.slots.long(), -1)
             after = torch.where(track_slots >= 0, covered // tracking.unit * tracking.unit, -1)
-        # those behind have no token
+        # the remaining sequences have no tokens
         self.sequences.zero_()
         self.sequences[:given] = torch.stack([starts, ends, slots.long(), (prefixes > 0).long(), after, track_slots], 1)
 
@@ -89,7 +89,7 @@ def extend(
     tracking: bool = False,
     tuning: Tuning = Tuning(),
 ) -> None:
-    """The package's docstring says what is done."""
+    """Run one layer, as the package's contract describes."""
     if output.shape[0] > tables.max_tokens:
         raise ValueError(
             f"an output of {output.shape[0]} rows, but the tables were made for {tables.max_tokens} tokens"
@@ -128,7 +128,7 @@ def extend(
 
 
 class Work:
-    """What the tables say of each sequence and of each row, as tensors."""
+    """The tables' work of each sequence and of each row, as tensors."""
 
     def __init__(self, rows: int, sequences: Any, past: int) -> None:
         self.start, self.end, self.slot, self.continued, self.after, self.track_slot = sequences.unbind(1)
@@ -141,7 +141,7 @@ class Work:
         self.slot_of_row = self.slot[self.sequence_of_row].clamp(min=0)
 
     def inputs(self, position: Any, sequence: Any, x: Any, conv: Any) -> Any:
-        """What stood at these positions: this step's inputs, or what the slot has from before, or nothing."""
+        """Gather the inputs at these positions: from this step, from the slot's window, or zero."""
         before_start = position - self.start[sequence]
         moved = (self.past + before_start).clamp(0, self.past - 1)
         old = conv[self.slot[sequence].clamp(min=0), :, moved].float()
@@ -149,7 +149,7 @@ class Work:
         return torch.where((before_start >= 0)[:, None], x[position.clamp(0, len(x) - 1)].float(), old)
 
     def keep_where(self, wanted: Any, slots: Any, pool: Any, values: Any) -> None:
-        """Into the pool where wanted; elsewhere what a slot has is written again. One by one: slots may be shared."""
+        """Write values to the pool where wanted, its own elsewhere. One by one, as slots may be shared."""
         for number in range(len(slots)):
             index = slots[number : number + 1].clamp(min=0)
             had = pool.index_select(0, index)
@@ -167,7 +167,7 @@ def convolved(work: Work, x: Any, weights: Any, bias: Any, conv: Any) -> Any:
 
 
 def turn_windows(work: Work, x: Any, conv: Any, tracking: bool) -> None:
-    """Into the pool goes what the next step needs, and what one behind the checkpoint would."""
+    """Store the windows that the next step, and a step after the checkpoint, will need."""
     numbers = torch.arange(len(work.start), device=x.device)
 
     def window(end: Any) -> Any:

@@ -1,17 +1,17 @@
-"""The gated delta rule's extend in two Triton kernels, launched alike for every batch that a captured graph will see.
+"""Extend of the gated delta rule in two Triton kernels, with the same launches for every batch of a captured graph.
 
-`prepare` is parallel over tokens: convolution, gates, norms, and of each chunk the 64x64 matrices. `advance` goes along
-each sequence: state and output. Both are persistent: what there is to do stands in the tables, on the device.
+`prepare` is parallel over tokens: convolution, gates, norms, and the 64x64 matrices of each chunk. `advance` walks
+along each sequence: state and output. Both are persistent and read their work from the tables on the device.
 
-In one chunk, with G the running sum of the gates from the chunk's first token on, S [values, keys] the state before it:
+Per chunk, with G the running sum of the gates from the chunk's first token and S [values, keys] the state before it:
 
     A[i, j] = beta_i exp(G_i - G_j) k_i.k_j, j < i      T = (I + A)^-1 diag(beta)
     P[i, j] = exp(G_i - G_j) q_i.k_j, j <= i            r_i = v_i - exp(G_i) S k_i
     n = T r                                             output_i = exp(G_i) S q_i + sum_j P[i, j] n_j
     S after it = exp(G_last) S + sum_j exp(G_last - G_j) n_j k_j^T
 
-Every exponent is a difference that is never positive. `advance` keeps S, r and n with values along the rows: what one
-product leaves in registers is then the next one's left operand in registers, and the chain crosses no shared memory.
+Every exponent is a difference that is never positive. `advance` keeps values as the rows of S, r and n: the accumulator
+of one product is then the left operand of the next, and the chain never goes through shared memory.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from sglang_bcg_fixes.kernels.gdn_extend import Shape
 from sglang_bcg_fixes.kernels.gdn_extend.metadata import CHUNK_FIELDS, SEQUENCE_FIELDS, Tables
 from sglang_bcg_fixes.model import Accepted, Rejected
 
-# two to the -160th is zero in fp32, and 64 such gates are a sum that fp32 still resolves
+# 2^-160 is zero in fp32, and fp32 still resolves the sum of 64 such gates
 LEAST_GATE = tl.constexpr(-160.0)
 LOG2_E = tl.constexpr(1.4426950408889634)
 # above, softplus is the identity, as in SGLang
 SOFTPLUS_LINEAR = tl.constexpr(20.0)
 NORM_EPSILON = tl.constexpr(1e-6)
-# a diagonal block of the triangular inverse
+# rows of a diagonal block of the triangular inverse
 BLOCK = tl.constexpr(16)
 
 
 @triton.constexpr_function
 def _power_of_two(number: int) -> int:
-    """The least that is not less; of `width - 1` the rows that a window has in a tile."""
+    """Round up to a power of two; of `width - 1` it is the rows of a window's tile."""
     return 1 << (number - 1).bit_length()
 
 
 @triton.jit
 def _window_before(x, x_row, conv, conv_channel, conv_past, channels, start, end, has_window, WIDTH: tl.constexpr):
-    """What a convolution at `end` looks back at, [PAST, channels]: of a short sequence also what the slot has."""
+    """Load the inputs that a convolution at `end` looks back at, [PAST, channels], some from the slot."""
     past = tl.arange(0, _power_of_two(WIDTH - 1))[:, None]
     position = end - (WIDTH - 1) + past
     moved = WIDTH - 1 + position - start
@@ -76,7 +76,7 @@ def _turn_window(
     WIDTH: tl.constexpr,
     TRACK: tl.constexpr,
 ):
-    """A sequence's window as it was goes to `before` [PAST, channels]; into the pool goes what the next step needs.
+    """Copy a sequence's old window to `before` [PAST, channels] and write the new one to the pool.
 
     Only the program of the first chunk reads or writes these channels of the pool.
     """
@@ -96,7 +96,7 @@ def _turn_window(
             at_checkpoint = _window_before(
                 x, x_row, own, conv_channel, conv_past, channels, start, boundary, has_window, WIDTH
             )
-    # what other threads still read must not be overwritten
+    # all threads must have read before any of them overwrites
     tl.debug_barrier()
     tl.store(before + past * channels.shape[0] + tl.arange(0, channels.shape[0])[None, :], window, mask=exists)
     tl.store(own + in_slot, after, mask=exists)
@@ -117,9 +117,9 @@ def _inputs(
     STRIP: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """A chunk's inputs and those just before it: a tuple of tensors [CHUNK / STRIP, channels].
+    """Load a chunk's inputs and those just before it: a tuple of tensors [CHUNK / STRIP, channels].
 
-    The n-th has rows n - (WIDTH - 1), n - (WIDTH - 1) + STRIP and so on: each is read once, for all taps that want it.
+    The n-th has rows n - (WIDTH - 1), n - (WIDTH - 1) + STRIP and so on: each row is read once, for all taps.
     """
     row = (first_row + tl.arange(0, CHUNK // STRIP) * STRIP)[:, None]
     of_row = x + row.to(tl.int64) * X_ROW + channels[None, :]
@@ -128,7 +128,7 @@ def _inputs(
     for number in tl.static_range(WIDTH - 1):
         inside = (row >= start + (WIDTH - 1 - number)) & (row < end + (WIDTH - 1 - number))
         taken = tl.load(of_row + (number - (WIDTH - 1)) * X_ROW, mask=inside, other=0.0)
-        # in a sequence's first chunk; of the two one is always zero
+        # in a sequence's first chunk the window; one of the two loads is always zero
         earlier = row < start + (WIDTH - 1 - number)
         taken += tl.load(of_window + number * channels.shape[0], mask=earlier, other=0.0)
         inputs += (taken,)  # type: ignore[assignment]
@@ -139,7 +139,7 @@ def _inputs(
 
 @triton.jit
 def _convolved(inputs, weights, bias, channels, WIDTH: tl.constexpr, STRIP: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """SiLU of the causal convolution in fp32: the n-th of the tuple has rows n, n + STRIP and so on."""
+    """Apply SiLU to the causal convolution, in fp32: the tuple's n-th has rows n, n + STRIP and so on."""
     taps = ()
     for tap in tl.static_range(WIDTH):
         taps += (tl.load(weights + channels * WIDTH + tap).to(tl.float32)[None, :],)  # type: ignore[assignment]
@@ -159,7 +159,7 @@ def _convolved(inputs, weights, bias, channels, WIDTH: tl.constexpr, STRIP: tl.c
 
 @triton.jit
 def _normed(mixed, scale, first_row, end, into, STRIP: tl.constexpr, CHUNK: tl.constexpr):
-    """Queries or keys of length `scale`, kept at `into` [row, channels], and as one tile."""
+    """Normalise queries or keys to length `scale`; store them to `into` [row, channels], return one tile."""
     channels: tl.constexpr = mixed[0].shape[1]
     row = (first_row + tl.arange(0, CHUNK // STRIP) * STRIP)[:, None]
     of_row = into + row * channels + tl.arange(0, channels)[None, :]
@@ -174,7 +174,7 @@ def _normed(mixed, scale, first_row, end, into, STRIP: tl.constexpr, CHUNK: tl.c
 
 @triton.jit
 def _interleaved(strips, STRIP: tl.constexpr):
-    """The tile whose rows n, n + STRIP and so on are the n-th of the tuple."""
+    """Interleave the tuple into one tile: its n-th has rows n, n + STRIP and so on."""
     count: tl.constexpr = strips[0].shape[0]
     channels: tl.constexpr = strips[0].shape[1]
     if STRIP == 4:
@@ -190,8 +190,8 @@ def _interleaved(strips, STRIP: tl.constexpr):
 
 @triton.jit
 def _invert_blocks(below, inverse, BLOCKS: tl.constexpr):
-    """(I + below)^-1 of BLOCKS strictly lower triangular blocks of 16, by substitution in fp32: a column a thread."""
-    # as many threads as a power of two; the last column is then solved by several, alike
+    """Invert I + below for BLOCKS strictly lower triangular blocks of 16, in fp32, one column a thread."""
+    # the number of threads is a power of two, so several may solve the last column, with equal results
     column = tl.minimum(tl.arange(0, _power_of_two(BLOCKS * BLOCK)), BLOCKS * BLOCK - 1)
     first = column // BLOCK * (BLOCK * BLOCK)
     solved = ()
@@ -200,14 +200,14 @@ def _invert_blocks(below, inverse, BLOCKS: tl.constexpr):
         for earlier in tl.static_range(row):
             x -= tl.load(below + first + row * BLOCK + earlier) * solved[earlier]
         solved += (x,)  # type: ignore[assignment]
-    # not before the last load: the compiler would wait with loads for stores
+    # store after the last load: the compiler would order later loads behind stores
     for row in tl.static_range(BLOCK):
         tl.store(inverse + first + row * BLOCK + column % BLOCK, solved[row])
 
 
 @triton.jit
 def _merge(inverse, below, HALF: tl.constexpr, CHUNK: tl.constexpr):
-    """From the inverses of diagonal blocks of size HALF to those of twice the size.
+    """Combine inverses of diagonal blocks of size HALF into those of twice the size.
 
     An inverse's entries are k_i.(contractions) k_j and so at most 1: fp16 rounds them as finely as tf32 would.
     """
@@ -221,7 +221,7 @@ def _merge(inverse, below, HALF: tl.constexpr, CHUNK: tl.constexpr):
 
 @triton.jit
 def _gates(a, a_row, A_log, dt_bias, head, rows, real):
-    """A chunk's gates, in powers of two; 0 behind its end."""
+    """Compute a chunk's gates, base 2; 0 past its end."""
     x = tl.load(a + rows.to(tl.int64) * a_row + head, mask=real, other=0.0).to(tl.float32)
     x += tl.load(dt_bias + head).to(tl.float32)
     soft = tl.where(x <= SOFTPLUS_LINEAR, tl.log(1.0 + tl.exp(x)), x)
@@ -278,7 +278,7 @@ def prepare(
     TRACK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Items of work: every chunk's matrices by key head, then its values by value head, then the tail to zero."""
+    """Process work items: each chunk's matrices by key head, its values by value head, the tail of zeros."""
     GROUP: tl.constexpr = VALUE_HEADS // KEY_HEADS
     BLOCKS: tl.constexpr = CHUNK // BLOCK
     OUTPUT_ROW: tl.constexpr = VALUE_HEADS * VALUES
@@ -287,7 +287,7 @@ def prepare(
     first_chunk = tl.load(bounds + span)
     real_chunks = tl.minimum(tl.load(bounds + span + 1) - first_chunk, max_chunks)
     chunks += first_chunk * FIELDS
-    # of this span what is behind the last token
+    # rows of this span past the last token
     tail = tl.maximum(tl.load(counts + 1), first_token)
     matrix_items = real_chunks * KEY_HEADS
     tail_chunks = tl.cdiv(tl.maximum(last_token - tail, 0), CHUNK)
@@ -336,18 +336,18 @@ def prepare(
                     tl.store(own_gains + member * CHUNK + in_chunk, tl.where(real, tl.sigmoid(gain), 0.0))
                     of_decays = decays + ((item // KEY_HEADS) * VALUE_HEADS + head) * (3 * CHUNK)
                     tl.store(of_decays + in_chunk, -tl.exp2(gate))
-                    # rounding may leave the sum of all a little above that of some
+                    # rounding may leave the whole sum a little above a partial one
                     to_end = tl.exp2(tl.minimum(last - gate, 0.0, propagate_nan=tl.PropagateNan.ALL))
                     tl.store(of_decays + CHUNK + in_chunk, tl.where(real, to_end, 0.0))
                     tl.store(of_decays + 2 * CHUNK, tl.exp2(last))
                 of_head = (key_head * capacity - first_token) * KEYS
                 q = _convolved(q, weights, bias, of_queries, WIDTH, STRIP, HAS_BIAS)
-                # on their way while queries are normed
+                # these loads are in flight while queries are normalised
                 k = _inputs(x, own_window + WINDOW // 2, of_keys, start, end, first_row, X_ROW, WIDTH, STRIP, CHUNK)
                 q = _normed(q, scale, first_row, end, queries + of_head, STRIP, CHUNK)
                 k = _convolved(k, weights, bias, of_keys, WIDTH, STRIP, HAS_BIAS)
                 k = _normed(k, 1.0, first_row, end, keys + of_head, STRIP, CHUNK)
-                # gates are read again instead of computed again for every layout
+                # reload the gates instead of recomputing them for every layout
                 tl.debug_barrier()
                 kk = tl.dot(k, tl.trans(k))
                 qk = tl.dot(q, tl.trans(k))
@@ -359,7 +359,7 @@ def prepare(
                     decay = tl.exp2(tl.where(not_earlier, gate[:, None] - gate[None, :], -float("inf")))
                     score = (qk * decay).to(scores.dtype.element_ty)
                     decay *= kk * gain[:, None]
-                    # of a block only what is below its diagonal is ever read
+                    # only the part below a block's diagonal is ever read
                     tl.store(own_below + member * CHUNK * BLOCK + in_blocks, decay, mask=on_diagonal)
                     below += (decay.to(tl.float16),)  # type: ignore[assignment]
                     at = (key_head * GROUP + member) * capacity - first_token + rows
@@ -370,7 +370,7 @@ def prepare(
                 tl.debug_barrier()
                 for member in tl.static_range(GROUP):
                     inverse = tl.load(own_inverse + member * CHUNK * BLOCK + in_blocks, mask=on_diagonal, other=0.0)
-                    # of a short sequence the first block is all
+                    # a short sequence has only the first block
                     if BLOCKS >= 2 and end - first_row > BLOCK:
                         inverse = _merge(inverse, below[member], 16, CHUNK)
                         if BLOCKS >= 4:
@@ -379,7 +379,7 @@ def prepare(
                     at = (key_head * GROUP + member) * capacity - first_token + rows
                     kept = at[:, None] * CHUNK + in_chunk[None, :]
                     tl.store(inverses + kept, inverse.to(inverses.dtype.element_ty), mask=real[:, None])
-                # the next item of this program writes there
+                # the next item of this program overwrites it
                 tl.debug_barrier()
         else:
             chunk = (item - matrix_items) // VALUE_HEADS
@@ -408,12 +408,12 @@ def prepare(
                     tl.debug_barrier()
                 v = _inputs(x, own_window, of_values, start, end, first_row, X_ROW, WIDTH, STRIP, CHUNK)
                 v = _convolved(v, weights, bias, of_values, WIDTH, STRIP, HAS_BIAS)
-                # where the output will stand: who reads the values overwrites them
+                # stored where the output will be: the reader overwrites the values
                 for number in tl.static_range(STRIP):
                     tl.store(
                         of_row + number * OUTPUT_ROW, v[number].to(output.dtype.element_ty), mask=row < end - number
                     )
-                # the window's place is the next item's
+                # the next item reuses the window
                 tl.debug_barrier()
             else:
                 nothing = tl.zeros([CHUNK // STRIP, VALUES], output.dtype.element_ty)
@@ -450,7 +450,7 @@ def advance(
     TRACK: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
-    """Items of work: PART values of a head of a sequence, the longest sequences first."""
+    """Process work items: PART values of a head of a sequence, longest sequences first."""
     GROUP: tl.constexpr = VALUE_HEADS // KEY_HEADS
     PARTS: tl.constexpr = VALUES // PART
     items = tl.load(counts + 2) * (VALUE_HEADS * PARTS)
@@ -464,10 +464,10 @@ def advance(
         head = (item // PARTS) % VALUE_HEADS
         value = (item % PARTS) * PART + tl.arange(0, PART)
         of_state = state + slot * state_slot + (head * VALUES + value)[:, None] * KEYS + key[None, :]
-        # of this span, which may begin and end within the sequence, but not within a chunk
+        # a span may begin and end within the sequence, but not within a chunk
         begin = start + tl.cdiv(tl.maximum(first_token - start, 0), CHUNK) * CHUNK
         stop = tl.minimum(start + tl.cdiv(tl.maximum(last_token - start, 0), CHUNK) * CHUNK, end)
-        # with a checkpoint it is gone along in two parts
+        # a checkpoint splits the walk in two
         middle = start
         track_slot = slot
         if TRACK:
@@ -477,7 +477,7 @@ def advance(
         S = tl.load(of_state, mask=is_here, other=0.0)
         first_chunk = tl.load(of_sequence + 5) - tl.load(bounds + span)
         if OVERLAP:
-            # tables and states are from before `prepare`
+            # tables and states were written before `prepare`
             cuda.gdc_wait()
         for piece in range(2 if TRACK else 1):
             first = begin
@@ -485,12 +485,12 @@ def advance(
             if TRACK:
                 first = tl.where(piece == 0, begin, tl.maximum(begin, middle))
                 last_row = tl.where(piece == 0, tl.minimum(stop, middle), stop)
-            # of the chunk before, whose output is stored while the next chunk is under way
+            # the previous chunk's output is stored while the next chunk is computed
             known_before = tl.zeros([PART, CHUNK], tl.float32)
             new_before = tl.zeros([PART, CHUNK], tl.float32)
             for first_row in tl.range(first, last_row, CHUNK, num_stages=STAGES):
                 rows = first_row + in_chunk
-                # past the end the last row again: no neighbour is read, and what comes of it is multiplied by zero
+                # past the end repeat the last row: never a neighbour's, and the decays multiply it by zero
                 taken = tl.minimum(rows, end - 1)
                 at = ((head // GROUP) * capacity - first_token + taken)[:, None] * KEYS + key[None, :]
                 k = tl.load(keys + at)
@@ -504,10 +504,10 @@ def advance(
                 minus_from_start = tl.load(of_decays + in_chunk)
                 to_end = tl.load(of_decays + CHUNK + in_chunk)
                 whole = tl.load(of_decays + 2 * CHUNK)
-                # in a sequence's first chunk whatever was there: it multiplies zeros and is not stored
+                # in a sequence's first chunk these are stale: they multiply zeros and are not stored
                 of_decays -= tl.where(first_row > first, VALUE_HEADS * (3 * CHUNK), 0)
                 minus_before = tl.load(of_decays + in_chunk)
-                # the values as an operand, not as a summand: they then never pass through registers
+                # the values are an operand, not a summand, so they never pass through registers
                 n = tl.dot(tl.trans(v), tl.trans(T))
                 o = (new_before - known_before * minus_before[None, :]).to(output.dtype.element_ty)
                 rounded = S.to(keys.dtype.element_ty)
@@ -530,13 +530,13 @@ def advance(
                 tl.store(of_state + (track_slot - slot) * state_slot, S)
         tl.store(of_state, S, mask=is_here)
     if OVERLAP:
-        # also who has nothing to do must not end before `prepare` does: what comes next waits for this kernel only
+        # even an idle program must not end before `prepare`: the next kernel waits for this one only
         cuda.gdc_wait()
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
-    """How the two kernels are launched; whatever is chosen, the bits are the same: benchmarks/gdn_tuning.py looks."""
+    """Launch parameters; results have the same bits with any of them, as benchmarks/gdn_tuning.py checks."""
 
     prepare_programs: int = 396
     prepare_warps: int = 4
@@ -549,32 +549,32 @@ class Tuning:
     overlap: bool = False
 
 
-# of a graph for at most so many rows: they are few chunks, of many sequences perhaps, and there is nothing to prefetch
+# graphs of at most so many rows: few chunks, perhaps of many sequences, so there is nothing to prefetch
 FEW_ROWS, FOR_FEW_ROWS = 1024, {"prepare_registers": None, "advance_stages": 1, "advance_programs": 264}
 
 
 def tuning_for(rows: int) -> Tuning:
-    """Of a graph that is captured for so many rows."""
+    """Return the tuning of a graph that is captured for so many rows."""
     return dataclasses.replace(Tuning(), **FOR_FEW_ROWS) if rows <= FEW_ROWS else Tuning()  # type: ignore[arg-type]
 
 
 @dataclasses.dataclass
 class Scratch:
-    """What `prepare` leaves for `advance`; nothing in it outlives the call."""
+    """Scratch from `prepare` to `advance`; nothing in it outlives the call."""
 
     queries: Any
     keys: Any
     inverses: Any
     scores: Any
-    # of a chunk's tokens: from its start, negative; to its end; and of all
+    # of a chunk's tokens: -exp(G), exp(G_last - G), exp(G_last)
     decays: Any
-    # of each program of `prepare` what its threads tell one another
+    # of each program of `prepare`: exchanged between its threads
     workspace: Any
     windows: Any
 
     @classmethod
     def for_rows(cls, rows: int, tables: Tables, shape: Shape, dtype: Any, tuning: Tuning) -> Scratch:
-        """For outputs of up to so many rows, of which it holds one span."""
+        """Allocate for outputs of up to so many rows; it holds one span of them."""
         # a span's last chunk may reach into the next one
         rows = min(rows, tables.span + tables.chunk)
 
@@ -596,7 +596,7 @@ class Scratch:
         )
 
 
-# whose shared memory holds the tiles of `advance`
+# GPU generations whose shared memory holds the tiles of `advance`
 GENERATIONS = (9, 10)
 
 
@@ -610,13 +610,13 @@ def ready(device: int) -> Accepted | Rejected:
 
 
 def registers(limit: int | None) -> dict[str, int]:
-    """The compiler's option; it takes no None."""
+    """Return the compiler's option, which does not accept None."""
     return {} if limit is None else {"maxnreg": limit}
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One layer's extend; its spans are to be launched in order, each prepared before it is advanced."""
+    """One layer's extend. Spans must be launched in order, each prepared before it is advanced."""
 
     mixed_qkv: Any
     a: Any
@@ -743,5 +743,5 @@ class Call:
 
 
 def extend(mixed_qkv: Any, a: Any, b: Any, *, tracking: bool = False, tuning: Tuning = Tuning(), **others: Any) -> None:
-    """Two launches for each span of tokens; Call has the other parameters, the package's docstring what is done."""
+    """Run two launches per span of tokens; Call lists the other parameters, the package the contract."""
     Call(mixed_qkv, a, b, tracking=tracking, tuning=tuning, **others).launch()
