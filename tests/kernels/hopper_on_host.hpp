@@ -1,10 +1,10 @@
-// Hopper's instructions on the host, as gdn_extend.cuh names them: mbarriers, asynchronous copies, dynamic shared memory,
-// and wgmma groups that have to be waited for.
+// Hopper's instructions on the host, as gdn_extend.cuh names them: mbarriers, asynchronous copies, dynamic shared
+// memory, and wgmma groups that have to be waited for.
 //
-// Data in flight is NaN: a tile from the start of its copy to its end, an accumulator until somebody has waited for it. A
-// seed decides whether a product is computed when it is issued or when it is waited for, so both writing its operands too
-// late and overwriting them too early is found. Operands are laid out as in the PTX manual, in the 128-byte swizzle; the
-// swizzle depends on address bits, so an address inside eight rows works as it does there.
+// Data in flight is NaN: a tile from the start of its copy to its end, an accumulator until somebody has waited for it.
+// A seed decides whether a product is computed when it is issued or when it is waited for, so both writing its operands
+// too late and overwriting them too early is found. Operands are laid out as in the PTX manual, in the 128-byte
+// swizzle; the swizzle depends on address bits, so an address inside eight rows works as it does there.
 #pragma once
 
 #include <cmath>

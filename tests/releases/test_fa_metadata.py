@@ -29,7 +29,8 @@ RELEASES = (
     *("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.23"),
 )
 MUTATED = "0.5.12.post1"
-INSTALLED = "sglang_bcg_fixes.kernels.fa_metadata.adapter"
+ADAPTER = "sglang_bcg_fixes.kernels.fa_metadata.adapter"
+INSTALLED = (f"{ADAPTER}.eager_step", f"{ADAPTER}.replay_step")
 # the first release whose eager step can do without lengths on the host
 BLIND = "0.5.16"
 
@@ -106,15 +107,16 @@ def observe_mutants() -> Found:
     world, steps = flash_steps.World(), every_step()
     stock = {step.name: world.run(step) for step in steps}
     plugin.load()
-    module = importlib.import_module(INSTALLED)
-    text = pathlib.Path(str(module.__file__)).read_text()
+    files = {module: pathlib.Path(str(module.__file__)) for module in map(importlib.import_module, INSTALLED)}
+    texts = {module: file.read_text() for module, file in files.items()}
     found: Found = {}
     for name, (old, new) in MUTANTS.items():
-        assert text.count(old) >= 1, name
-        run = compile(text.replace(old, new), str(module.__file__), "exec")
-        exec(run, vars(module))
+        assert any(old in text for text in texts.values()), name
+        for module, text in texts.items():
+            exec(compile(text.replace(old, new), str(files[module]), "exec"), vars(module))
         found[name] = any(compared(world, [step], stock)["differences"] for step in steps)
-        exec(compile(text, str(module.__file__), "exec"), vars(module))
+        for module, text in texts.items():
+            exec(compile(text, str(files[module]), "exec"), vars(module))
     return found
 
 
