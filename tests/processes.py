@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tests import warm
+from tests import programs, warm
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 FAKE_SGLANG = REPOSITORY / "tests" / "engine" / "fake_sglang"
@@ -47,13 +47,20 @@ def on_cpu(
     paths: Iterable[pathlib.Path] = (),
     environment: Mapping[str, str] | None = None,
     timeout: int = 300,
+    cold: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Python with a release that runs on the CPU, and our plugin where the environment names no other."""
+    """Python with a release that runs on the CPU, and our plugin where the environment names no other.
+
+    A program that calls `one_batch.import_sglang()` finds the release imported; `cold` is for what tests the import.
+    """
     whole = environment_of([root, *paths], {**ON_CPU, **(environment or {})})
-    return warm.starter(whole).run(arguments, whole, timeout)
+    with_graphs = None if cold else programs.with_graphs(arguments)
+    return warm.starter(whole).run(arguments, whole, timeout, with_graphs)
 
 
-def beside(root: pathlib.Path, *arguments: str, timeout: int = 300, **environment: str) -> tuple[Any, str]:
+def beside(
+    root: pathlib.Path, *arguments: str, timeout: int = 300, cold: bool = False, **environment: str
+) -> tuple[Any, str]:
     """The result of `on_cpu` without kernels, and its whole log."""
     with tempfile.TemporaryDirectory() as reports:
         done = on_cpu(
@@ -66,6 +73,7 @@ def beside(root: pathlib.Path, *arguments: str, timeout: int = 300, **environmen
                 **environment,
             },
             timeout=timeout,
+            cold=cold,
         )
     return result(done), done.stdout + done.stderr
 

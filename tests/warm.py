@@ -2,14 +2,20 @@
 
 A `Starter` keeps one process that has imported them and nothing of SGLang or of ours, and has it fork for each run. To
 the code that runs, all is as in a process of its own: its path, its environment, its `__main__`, its end.
+
+A program that calls `one_batch.import_sglang()` can be forked from another process instead, which the first has forked
+and which has called it for the same release, and has imported the benchmark that `one_batch.load()` starts with. The
+call then returns at once. It must come before anything that the import could notice, so it raises where the program has
+changed its environment, and a program that ends without it fails.
 """
 
 from __future__ import annotations
 
+import atexit
 import functools
 import gc
 import importlib
-import json
+import multiprocessing
 import os
 import pathlib
 import runpy
@@ -21,7 +27,8 @@ import threading
 import time
 import types
 from collections.abc import Mapping
-from typing import Any
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
 
 # what every release imports, the largest first
 IMPORTED = (
@@ -38,6 +45,10 @@ IMPORTED = (
 )
 # a package may read these when it is imported; torch sets one of them itself
 READ_WHEN_IMPORTED = ("CUDA", "HF_", "LD_", "MKL", "NUMBA", "OMP", "PYTHON", "TORCH", "TRANSFORMERS", "TRITON")
+# SGLang may read any variable when it is imported, but not the plugin's and pytest's
+NOT_READ_BY_SGLANG = ("PYTEST_CURRENT_TEST", "SGLANG_BCG_")
+# those used last: each takes some hundred megabytes, in every worker of pytest
+RELEASES_AT_ONCE = 2
 
 
 class Starter:
@@ -49,9 +60,16 @@ class Starter:
         self._turn = threading.Lock()
 
     def run(
-        self, arguments: tuple[str, ...], environment: Mapping[str, str], timeout: float
+        self,
+        arguments: tuple[str, ...],
+        environment: Mapping[str, str],
+        timeout: float,
+        with_graphs: bool | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """As `subprocess.run` of Python with these arguments, `-c` or `-m` first."""
+        """As `subprocess.run` of Python with these arguments, `-c` or `-m` first.
+
+        `with_graphs` is what the program tells `import_sglang()` if that is to be done already, or else None.
+        """
         command = [sys.executable, *arguments]
         with self._turn, tempfile.TemporaryDirectory() as folder:
             out, err = (pathlib.Path(folder, name) for name in ("out", "err"))
@@ -61,27 +79,23 @@ class Starter:
                 "folder": str(pathlib.Path.cwd()),
                 "files": [str(out), str(err)],
                 "timeout": timeout,
+                "with_graphs": with_graphs,
             }
-            returncode = self._ask(asked)
+            self._process.send(asked)
+            returncode: int | None = self._process.recv()
             printed = [file.read_text() for file in (out, err)]
         if returncode is None:
             raise subprocess.TimeoutExpired(command, timeout, *printed)
         return subprocess.CompletedProcess(command, returncode, *printed)
 
     @functools.cached_property
-    def _process(self) -> subprocess.Popen[str]:
-        command, pipe = [sys.executable, __file__], subprocess.PIPE
-        return subprocess.Popen(command, env=self.environment, stdin=pipe, stdout=pipe, text=True)
-
-    def _ask(self, asked: dict[str, Any]) -> int | None:
-        process = self._process
-        assert process.stdin and process.stdout
-        process.stdin.write(json.dumps(asked) + "\n")
-        process.stdin.flush()
-        answer = process.stdout.readline()
-        assert answer, f"the process that forks has ended: {process.wait()}"
-        returncode: int | None = json.loads(answer)
-        return returncode
+    def _process(self) -> Connection:
+        ours, theirs = multiprocessing.Pipe()
+        with theirs:
+            command, passed = [sys.executable, __file__, str(theirs.fileno())], [theirs.fileno()]
+            # it ends when nobody holds the other end any more
+            subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL, pass_fds=passed)
+        return ours
 
 
 _starters: dict[frozenset[tuple[str, str]], Starter] = {}
@@ -94,22 +108,132 @@ def starter(environment: Mapping[str, str]) -> Starter:
     return _starters.setdefault(read, Starter(imported_in))
 
 
-def forked() -> dict[str, Any]:
-    """Answer until nobody asks; returns in each forked process, with what that one is to run."""
+class Release:
+    """A process that has imported a release and forks too, as the first process sees it."""
+
+    def __init__(self, process: int, connection: Connection) -> None:
+        self.process, self.connection = process, connection
+        self.has_ended = False
+
+    def run(self, asked: dict[str, Any]) -> int | None:
+        self.connection.send(asked)
+        try:
+            status: int | None = self.connection.recv()
+        except EOFError:
+            # it could not import the release, and has said why where the program would have
+            status = self.ended()
+            return None if status == -signal.SIGALRM else status
+        return status
+
+    def end(self) -> None:
+        os.kill(self.process, signal.SIGKILL)
+        self.ended()
+
+    def ended(self) -> int:
+        self.has_ended = True
+        self.connection.close()
+        return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
+
+
+def forked(caller: Connection) -> dict[str, Any]:
+    """Answer until nobody asks; returns in each process forked for a run, with what that one is to run."""
     for name in IMPORTED:
         importlib.import_module(name)
     assert not any(name.partition(".")[0].startswith(("sglang", "tests")) for name in sys.modules)
+    prepare_to_fork()
+    releases: dict[Any, Release] = {}
+    while True:
+        asked = received(caller)
+        if asked["with_graphs"] is None:
+            child = os.fork()
+            if child == 0:
+                for connection in (caller, *(release.connection for release in releases.values())):
+                    connection.close()
+                enter(asked)
+                return asked
+            caller.send(wait(child, asked["timeout"]))
+            continue
+        read = {pair for pair in asked["environment"].items() if not pair[0].startswith(NOT_READ_BY_SGLANG)}
+        key = (asked["with_graphs"], asked["folder"], frozenset(read))
+        release = releases.pop(key, None)
+        if release is None:
+            if len(releases) == RELEASES_AT_ONCE:
+                releases.pop(next(iter(releases))).end()
+            ours, theirs = multiprocessing.Pipe()
+            child = os.fork()
+            if child == 0:
+                for connection in (caller, ours, *(release.connection for release in releases.values())):
+                    connection.close()
+                return forked_with_release(theirs)
+            theirs.close()
+            release = Release(child, ours)
+        caller.send(release.run(asked))
+        if not release.has_ended:
+            # the last one is the one used last
+            releases[key] = release
+
+
+def forked_with_release(caller: Connection) -> dict[str, Any]:
+    """As `forked`, for one release, which the first run has imported in its own files, folder and environment."""
+    asked = received(caller)
+    # ends this process if the import takes as long as the program may
+    signal.setitimer(signal.ITIMER_REAL, asked["timeout"])
+    enter(asked)
+    from cpu_sglang import one_batch
+
+    sglang = one_batch.import_sglang(with_graphs=asked["with_graphs"])
+    one_batch._import_benchmark()
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    assert not any(name.startswith(("sglang_bcg_fixes", "tests")) for name in sys.modules)
+    changed = dict(os.environ.items() - asked["environment"].items())
+    assert not asked["environment"].keys() - os.environ.keys(), "SGLang's import removes a variable"
+    prepare_to_fork()
+    while True:
+        child = os.fork()
+        if child == 0:
+            caller.close()
+            asked["environment"].update(changed)
+            use(asked)
+            one_batch.import_sglang = asked["imported"] = Imported(sglang, asked)
+            return asked
+        caller.send(wait(child, asked["timeout"]))
+        asked = received(caller)
+
+
+class Imported:
+    """Takes the place of `one_batch.import_sglang` in a process forked from one that has called it."""
+
+    def __init__(self, sglang: types.ModuleType, asked: dict[str, Any]) -> None:
+        self.sglang, self.asked = sglang, asked
+        self.was_called = False
+
+    def __call__(self, with_graphs: bool = False) -> types.ModuleType:
+        if with_graphs != self.asked["with_graphs"] or dict(os.environ) != self.asked["environment"]:
+            raise RuntimeError("SGLang was imported in another way or environment: run this program with cold=True")
+        self.was_called = True
+        return self.sglang
+
+    def check(self) -> None:
+        if not self.was_called:
+            raise RuntimeError(
+                "SGLang was imported, and nobody called import_sglang(): run this program with cold=True"
+            )
+
+
+def received(caller: Connection) -> dict[str, Any]:
+    try:
+        asked: dict[str, Any] = caller.recv()
+    except EOFError:
+        # without the handlers of what was imported, which each forked process runs for itself
+        os._exit(0)
+    return asked
+
+
+def prepare_to_fork() -> None:
     assert len(os.listdir("/proc/self/task")) == 1, "a thread does not come along into a forked process"
     # what is imported stays for good, and a collection would copy its pages in each process
     gc.collect()
     gc.freeze()
-    for line in sys.stdin:
-        asked: dict[str, Any] = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            return asked
-        print(json.dumps(wait(child, asked["timeout"])), flush=True)
-    sys.exit()
 
 
 def wait(child: int, timeout: float) -> int | None:
@@ -125,27 +249,64 @@ def wait(child: int, timeout: float) -> int | None:
         time.sleep(0.005)
 
 
-def run(asked: dict[str, Any]) -> None:
-    """Give this process what a new Python would have: files, folder, environment, path, arguments and `__main__`."""
+def enter(asked: dict[str, Any]) -> None:
+    """Give this process what a new Python would have: files, folder, environment, arguments and path."""
+    use(asked)
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[1:1] = [entry for entry in given if entry]
+
+
+def use(asked: dict[str, Any]) -> None:
+    """All of it but the path's folders, which this process has."""
     nothing = os.open(os.devnull, os.O_RDONLY)
-    files = [os.open(name, os.O_WRONLY | os.O_CREAT) for name in asked["files"]]
+    # behind what the import of a release has written there
+    files = [os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for name in asked["files"]]
     for number, file in enumerate([nothing, *files]):
         os.dup2(file, number)
         os.close(file)
     os.chdir(asked["folder"])
     os.environ.clear()
     os.environ.update(asked["environment"])
-    kind, what, *arguments = asked["arguments"]
-    given = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    # the first one is this file's folder
-    sys.path[:] = ["" if kind == "-c" else asked["folder"], *given, *sys.path[1:]]
+    kind, _, *arguments = asked["arguments"]
     sys.argv = [kind, *arguments]
+    # it was this file's folder
+    sys.path[0] = "" if kind == "-c" else asked["folder"]
+
+
+def run(asked: dict[str, Any]) -> None:
+    kind, what, *_ = asked["arguments"]
     if kind == "-m":
         runpy.run_module(what, run_name="__main__", alter_sys=True)
     else:
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(compile(what, "<string>", "exec"), vars(main))
+    if "imported" in asked:
+        asked["imported"].check()
+
+
+def status_of(asked: dict[str, Any]) -> int:
+    """Run it, and say with which status Python would exit."""
+    try:
+        run(asked)
+    except SystemExit as left:
+        if left.code is None or isinstance(left.code, int):
+            return left.code or 0
+        print(left.code, file=sys.stderr)
+        return 1
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def leave(status: int) -> NoReturn:
+    """Exit as Python does, but without taking every module apart: that would copy their pages, for seconds."""
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 if __name__ == "__main__":
-    run(forked())
+    leave(status_of(forked(Connection(int(sys.argv[1])))))

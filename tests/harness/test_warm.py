@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import signal
 import subprocess
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from tests import processes, warm
+from tests import processes, programs, warm
+from tests.wheels import NEWEST, RELEASES
 
 ABOUT = """
 import atexit, json, os, sys
@@ -58,11 +62,20 @@ def test_torch_is_imported_and_nothing_that_is_tested() -> None:
         ("raise ValueError('no')", 1, "ValueError: no"),
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, ""),
         ("import os; os._exit(5)", 5, ""),
+        ("import sys; sys.exit('what is missing')", 1, "what is missing\n"),
+        ("import sys; sys.exit(None)", 0, ""),
+        ("import atexit, sys; atexit.register(sys.stderr.write, 'the last word'); 1 / 0", 1, "the last word"),
     ],
 )
 def test_how_it_ended_is_told(code: str, status: int, said: str) -> None:
     done = run("-c", code)
     assert done.returncode == status and said in done.stderr
+
+
+def test_its_threads_are_waited_for() -> None:
+    code = "import threading, time; threading.Thread(target=lambda: (time.sleep(0.1), print('done'))).start()"
+    done = run("-c", code)
+    assert (done.stdout, done.returncode) == ("done\n", 0)
 
 
 def test_what_takes_too_long_is_ended() -> None:
@@ -75,3 +88,119 @@ def test_each_environment_that_packages_read_when_they_are_imported_has_its_own(
     same = warm.starter({**WHOLE, "PYTHONPATH": "elsewhere", "SGLANG_PLUGINS": "others"})
     assert same is warm.starter(WHOLE)
     assert warm.starter({**WHOLE, "TORCHDYNAMO_DISABLE": "1"}) is not same
+
+
+# what a program may see of the process that it runs in, before SGLang and after
+SEEN = """
+import json, os, sys
+was_imported = "sglang" in sys.modules
+from cpu_sglang import one_batch
+sglang = one_batch.import_sglang(with_graphs=True)
+import torch
+one_batch._import_benchmark()
+print("RESULT", json.dumps({
+    "was imported": was_imported, "argv": sys.argv[1:], "path": sys.path, "environment": dict(os.environ),
+    "folder": os.getcwd(), "name": __name__, "modules": sorted(sys.modules), "stdin": sys.stdin.read(),
+    "sglang": [sglang.__file__, sglang.__version__], "graph": torch.cuda.CUDAGraph.__module__,
+    "finders": [type(finder).__name__ for finder in sys.meta_path], "parent": os.getppid(),
+}))
+"""
+
+
+@pytest.fixture(params=[RELEASES[0], NEWEST])
+def root(release_root: Callable[[str], pathlib.Path], request: pytest.FixtureRequest) -> pathlib.Path:
+    return release_root(request.param)
+
+
+def test_with_sglang_imported_it_is_given_what_a_cold_one_is(root: pathlib.Path) -> None:
+    cold, warmed = (processes.on_cpu(root, "-c", SEEN, "one", cold=cold) for cold in (True, False))
+    ours, new = processes.result(warmed), processes.result(cold)
+    assert ours.pop("parent") != new.pop("parent")
+    assert (ours.pop("was imported"), new.pop("was imported")) == (True, False)
+    assert ours == new
+    assert not [name for name in ours["modules"] if name.startswith("sglang_bcg_fixes")]
+    # what the import had to say is said once, and by the first
+    assert warmed.stderr == cold.stderr
+
+
+def test_a_module_is_run_as_well(root: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    report = tmp_path / "report.json"
+    command = ("-m", "cpu_sglang.prefill", "--model", "llama", "--requests", "1", "--graph", "none")
+    done = processes.on_cpu(root, *command, "--json", str(report))
+    assert done.returncode == 0, done.stderr
+    assert len(json.loads(report.read_text())["batches"]) == 3
+
+
+def parent(root: pathlib.Path, code: str = "", **environment: str) -> int:
+    """The process that it was forked from, having imported the release, as long as that is the same one."""
+    start = "from cpu_sglang import one_batch; sglang = one_batch.import_sglang(); import json, os"
+    program = f'{start}\n{code}\nprint("RESULT", json.dumps(os.getppid()))'
+    found: int = processes.result(processes.on_cpu(root, "-c", program, environment=environment))
+    return found
+
+
+def test_the_releases_used_last_are_kept_and_nothing_is_left_behind(
+    release_root: Callable[[str], pathlib.Path],
+) -> None:
+    root = release_root(RELEASES[0])
+    first = parent(root, "sglang.left = 1")
+    assert parent(root, "assert not hasattr(sglang, 'left')", SGLANG_BCG_FIXES="off") == first
+    others = [parent(root, SGLANG_TOLD=told) for told in "abc"[: warm.RELEASES_AT_ONCE]]
+    assert len({first, *others}) == 1 + warm.RELEASES_AT_ONCE
+    alive = [pathlib.Path("/proc", str(process)).exists() for process in (first, *others)]
+    assert alive == [False, *[True] * warm.RELEASES_AT_ONCE]
+    assert parent(root, SGLANG_TOLD="a") == others[0]
+
+
+UNLIKE = {
+    "a variable is set": "import os; os.environ['SGLANG_TOLD'] = 'so'\none_batch.import_sglang()",
+    "it is not called": "if False: one_batch.import_sglang()",
+    "it is called otherwise": "one_batch.import_sglang(with_graphs=bool(1))",
+}
+
+
+@pytest.mark.parametrize("code", UNLIKE.values(), ids=UNLIKE)
+def test_what_must_not_have_sglang_imported_is_refused(release_root: Callable[[str], pathlib.Path], code: str) -> None:
+    program = f"from cpu_sglang import one_batch\n{code}"
+    done = processes.on_cpu(release_root(RELEASES[0]), "-c", program)
+    assert done.returncode == 1 and "run this program with cold=True" in done.stderr
+    assert processes.on_cpu(release_root(RELEASES[0]), "-c", program, cold=True).returncode == 0
+
+
+def test_a_release_that_cannot_be_imported_says_why(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "sglang.py").write_text("raise ImportError('no such luck')")
+    for _ in range(2):
+        done = processes.on_cpu(tmp_path, "-c", "from cpu_sglang import one_batch; one_batch.import_sglang()")
+        assert done.returncode == 1 and "no such luck" in done.stderr
+
+
+def test_an_import_that_takes_too_long_is_ended(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "sglang.py").write_text("import time; time.sleep(60)")
+    with pytest.raises(subprocess.TimeoutExpired):
+        processes.on_cpu(tmp_path, "-c", "from cpu_sglang import one_batch; one_batch.import_sglang()", timeout=1)
+
+
+WITH, WITHOUT = "one_batch.import_sglang(with_graphs=True)", "one_batch.import_sglang()"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (("-c", WITH), True),
+        (("-c", WITHOUT), False),
+        (("-c", f"{WITH}\n{WITHOUT}"), None),
+        (("-c", f"said = {WITH!r}"), None),
+        (("-c", "import sglang"), None),
+        (("-m", "cpu_sglang.prefill"), True),
+        (("-m", "tests.bench.cpu_layer"), False),
+        (("-m", "sglang_bcg_fixes"), None),
+        (("-c", "from tests.fixes import small_llama"), True),
+        (("-c", "from tests.fixes.small_llama import load"), True),
+        (("-c", "import tests.fixes.small_llama"), True),
+        # what it says itself goes before what a module does that it may not call
+        (("-c", f"from tests.fixes import small_llama\n{WITHOUT}"), False),
+        (("-c", "from tests.fixes import small_llama; from tests.bench import cpu_layer"), None),
+    ],
+)
+def test_how_a_program_imports_sglang_is_read_from_its_source(arguments: tuple[str, ...], found: Any) -> None:
+    assert programs.with_graphs(arguments) is found
