@@ -2,24 +2,76 @@ from __future__ import annotations
 
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests import wheels
+from tests import forms, wheels
 
 # before anything imports triton: its own functions are made for the interpreter or for a GPU at that moment
 os.environ.setdefault("TRITON_INTERPRET", "1")
 # there is a worker for every core
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+FORMS_OF = "forms_of"
 DRIFTED = pathlib.PurePath("sglang/srt/layers/radix_linear_attention.py")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--everything", action="store_true", help="every release and pair, as `make test-all`")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", f"{FORMS_OF}(*about): only releases that differ in these; see tests/forms.py")
+
+
+# after pytest has put tests with the same parameter side by side
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--everything"):
+        others = set(without_a_difference(items))
+        config.hook.pytest_deselected(items=list(others))
+        items[:] = [item for item in items if item not in others]
+    # those on one release follow each other, and find it imported; see tests/warm.py
+    items.sort(key=lambda item: wheels.RELEASES.index(release_of(item) or wheels.RELEASES[0]))
+
+
+def without_a_difference(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Tests on a release that has the same forms as one before it."""
+    by_test: dict[tuple[pytest.Item | pytest.Collector | None, str], dict[pytest.Item, str]] = {}
+    for item in items:
+        release = release_of(item)
+        if release and item.get_closest_marker(FORMS_OF):
+            by_test.setdefault((item.parent, getattr(item, "originalname", item.name)), {})[item] = release
+    for releases in by_test.values():
+        among = sorted(set(releases.values()), key=wheels.RELEASES.index)
+        for item, release in releases.items():
+            marker = item.get_closest_marker(FORMS_OF)
+            if marker and release not in forms.releases_that_differ(*marker.args, among=tuple(among)):
+                yield item
+
+
+def release_of(item: pytest.Item) -> str | None:
+    """The release among its parameters."""
+    given = item.callspec.params if hasattr(item, "callspec") else {}
+    for value in given.values():
+        for part in value if isinstance(value, tuple) else (value,):
+            if isinstance(part, str) and part in wheels.RELEASES:
+                return part
+    return None
 
 
 @pytest.fixture(scope="session")
 def release_root() -> Callable[[str], pathlib.Path]:
     """From a release to the folder that holds its `sglang/`; fetched with pip where it is not at hand."""
     return wheels.unpacked
+
+
+@pytest.fixture
+def everything(request: pytest.FixtureRequest) -> bool:
+    """Under `make test-all`."""
+    asked: bool = request.config.getoption("--everything")
+    return asked
 
 
 @pytest.fixture

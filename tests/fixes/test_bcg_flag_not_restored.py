@@ -49,6 +49,7 @@ print("RESULT", json.dumps(found))
 """
 
 
+@pytest.mark.forms_of("bcg_flag_not_restored")
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_outer_scope_goes_on_after_the_inner_one(release_root: Callable[[str], pathlib.Path], release: str) -> None:
     found, _ = processes.beside(release_root(release), "-c", CODE)

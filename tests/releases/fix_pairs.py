@@ -1,9 +1,9 @@
 """Every fix with every other one, in a released SGLang: what each of them mends, observed side by side.
 
-    PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m tests.releases.fix_pairs OUT.json ID...
+    PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m tests.releases.fix_pairs OUT.json '' ID+ID ID+ID+ID...
 
-For every combination: all of those fixes, none, each pair and nothing else. One combination is one process for each
-model, forked from one that has done the imports.
+Each argument is a combination: the fixes that are on, and nothing else. It takes one process for each model, forked
+from one that has done the imports.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import multiprocessing
 import os
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cpu_sglang import draft_extend, graphs, one_batch, prefill
+from sglang_bcg_fixes.model import Fix
+from sglang_bcg_fixes.planning import registry
 
 STEP = draft_extend.Step(prefix=(20, 5), new=(draft_extend.NEW_TOKENS,) * 2, seq_lens=(24, 9))
 BUCKET = 8
@@ -26,8 +28,24 @@ BUCKET = 8
 EVERY_LAYER = (0, 1, 2)
 
 
-def combinations(fixes: list[str]) -> list[tuple[str, ...]]:
-    return [(), *itertools.combinations(fixes, 2), tuple(fixes)]
+def combinations(fixes: Sequence[str], every_pair: bool) -> list[tuple[str, ...]]:
+    """None of them, each pair that meets, and all."""
+    pairs = [pair for pair in itertools.combinations(fixes, 2) if every_pair or meet(*pair)]
+    return [(), *pairs, tuple(fixes)]
+
+
+def meet(one: str, other: str) -> bool:
+    """Two fixes that patch the same module, or of which one has to come after the other."""
+    first, second = map(declared, (one, other))
+    return bool(modules(first) & modules(second)) or one in second.after or other in first.after
+
+
+def declared(fix: str) -> Fix:
+    return registry.declared_in(importlib.import_module(f"sglang_bcg_fixes.fixes.{fix}"))
+
+
+def modules(fix: Fix) -> set[str]:
+    return {place.partition(":")[0] for point in fix.patches for place in point.where}
 
 
 def attempt(run: Callable[[], Any]) -> Any:
@@ -104,11 +122,11 @@ def observe(number: int, on: tuple[str, ...]) -> dict[str, Any]:
 
 
 def main() -> None:
-    target, *fixes = sys.argv[1:]
+    target, *combined = sys.argv[1:]
     one_batch.import_sglang(with_graphs=True)
     one_batch._import_benchmark()
     importlib.import_module("sglang.srt.models.registry")
-    chosen = combinations(fixes)
+    chosen = [tuple(fix for fix in fixes.split("+") if fix) for fixes in combined]
     runs = [(number, on) for on in chosen for number in range(len(OBSERVED))]
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         found = iter(pool.starmap(observe, runs, chunksize=1))

@@ -85,6 +85,7 @@ print("RESULT", json.dumps({
 """
 
 
+@pytest.mark.forms_of("break_input_lifetime", "break_output_lifetime")
 @pytest.mark.parametrize("release", RELEASES)
 def test_what_no_pool_keeps_is_kept_and_nothing_else(release_root: Callable[[str], pathlib.Path], release: str) -> None:
     found, _ = processes.beside(
