@@ -21,6 +21,7 @@ from sglang_bcg_fixes.planning.plan import ask, decide
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Folder, Source
 from tests.mutated import rewritten
+from tests.wheels import NEWEST
 
 Root = Callable[[str], pathlib.Path]
 
@@ -30,7 +31,7 @@ SPECULATIVE = "sglang/srt/speculative"
 RUNNER = f"{SPECULATIVE}/eagle_draft_extend_cuda_graph_runner.py"
 
 DRIFTED = {
-    "the prefix is computed in another way": ("0.5.23", TRITON, "seq_lens - extend_seq_lens", "seq_lens - new_lens"),
+    "the prefix is computed in another way": (NEWEST, TRITON, "seq_lens - extend_seq_lens", "seq_lens - new_lens"),
     "the rows are laid out in another way": ("0.5.16", TRITON, "* num_tokens_per_req + 1", "* num_tokens_per_req + 2"),
     "capture reads the lengths": (
         "0.5.12",
@@ -62,7 +63,7 @@ def test_a_backend_that_drifted_is_unknown(drift: str, release_root: Root) -> No
     ],
 )
 def test_a_release_that_counts_by_itself_is_unknown(change: tuple[str, str, str], release_root: Root) -> None:
-    assert ask(prefix_only.FIX, Source(rewritten(release_root("0.5.23"), *change))).verdict is Verdict.UNKNOWN
+    assert ask(prefix_only.FIX, Source(rewritten(release_root(NEWEST), *change))).verdict is Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def test_a_release_that_counts_by_itself_is_unknown(change: tuple[str, str, str]
 def test_a_prefix_alone_is_looked_for_only_on_request(value: str | None, action: Action, release_root: Root) -> None:
     fix = prefix_only.FIX
     settings = read([fix], [], {fix.flag: value} if value else {})
-    decision = decide(fix, settings.fixes[fix.id], ask(fix, Source(Folder(release_root("0.5.23")))))
+    decision = decide(fix, settings.fixes[fix.id], ask(fix, Source(Folder(release_root(NEWEST)))))
     assert decision.action is action
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests import processes
 from tests.releases.test_hybrid_routing import QWEN3_5
+from tests.wheels import NEWEST
 
 CODE = """
 import json, pathlib, sys
@@ -46,9 +47,9 @@ RIGHT, WRONG = [[True, 2]] * 3, [[False, 2]] * 3
 CASES = {
     "0.5.19": ("0.5.19", "qwen3next", WRONG),
     "0.5.21": ("0.5.21", "qwen3next", WRONG),
-    "0.5.23": ("0.5.23", "qwen3next", WRONG),
-    "0.5.23, text only": ("0.5.23", TEXT_ONLY, WRONG),
-    "0.5.23, multimodal": ("0.5.23", QWEN3_5, RIGHT),
+    NEWEST: (NEWEST, "qwen3next", WRONG),
+    f"{NEWEST}, text only": (NEWEST, TEXT_ONLY, WRONG),
+    f"{NEWEST}, multimodal": (NEWEST, QWEN3_5, RIGHT),
 }
 
 

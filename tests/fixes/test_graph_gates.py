@@ -10,6 +10,7 @@ import pytest
 
 from sglang_bcg_fixes.fixes import mamba_tracking_dropped
 from tests import processes
+from tests.wheels import NEWEST
 
 KINDS = (
     "by keyword, text",
@@ -31,7 +32,7 @@ LOST = {
     "0.5.14": KINDS[5::2],
     "0.5.15.post1": IMAGES,
     "0.5.21": KINDS[7:],
-    "0.5.23": KINDS[7:],
+    NEWEST: KINDS[7:],
 }
 CHECKPOINTS = ("0.5.13.post1", "0.5.14", "0.5.17")
 MAMBA2 = "Mamba2, checkpoint"

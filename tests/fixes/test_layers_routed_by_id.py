@@ -15,7 +15,7 @@ from sglang_bcg_fixes.planning.plan import ask, decide, with_needed_points
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Folder, Source
 from tests.mutated import rewritten
-from tests.wheels import RELEASES
+from tests.wheels import NEWEST, RELEASES
 
 Root = Callable[[str], pathlib.Path]
 BACKEND = "sglang/srt/layers/attention/hybrid_linear_attn_backend.py"
@@ -36,10 +36,10 @@ MUTANTS = {
         "layer_id: Optional[int] = None\n",
         "layer_id=None, mode=None\n",
     ),
-    "the route looks at a name that is new": ("0.5.23", BACKEND, BY_ID, f"layer.is_sparse or {BY_ID[7:]}"),
+    "the route looks at a name that is new": (NEWEST, BACKEND, BY_ID, f"layer.is_sparse or {BY_ID[7:]}"),
     "the route looks at a mark that is new": ("0.5.16", BACKEND, BY_ID, "return not getattr(layer, 'is_linear', 0)"),
     "the route is decorated": ("0.5.14", BACKEND, "    def _is_full_attn(", "    @remembered\n    def _is_full_attn("),
-    "the linear backend is made of more": ("0.5.23", BACKEND, "(self, model_runner: ModelRunner)", "(self, r, layers)"),
+    "the linear backend is made of more": (NEWEST, BACKEND, "(self, model_runner: ModelRunner)", "(self, r, layers)"),
     "Bailing's layers are made otherwise": ("0.5.20", BAILING, "self.attn = RadixAttention(", "self.attn = Lightning("),
     "Bailing's layers have another name": (
         "0.5.20",

@@ -16,7 +16,7 @@ from sglang_bcg_fixes.planning.plan import ask
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Folder, Source
 from tests.mutated import rewritten
-from tests.wheels import RELEASES
+from tests.wheels import NEWEST, RELEASES
 
 FILE = "sglang/srt/layers/radix_linear_attention.py"
 OLD_GRAPHS = "sglang/srt/model_executor/breakable_cuda_graph/breakable_cuda_graph.py"
@@ -36,8 +36,8 @@ FIXED_MUTANTS = {
     "the break is disabled": ("0.5.13", FILE, "eager_on_graph(True)", "eager_on_graph(False)"),
     "the break is renamed": ("0.5.16", FILE, f"bcg_{fix.OPERATION}(", "other_break("),
     "the break has a new argument": ("0.5.20", FILE, "eager_on_graph(\n    True,", "eager_on_graph(\n    True, 1,"),
-    "the break is no longer one": ("0.5.23", FILE, "@eager_on_graph(", "@not_a_break("),
-    "forward has one more statement": ("0.5.23", FILE, "is_extend = ", "x = 1; is_extend = "),
+    "the break is no longer one": (NEWEST, FILE, "@eager_on_graph(", "@not_a_break("),
+    "forward has one more statement": (NEWEST, FILE, "is_extend = ", "x = 1; is_extend = "),
 }
 
 

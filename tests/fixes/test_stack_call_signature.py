@@ -16,6 +16,7 @@ from sglang_bcg_fixes.planning.plan import ask
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Folder, Source
 from tests.mutated import rewritten
+from tests.wheels import NEWEST
 
 OLD_RUNNER = "sglang/srt/model_executor/breakable_cuda_graph_runner.py"
 RUNNER = "sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py"
@@ -162,7 +163,7 @@ DRIFTED = {
     ),
     "the runner calls something else": ("0.5.14", RUNNER, "self.layer_model.forward(", "self.stack.forward("),
     "one argument more": ("0.5.18", RUNNER, "forward_batch.input_embeds,\n                )", "None, None)"),
-    "other names by signature": ("0.5.23", RUNNER, 'in ("input_embeds", "inputs_embeds"):', "in ():"),
+    "other names by signature": (NEWEST, RUNNER, 'in ("input_embeds", "inputs_embeds"):', "in ():"),
     "no names by signature": ("0.5.20", RUNNER, "def _build_layer_model_forward_kwargs(", "def build("),
 }
 

@@ -20,7 +20,7 @@ import pytest
 from cpu_sglang import draft_extend
 from cpu_sglang.draft_extend import NEW_TOKENS, Step
 from tests import processes
-from tests.wheels import RELEASES
+from tests.wheels import NEWEST, RELEASES
 
 Root = Callable[[str], pathlib.Path]
 Found = dict[str, Any]
@@ -95,7 +95,7 @@ MUTANTS = {
         "if 1:",
     ),
 }
-RELEASE_OF_MUTANTS = {EXTENT: "0.5.12.post1", PREFIX_ONLY: "0.5.23"}
+RELEASE_OF_MUTANTS = {EXTENT: "0.5.12.post1", PREFIX_ONLY: NEWEST}
 
 
 def since(release: str, first: str) -> bool:

@@ -19,6 +19,7 @@ from sglang_bcg_fixes.model import Accepted, Rejected
 from sglang_bcg_fixes.planning import plan, registry
 from sglang_bcg_fixes.source import tree
 from tests import processes
+from tests.wheels import since
 
 Root = Callable[[str], pathlib.Path]
 Found = dict[str, Any]
@@ -26,7 +27,8 @@ Found = dict[str, Any]
 # one of each form that the backend's methods have had
 RELEASES = (
     *("0.5.11", "0.5.12.post1", "0.5.13", "0.5.14", "0.5.15.post1", "0.5.16"),
-    *("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.23"),
+    *("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21"),
+    *since("0.5.23"),
 )
 MUTATED = "0.5.12.post1"
 ADAPTER = "sglang_bcg_fixes.kernels.fa_metadata.adapter"

@@ -105,9 +105,9 @@ def test_a_mixer_without_a_break_is_refused_and_served_eagerly(run: Run, release
         ("0.5.11", {}, {"Lfm2ForCausalLM": LFM2, **SPARSE}),
         ("0.5.14", {}, {"Lfm2ForCausalLM": LFM2, **SPARSE}),
         ("0.5.17", {}, {"Lfm2ForCausalLM": LFM2}),
-        ("0.5.23", {}, {"Lfm2ForCausalLM": LFM2}),
+        (NEWEST, {}, {"Lfm2ForCausalLM": LFM2}),
         (
-            "0.5.23",
+            NEWEST,
             OFF,
             {"FalconH1ForCausalLM": FALCON, "GraniteMoeHybridForCausalLM": GRANITE, "Lfm2ForCausalLM": LFM2},
         ),
