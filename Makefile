@@ -3,10 +3,11 @@ PYTHON ?= python3
 JOBS ?= $(shell nproc)
 VENV := .venv-test
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 25
 REQUIREMENTS := cpu_sglang/requirements.txt tests/requirements.txt
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' cpu_sglang/requirements.txt)
 
-.PHONY: serve test lint wheels gpu bench record cost harm docs fix forms release changelog clean
+.PHONY: serve test test-all lint wheels gpu bench record cost harm docs fix forms release changelog clean
 .DEFAULT_GOAL := test
 
 serve:
@@ -14,7 +15,11 @@ serve:
 
 # progress: pip's own while installing, one line a release while fetching, pytest's percentage at the end
 test: lint wheels
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 10
+	$(PYTEST)
+
+# also the releases that do not differ in what a test is about, and every pair of fixes
+test-all: lint wheels
+	$(PYTEST) --everything
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
