@@ -129,11 +129,11 @@ print("RESULT", json.dumps([reasons, states == report.states(), graphs.counters.
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_real_runner_says_why_it_does_not_replay(release_root, release: str) -> None:
-    reasons, same_states, replayed = processes.beside(release_root(release), "-c", REAL)[0]
+    reasons, same_states, replayed = processes.beside(release_root(release), "-c", REAL, cold=True)[0]
     assert reasons == {"longer than the largest bucket": 1.0}
     assert same_states and replayed
 
 
 def test_a_fix_that_refuses_a_replay_is_named(release_root) -> None:
-    found, _ = processes.beside(release_root("0.5.14"), "-c", REAL, LORA="1")
+    found, _ = processes.beside(release_root("0.5.14"), "-c", REAL, cold=True, LORA="1")
     assert found == [{"fix lora_batch_stale": 3.0, "longer than the largest bucket": 1.0}, True, False]
