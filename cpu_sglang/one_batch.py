@@ -107,6 +107,8 @@ def _import_benchmark() -> Any:
 
 def load(model: str, **server_args: Any) -> LoadedModel:
     """Build `models/<model>` with dummy weights, after import_sglang(), load_plugins(); one per process."""
+    # SGLang unfreezes around each capture, and collections would scan all that was imported again
+    gc.freeze = gc.unfreeze = lambda: None
     benchmark = _import_benchmark()
     from sglang.srt.server_args import PortArgs, ServerArgs
 
