@@ -89,7 +89,8 @@ def test_padded_rows_are_zero_and_real_rows_as_before(
 ) -> None:
     # what is undone must be outermost, and latent attention's tail has a test of its own
     others = {f"SGLANG_BCG_FIX_{name}": "off" for name in ("BREAK_POSITIONS_PADDED", "FUSED_MLA_TAIL_UNINITIALISED")}
-    found, _ = processes.beside(release_root(release), "-c", CODE, **others)
+    # the scope is replaced before anything has imported it by name
+    found, _ = processes.beside(release_root(release), "-c", CODE, cold=True, **others)
     needed = RELEASES[release]
     assert found["applied"] == list(needed)
     # nothing but the breaks: decode, eager and piecewise runs never call them
