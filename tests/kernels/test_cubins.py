@@ -127,23 +127,10 @@ def test_a_full_disk_leaves_no_draft_behind(folder: pathlib.Path, monkeypatch: p
     assert not list(folder.iterdir())
 
 
-RACE = """
-import pathlib, sys, time
-from sglang_bcg_fixes.kernels.cuda import cubins
-folder, letter = pathlib.Path(sys.argv[1]), sys.argv[2].encode()
-end, read = time.monotonic() + 1.5, 0
-while time.monotonic() < end:
-    cubins.keep(folder, "name", letter * 300_000)
-    found = cubins.read(folder, "name")
-    assert found is not None and len(set(found)) == 1 and len(found) == 300_000
-    read += found[:1] != letter
-print(read)
-"""
-
-
 def test_processes_that_write_at_once_never_read_a_mixture(folder: pathlib.Path) -> None:
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        done = list(pool.map(lambda letter: processes.python("-c", RACE, str(folder), letter), "abc"))
+        race = ("-m", "tests.scenarios.cubin_race", str(folder))
+        done = list(pool.map(lambda letter: processes.python(*race, letter), "abc"))
     assert [run.returncode for run in done] == [0, 0, 0], [run.stderr for run in done]
     # they did meet
     assert sum(int(run.stdout) for run in done) > 0

@@ -17,13 +17,6 @@ from tests import processes
 
 HEADERS = tuple(f"csrc/{operation}/{operation}.cuh" for operation in ("fa_metadata", "gdn_extend"))
 HEADER = f"sglang_bcg_fixes/{HEADERS[0]}"
-WHAT_IS_THERE = """
-import json
-from sglang_bcg_fixes.kernels.cuda import program
-from sglang_bcg_fixes.kernels.fa_metadata.program import PROGRAM
-built = program.precompiled(PROGRAM, (9, 0))
-print(json.dumps([str(PROGRAM.file), PROGRAM.file.is_file(), built.origin if built else None]))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +50,9 @@ def built(
 
 def asked(installed: pathlib.Path) -> str:
     # python looks into the folder that it is started in first
-    command = [sys.executable, "-c", WHAT_IS_THERE]
-    return subprocess.run(command, cwd=installed, check=True, capture_output=True, text=True).stdout
+    command = [sys.executable, "-m", "tests.scenarios.packed_program"]
+    environment = {**os.environ, "PYTHONPATH": str(processes.REPOSITORY)}
+    return subprocess.run(command, cwd=installed, env=environment, check=True, capture_output=True, text=True).stdout
 
 
 def cubins(folder: pathlib.Path) -> list[str]:

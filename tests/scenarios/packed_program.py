@@ -1,0 +1,12 @@
+"""The CUDA source that the package in this folder has, and where its machine code for Hopper comes from."""
+
+from __future__ import annotations
+
+import json
+
+from sglang_bcg_fixes.kernels.cuda import program
+from sglang_bcg_fixes.kernels.fa_metadata.program import PROGRAM
+
+if __name__ == "__main__":
+    built = program.precompiled(PROGRAM, (9, 0))
+    print(json.dumps([str(PROGRAM.file), PROGRAM.file.is_file(), built.origin if built else None]))

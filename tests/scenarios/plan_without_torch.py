@@ -1,0 +1,13 @@
+"""What the plan asks about a CUDA program, of the driver in the argument; it must import nothing large for that."""
+
+from __future__ import annotations
+
+import sys
+
+from sglang_bcg_fixes.kernels.cuda import driver
+from sglang_bcg_fixes.kernels.fa_metadata import program
+
+if __name__ == "__main__":
+    driver.LIBRARY = sys.argv[1]
+    print(program.installed())
+    assert not {"torch", "numpy", "triton"} & set(sys.modules)
