@@ -50,7 +50,7 @@ EXPERTS: dict[str, Any] = {
 # a backend that supports windows, sinks or latent attention
 FLASH = {"attention_backend": "fa3"}
 # Triton's interpreter takes most of the time, so one layer of each kind
-GATED_DELTA = {
+GATED_DELTA: dict[str, Any] = {
     "num_hidden_layers": 2,
     "full_attention_interval": 2,
     "layer_types": ["linear_attention", "full_attention"],
@@ -64,7 +64,7 @@ GATED_DELTA = {
     "decoder_sparse_step": 1,
     "mlp_only_layers": [],
 }
-MROPE = {
+MROPE: dict[str, Any] = {
     "rope_parameters": {
         "rope_type": "default",
         "rope_theta": 10000.0,
@@ -72,7 +72,9 @@ MROPE = {
         "mrope_section": [2, 1, 1],
     }
 }
-MROPE_ALL = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}}
+MROPE_ALL: dict[str, Any] = {
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+}
 LATENT: dict[str, Any] = {
     "kv_lora_rank": 64,
     "q_lora_rank": None,
@@ -109,7 +111,7 @@ TOWER = {
     "deepstack_visual_indexes": [],
     "fullatt_block_indexes": [1],
 }
-TWO_ROPES = {
+TWO_ROPES: dict[str, Any] = {
     "rope_parameters": {
         "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
@@ -142,12 +144,12 @@ def in_models(folder: str, server_args: dict[str, Any] | None = None, **config: 
     return Configuration({**known, "torch_dtype": "float16", **config}, server_args or {})
 
 
-ONE_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
+ONE_ROPE: dict[str, Any] = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0}}
 WINDOWS: dict[str, Any] = {
     "sliding_window": 64,
     "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
 }
-GELU = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
+GELU: dict[str, Any] = {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}
 GEMMA4: dict[str, Any] = {
     **WINDOWS,
     "sliding_window": 8,
@@ -203,7 +205,7 @@ MINIMAX_M3: dict[str, Any] = {
         "sparse_local_block": 1,
     },
 }
-NANBEIGE = {"attention_dropout": 0.0, "num_loops": 2, "skip_loop_final_norm": False}
+NANBEIGE: dict[str, Any] = {"attention_dropout": 0.0, "num_loops": 2, "skip_loop_final_norm": False}
 INTERN_TOWER = {"norm_type": "layer_norm", "qkv_bias": True, "qk_normalization": False, "initializer_factor": 1.0}
 LLAVA: dict[str, Any] = {
     **SIZES,
@@ -213,7 +215,7 @@ LLAVA: dict[str, Any] = {
     "mm_hidden_size": 48,
 }
 SHORT_CONV: dict[str, Any] = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "conv_L_cache": 3}
-MINICPM = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32}
+MINICPM: dict[str, Any] = {"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 32}
 BAILING: dict[str, Any] = {
     "embedding_dropout": 0.0,
     "num_shared_experts": 1,

@@ -15,7 +15,7 @@ import itertools
 import math
 import multiprocessing
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,7 @@ def load(model: str) -> Requests:
     return Requests(loaded.model_runner)
 
 
-def in_child(function: Callable, *arguments: Any) -> Any:
+def in_child(function: Callable[..., Any], *arguments: Any) -> Any:
     """Run a function of `__main__` in a fork with the imports done: SGLang allows one model per process."""
     with multiprocessing.get_context("fork").Pool(1) as pool:
         return pool.apply(function, arguments)
@@ -100,7 +100,7 @@ class Requests:
         for row, own in zip(self.rows, pages.view(REQUESTS, -1), strict=True):
             self.table[row, : PAGES_OF_A_REQUEST * PAGE_SIZE] = slots_of(own).to(self.table.dtype)
         # slots of sliding window layers, if the model has any; slot 0 stays unused
-        self.to_window = getattr(self.pool, "full_to_swa_index_mapping", None)
+        self.to_window: Any = getattr(self.pool, "full_to_swa_index_mapping", None)
         if self.to_window is not None:
             order = padded(torch.randperm(len(pages), generator=self.random) + 1, len(pages) + 1).roll(1)
             self.to_window[: len(order) * PAGE_SIZE] = slots_of(order)
@@ -272,7 +272,7 @@ class Backend:
         return self.listed(step)
 
     @contextlib.contextmanager
-    def in_use(self):
+    def in_use(self) -> Iterator[None]:
         """Enter the context through which later releases reach the backend and the pool."""
         try:
             from sglang.srt.model_executor.forward_context import ForwardContext, forward_context
@@ -369,7 +369,8 @@ class Triton(Backend):
     def forward(self, tokens: tuple[torch.Tensor, ...], batch: Any) -> torch.Tensor:
         queries, keys, values = tokens
         output = self.backend.forward_extend(queries.flatten(1), keys, values, self.requests.layer, batch)
-        return output.view(queries.shape)
+        shaped: torch.Tensor = output.view(queries.shape)
+        return shaped
 
     def compared(self, step: Step, output: torch.Tensor, queries: torch.Tensor) -> dict[str, Any]:
         errors, at = [], 0

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import importlib
 import math
+from typing import Any
 
 import torch
+from torch import Tensor
 
 BACKEND = "sglang.srt.layers.attention.flashattention_backend"
 REGISTRY = "sglang.srt.layers.attention.attention_registry"
 
 
-def _attend(q, k, v, scale, causal, window, softcap, sinks):
+def _attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    causal: bool,
+    window: tuple[int | None, int | None],
+    softcap: float,
+    sinks: Tensor | None,
+) -> tuple[Tensor, Tensor]:
     """Attend q (rows, heads, size) to k, v (keys, kv heads, size); output, log-sum-exp (heads, rows)."""
     rows, heads, _ = q.shape
     keys, kv_heads, _ = k.shape
@@ -37,28 +48,30 @@ def _attend(q, k, v, scale, causal, window, softcap, sinks):
     return torch.einsum("hmn,nhd->mhd", weights, v), log_sum
 
 
-def _finish(output, log_sum, out, return_softmax_lse):
+def _finish(
+    output: Tensor, log_sum: Tensor, out: Tensor | None, return_softmax_lse: bool
+) -> Tensor | tuple[Tensor, Tensor]:
     if out is not None:
         output = out.copy_(output.view_as(out))
     return (output, log_sum) if return_softmax_lse else output
 
 
 def flash_attn_varlen_func(
-    q,
-    k,
-    v,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    *_,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    return_softmax_lse=False,
-    sinks=None,
-    out=None,
-    **__,
-):
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    *_: Any,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    return_softmax_lse: bool = False,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+    **__: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Attend for sequences packed one after the other in q, and likewise in k and v."""
     scale = softmax_scale or 1 / math.sqrt(q.shape[-1])
     output = q.new_zeros(q.shape[0], q.shape[1], v.shape[-1])
@@ -74,23 +87,23 @@ def flash_attn_varlen_func(
 
 
 def flash_attn_with_kvcache(
-    q,
-    k_cache,
-    v_cache,
-    *_,
-    page_table,
-    cache_seqlens,
-    qv=None,
-    cu_seqlens_q=None,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    return_softmax_lse=False,
-    sinks=None,
-    out=None,
-    **__,
-):
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    *_: Any,
+    page_table: Tensor,
+    cache_seqlens: Tensor,
+    qv: Tensor | None = None,
+    cu_seqlens_q: Tensor | None = None,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int | None, int | None] = (-1, -1),
+    softcap: float = 0.0,
+    return_softmax_lse: bool = False,
+    sinks: Tensor | None = None,
+    out: Tensor | None = None,
+    **__: Any,
+) -> Tensor | tuple[Tensor, Tensor]:
     """Attend to a paged cache. With `qv` (absorbed MLA) the values are keys too: scores = q.k + qv.v."""
     shape = q.shape
     if q.ndim == 4:
@@ -103,6 +116,7 @@ def flash_attn_with_kvcache(
     page_size = k_cache.shape[1]
     output = q.new_zeros(q.shape[0], q.shape[1], v_cache.shape[-1])
     log_sum = torch.zeros(q.shape[1], q.shape[0])
+    assert cu_seqlens_q is not None, "SGLang hands it where the queries are not one row for each sequence"
     query_ends = cu_seqlens_q.tolist()
     for sequence, length in enumerate(cache_seqlens.tolist()[: len(query_ends) - 1]):
         queries = slice(query_ends[sequence], query_ends[sequence + 1])

@@ -46,7 +46,7 @@ import os
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -152,7 +152,7 @@ _pool_numbers = itertools.count(1)
 
 def host(tensor: torch.Tensor) -> torch.Tensor:
     """Declare a tensor as host memory: it may be read while capturing, and no graph writes it."""
-    tensor.untyped_storage().is_host_memory = True
+    vars(tensor.untyped_storage())["is_host_memory"] = True
     return tensor
 
 
@@ -189,7 +189,7 @@ def _address_of(tensor: torch.Tensor, pool: _Pool | None = None) -> _Address | t
     if tensor.untyped_storage().nbytes() == 0:
         return tensor.detach()
     block = _block_of(tensor, pool)
-    return _Address(block, tensor.dtype, tensor.size(), tensor.stride(), tensor.storage_offset())
+    return _Address(block, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()))
 
 
 def _poison_ordinary_blocks(only_newly_free: bool) -> None:
@@ -206,7 +206,7 @@ def weak_ref_tensor(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.untyped_storage().nbytes() == 0:
         return tensor
     block = _block_of(tensor, None)
-    memory = (ctypes.c_char * block.storage.nbytes()).from_address(block.storage.data_ptr())
+    memory: Any = (ctypes.c_char * block.storage.nbytes()).from_address(block.storage.data_ptr())
     # keeps the pages mapped, as a GPU does; does not count as holding the block
     memory.block = block
     with _unrecorded():
@@ -227,7 +227,7 @@ _stream_numbers = itertools.count(1)
 
 
 class Stream:
-    def __init__(self, device=None, priority=0, **_):
+    def __init__(self, device: Any = None, priority: int = 0, **_: Any) -> None:
         self.stream_id = self.cuda_stream = next(_stream_numbers)
 
     def record_event(self, event: Event | None = None) -> Event:
@@ -255,12 +255,14 @@ class Stream:
         self._entered.__enter__()
         return self
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: Any) -> None:
         self._entered.__exit__(*exception)
 
 
 class Event:
-    def __init__(self, enable_timing=False, blocking=False, interprocess=False, **_):
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, **_: Any
+    ) -> None:
         self.is_recorded = False
         # set only where the event was recorded on a stream that took part in a capture
         self.capture: _Capture | None = None
@@ -291,7 +293,7 @@ _default_stream = Stream()
 _stream = _default_stream
 
 
-def current_stream(device=None) -> Stream:
+def current_stream(device: Any = None) -> Stream:
     return _stream
 
 
@@ -301,7 +303,7 @@ def set_stream(stream: Stream) -> None:
 
 
 @contextlib.contextmanager
-def use_stream(stream: Stream | None):
+def use_stream(stream: Stream | None) -> Iterator[Stream | None]:
     previous = _stream
     set_stream(previous if stream is None else stream)
     try:
@@ -310,7 +312,7 @@ def use_stream(stream: Stream | None):
         set_stream(previous)
 
 
-def synchronize(device=None) -> None:
+def synchronize(device: Any = None) -> None:
     if _capture is not None:
         raise _not_permitted("synchronize")
 
@@ -324,7 +326,7 @@ _reachable: tuple[numpy.ndarray, numpy.ndarray] | None = None
 
 
 @contextlib.contextmanager
-def _only_reaching(blocks: Iterable[_Block]):
+def _only_reaching(blocks: Iterable[_Block]) -> Iterator[None]:
     global _reachable
     ranges = sorted({(block.storage.data_ptr(), block.storage.nbytes()) for block in blocks})
     begins = numpy.array([begin for begin, _ in ranges], dtype=numpy.uint64)
@@ -354,19 +356,19 @@ def _capture_interpreted_kernels() -> None:
     load, store = builder.create_masked_load, builder.create_masked_store
     rmw, cas = builder.create_atomic_rmw, builder.create_atomic_cas
 
-    def checked_load(self, ptrs, mask, *rest):
+    def checked_load(self: Any, ptrs: Any, mask: Any, *rest: Any) -> Any:
         _check_reach(ptrs.data, mask.data)
         return load(self, ptrs, mask, *rest)
 
-    def checked_store(self, ptrs, value, mask, *rest):
+    def checked_store(self: Any, ptrs: Any, value: Any, mask: Any, *rest: Any) -> Any:
         _check_reach(ptrs.data, mask.data)
         return store(self, ptrs, value, mask, *rest)
 
-    def checked_rmw(self, operation, ptr, value, mask, *rest):
+    def checked_rmw(self: Any, operation: Any, ptr: Any, value: Any, mask: Any, *rest: Any) -> Any:
         _check_reach(ptr.data, mask.data)
         return rmw(self, operation, ptr, value, mask, *rest)
 
-    def checked_cas(self, ptr, *rest):
+    def checked_cas(self: Any, ptr: Any, *rest: Any) -> Any:
         _check_reach(ptr.data, None)
         return cas(self, ptr, *rest)
 
@@ -379,8 +381,8 @@ def _capture_interpreted_kernels() -> None:
 
 @dataclass
 class _Operation:
-    function: Callable
-    arguments: list
+    function: Callable[..., Any]
+    arguments: list[Any]
     structure: Any
     # position in the flattened results, and the address that a replay writes that result to
     results: list[tuple[int, _Address]]
@@ -435,7 +437,7 @@ class _Capture:
         seen_by_origin = self.seen_by[self.origin]
         return [stream for stream, seen in self.seen_by.items() if seen_by_origin.get(stream, 0) < seen[stream]]
 
-    def record(self, function: Callable, args: tuple, kwargs: dict, results: Any) -> None:
+    def record(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], results: Any) -> None:
         if _stream not in self.seen_by:
             return
         arguments, structure = tree_flatten((args, kwargs))
@@ -459,7 +461,8 @@ class _Capture:
                 return
         self.seen_by[_stream][_stream] += 1
         counters.operations += 1
-        addresses = [(position, _address_of(result, self.pool)) for position, result in fresh]
+        # what is fresh has memory, and so an address
+        addresses: list[tuple[int, Any]] = [(position, _address_of(result, self.pool)) for position, result in fresh]
         if schema is not None and schema.name in ALLOCATES_WITHOUT_WRITING:
             self.tape.extend(_Garbage(address.block) for _, address in addresses)
             return
@@ -470,7 +473,7 @@ class _Capture:
 _capture: _Capture | None = None
 
 
-def _refuse_to_read_the_device(function, args: tuple, kwargs: dict) -> None:
+def _refuse_to_read_the_device(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     name = function._schema.name
     values = tree_flatten((args, kwargs))[0]
     tensors = [value for value in values if isinstance(value, torch.Tensor)]
@@ -489,7 +492,9 @@ def _refuse_to_read_the_device(function, args: tuple, kwargs: dict) -> None:
 
 
 class _Recorder(TorchDispatchMode):
-    def __torch_dispatch__(self, function, tensor_types, args=(), kwargs=None):
+    def __torch_dispatch__(
+        self, function: Any, tensor_types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if _capture is None:
             return function(*args, **kwargs)
@@ -513,7 +518,7 @@ _recorder = _Recorder()
 
 
 @contextlib.contextmanager
-def _unrecorded():
+def _unrecorded() -> Iterator[None]:
     global _capture
     capture, _capture = _capture, None
     try:
@@ -522,11 +527,11 @@ def _unrecorded():
         _capture = capture
 
 
-def opaque(function: Callable) -> Callable:
+def opaque(function: Callable[..., Any]) -> Callable[..., Any]:
     """Mark a function as a kernel: it goes on the tape as a whole, and may read memory as a kernel may."""
 
     @functools.wraps(function)
-    def call(*args, **kwargs):
+    def call(*args: Any, **kwargs: Any) -> Any:
         if _capture is None:
             return function(*args, **kwargs)
         with _unrecorded():
@@ -565,7 +570,7 @@ class CUDAGraph:
             raise _not_permitted("capture_begin")
         if _stream is _default_stream:
             raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
-        identity = graph_pool_handle() if pool in (None, (0, 0)) else tuple(pool)
+        identity = graph_pool_handle() if pool is None or pool == (0, 0) else (pool[0], pool[1])
         self._pool = _pools.setdefault(identity, _Pool(identity))
         _capture = self._captured = _Capture(self._pool, _stream)
         _recorder.__enter__()
@@ -575,6 +580,7 @@ class CUDAGraph:
         global _capture
         capture, _capture = self._captured, None
         _recorder.__exit__(None, None, None)
+        assert capture is not None and self._pool is not None, "capture_end comes after capture_begin"
         if capture.unjoined_streams():
             self._captured = None
             raise RuntimeError("CUDA error: capturing stream has unjoined work")
@@ -600,6 +606,7 @@ class CUDAGraph:
         self._captured = None
 
     def pool(self) -> tuple[int, int]:
+        assert self._pool is not None, "a graph has a pool from capture_begin on"
         return self._pool.identity
 
     def instantiate(self) -> None:
@@ -608,14 +615,21 @@ class CUDAGraph:
     def enable_debug_mode(self) -> None:
         pass
 
-    def register_generator_state(self, generator) -> None:
+    def register_generator_state(self, generator: Any) -> None:
         pass
 
 
 class graph:
     _capture_stream: Stream | None = None
 
-    def __init__(self, cuda_graph: CUDAGraph, pool=None, stream=None, capture_error_mode="global", **_):
+    def __init__(
+        self,
+        cuda_graph: CUDAGraph,
+        pool: tuple[int, int] | None = None,
+        stream: Stream | None = None,
+        capture_error_mode: str = "global",
+        **_: Any,
+    ) -> None:
         if stream is None and graph._capture_stream is None:
             graph._capture_stream = Stream()
         self._graph = cuda_graph
@@ -626,7 +640,7 @@ class graph:
         self._stream.__enter__()
         self._graph.capture_begin(self._pool)
 
-    def __exit__(self, *exception) -> None:
+    def __exit__(self, *exception: Any) -> None:
         self._graph.capture_end()
         self._stream.__exit__(*exception)
 
@@ -641,12 +655,12 @@ def _replace(owner: Any, name: str, value: Any) -> None:
     setattr(owner, name, value)
 
 
-def _refused_while_capturing(name: str) -> Callable:
+def _refused_while_capturing(name: str) -> Callable[..., Any]:
     # these read a CPU tensor's memory without an operation that a dispatch mode could see
     read = getattr(torch.Tensor, name)
 
     @functools.wraps(read)
-    def checked(tensor, *args, **kwargs):
+    def checked(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if is_current_stream_capturing() and not _is_host(tensor.untyped_storage()):
             raise _not_permitted(f"Tensor.{name}")
         return read(tensor, *args, **kwargs)
@@ -657,7 +671,9 @@ def _refused_while_capturing(name: str) -> Callable:
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Import finder for GPU-only modules: SGLang's weak references, and the CUDA runtime bindings."""
 
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if name in WEAK_REF_MODULES:
             # some releases have none
             found = any(os.path.exists(os.path.join(folder, "weak_ref_tensor.py")) for folder in path or ())
@@ -666,10 +682,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
 
-    def create_module(self, spec):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
         return None
 
-    def exec_module(self, module):
+    def exec_module(self, module: Any) -> None:
         if module.__name__ in WEAK_REF_MODULES:
             module.weak_ref_tensor = weak_ref_tensor
             module.weak_ref_tensors = weak_ref_tensors
@@ -738,19 +754,19 @@ def uninstall() -> None:
 class _OnDevice(torch.Tensor):
     """The same tensor as SGLang's code would see it on a GPU."""
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @property
-    def device(self):
+    def device(self) -> torch.device:  # type: ignore[override]
         return torch.device("cuda", 0)
 
 
-def _weak_references_of_device_tensors(module) -> None:
+def _weak_references_of_device_tensors(module: Any) -> None:
     """Allow weak references: from 0.5.20 SGLang takes none to CPU tensors, and all tensors here are."""
     take_weak_reference = module._weak_ref_if_tensor
 
     @functools.wraps(take_weak_reference)
-    def weak_ref_if_tensor(value):
+    def weak_ref_if_tensor(value: Any) -> Any:
         if not torch.is_tensor(value) or _is_host(value.untyped_storage()):
             return take_weak_reference(value)
         on_device = value.as_subclass(_OnDevice)
@@ -760,12 +776,12 @@ def _weak_references_of_device_tensors(module) -> None:
     module._weak_ref_if_tensor = weak_ref_if_tensor
 
 
-def _lengths_on_the_host(batch_type: type) -> None:
+def _lengths_on_the_host(batch_type: Any) -> None:
     """Declare a batch's `seq_lens_cpu` as host memory, which attention may read while capturing."""
     make = batch_type.__init__
 
     @functools.wraps(make)
-    def made(self, *args, **kwargs):
+    def made(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
         if torch.is_tensor(self.seq_lens_cpu):
             host(self.seq_lens_cpu)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +16,7 @@ from triton.runtime.autotuner import Autotuner
 
 TensorHandle = interpreter.TensorHandle
 
-LIBDEVICE_IN_NUMPY = {
+LIBDEVICE_IN_NUMPY: dict[str, Callable[..., Any]] = {
     "exp": np.exp,
     "exp2": np.exp2,
     "expm1": np.expm1,
@@ -36,21 +38,21 @@ def _autotune_takes_the_first_config() -> None:
     # no driver to benchmark with
     run = Autotuner.run
 
-    def run_first(self, *args, **kwargs):
+    def run_first(self: Any, *args: Any, **kwargs: Any) -> Any:
         self.configs = self.configs[:1]
         return run(self, *args, **kwargs)
 
     Autotuner.run = run_first
 
 
-def _as_float(handle: TensorHandle) -> np.ndarray:
+def _as_float(handle: Any) -> Any:
     """Convert bfloat16, which the interpreter keeps as bits in uint16."""
     if handle.dtype.scalar == tl.bfloat16:
         return (handle.data.astype(np.uint32) << 16).view(np.float32)
     return handle.data
 
 
-def _to_bfloat16_bits(values: np.ndarray) -> np.ndarray:
+def _to_bfloat16_bits(values: Any) -> Any:
     """Round to nearest even with torch, as hardware does; the interpreter truncates."""
     rounded = torch.from_numpy(np.ascontiguousarray(values, dtype=np.float32)).to(torch.bfloat16)
     return rounded.view(torch.int16).numpy().view(np.uint16).reshape(values.shape)
@@ -61,13 +63,13 @@ def _bfloat16_is_a_number() -> None:
     builder = interpreter.InterpreterBuilder
     create_dot, cast_impl = builder.create_dot, builder.cast_impl
 
-    def create_dot_of_numbers(self, a, b, d, *precision):
+    def create_dot_of_numbers(self: Any, a: Any, b: Any, d: Any, *precision: Any) -> Any:
         if tl.bfloat16 not in (a.dtype.scalar, b.dtype.scalar):
             return create_dot(self, a, b, d, *precision)
         product = np.matmul(_as_float(a).astype(np.float32), _as_float(b).astype(np.float32))
         return TensorHandle(product.astype(d.data.dtype) + d.data, d.dtype.scalar)
 
-    def cast_numbers(self, source, target_type):
+    def cast_numbers(self: Any, source: Any, target_type: Any) -> Any:
         source_scalar, target_scalar = source.dtype.scalar, target_type.scalar
         if source_scalar == target_scalar or tl.bfloat16 not in (source_scalar, target_scalar):
             return cast_impl(self, source, target_type)
@@ -82,20 +84,20 @@ def _bfloat16_is_a_number() -> None:
 def _aliases_of_builtins_are_interpreted() -> None:
     # the interpreter patches the names in `tl`; a kernel's module that says `exp = tl.exp` keeps the unpatched one
     patch_lang = interpreter._patch_lang
-    searched: weakref.WeakSet = weakref.WeakSet()
+    searched: weakref.WeakSet[Any] = weakref.WeakSet()
     # of the current launch
     patched: set[int] = set()
 
-    def interpreted(builtin):
+    def interpreted(builtin: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(builtin)
-        def call(*args, **kwargs):
+        def call(*args: Any, **kwargs: Any) -> Any:
             kwargs["_semantic"] = interpreter.interpreter_semantic
             return builtin(*args, **kwargs)
 
-        call.is_interpreted_alias = True
+        vars(call)["is_interpreted_alias"] = True
         return call
 
-    def patch_lang_and_aliases(fn):
+    def patch_lang_and_aliases(fn: Any) -> Any:
         if fn not in searched:
             searched.add(fn)
             for name, value in list(fn.__globals__.items()):
@@ -109,7 +111,7 @@ def _aliases_of_builtins_are_interpreted() -> None:
         patched.update(languages)
         restore = scope.restore
 
-        def restore_all():
+        def restore_all() -> None:
             patched.clear()
             restore()
 
@@ -123,7 +125,7 @@ def _a_tensor_of_one_value_is_an_index() -> None:
     # scalars are arrays of shape (1,) here, which numpy from 2.4 refuses to convert: `range(n)` in a kernel fails
     patch_tensor = interpreter._patch_lang_tensor
 
-    def patch_tensor_and_index(tensor, *scope):
+    def patch_tensor_and_index(tensor: Any, *scope: Any) -> None:
         patch_tensor(tensor, *scope)
         tensor.__index__ = lambda self: int(self.handle.data.item())
 
@@ -134,7 +136,7 @@ def _numpy_types_are_looked_up_once() -> None:
     of_type = interpreter._get_np_dtype
     of_scalar = functools.cache(lambda name: of_type(tl.dtype(name)))
 
-    def get_np_dtype(type_):
+    def get_np_dtype(type_: Any) -> Any:
         scalar = type_.element_ty if isinstance(type_, tl.block_type) else type_
         return of_type(type_) if isinstance(scalar, tl.pointer_type) else of_scalar(scalar.name)
 
@@ -142,8 +144,8 @@ def _numpy_types_are_looked_up_once() -> None:
 
 
 def _libdevice_in_numpy() -> None:
-    def elementwise(function):
-        def call(x, *others, **_):
+    def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(x: Any, *others: Any, **_: Any) -> Any:
             operands = [each.handle.data.astype(np.float32) for each in (x, *others)]
             values = function(*operands).astype(x.handle.data.dtype)
             return tl.tensor(TensorHandle(values, x.handle.dtype), x.type)

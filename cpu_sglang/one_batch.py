@@ -120,7 +120,7 @@ def load(model: str, **server_args: Any) -> LoadedModel:
     args = ServerArgs(**{name: value for name, value in chosen.items() if name in known})
     mamba.install(args)
 
-    def leave(run_name, runner, *_, **__):
+    def leave(run_name: Any, runner: Any, *_: Any, **__: Any) -> None:
         raise _Loaded(runner)
 
     benchmark.latency_test_run_once = leave

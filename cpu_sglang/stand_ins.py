@@ -15,8 +15,11 @@ import os
 import pathlib
 import sys
 import types
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch import Tensor
 
 # "pkg.mod" -> names that were requested from that stand-in
 touched: dict[str, set[str]] = {}
@@ -43,7 +46,9 @@ _rope_replaced = False
 _libraries_kept_alive: list[torch.library.Library] = []
 
 
-def _rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox):
+def _rotary_embedding(
+    positions: Tensor, query: Tensor, key: Tensor | None, head_size: int, cos_sin_cache: Tensor, is_neox: bool
+) -> None:
     """Rotate the first `cos_sin_cache.shape[-1]` values of every head of query and key, in place."""
     rotated_size = cos_sin_cache.shape[-1]
     cos, sin = cos_sin_cache[positions.flatten()].float().unsqueeze(1).chunk(2, -1)
@@ -59,7 +64,14 @@ def _rotary_embedding(positions, query, key, head_size, cos_sin_cache, is_neox):
             rotated.copy_(torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2))
 
 
-def _merge_state_v2(v_a, s_a, v_b, s_b, v_merged=None, s_merged=None):
+def _merge_state_v2(
+    v_a: Tensor,
+    s_a: Tensor,
+    v_b: Tensor,
+    s_b: Tensor,
+    v_merged: Tensor | None = None,
+    s_merged: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Merge two partial attentions, each given as output and log-sum-exp."""
     log_sum = torch.logaddexp(s_a.float(), s_b.float())
     weight_a = (s_a - log_sum).exp().unsqueeze(-1)
@@ -71,13 +83,13 @@ def _merge_state_v2(v_a, s_a, v_b, s_b, v_merged=None, s_merged=None):
     )
 
 
-def _get_scheduler_metadata(batch_size=1, **_):
+def _get_scheduler_metadata(batch_size: int = 1, **_: Any) -> Tensor:
     """Make a dummy work plan: plain torch needs none, only its shape matters."""
     return torch.zeros(1 + batch_size, dtype=torch.int32)
 
 
 # the only callable attributes of the stand-ins
-written_in_torch = {
+written_in_torch: dict[str, dict[str, Callable[..., Any]]] = {
     "sgl_kernel": {"merge_state_v2": _merge_state_v2},
     "sgl_kernel.flash_attn": {"get_scheduler_metadata": _get_scheduler_metadata},
     "vllm._custom_ops": {"rotary_embedding": _rotary_embedding},
@@ -87,23 +99,26 @@ written_in_torch = {
 class _NeedsGpu:
     """Placeholder that SGLang can import and pass around, but not call."""
 
-    def __init__(self, name: str):
+    def __init__(self, name: str) -> None:
         self.__name__ = self.__qualname__ = name
 
-    def __call__(self, *_, **__):
+    def __call__(self, *_: Any, **__: Any) -> Any:
         raise NotImplementedError(
             f"{self.__name__} exists only in a CUDA build and cpu_sglang/stand_ins.py has no version of it "
             "in plain torch. Run this on a machine with a GPU, or choose a backend that does not need it."
         )
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         return f"<stand-in for {self.__name__}>"
 
 
 class _StandInModule(types.ModuleType):
-    __path__ = ()
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        # a package, without modules in files
+        self.__path__ = []
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         # python probes modules for dunder names (__file__, __version__, __wrapped__): leave those absent
         if name.startswith("__"):
             raise AttributeError(f"the stand-in for {self.__name__} has no {name}")
@@ -114,15 +129,17 @@ class _StandInModule(types.ModuleType):
 
 
 class _StandInFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(self, name, path=None, target=None):
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
         if name in PACKAGES_WITH_CUDA_BUILDS_ONLY:
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
 
-    def create_module(self, spec):
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         return _StandInModule(spec.name)
 
-    def exec_module(self, module):
+    def exec_module(self, module: types.ModuleType) -> None:
         pass
 
 
@@ -145,27 +162,28 @@ def _define_torchvision_operators() -> None:
 def _complete_torch_cpu() -> None:
     """Add the device context that SGLang's vendored FLA takes from torch.<device>, and torch.cpu lacks."""
     if not hasattr(torch.cpu, "device"):
-        torch.cpu.device = lambda *_: contextlib.nullcontext()
+        vars(torch.cpu)["device"] = lambda *_: contextlib.nullcontext()
 
 
 def _register_custom_ops_for_cpu() -> None:
     """Register SGLang's custom operators, which are python functions for CUDA only, for the CPU too."""
-    register = torch.library.Library.impl
+    library_class: Any = torch.library.Library
+    register = library_class.impl
 
-    def impl(library, op_name, fn, dispatch_key="", **options):
+    def impl(library: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> None:
         register(library, op_name, fn, dispatch_key, **options)
         if library.ns == "sglang" and dispatch_key == "CUDA":
             register(library, op_name, fn, "CPU", **options)
             custom_ops[f"sglang::{op_name.split('::')[-1].split('.')[0]}"] = fn
 
-    torch.library.Library.impl = impl
+    library_class.impl = impl
 
 
 def _pretend_an_sm_count(count: int = 4) -> None:
     """Report an SM count, by which the gated layer norm sizes its grid on any device."""
     if not torch.cuda.is_available():
         properties = types.SimpleNamespace(multi_processor_count=count, major=9, minor=0, name="none", total_memory=0)
-        torch.cuda.get_device_properties = lambda *_: properties
+        vars(torch.cuda)["get_device_properties"] = lambda *_: properties
 
 
 def install() -> None:
@@ -199,16 +217,16 @@ def after_import() -> None:
 
     # sglang's CPU factory knows deepseek_yarn only; its generic one has a native path for every other kind
     def get_rope_cpu(
-        head_size,
-        rotary_dim,
-        max_position,
-        base,
-        is_neox_style=True,
-        rope_scaling=None,
-        dtype=None,
-        partial_rotary_factor=1.0,
-        device=None,
-    ):
+        head_size: int,
+        rotary_dim: int,
+        max_position: int,
+        base: float,
+        is_neox_style: bool = True,
+        rope_scaling: dict[str, Any] | None = None,
+        dtype: torch.dtype | None = None,
+        partial_rotary_factor: float = 1.0,
+        device: Any = None,
+    ) -> Any:
         arguments = (
             head_size,
             rotary_dim,
@@ -233,7 +251,7 @@ def after_import() -> None:
     pad = update_config.update_intermediate_size
 
     # CPU only, and a single number: some models have a list, or none
-    def update_intermediate_size(model_config, *arguments):
+    def update_intermediate_size(model_config: Any, *arguments: Any) -> Any:
         with contextlib.suppress(TypeError):
             return pad(model_config, *arguments)
         return model_config
