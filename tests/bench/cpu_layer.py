@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from typing import Any
 
 from cpu_sglang import one_batch
 from sglang_bcg_fixes.kernels.gdn_extend import triton
@@ -18,7 +19,7 @@ if __name__ == "__main__":
     one_batch.import_sglang()
     import torch
 
-    torch.cuda.get_device_name = lambda: "none"
+    torch.cuda.get_device_name = lambda *_: "none"
     gdn_layer.Cuda = Cpu  # type: ignore[assignment, misc]
     gdn_layer.SHAPES = {"qwen3_next": gdn_layer.Shape(1, 1, 2, head=32)}
     gdn_layer.Problem = functools.partial(gdn_layer.Problem, kind="float16")  # type: ignore[assignment, misc]
@@ -32,7 +33,7 @@ if __name__ == "__main__":
         # as if it had forgotten what the sequence had before
         right = gdn_backend.GDNAttnBackend.forward_extend
 
-        def forgets(self, layer, forward_batch, **others):
+        def forgets(self: Any, layer: Any, forward_batch: Any, **others: Any) -> Any:
             self.req_to_token_pool.mamba2_layer_cache(layer.layer_id).temporal.zero_()
             return right(self, layer=layer, forward_batch=forward_batch, **others)
 

@@ -7,13 +7,14 @@ import json
 import os
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 
 from sglang_bcg_fixes.cli import main
 from sglang_bcg_fixes.kernels.gdn_extend import reference
-from sglang_bcg_fixes.lab.bench import command, gdn_layer, plots, rows
+from sglang_bcg_fixes.lab.bench import command, gdn_layer, plots, rows, timing
 from sglang_bcg_fixes.lab.bench.rows import COLD, HOT
 from sglang_bcg_fixes.lab.verify import environment
 from sglang_bcg_fixes.source import releases
@@ -22,6 +23,7 @@ from tests.bench.cpu_device import Cpu
 
 SHAPE = gdn_layer.Shape(layers=2, key_heads=1, value_heads=2, head=16)
 CASE = ("tiny", 24, 3)
+Table = Callable[..., tuple[list[rows.Row], str]]
 RELEASES = (processes.REPOSITORY / "tools" / "releases.txt").read_text().split()
 
 
@@ -51,7 +53,7 @@ def plain(problem: gdn_layer.Problem, wrong: str = "") -> gdn_layer.Layer:
 
 
 @pytest.fixture
-def table(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[rows.Row], str]]:
+def table(monkeypatch: pytest.MonkeyPatch) -> Table:
     monkeypatch.setattr(gdn_layer, "SHAPES", {"tiny": SHAPE})
 
     def table(**kernels: str) -> tuple[list[rows.Row], str]:
@@ -63,9 +65,11 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[list[rows.Row]
     return table
 
 
-def test_what_is_right_is_timed(table: Callable) -> None:
+def test_what_is_right_is_timed(table: Table) -> None:
     found, printed = table(sglang="", ours="")
-    assert all(row.verdict == "green" and row.rounds == 5 and row.median >= 0 for row in found)
+    assert all(
+        row.verdict == "green" and row.rounds == 5 and row.median is not None and row.median >= 0 for row in found
+    )
     for name in ("sglang", "ours"):
         eager, captured = f"{name}, eager", f"{name}, captured"
         measured = [(row.arm, row.measured, row.l2) for row in found if row.arm.startswith(name)]
@@ -85,7 +89,7 @@ def test_what_is_right_is_timed(table: Callable) -> None:
     "wrong",
     ["forgets the state", "raises", "reads another's slot", "leaves the state of the last layer"],
 )
-def test_a_wrong_arm_has_no_time_and_no_speed_up(table: Callable, wrong: str) -> None:
+def test_a_wrong_arm_has_no_time_and_no_speed_up(table: Table, wrong: str) -> None:
     found, printed = table(sglang="", ours=wrong)
     ours = [row for row in found if row.arm.startswith("ours")]
     assert ours and all(row.verdict == "red" and row.why for row in ours)
@@ -97,19 +101,24 @@ def test_a_wrong_arm_has_no_time_and_no_speed_up(table: Callable, wrong: str) ->
 
 
 def test_flashinfer_is_asked_only_where_it_is_wanted_and_held_against_the_reference_alone(
-    table: Callable, monkeypatch: pytest.MonkeyPatch
+    table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gdn_layer, "ON_FLASHINFER", {gdn_layer.FLASHINFER: lambda problem: plain(problem)})
     assert {row.arm for row in table(sglang="")[0]} == {"sglang, eager", "sglang, captured"}
     limits: list[dict[str, float] | None] = []
     why_wrong = reference.why_wrong
-    monkeypatch.setattr(reference, "why_wrong", lambda found, other: limits.append(other) or why_wrong(found, other))
+
+    def noted(found: Any, other: dict[str, float] | None) -> str:
+        limits.append(other)
+        return why_wrong(found, other)
+
+    monkeypatch.setattr(reference, "why_wrong", noted)
     found = gdn_layer.case_of(*CASE, 5, Cpu(), "NVIDIA H200", flashinfer=True)
     assert [row.verdict for row in found if row.arm.startswith(f"{gdn_layer.FLASHINFER}, ")] == ["green"] * 6
     assert limits == [None] * 4
 
 
-def test_a_replay_that_differs_from_its_own_eager_run_is_red(table: Callable) -> None:
+def test_a_replay_that_differs_from_its_own_eager_run_is_red(table: Table) -> None:
     found, printed = table(sglang="", ours="differs when replayed")
     captured = [row for row in found if row.arm == "ours, captured"]
     assert [(row.verdict, row.why, row.median) for row in captured] == [
@@ -121,7 +130,7 @@ def test_a_replay_that_differs_from_its_own_eager_run_is_red(table: Callable) ->
 def test_numbers_of_a_red_row_cannot_be_set() -> None:
     row = rows.Row("layer", "x", "us", "arm", "tiny", 1, 1, "red", "wrong")
     good = dataclasses.replace(row, verdict="green", median=2.0)
-    assert row.with_times(command.timing.spread([1.0] * 5)) is row
+    assert row.with_times(timing.spread([1.0] * 5)) is row
     assert rows.speed_up(good, dataclasses.replace(row, median=1.0)) is None
     assert rows.speed_up(dataclasses.replace(row, median=1.0), good) is None
     assert rows.speed_up(good, dataclasses.replace(good, median=1.0)) == 2
@@ -199,7 +208,7 @@ def test_the_command_on_a_real_layer(
 
 
 def test_without_matplotlib_the_rows_are_there_and_the_message_says_what_to_do(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], table: Callable
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], table: Table
 ) -> None:
     file = rows.File(tmp_path / "bench.jsonl", {"format": 1})
     file.add(table(sglang="")[0])
@@ -214,7 +223,7 @@ def test_without_matplotlib_the_rows_are_there_and_the_message_says_what_to_do(
     assert "captured is faster" in printed
 
 
-def test_plots_show_what_is_green(tmp_path: pathlib.Path, table: Callable) -> None:
+def test_plots_show_what_is_green(tmp_path: pathlib.Path, table: Table) -> None:
     pytest.importorskip("matplotlib")
     found = table(sglang="", ours="forgets the state")[0]
     server = rows.Row("server", "time to first token", "ms", "a", "tiny", 8, 1, "green", "", "", 5, 2.0, 1.0, 3.0)

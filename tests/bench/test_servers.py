@@ -20,11 +20,13 @@ from tests.wheels import NEWEST
 
 PATCHED, KERNEL, CANARY, REFUSED, EAGER, STOCK = servers.ARMS.values()
 
+Measure = Callable[[str], tuple[list[rows.Row], list[str]]]
+
 
 @pytest.fixture
 def measure(
     release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[str], tuple[list[rows.Row], list[str]]]:
+) -> Measure:
     monkeypatch.setattr(verify, "ENGINE", "tests.verify.fake_engine")
     monkeypatch.setattr(servers, "LENGTHS", (5, 9))
     monkeypatch.setattr(servers, "ANSWER_LIMIT", 3.0)
@@ -40,7 +42,7 @@ def measure(
     return measure
 
 
-def test_right_servers_are_timed_in_turn(measure: Callable) -> None:
+def test_right_servers_are_timed_in_turn(measure: Measure) -> None:
     found, said = measure("")
     assert [(row.arm, row.measured, row.tokens) for row in found] == [
         (arm, measured, length)
@@ -84,7 +86,7 @@ def test_what_a_capture_costs_is_read_from_every_releases_log(line: str) -> None
         ("stock=never replays", "proves nothing: no prefill pass was replayed"),
     ],
 )
-def test_a_red_server_has_no_time_and_the_others_have(measure: Callable, misbehaviour: str, why: str) -> None:
+def test_a_red_server_has_no_time_and_the_others_have(measure: Measure, misbehaviour: str, why: str) -> None:
     found, said = measure(misbehaviour)
     stock = [row for row in found if row.arm == STOCK]
     assert len(stock) == 3 and all(row.verdict == "red" and why in row.why and row.median is None for row in stock)
@@ -177,7 +179,7 @@ def test_without_bits_an_answer_is_right_that_is_near_and_has_checked_itself() -
     assert "proves nothing" in why(answered(-1.0, -2.1, replayed="refused"))
 
 
-def test_without_a_sound_reference_nothing_is_timed(measure: Callable) -> None:
+def test_without_a_sound_reference_nothing_is_timed(measure: Measure) -> None:
     found, _ = measure("reference=replays")
     patched = [row for row in found if row.arm == PATCHED]
     assert all(row.median is None and "the reference replayed" in row.why for row in patched)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ import pytest
 import torch
 
 from sglang_bcg_fixes.lab.verify import servers
+from sglang_bcg_fixes.source import releases
 from sglang_bcg_fixes.source.releases import in_folder
 from tests import processes
 from tests.wheels import NEWEST
@@ -111,7 +113,7 @@ def test_the_chunked_delta_rule_is_the_recurrent_one(length: int) -> None:
 
 def test_the_gradient_is_that_of_finite_differences() -> None:
     inputs = [x.detach()[:1, :1].requires_grad_() for x in operands(6, keys=3, values=2)]
-    assert torch.autograd.gradcheck(lambda *x: hybrid.chunked_delta_rule(*x, chunk=4), inputs)
+    assert torch.autograd.gradcheck(functools.partial(hybrid.chunked_delta_rule, chunk=4), inputs)
 
 
 def test_a_sequence_in_parts_is_the_whole_sequence() -> None:
@@ -165,17 +167,6 @@ def test_the_checkpoint_answers_by_its_state() -> None:
     assert max(share for damage, share in before_answer.items() if damage != "nothing") < 0.5
 
 
-SERVED = """
-import json, sys
-from cpu_sglang import one_batch
-one_batch.import_sglang()
-one_batch.load_plugins()
-loaded = one_batch.load(sys.argv[1], load_format="auto", context_length=256)
-tokens, logits = one_batch.generate(loaded, json.loads(sys.argv[2]), 3)
-print("RESULT", json.dumps([tokens, logits.tolist()]))
-"""
-
-
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """Random weights, norms and decays too, so that no tensor could be left out or in another's place unseen."""
@@ -204,7 +195,7 @@ def test_sglang_computes_the_same_logits(
 ) -> None:
     done = processes.on_cpu(
         release_root(release),
-        *("-c", SERVED, str(exported), json.dumps(PROMPTS)),
+        *("-m", "tests.scenarios.checkpoint_logits", str(exported), json.dumps(PROMPTS)),
         paths=[ACCURACY],
         environment={"SGLANG_PLUGINS": "__none__"},
         timeout=600,
@@ -279,33 +270,25 @@ def test_every_phase_asks_every_question() -> None:
     assert [list(line) for line in lines if "phase" not in line] == [["first_token_ms"]]
 
 
-STANDS_FOR_A_SERVER = """
-import json, sys, time
-sys.path[:0] = [{accuracy!r}]
-import task
-job = json.loads(open(sys.argv[1]).read())
-with open(job["answers"], "w", buffering=1) as out:
-    print(json.dumps({{"started": 0.1}}), file=out)
-    for number, problem in enumerate(task.test_problems(job["questions"])):
-        graphs = "enable_breakable_cuda_graph" in job["engine"]
-        answer = [7] if graphs and number == 1 else problem.answer
-        print(json.dumps(dict(phase="serial", number=number, tokens=answer, cached=2)), file=out)
-        if graphs and number == 2:
-            out.write('{{"phase": "ser')
-            sys.exit(3)
-    print(json.dumps({{"first_token_ms": {{"median": 5}}}}), file=out)
-    print(json.dumps({{"finished": True}}), file=out)
-time.sleep(60)
-"""
+@pytest.fixture
+def stands_for_a_server(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Have `evaluate` start a server of this kind in the place of its own."""
+
+    def put(ending: str) -> None:
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, [processes.REPOSITORY, ACCURACY])))
+        monkeypatch.setattr(evaluate, "SERVER", [sys.executable, "-m", "tests.scenarios.accuracy_server", ending])
+
+    return put
 
 
 def test_what_a_dead_server_did_not_answer_is_wrong(
-    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    release_root: Callable[[str], pathlib.Path],
+    stands_for_a_server: Callable[[str], None],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    script = tmp_path / "server.py"
-    script.write_text(STANDS_FOR_A_SERVER.format(accuracy=str(ACCURACY)))
-    monkeypatch.setattr(evaluate, "SERVER", [sys.executable, str(script)])
-    monkeypatch.setattr(evaluate.releases, "installed", lambda: in_folder(release_root("0.5.12.post1")))
+    stands_for_a_server("dies")
+    monkeypatch.setattr(releases, "installed", lambda: in_folder(release_root("0.5.12.post1")))
     options = argparse.Namespace(questions=4, arms="stock,eager,eager", jobs=3, model=CHECKPOINT)
     stock, eager, again = evaluate.evaluate(options, tmp_path / "servers")
     assert stock["ending"] == "ended with exit status 3 while it served"
@@ -320,21 +303,21 @@ def test_what_a_dead_server_did_not_answer_is_wrong(
 
 
 def test_what_was_answered_before_an_interrupt_is_kept(
-    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    release_root: Callable[[str], pathlib.Path],
+    stands_for_a_server: Callable[[str], None],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    script = tmp_path / "server.py"
-    hangs = STANDS_FOR_A_SERVER.replace("sys.exit(3)", "time.sleep(60)")
-    script.write_text(hangs.format(accuracy=str(ACCURACY)))
-    monkeypatch.setattr(evaluate, "SERVER", [sys.executable, str(script)])
-    monkeypatch.setattr(evaluate.releases, "installed", lambda: in_folder(release_root("0.5.12.post1")))
+    stands_for_a_server("hangs")
+    monkeypatch.setattr(releases, "installed", lambda: in_folder(release_root("0.5.12.post1")))
     options = argparse.Namespace(questions=4, arms="eager,stock,stock", jobs=2, model=CHECKPOINT)
-    say = evaluate.servers.Progress.say
+    say = servers.Progress.say
 
     def interrupt_after_the_first(progress: Any, line: str) -> None:
         say(progress, line)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr(evaluate.servers.Progress, "say", interrupt_after_the_first)
+    monkeypatch.setattr(servers.Progress, "say", interrupt_after_the_first)
     eager, stock, never = evaluate.evaluate(options, tmp_path / "servers")
     assert eager["ending"] == "finished" and eager["phases"]["serial"]["accuracy"] == 1
     assert "interrupted" in stock["ending"] and "interrupted" in never["ending"]

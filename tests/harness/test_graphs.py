@@ -310,44 +310,16 @@ def test_captures_do_not_nest_and_do_not_replay() -> None:
 
 def test_uninstall_restores_torch() -> None:
     graphs.uninstall()
-    assert torch.cuda.Stream is not graphs.Stream
+    stream: object = torch.cuda.Stream
+    assert stream is not graphs.Stream
     assert not hasattr(torch.cpu, "CUDAGraph")
     with captured(graphs.CUDAGraph()):
         assert torch.ones(2).tolist() == [1, 1]
     graphs.install()
 
 
-INTERPRETED = """
-import torch, triton, triton.language as tl
-from cpu_sglang import graphs, stand_ins
-
-stand_ins.install()
-graphs.install()
-
-@triton.jit
-def gather(source, index, target, n: tl.constexpr):
-    offsets = tl.arange(0, n)
-    tl.store(target + offsets, tl.load(source + tl.load(index + offsets)))
-
-source, index, target, graph = torch.arange(4.0), torch.tensor([3, 1]), torch.zeros(2), torch.cuda.CUDAGraph()
-with torch.cuda.graph(graph):
-    gather[(1,)](source, index, target, 2)
-assert graphs.counters.operations == 1, graphs.counters
-index.copy_(torch.tensor([0, 2]))
-graph.replay()
-assert target.tolist() == [0, 2], target
-del index
-try:
-    graph.replay()
-except Exception as error:
-    assert "illegal memory access" in repr(error), error
-else:
-    raise AssertionError("the kernel followed an index in freed memory")
-"""
-
-
 def test_interpreted_kernels_are_captured_and_their_memory_is_checked() -> None:
-    result = processes.python("-c", INTERPRETED, environment={"TRITON_INTERPRET": "1"})
+    result = processes.python("-m", "tests.scenarios.captured_kernel", environment={"TRITON_INTERPRET": "1"})
     assert result.returncode == 0, result.stderr
 
 

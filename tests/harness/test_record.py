@@ -6,6 +6,7 @@ import dataclasses
 import pathlib
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -20,12 +21,12 @@ FAILS = "raise SystemExit('no such GPU')"
 
 
 @pytest.fixture(autouse=True)
-def two_gpus(monkeypatch: pytest.MonkeyPatch, release_root) -> None:
+def two_gpus(monkeypatch: pytest.MonkeyPatch, release_root: Callable[[str], pathlib.Path]) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
     monkeypatch.setattr(releases, "installed", lambda: releases.in_folder(release_root("0.5.12.post1")))
     monkeypatch.setattr(record, "SECONDS_TO_END", 0.5)
-    recordings = {"writes": WRITES, "writes_too": WRITES, "hangs": HANGS, "deaf": DEAF, "fails": FAILS}
-    recordings = {name: record.Recording(("-c", body, "FILE")) for name, body in recordings.items()}
+    bodies = {"writes": WRITES, "writes_too": WRITES, "hangs": HANGS, "deaf": DEAF, "fails": FAILS}
+    recordings = {name: record.Recording(("-c", body, "FILE")) for name, body in bodies.items()}
     monkeypatch.setattr(record, "RECORDINGS", recordings)
 
 
@@ -42,7 +43,7 @@ def test_every_file_is_made_on_one_of_the_gpus(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parametrize("wrong", ["hangs", "deaf", "fails"])
 def test_one_that_fails_leaves_the_others_alone(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture, wrong: str
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], wrong: str
 ) -> None:
     assert made(tmp_path, wrong, "writes") == 1
     assert (tmp_path / "writes-0.5.12.post1.json").is_file()

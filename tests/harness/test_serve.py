@@ -24,42 +24,11 @@ from tests import processes
 
 SAYS_WHAT_IT_APPLIED = "bcg-fixes 0.1.0 on sglang 0.0.0, MainProcess (pid 1): applied some_fix; not needed none"
 
-FAKE_SERVER = processes.code(
-    """
-    import http.server, json, sys
-
-    port, log_line, ids, status = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]), int(sys.argv[4])
-    print(log_line, flush=True)
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.end_headers()
-
-        def do_POST(self):
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(status)
-            self.end_headers()
-            self.wfile.write(json.dumps({"output_ids": ids}).encode())
-
-    http.server.HTTPServer(("127.0.0.1", port), Handler).serve_forever()
-    """
-)
-
-# its child ignores a polite end, as a process that is stuck in a kernel does
-STUBBORN_SERVER = processes.code(
-    """
-    import signal, subprocess, sys, time
-
-    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True)"
-    child = f"import signal, time; {deaf}; time.sleep(99)"
-    subprocess.Popen([sys.executable, "-c", child])
-    print("loading the weights", flush=True)
-    time.sleep(99)
-    """
-)
+STUBBORN_SERVER = ("-m", "tests.scenarios.stubborn_server")
 
 Start = Callable[..., serve_server.Server]
+PythonWithStatus = Callable[[int], pathlib.Path]
+Installed = tuple[pathlib.Path, list[str]]
 
 
 @pytest.fixture
@@ -67,9 +36,10 @@ def start(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
     monkeypatch.setattr(serve_server, "SECONDS_TO_END", 1)
     started = []
 
-    def start(text: str, *arguments: object, port: int = 1) -> serve_server.Server:
-        command = [sys.executable, "-c", text, *map(str, arguments)]
-        started.append(serve_server.Server(command, os.environ, tmp_path, f"http://127.0.0.1:{port}"))
+    def start(*arguments: object, port: int = 1) -> serve_server.Server:
+        command = [sys.executable, *map(str, arguments)]
+        environment = {**os.environ, "PYTHONPATH": str(processes.REPOSITORY)}
+        started.append(serve_server.Server(command, environment, tmp_path, f"http://127.0.0.1:{port}"))
         return started[-1]
 
     yield start
@@ -81,13 +51,14 @@ def start(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[S
 def answering(start: Start) -> Start:
     def answering(log_line: str = "", ids: object = tuple(range(8)), status: int = 200) -> serve_server.Server:
         port = serve.free_port()
-        return start(FAKE_SERVER, port, log_line, json.dumps(ids), status, port=port)
+        arguments = ("-m", "tests.scenarios.completion_server", port, log_line, json.dumps(ids), status)
+        return start(*arguments, port=port)
 
     return answering
 
 
 @pytest.fixture
-def python_with_status(tmp_path: pathlib.Path) -> Callable[[int], pathlib.Path]:
+def python_with_status(tmp_path: pathlib.Path) -> PythonWithStatus:
     """A python's path beside which there is a `bcg-fixes` that ends as told."""
 
     def make(exit_status: int) -> pathlib.Path:
@@ -104,14 +75,16 @@ def show(server: serve_server.Server, python: pathlib.Path) -> int:
     return serve.show(server, python, {"SGLANG_PLUGINS": "bcg_fixes"}, {"ONESHOT": "1", "START_LIMIT_S": "30"})
 
 
-def test_a_completion_and_the_plugin_line_are_success(answering, python_with_status, capfd):
+def test_a_completion_and_the_plugin_line_are_success(
+    answering: Start, python_with_status: PythonWithStatus, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert show(answering(SAYS_WHAT_IT_APPLIED), python_with_status(0)) == 0
     printed = capfd.readouterr().out
     assert SAYS_WHAT_IT_APPLIED in printed
     assert "[0, 1, 2, 3, 4, 5, 6, 7]" in printed
 
 
-def test_a_missing_plugin_line_is_failure(answering, python_with_status):
+def test_a_missing_plugin_line_is_failure(answering: Start, python_with_status: PythonWithStatus) -> None:
     # sglang itself prints this much about a plugin that it could not load
     server = answering("Failed to load plugin bcg_fixes from group sglang.srt.plugins")
     with pytest.raises(serve_server.ServeError, match="plugin said nothing") as caught:
@@ -119,7 +92,7 @@ def test_a_missing_plugin_line_is_failure(answering, python_with_status):
     assert "Failed to load plugin" in str(caught.value)
 
 
-def test_a_failing_status_is_failure(answering, python_with_status):
+def test_a_failing_status_is_failure(answering: Start, python_with_status: PythonWithStatus) -> None:
     with pytest.raises(serve_server.ServeError, match=r"bcg-fixes status ended with exit status 2\. Next: "):
         show(answering(SAYS_WHAT_IT_APPLIED), python_with_status(2))
 
@@ -128,13 +101,15 @@ def test_a_failing_status_is_failure(answering, python_with_status):
     ("ids", "status", "said"),
     [([1, 2], 200, "without the 8 output ids"), (None, 200, "without the 8 output ids"), ([], 500, "HTTP status 500")],
 )
-def test_an_answer_that_is_no_completion_is_failure(answering, python_with_status, ids, status, said):
+def test_an_answer_that_is_no_completion_is_failure(
+    answering: Start, python_with_status: PythonWithStatus, ids: object, status: int, said: str
+) -> None:
     with pytest.raises(serve_server.ServeError, match=said):
         show(answering(SAYS_WHAT_IT_APPLIED, ids, status), python_with_status(0))
 
 
-def test_a_server_that_dies_shows_the_end_of_its_log(start):
-    server = start("import sys; print(*range(100), sep='\\n'); sys.exit('no such model')")
+def test_a_server_that_dies_shows_the_end_of_its_log(start: Start) -> None:
+    server = start("-c", "import sys; print(*range(100), sep='\\n'); sys.exit('no such model')")
     with pytest.raises(serve_server.ServeError, match="ended with exit status 1") as caught:
         server.wait_until_healthy(30)
     message = str(caught.value)
@@ -143,14 +118,14 @@ def test_a_server_that_dies_shows_the_end_of_its_log(start):
     assert str(server.log) in message
 
 
-def test_a_server_that_is_killed_names_the_signal(start):
-    server = start("import os; os.kill(os.getpid(), 9)")
+def test_a_server_that_is_killed_names_the_signal(start: Start) -> None:
+    server = start("-c", "import os; os.kill(os.getpid(), 9)")
     with pytest.raises(serve_server.ServeError, match="ended by signal 9"):
         server.wait_until_healthy(30)
 
 
-def test_a_server_that_hangs_is_ended_at_the_limit_with_all_its_processes(start):
-    server = start(STUBBORN_SERVER)
+def test_a_server_that_hangs_is_ended_at_the_limit_with_all_its_processes(start: Start) -> None:
+    server = start(*STUBBORN_SERVER)
     began = time.monotonic()
     with pytest.raises(serve_server.ServeError, match=r"did not answer .* within 2 s") as caught:
         server.wait_until_healthy(2)
@@ -161,28 +136,20 @@ def test_a_server_that_hangs_is_ended_at_the_limit_with_all_its_processes(start)
     assert not serve_server.is_running(server.process.pid)
 
 
-def test_progress_is_shown_while_waiting(start, capsys):
-    server = start(STUBBORN_SERVER)
+def test_progress_is_shown_while_waiting(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
+    server = start(*STUBBORN_SERVER)
     with pytest.raises(serve_server.ServeError):
         server.wait_until_healthy(0.5)
     assert "waiting for the server: " in capsys.readouterr().out
 
 
-def test_an_end_from_outside_ends_the_server_too(tmp_path):
+def test_an_end_from_outside_ends_the_server_too(tmp_path: pathlib.Path) -> None:
     """What CI does at its time limit: SIGTERM to make serve alone."""
-    program = processes.code(
-        """
-        import os, pathlib, sys
-        import serve, serve_install
-        serve_install.prepare = lambda *_: pathlib.Path(sys.executable)
-        server = "import os, time; print(os.getpid(), flush=True); time.sleep(99)"
-        serve.command = lambda *_: [sys.executable, "-c", server]
-        sys.exit(serve.main())
-        """
-    )
-    environment = {**os.environ, "PYTHONPATH": str(serve_install.REPOSITORY / "tools"), "XDG_CACHE_HOME": str(tmp_path)}
+    path = os.pathsep.join(map(str, [processes.REPOSITORY, processes.REPOSITORY / "tools"]))
+    environment = {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path)}
     log = tmp_path / "sglang-bcg-fixes" / "serve" / "server.log"
-    process = subprocess.Popen([sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "tests.scenarios.serve_endlessly"]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 30
     while not (log.exists() and log.read_text().strip()):
         assert time.monotonic() < deadline and process.poll() is None, "the server was never started"
@@ -193,13 +160,13 @@ def test_an_end_from_outside_ends_the_server_too(tmp_path):
     assert not serve_server.is_running(int(log.read_text()))
 
 
-def test_an_unknown_release_lists_the_known_ones():
+def test_an_unknown_release_lists_the_known_ones() -> None:
     with pytest.raises(serve_server.ServeError, match=r"RELEASE=0\.5\.10 .*Next: choose one of 0\.5\.11, "):
         serve.check("0.5.10")
 
 
 @pytest.mark.parametrize("release", serve_install.RELEASES)
-def test_the_release_knows_every_argument(release, release_root):
+def test_the_release_knows_every_argument(release: str, release_root: Callable[[str], pathlib.Path]) -> None:
     srt = release_root(release) / "sglang" / "srt"
     known = "".join(file.read_text() for file in [srt / "server_args.py", *sorted((srt / "arg_groups").glob("*.py"))])
     groups = (serve.ARGUMENTS, serve.ARGUMENTS_ON_CPU, serve.ARGUMENTS_ON_GPU, serve.graph_arguments(release))
@@ -208,7 +175,7 @@ def test_the_release_knows_every_argument(release, release_root):
 
 
 @pytest.fixture
-def installed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> tuple[pathlib.Path, list[str]]:
+def installed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Installed:
     """An environment's folder, and what was installed into it."""
     steps: list[str] = []
 
@@ -222,7 +189,7 @@ def installed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> tuple[
     return tmp_path / "venv", steps
 
 
-def test_what_is_installed_is_not_installed_again(installed):
+def test_what_is_installed_is_not_installed_again(installed: Installed) -> None:
     folder, steps = installed
     serve_install.prepare(folder, "0.5.12", on_gpu=False)
     assert "sglang 0.5.12" in steps and "the plugin, from this checkout" in steps
@@ -233,7 +200,9 @@ def test_what_is_installed_is_not_installed_again(installed):
     assert "sglang 0.5.13" in steps
 
 
-def test_an_interrupted_installation_does_not_pass_for_a_whole_one(installed, monkeypatch):
+def test_an_interrupted_installation_does_not_pass_for_a_whole_one(
+    installed: Installed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, _ = installed
     serve_install.prepare(folder, "0.5.12", on_gpu=False)
 
@@ -246,16 +215,16 @@ def test_an_interrupted_installation_does_not_pass_for_a_whole_one(installed, mo
     assert not (folder / serve_install.STAMP).exists()
 
 
-def test_a_failing_pip_says_what_it_could_not_install(tmp_path):
+def test_a_failing_pip_says_what_it_could_not_install(tmp_path: pathlib.Path) -> None:
     with pytest.raises(serve_server.ServeError, match=r"could not install sglang 9 .*\n.*Next: "):
         serve_install.pip(pathlib.Path("/bin/false"), "sglang 9", "sglang==9")
 
 
-def test_every_constraint_file_belongs_to_a_known_release():
+def test_every_constraint_file_belongs_to_a_known_release() -> None:
     assert {file.stem for file in serve_install.CONSTRAINTS.glob("*.txt")} <= set(serve_install.RELEASES)
 
 
-def test_the_model_is_a_whole_safetensors_file(tmp_path):
+def test_the_model_is_a_whole_safetensors_file(tmp_path: pathlib.Path) -> None:
     tiny_model.write(tmp_path)
     content = (tmp_path / "model.safetensors").read_bytes()
     (length,) = struct.unpack_from("<Q", content)
@@ -268,7 +237,7 @@ def test_the_model_is_a_whole_safetensors_file(tmp_path):
     assert (tmp_path / "model.safetensors").stat().st_mtime_ns == written
 
 
-def test_make_serve(tmp_path):
+def test_make_serve(tmp_path: pathlib.Path) -> None:
     """About 40 s where BCG_FIXES_VENV, or .venv, has everything; minutes and a gigabyte of downloads where not."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG", "XDG", "PYTHON"))}
     environment = {**inherited, "ONESHOT": "1", "XDG_CACHE_HOME": str(tmp_path)}

@@ -37,7 +37,7 @@ def run(*arguments: str, timeout: float = 60, **environment: str) -> subprocess.
 def test_it_is_given_what_a_new_one_is(tmp_path: pathlib.Path, way: tuple[str, str]) -> None:
     (tmp_path / "settings.py").write_text("VALUE = 7")
     (tmp_path / "about.py").write_text(ABOUT)
-    path = {"PYTHONPATH": str(tmp_path)}
+    path: dict[str, Any] = {"PYTHONPATH": str(tmp_path)}
     ours = run(*way, "one", "two", **path)
     new = subprocess.run(ours.args, env={**WHOLE, **path}, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     assert (ours.stdout, ours.stderr, ours.returncode) == (new.stdout, "ended\n", 3)

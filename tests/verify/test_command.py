@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from tests import processes
 
 RELEASE = "0.5.12.post1"
 Verify = Callable[..., int]
+Rows = Callable[[], dict[str, dict[str, Any]]]
 
 
 def four_calls(buckets: Sequence[int]) -> list[cases.Call]:
@@ -65,13 +67,13 @@ def verify(here: dict[str, object], tmp_path: pathlib.Path, monkeypatch: pytest.
 
 
 @pytest.fixture
-def rows(tmp_path: pathlib.Path) -> Callable[[], dict[str, dict]]:
+def rows(tmp_path: pathlib.Path) -> Rows:
     return lambda: {
         f"{row['arm']} {row['number']}": row for row in json.loads((tmp_path / "found.json").read_text())["servers"]
     }
 
 
-def test_once_starts_each_arm_once(verify: Verify, rows: Callable, tmp_path: pathlib.Path) -> None:
+def test_once_starts_each_arm_once(verify: Verify, rows: Rows, tmp_path: pathlib.Path) -> None:
     assert verify("--once") == 0
     assert list(rows()) == ["patched 1", "reference 1", "stock 1"]
     assert json.loads((tmp_path / "found.json").read_text())["once"] is True
@@ -88,7 +90,7 @@ def two_cases(verify: Verify, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_run_that_resumes_keeps_the_cases_that_are_whole(
-    two_cases: None, verify: Verify, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
+    two_cases: None, verify: Verify, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert verify("--once", "--resume", misbehaviour="patched=wrong tokens") == 1
     capsys.readouterr()
@@ -113,7 +115,7 @@ def test_a_case_that_was_cut_off_is_run_again(two_cases: None, verify: Verify, t
 
 
 def test_nothing_of_another_sglang_is_kept(
-    verify: Verify, here: dict[str, object], capsys: pytest.CaptureFixture
+    verify: Verify, here: dict[str, object], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert verify("--once") == 0
     here["versions"] = {"torch": "3"}
@@ -122,7 +124,7 @@ def test_nothing_of_another_sglang_is_kept(
     assert verify("--once") == 0
 
 
-def test_equal_answers_and_replays_are_green(verify: Verify, rows: Callable, capsys: pytest.CaptureFixture) -> None:
+def test_equal_answers_and_replays_are_green(verify: Verify, rows: Rows, capsys: pytest.CaptureFixture[str]) -> None:
     assert verify() == 0
     found = rows()
     assert list(found) == ["patched 1", "reference 1", "reference 2", "patched 2", "stock 1"]
@@ -161,8 +163,8 @@ def test_equal_answers_and_replays_are_green(verify: Verify, rows: Callable, cap
 )
 def test_what_goes_wrong_is_red(
     verify: Verify,
-    rows: Callable,
-    capsys: pytest.CaptureFixture,
+    rows: Rows,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     misbehaviour: str,
     said: str,
@@ -195,7 +197,7 @@ def test_a_log_does_not_tell_where_this_machine_keeps_things(
 
 @pytest.mark.parametrize("misbehaviour", ["hangs", "hangs at start"])
 def test_a_server_that_hangs_is_red_and_is_killed(
-    verify: Verify, rows: Callable, monkeypatch: pytest.MonkeyPatch, misbehaviour: str
+    verify: Verify, rows: Rows, monkeypatch: pytest.MonkeyPatch, misbehaviour: str
 ) -> None:
     monkeypatch.setattr(servers.Runner.__init__, "__defaults__", ((8, 3),))
     began = time.monotonic()
@@ -217,7 +219,7 @@ def test_a_server_that_hangs_is_red_and_is_killed(
     ],
 )
 def test_a_reference_that_cannot_be_relied_on_makes_it_inconclusive(
-    verify: Verify, rows: Callable, misbehaviour: str, said: str
+    verify: Verify, rows: Rows, misbehaviour: str, said: str
 ) -> None:
     assert verify("--quick", misbehaviour=misbehaviour) == 1
     found = rows()["patched 1"]
@@ -226,7 +228,7 @@ def test_a_reference_that_cannot_be_relied_on_makes_it_inconclusive(
 
 
 def test_two_references_that_differ_make_it_inconclusive(
-    verify: Verify, rows: Callable, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    verify: Verify, rows: Rows, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started = servers.environment_of
 
@@ -241,9 +243,7 @@ def test_two_references_that_differ_make_it_inconclusive(
     assert "two references differ in 1 requests, first: alone, 9 tokens: logprobs of token 1" in found["stock 1"]["why"]
 
 
-def test_a_fix_that_is_needed_and_not_there_is_red(
-    verify: Verify, rows: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fix_that_is_needed_and_not_there_is_red(verify: Verify, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     # a case that a needed fix names, and servers that apply nothing
     monkeypatch.setattr(cases, "CASES", (dataclasses.replace(CASE, name="qwen3_next_prefill_graph"),))
     assert verify("--quick", "--case", "qwen3_next_prefill_graph", "--arms", "stock,patched") == 1
@@ -254,7 +254,7 @@ def test_a_fix_that_is_needed_and_not_there_is_red(
 
 
 def test_a_fix_of_code_that_the_server_never_imports_is_not_missing(
-    verify: Verify, rows: Callable, monkeypatch: pytest.MonkeyPatch
+    verify: Verify, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cases, "CASES", (dataclasses.replace(CASE, name="qwen3_next_prefill_graph"),))
     monkeypatch.setenv("ALL_WAIT", "linear_attention_captured,stack_call_signature")
@@ -265,14 +265,14 @@ def test_a_fix_of_code_that_the_server_never_imports_is_not_missing(
     assert rows()["patched 1"]["why"] == "needed and not reported as applied: stack_call_signature"
 
 
-def test_red_that_stock_shows_bit_for_bit_is_said_to_be_so(verify: Verify, rows: Callable) -> None:
+def test_red_that_stock_shows_bit_for_bit_is_said_to_be_so(verify: Verify, rows: Rows) -> None:
     assert verify("--quick", "--arms", "stock,patched", misbehaviour="stock=wrong tokens,patched=wrong tokens") == 1
     assert rows()["patched 1"]["why"].endswith("; stock gives the same answers")
     assert verify("--quick", "--arms", "stock,patched", misbehaviour="stock=wrong logprobs,patched=wrong tokens") == 1
     assert "stock gives" not in rows()["patched 1"]["why"]
 
 
-def test_kernels_that_round_otherwise_are_left_out(verify: Verify, rows: Callable) -> None:
+def test_kernels_that_round_otherwise_are_left_out(verify: Verify, rows: Rows) -> None:
     assert verify("--quick", "--arms", "stock,patched") == 0
     for found in rows().values():
         assert found["environment"]["SGLANG_BCG_KERNEL_GDN_EXTEND"] == "off"
@@ -280,7 +280,7 @@ def test_kernels_that_round_otherwise_are_left_out(verify: Verify, rows: Callabl
         assert "SGLANG_BCG_KERNEL_FA_METADATA" not in found["environment"]
 
 
-def test_an_end_that_stock_comes_to_as_well_is_said_to_be_so(verify: Verify, rows: Callable) -> None:
+def test_an_end_that_stock_comes_to_as_well_is_said_to_be_so(verify: Verify, rows: Rows) -> None:
     both = "stock=dies at start,patched=dies at start"
     assert verify("--quick", "--arms", "stock,patched", misbehaviour=both) == 1
     why = "as stock does: AssertionError: out_cache_loc_swa has different dtype"
@@ -308,7 +308,13 @@ def test_an_end_that_stock_comes_to_as_well_is_said_to_be_so(verify: Verify, row
     ],
 )
 def test_only_the_same_code_on_the_padded_batch_explains_a_difference(
-    here: dict, verify: Verify, rows: Callable, release_root: Callable, misbehaviour: str, verdict: str, said: str
+    here: dict[str, object],
+    verify: Verify,
+    rows: Rows,
+    release_root: Callable[[str], pathlib.Path],
+    misbehaviour: str,
+    verdict: str,
+    said: str,
 ) -> None:
     here.update(root=str(release_root("0.5.15.post1")), sglang="0.5.15.post1")
     assert verify("--quick", misbehaviour=misbehaviour) == (verdict == "red")
@@ -319,7 +325,7 @@ def test_only_the_same_code_on_the_padded_batch_explains_a_difference(
 
 
 def test_where_sglang_cannot_run_the_code_on_the_padded_batch_a_difference_stays_red(
-    verify: Verify, rows: Callable
+    verify: Verify, rows: Rows
 ) -> None:
     assert verify("--quick", misbehaviour="patched=wrong tokens,padded=wrong tokens") == 1
     assert "padded 1" not in rows()
@@ -331,7 +337,7 @@ def test_stock_counts_only_when_nothing_else_is_asked_for(verify: Verify) -> Non
 
 
 def test_what_the_check_of_a_server_said_is_told_beside_its_answers(
-    verify: Verify, rows: Callable, capsys: pytest.CaptureFixture
+    verify: Verify, rows: Rows, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert verify("--arms", "checked") == 0
     found = rows()["checked 1"]
@@ -343,7 +349,9 @@ def test_what_the_check_of_a_server_said_is_told_beside_its_answers(
     assert "selfcheck" not in rows()["reference 1"]
 
 
-def test_a_fix_alone_is_the_only_one_that_is_on(here: dict, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+def test_a_fix_alone_is_the_only_one_that_is_on(
+    here: dict[str, object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(environment, "look", lambda python: here)
     assert main.main(["verify", "--plan", "--fix", "linear_attention_captured", "--arms", "alone"]) == 0
@@ -378,7 +386,7 @@ def test_a_fix_alone_is_the_only_one_that_is_on(here: dict, monkeypatch: pytest.
     ],
 )
 def test_what_cannot_be_run_is_said_with_what_to_do(
-    here: dict, change: dict, words: list[str], said: str, capsys: pytest.CaptureFixture
+    here: dict[str, object], change: dict[str, object], words: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     here.update(change)
     assert main.main(["verify", *words]) == 2
@@ -395,26 +403,20 @@ def test_an_interpreter_without_a_gpu_says_so(release_root: Callable[[str], path
     [("patched=hangs at start", "patched-1"), ("patched=wrong tokens,stock=hangs at start", "stock-1")],
 )
 def test_an_end_from_outside_ends_the_servers_and_leaves_no_files(
-    here: dict, tmp_path: pathlib.Path, release_root: Callable, misbehaviour: str, hangs: str
+    here: dict[str, object],
+    tmp_path: pathlib.Path,
+    release_root: Callable[[str], pathlib.Path],
+    misbehaviour: str,
+    hangs: str,
 ) -> None:
     # where a difference would be asked about in one more server
     here.update(root=str(release_root("0.5.15.post1")), sglang="0.5.15.post1")
-    program = processes.code(
-        f"""
-        import sys
-        from sglang_bcg_fixes.cli import main
-        from sglang_bcg_fixes.lab.verify import cases, command, environment
-        from tests.verify.test_command import CASE
-        environment.look = lambda python: {here!r}
-        cases.CASES = (CASE,)
-        command.make_models = lambda *_: None
-        command.ENGINE = "tests.verify.fake_engine"
-        sys.exit(main.main(["verify", "--quick", "--arms", "stock,patched", "--jobs", "3"]))
-        """
-    )
     own = {"TMPDIR": str(tmp_path), "PYTHONPATH": str(processes.REPOSITORY), "MISBEHAVIOUR": misbehaviour}
     process = subprocess.Popen(
-        [sys.executable, "-c", program], env={**os.environ, **own}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-m", "tests.scenarios.verify_one_case", json.dumps(here)],
+        env={**os.environ, **own},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob(f"*/a_case/{hangs}/reports/1.passes")):

@@ -17,44 +17,6 @@ from tests.wheels import RELEASES
 PHASES = ("prefill", "decode", "draft_extend")
 EVERY = [f"{what}_{phase}" for what in ("refuse", "count") for phase in PHASES] + ["count_graphs"]
 
-# the modules that a server imports, and then what each runner says when SGLang's own answer is "yes"
-PROGRAM = """
-import json, sys, types
-from cpu_sglang import stand_ins
-stand_ins.install()
-from sglang.srt.plugins import load_plugins
-load_plugins()
-from sglang_bcg_fixes import plugin
-from sglang_bcg_fixes.engine.wrappers import MARK
-from sglang_bcg_fixes.engine.slots import core, locate
-from sglang_bcg_fixes.lab.verify import instruments
-import sglang.srt.managers.scheduler, sglang.srt.speculative.eagle_worker_v2
-import sglang.srt.speculative.eagle_draft_extend_cuda_graph_runner
-
-process = plugin.load()
-states = {name: process.report.state(name) for name in sys.argv[1].split(",")}
-wrong = [name for name in process.ledger.applied() if process.ledger.read_back(name)]
-class Runner:
-    capture_num_tokens, capture_bs = [4, 8], [1, 2, 4]
-    __module__ = "sglang"
-batch = types.SimpleNamespace(input_ids=[1, 2, 3], batch_size=2, input_embeds=None)
-layers = {}
-for phase in instruments.PHASES:
-    asked = locate(instruments.methods(phase, instruments.QUESTIONS))
-    # the counter is outermost, the refusal next, SGLang's own innermost
-    wrapper = core(asked.own())
-    inner = wrapper.__wrapped__
-    layers[phase] = [getattr(each, MARK, None) for each in (wrapper, inner, inner.__wrapped__)]
-    getattr(instruments, f"note_{phase}_refused")(False, Runner(), batch)
-instruments.note_replay_of_graph(None)
-instruments.note_prefill(lambda *_: instruments.note_replay_of_graph(None), Runner(), batch)
-instruments.note_prefill(lambda *_: None, Runner(), batch)
-instruments.note_decode(None, Runner(), batch)
-from sglang.srt.server_args import ServerArgs
-fields = getattr(ServerArgs, "__struct_fields__", None) or list(ServerArgs.__dataclass_fields__)
-print("RESULT", json.dumps({"states": states, "wrong": wrong, "layers": layers, "fields": list(fields)}))
-"""
-
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_instrument_is_applied_and_notes_what_it_sees(
@@ -64,7 +26,7 @@ def test_every_instrument_is_applied_and_notes_what_it_sees(
     every = [*EVERY, *([instruments.PADDED] if instruments.can_run_padded(Source(Folder(root))) else [])]
     found, _ = processes.beside(
         root,
-        *("-c", PROGRAM, ",".join(every)),
+        *("-m", "tests.scenarios.verify_instruments", ",".join(every)),
         SGLANG_BCG_FIXES="off",
         SGLANG_BCG_INSTRUMENTS=",".join(every),
         SGLANG_BCG_REPORT_DIR=str(tmp_path / "reports"),

@@ -22,48 +22,6 @@ OF_THE_LAYER_THAT_DRAFTS = "mtp."
 # the releases that know no such class
 NOT_THERE = {"qwen3_5_text": ("0.5.11", "0.5.12.post1", "0.5.15.post1")}
 
-PROGRAM = """
-import importlib, json, multiprocessing, sys, types
-from cpu_sglang import one_batch
-
-# no model can forget one of these: each parameter starts as not a number
-def load(name, folder):
-    import torch
-    from sglang.srt.model_loader import loader
-    torch.cuda.Stream = lambda *_, **__: None
-    one_batch.load_plugins()
-    found = {"taken": 0, "missing": []}
-
-    def load_weights(model, weights, device, *_, **__):
-        parameters = [p for p in model.parameters() if p.dtype.is_floating_point]
-        for parameter in parameters:
-            parameter.data.fill_(float("nan"))
-        model.load_weights(weights)
-        found["taken"] = sum(int((~p.isnan()).sum()) for p in parameters)
-        found["missing"] = [n for n, p in model.named_parameters() if p.dtype.is_floating_point and p.isnan().any()]
-
-    loader.DefaultModelLoader.load_weights_and_postprocess = staticmethod(load_weights)
-    options = {"attention_backend": "fa3" if "linear" in name else "triton" if "oss" in name else "torch_native"}
-    if name.endswith(" as draft"):
-        options["json_model_override_args"] = json.dumps({"architectures": ["Qwen3NextForCausalLMMTP"]})
-    try:
-        one_batch.load(
-            name, model_path=folder, load_format="auto", dtype="bfloat16", max_total_tokens=1024, context_length=256,
-            **options)
-    except Exception as error:
-        # the model was loaded; what a machine without a GPU lacks comes behind
-        found["error"] = repr(error)
-    return found
-
-if __name__ == "__main__":
-    one_batch.import_sglang()
-    one_batch._import_benchmark()
-    importlib.import_module("sglang.srt.models.registry")
-    wanted = json.loads(sys.argv[1])
-    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-        print("RESULT", json.dumps(dict(zip(wanted, pool.starmap(load, wanted.items(), chunksize=1)))))
-"""
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
@@ -87,7 +45,10 @@ def test_every_weight_is_loaded(
     wanted = {name: str(folder / name) for name in models.MODELS if release not in NOT_THERE.get(name, ())}
     wanted["qwen3_next_mtp as draft"] = wanted["qwen3_next_mtp"]
     found, _ = processes.beside(
-        release_root(release), *("-c", PROGRAM, json.dumps(wanted)), timeout=600, SGLANG_PLUGINS="__none__"
+        release_root(release),
+        *("-m", "tests.scenarios.weights_taken", json.dumps(wanted)),
+        timeout=600,
+        SGLANG_PLUGINS="__none__",
     )
     for name, report in found.items():
         given = sizes(pathlib.Path(wanted[name]))

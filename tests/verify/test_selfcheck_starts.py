@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Callable
 
 import pytest
 
@@ -17,10 +18,10 @@ __all__ = ["here", "verify"]
 @pytest.mark.parametrize(("said", "status"), [("right", 0), ("wrong", 1), ("not checked", 1), ("", 1)])
 def test_a_start_with_fixes_that_is_not_right_is_red(
     here: dict[str, object],
-    release_root,
+    release_root: Callable[[str], pathlib.Path],
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture,
+    capsys: pytest.CaptureFixture[str],
     said: str,
     status: int,
 ) -> None:
