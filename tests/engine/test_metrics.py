@@ -104,7 +104,7 @@ REAL = """
 import json, os, tempfile, types
 os.environ["PROMETHEUS_MULTIPROC_DIR"] = tempfile.mkdtemp()
 from cpu_sglang import graphs, one_batch, prefill
-from tests.fixes import small_llama
+from tests.scenarios import small_llama
 loaded = small_llama.load(enable_metrics=True)
 runner = loaded.model_runner
 prefill.capture_prefill(runner)

@@ -103,20 +103,39 @@ class Backend:
         self.forward_metadata = SimpleNamespace(max_extend_len=None, qo_indptr=self.qo_indptr)
         self.handed: Any = None
 
-    def capture(self, bs, num_tokens, req_pool_indices, seq_lens, encoder_lens, forward_mode, spec_info):
+    def capture(
+        self,
+        bs: int,
+        num_tokens: int,
+        req_pool_indices: Any,
+        seq_lens: torch.Tensor,
+        encoder_lens: Any,
+        forward_mode: Any,
+        spec_info: Any,
+    ) -> None:
         self.handed = seq_lens
 
-    def replay(self, bs, req_pool_indices, seq_lens, seq_lens_sum, encoder_lens, forward_mode, spec_info, seq_lens_cpu):
+    def replay(
+        self,
+        bs: int,
+        req_pool_indices: Any,
+        seq_lens: torch.Tensor,
+        seq_lens_sum: int,
+        encoder_lens: Any,
+        forward_mode: Any,
+        spec_info: Any,
+        seq_lens_cpu: Any,
+    ) -> None:
         self.handed = seq_lens
 
-    def eager(self, forward_batch):
+    def eager(self, forward_batch: Any) -> None:
         self.handed = forward_batch.seq_lens
         if forward_batch.fails:
             raise ValueError("from the original")
 
 
-CAPTURE = {"bs": 3, "num_tokens": 12, "req_pool_indices": None, "seq_lens": None, "encoder_lens": None}
-REPLAY = {"bs": 3, "req_pool_indices": None, "seq_lens": None, "seq_lens_sum": 0, "encoder_lens": None}
+CAPTURE: dict[str, Any] = {"bs": 3, "num_tokens": 12, "req_pool_indices": None, "seq_lens": None, "encoder_lens": None}
+REPLAY: dict[str, Any] = {"bs": 3, "req_pool_indices": None, "seq_lens": None, "seq_lens_sum": 0, "encoder_lens": None}
 
 
 def call(way: str, backend: Backend, mode: str, by_keyword: bool, lengths: torch.Tensor, **spec_info: Any) -> None:
@@ -185,8 +204,8 @@ def test_an_eager_batch_of_another_mode_is_left_as_it_is(mode: str) -> None:
 def test_rows_of_nobody_are_zero(mode: str, rows: int) -> None:
     backend, output = Backend(), torch.full((8, 2), torch.nan)
     backend.forward_metadata.qo_indptr = torch.tensor([0, min(rows, 2), rows])
-    batch = SimpleNamespace(forward_mode=Mode(mode))
-    written = extent.zero_rows_of_nobody(lambda *_, **__: output, backend, None, None, None, None, batch, sinks=None)
+    batch, unread = SimpleNamespace(forward_mode=Mode(mode)), torch.empty(0)
+    written = extent.zero_rows_of_nobody(lambda *_, **__: output, backend, unread, None, None, None, batch, sinks=None)
     assert written is output and output.isnan().all(1).tolist() == [row < rows for row in range(8)]
 
 
@@ -207,7 +226,7 @@ def batch_of(seq_lens: torch.Tensor, **changes: Any) -> SimpleNamespace:
 
 def lengths_during(batch: SimpleNamespace, nested: int = 1) -> list[Any]:
     """What a method under so many patches sees of the batch, which is as before when it is done."""
-    before, seen = dict(vars(batch)), []
+    before, seen = dict(vars(batch)), list[Any]()
 
     def original(self: Any, forward_batch: Any, in_capture: bool = False) -> None:
         assert in_capture
@@ -232,7 +251,7 @@ def test_new_tokens_are_added_to_a_prefix_and_to_nothing_else(nested: int, dtype
     none = {"extend_seq_lens": int32(0, 4), "extend_seq_lens_cpu": [0, 4]}
     assert lengths_during(batch_of(prefix, **none), nested) == [[20, 9], [20, 9], 29]
     # front tokens: the second prefix is shorter than they are, and passed as 0
-    front = {"extend_prefix_lens": int32(18, 0), "extend_seq_lens": int32(6, 6)}
+    front: dict[str, Any] = {"extend_prefix_lens": int32(18, 0), "extend_seq_lens": int32(6, 6)}
     front |= {"extend_prefix_lens_cpu": [18, 0], "extend_seq_lens_cpu": [6, 6]}
     assert lengths_during(batch_of(torch.tensor([24, 5], dtype=dtype), **front), nested) == [[24, 5], [24, 5], 29]
 

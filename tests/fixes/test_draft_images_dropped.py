@@ -11,31 +11,8 @@ import pytest
 
 from sglang_bcg_fixes.fixes import draft_images_dropped
 from tests import processes
+from tests.fixes import settings
 
-CODE = """
-import json, pathlib, sys
-from cpu_sglang import one_batch
-one_batch.import_sglang(with_graphs=True)
-one_batch.load_plugins()
-from sglang_bcg_fixes.plugin import load
-from cpu_sglang.draft_prefill import Draft
-
-KINDS = [([6, 5], False), ([6, 5], True), ([11], True), ([11], False)]
-draft = Draft("llama", pathlib.Path(sys.argv[1]), "EAGLE3")
-eager = [draft.prefill(*kind)[0] for kind in KINDS]
-draft.capture()
-
-def again():
-    answers = [draft.prefill(*kind) for kind in KINDS]
-    return [[bool((answer == other).all()), segments] for (answer, segments), other in zip(answers, eager)]
-
-process = load()
-applied = process.ledger.applied()
-found = {"applied": applied, "with": again()}
-for name in applied:
-    process.ledger.undo(name)
-print("RESULT", json.dumps({**found, "without": again()}))
-"""
 MODELS = processes.REPOSITORY / "cpu_sglang" / "models"
 
 
@@ -52,8 +29,8 @@ def eagle3(tmp_path: pathlib.Path) -> pathlib.Path:
 def test_a_draft_sees_the_images_of_its_target(
     release_root: Callable[[str], pathlib.Path], eagle3: pathlib.Path, release: str
 ) -> None:
-    only = {"SGLANG_BCG_FIXES": "off", "SGLANG_BCG_FIX_DRAFT_IMAGES_DROPPED": "on"}
-    found = processes.beside(release_root(release), "-c", CODE, str(eagle3), **only)[0]
+    program = ("-m", "tests.scenarios.draft_images", str(eagle3))
+    found = processes.beside(release_root(release), *program, **settings.only("draft_images_dropped"))[0]
     assert found["applied"] == ["draft_images_dropped"]
     # texts are replayed still
     assert found["with"] == [[True, 2], [True, 0], [True, 0], [True, 2]]
@@ -61,7 +38,9 @@ def test_a_draft_sees_the_images_of_its_target(
 
 
 def test_the_next_release_does_so_by_itself(release_root: Callable[[str], pathlib.Path], eagle3: pathlib.Path) -> None:
-    found = processes.beside(release_root("0.5.22"), "-c", CODE, str(eagle3), SGLANG_BCG_FIXES="off")[0]
+    found = processes.beside(
+        release_root("0.5.22"), "-m", "tests.scenarios.draft_images", str(eagle3), SGLANG_BCG_FIXES="off"
+    )[0]
     assert found["without"] == [[True, 2]] * 4
 
 

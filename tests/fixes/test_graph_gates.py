@@ -5,11 +5,13 @@ from __future__ import annotations
 import pathlib
 import types
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from sglang_bcg_fixes.fixes import mamba_tracking_dropped
 from tests import processes
+from tests.fixes import settings
 from tests.wheels import NEWEST
 
 KINDS = (
@@ -47,17 +49,19 @@ STALE_ADAPTERS = {
 
 
 @pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Callable[..., tuple[dict, str]]:
-    def run(release: str, what: str, fix: str, flag: str) -> tuple[dict, str]:
+def run(release_root: Callable[[str], pathlib.Path]) -> Callable[..., tuple[dict[str, Any], str]]:
+    def run(release: str, what: str, fix: str, flag: str) -> tuple[dict[str, Any], str]:
         """What was found, and the log."""
-        only = {"SGLANG_BCG_FIXES": "off", f"SGLANG_BCG_FIX_{fix.upper()}": flag}
-        return processes.beside(release_root(release), "-m", "tests.releases.graph_admission", what, **only)
+        program = ("-m", "tests.releases.graph_admission", what)
+        return processes.beside(release_root(release), *program, **settings.only(fix, flag))
 
     return run
 
 
 @pytest.mark.parametrize("release", LOST)
-def test_without_the_fix_a_replay_loses_the_embeddings(run: Callable[..., tuple[dict, str]], release: str) -> None:
+def test_without_the_fix_a_replay_loses_the_embeddings(
+    run: Callable[..., tuple[dict[str, Any], str]], release: str
+) -> None:
     found, log = run(release, "images", "vlm_embeds_dropped", "off")
     lost = [ERROR, False] if release == "0.5.13.post1" else ["wrong", True]
     assert found == {kind: lost if kind in LOST[release] else ["right", True] for kind in KINDS}
@@ -66,7 +70,7 @@ def test_without_the_fix_a_replay_loses_the_embeddings(run: Callable[..., tuple[
 
 @pytest.mark.parametrize("release", LOST)
 def test_with_the_fix_only_what_would_be_lost_runs_without_a_graph(
-    run: Callable[..., tuple[dict, str]], release: str
+    run: Callable[..., tuple[dict[str, Any], str]], release: str
 ) -> None:
     found, log = run(release, "images", "vlm_embeds_dropped", "on")
     assert found == {kind: ["right", kind not in LOST[release]] for kind in KINDS}
@@ -77,7 +81,7 @@ def test_with_the_fix_only_what_would_be_lost_runs_without_a_graph(
 
 
 @pytest.mark.parametrize("release", LOST)
-def test_ranks_decide_alike_where_one_has_images(run: Callable[..., tuple[dict, str]], release: str) -> None:
+def test_ranks_decide_alike_where_one_has_images(run: Callable[..., tuple[dict[str, Any], str]], release: str) -> None:
     found, _ = run(release, "ranks", "vlm_embeds_dropped", "on")
     # a rank that replays alone waits for the others without end
     for text, image in zip(KINDS[::2], KINDS[1::2], strict=True):
@@ -90,7 +94,7 @@ def test_ranks_decide_alike_where_one_has_images(run: Callable[..., tuple[dict, 
 @pytest.mark.parametrize("flag", ["off", "on"])
 @pytest.mark.parametrize("release", CHECKPOINTS)
 def test_a_checkpoint_is_written_where_the_layers_ask_the_batch(
-    run: Callable[..., tuple[dict, str]], release: str, flag: str
+    run: Callable[..., tuple[dict[str, Any], str]], release: str, flag: str
 ) -> None:
     found, log = run(release, "checkpoints", "mamba_tracking_dropped", flag)
     # the mask does not come through a replay, and does in an eager run
@@ -102,7 +106,9 @@ def test_a_checkpoint_is_written_where_the_layers_ask_the_batch(
 
 
 @pytest.mark.parametrize(("release", "flag"), [("0.5.11", "on"), ("0.5.16", "off"), ("0.5.16", "on")])
-def test_adapters_are_those_of_the_batch(run: Callable[..., tuple[dict, str]], release: str, flag: str) -> None:
+def test_adapters_are_those_of_the_batch(
+    run: Callable[..., tuple[dict[str, Any], str]], release: str, flag: str
+) -> None:
     found, log = run(release, "adapters", "lora_batch_stale", flag)
     if flag == "off":
         assert found == {kind: [answer, True] for kind, answer in STALE_ADAPTERS.items()}

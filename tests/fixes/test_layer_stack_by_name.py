@@ -23,37 +23,6 @@ Root = Callable[[str], pathlib.Path]
 ON = {"SGLANG_PLUGINS": "bcg_fixes", "SGLANG_BCG_FIXES": "off", fix.FLAG: "on"}
 UNSET = {"SGLANG_PLUGINS": "bcg_fixes"}
 
-# a whole Llama, logits and all, that has an attribute `layers` and stands where SGLang expects the layers alone
-MISLEADING = """
-import json, sys
-from cpu_sglang import one_batch, prefill
-load = one_batch.load
-
-def load_misleading(model):
-    import torch
-    from sglang.srt.models.llama import LlamaForCausalLM
-    from sglang.srt.models.registry import ModelRegistry
-
-    class LlamaWithLayers(LlamaForCausalLM):
-        @property
-        def layers(self):
-            return self.model.layers
-
-    class MisleadingLlama(torch.nn.Module):
-        def __init__(self, config, quant_config=None):
-            super().__init__()
-            self.model = LlamaWithLayers(config, quant_config)
-
-        def forward(self, input_ids, positions, forward_batch):
-            return self.model(input_ids, positions, forward_batch)
-
-    ModelRegistry.models["MisleadingLlama"] = MisleadingLlama
-    return load(model, json_model_override_args=json.dumps({"architectures": ["MisleadingLlama"]}))
-
-one_batch.load = load_misleading
-prefill.main()
-"""
-
 
 @pytest.mark.parametrize(
     ("release", "warned"),
@@ -102,7 +71,7 @@ def runner(model: nn.Module, by_name: nn.Module | None, **others: Any) -> types.
 )
 def test_another_stack_brings_its_own_place_of_the_embeddings(stack: nn.Module, place: int | None) -> None:
     model = causal(Stack(inner=stack))
-    changed = runner(model, model.model)
+    changed = runner(model, model.get_submodule("model"))
     fix.prefer_structure(changed)
     assert changed.layer_model is stack and changed._input_embeds_arg_idx == place
 
@@ -117,7 +86,7 @@ def test_another_stack_brings_its_own_place_of_the_embeddings(stack: nn.Module, 
 def test_without_an_answer_sglangs_choice_stays_and_one_warning_says_why(
     caplog: pytest.LogCaptureFixture, model: nn.Module, others: dict[str, Any], reason: str
 ) -> None:
-    kept = runner(model, model.model, **others)
+    kept = runner(model, model.get_submodule("model"), **others)
     fix.prefer_structure(kept)
     assert kept.layer_model is model.model and kept._input_embeds_arg_idx == 7
     (record,) = caplog.records
@@ -143,7 +112,7 @@ def test_eager_prefill_is_said_once(caplog: pytest.LogCaptureFixture, model: nn.
 
 def test_agreement_is_silent(caplog: pytest.LogCaptureFixture) -> None:
     model = causal(Stack(layers=blocks()))
-    same = runner(model, model.model)
+    same = runner(model, model.get_submodule("model"))
     fix.prefer_structure(same)
     fix.say_where_the_layers_are(None, same, same.model_runner)
     assert same.layer_model is model.model and same._input_embeds_arg_idx == 7 and not caplog.records
@@ -155,7 +124,16 @@ def misled(release_root: Root, tmp_path: pathlib.Path) -> Callable[..., tuple[di
         report = tmp_path / "report.json"
         done = processes.on_cpu(
             release_root(release),
-            *("-c", MISLEADING, "--model", "llama", "--freed-memory", "kept", "--json", str(report)),
+            *(
+                "-m",
+                "tests.scenarios.misleading_llama",
+                "--model",
+                "llama",
+                "--freed-memory",
+                "kept",
+                "--json",
+                str(report),
+            ),
             environment=environ,
         )
         assert done.returncode == 0, done.stderr[-4000:]

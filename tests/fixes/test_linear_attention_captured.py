@@ -6,6 +6,7 @@ import pathlib
 import sys
 import types
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -90,16 +91,17 @@ def test_the_padded_tail_is_zero_and_the_real_rows_are_not(
     forward_context.num_token_non_padded_cpu = real
     output = torch.full((1, 5, 2, 2), torch.nan)
 
-    def original(mixed_qkv, a, b, output, layer_id):
+    def original(mixed_qkv: Any, a: Any, b: Any, output: torch.Tensor, layer_id: int) -> None:
         output[:, :real].fill_(layer_id)
 
-    fix.run_and_zero_tail(original, None, None, None, output, 7)
+    unread = torch.empty(0)
+    fix.run_and_zero_tail(original, unread, unread, unread, output, 7)
     assert (output[:, :rows] == 7).all() and (output[:, rows:] == 0).all()
 
 
 def test_torch_compile_still_traces_through_the_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled prefill graphs use the same operation: what stands in its place must not break the trace."""
-    calls = []
+    calls: list[Any] = []
     context = types.SimpleNamespace(is_in_breakable_cuda_graph=lambda: False)
     monkeypatch.setattr(graph_break, "load", lambda name: context)
     monkeypatch.setattr(graph_break, "decorate", lambda inner, stub: calls.append)

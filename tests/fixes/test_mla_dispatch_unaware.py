@@ -11,60 +11,6 @@ from tests import processes
 
 # one of each form of the handlers, of what plans, and of the runner
 RELEASES = ("0.5.11", "0.5.12.post1", "0.5.13.post1", "0.5.14", "0.5.15.post1")
-CODE = """
-import json, types
-from cpu_sglang import one_batch, prefill
-from tests.fixes import small_deepseek
-from tests.fixes.small_deepseek import PROMPTS
-loaded = small_deepseek.load()
-from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry, AttnForwardMethod
-from sglang_bcg_fixes.engine import graph_break
-from sglang_bcg_fixes.plugin import load
-
-ID = "mla_dispatch_unaware"
-BACKENDS = ("triton", "fa3", "flashinfer", "flashmla", "cutlass_mla", "trtllm_mla")
-process = load()
-scope = graph_break.load("context").enable_breakable_cuda_graph
-
-attention = types.SimpleNamespace(
-    flashinfer_mla_disable_ragged=False, disable_chunked_prefix_cache=False, chunked_prefix_cache_threshold=0)
-batch = small_deepseek.batch()
-
-def chosen():
-    return {name: AttentionBackendRegistry.get_handler(name)(attention, batch).name for name in BACKENDS}
-
-def planned():
-    return [*small_deepseek.planned_by_flashinfer(), *small_deepseek.planned_by_tensorrt()]
-
-def dispatch():
-    found = {"outside": [chosen(), planned()]}
-    with scope():
-        found["inside"] = [chosen(), planned()]
-    return found
-
-def replay():
-    prefill.capture_prefill(loaded.model_runner, (8, 16))
-    return one_batch.generate(loaded, PROMPTS, 3)
-
-eager = one_batch.generate(loaded, PROMPTS, 3)
-found = {"applied": ID in process.ledger.applied(), "mended": dispatch()}
-replayed = replay()
-found["difference"] = (replayed[1] - eager[1]).abs().max().item()
-found["same tokens"] = replayed[0] == eager[0]
-handlers = AttentionBackendRegistry._handlers
-mended, handlers["fa3"] = handlers["fa3"], lambda *_: AttnForwardMethod.MLA
-absorbed = one_batch.generate(loaded, PROMPTS, 3)
-handlers["fa3"] = mended
-found["bitwise equal to eager absorbed"] = bool((replayed[1] == absorbed[1]).all())
-
-process.ledger.undo(ID)
-found["stock"] = dispatch()
-try:
-    replay()
-except Exception as error:
-    found["error"] = str(error)
-print("RESULT", json.dumps(found))
-"""
 
 
 @pytest.mark.parametrize(
@@ -75,7 +21,7 @@ def test_latent_attention_is_captured_in_the_form_that_the_break_can_run(
 ) -> None:
     found, _ = processes.beside(
         release_root(release),
-        *("-c", CODE),
+        *("-m", "tests.scenarios.mla_dispatch"),
         SGLANG_BCG_FIX_MLA_DISPATCH_UNAWARE="on",
         SGLANG_BCG_FIX_SINGLE_REQUEST_CAPTURE=several_requests,
         # it is undone alone, so the runner that others patch too must be imported after the modules of small_deepseek

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import pathlib
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,10 +15,22 @@ from sglang_bcg_fixes.anatomy import layer_stack
 from sglang_bcg_fixes.fixes import single_request_capture as fix
 from tests import processes
 
+# in a process of its own on the real 0.5.11, whose enumerations and layers are wanted
+PARTS = ("-m", "tests.scenarios.single_request_parts")
+
 
 class Layers(torch.nn.Module):
-    def forward(self, input_ids, positions, forward_batch, input_embeds=None, **extras):
-        self.calls = getattr(self, "calls", 0) + 1
+    calls = 0
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        forward_batch: Any,
+        input_embeds: torch.Tensor | None = None,
+        **extras: Any,
+    ) -> torch.Tensor:
+        self.calls += 1
         return torch.stack([input_ids, positions], 1).float()
 
 
@@ -40,7 +54,9 @@ def batch_of(tokens: int) -> SimpleNamespace:
 
 
 STACK = layer_stack.LayerStack
-TEXT = {"input_ids": "input_ids", "positions": "positions", "forward_batch": fix.ITSELF}
+# what the layers are given comes from the batch
+UNREAD = (torch.empty(0), torch.empty(0))
+TEXT: dict[str, str | None] = {"input_ids": "input_ids", "positions": "positions", "forward_batch": fix.ITSELF}
 
 
 @pytest.fixture
@@ -58,7 +74,7 @@ def test_every_size_is_captured_into_one_buffer(captured: fix.CapturedLayers) ->
 
 def test_nested_outputs_have_a_buffer_for_each_part(captured: fix.CapturedLayers) -> None:
     captured.stack.module.forward = lambda **_: (torch.ones(4, 2), [torch.zeros(4, 3), None])
-    hidden, (auxiliary, nothing) = captured.run(None, None, batch_of(4))
+    hidden, (auxiliary, nothing) = captured.run(*UNREAD, batch_of(4))
     assert len(captured.buffers) == 2
     assert hidden.shape == (4, 2) and auxiliary.shape == (4, 3) and nothing is None
 
@@ -70,7 +86,7 @@ def test_the_models_call_of_its_layers_replays(captured: fix.CapturedLayers) -> 
         assert layers.forward(batch.input_ids, forward_batch=batch, positions=batch.positions, pp=None) == "captured"
         assert layers.forward(batch.input_ids, batch.positions, batch, None) == "captured"
     assert graph.replays == 3
-    assert not hasattr(layers, "calls") and "forward" not in vars(layers)
+    assert layers.calls == 0 and "forward" not in vars(layers)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +99,7 @@ def test_the_models_call_of_its_layers_replays(captured: fix.CapturedLayers) -> 
     ],
 )
 def test_what_the_graph_would_not_see_is_computed_and_said_once(
-    captured: fix.CapturedLayers, caplog: pytest.LogCaptureFixture, change: dict, name: str
+    captured: fix.CapturedLayers, caplog: pytest.LogCaptureFixture, change: dict[str, Any], name: str
 ) -> None:
     graph, batch, layers = Graph(), batch_of(4), captured.stack.module
     given = {"input_ids": batch.input_ids, "positions": batch.positions, "forward_batch": batch} | change
@@ -96,7 +112,7 @@ def test_what_the_graph_would_not_see_is_computed_and_said_once(
     assert "SGLANG_BCG_FIX_SINGLE_REQUEST_CAPTURE=off" in caplog.text
 
 
-HANDED = {
+HANDED: dict[str, str | None] = {
     "input_ids": None,
     "positions": "mrope_positions",
     "forward_batch": fix.ITSELF,
@@ -116,7 +132,7 @@ def multimodal() -> fix.CapturedLayers:
     return fix.CapturedLayers(STACK("model", Model().model), 16, HANDED)
 
 
-def call_of(batch: SimpleNamespace) -> dict:
+def call_of(batch: SimpleNamespace) -> dict[str, Any]:
     positions, embeddings = batch.mrope_positions, batch.input_embeds
     return {"input_ids": None, "positions": positions, "forward_batch": batch, "input_embeds": embeddings}
 
@@ -149,7 +165,7 @@ def test_text_of_a_multimodal_model_replays(multimodal: fix.CapturedLayers) -> N
     ],
 )
 def test_what_a_multimodal_graph_would_not_see_is_computed(
-    multimodal: fix.CapturedLayers, caplog: pytest.LogCaptureFixture, change: dict, name: str
+    multimodal: fix.CapturedLayers, caplog: pytest.LogCaptureFixture, change: dict[str, Any], name: str
 ) -> None:
     graph, batch = Graph(), multimodal_batch_of(4)
     multimodal.stack.module.forward = lambda **_: "computed"
@@ -172,10 +188,15 @@ def test_a_batch_without_what_was_captured_is_not_replayed(multimodal: fix.Captu
     assert multimodal.unlike_capture(call_of(batch), multimodal.arguments(batch)) == "positions"
 
 
-EMBEDDED = {"input_ids": None, "positions": "positions", "forward_batch": fix.ITSELF, "input_embeds": fix.COMPUTED}
+EMBEDDED: dict[str, str | None] = {
+    "input_ids": None,
+    "positions": "positions",
+    "forward_batch": fix.ITSELF,
+    "input_embeds": fix.COMPUTED,
+}
 
 
-def embedded_call_of(batch: SimpleNamespace, embeddings: torch.Tensor) -> dict:
+def embedded_call_of(batch: SimpleNamespace, embeddings: torch.Tensor) -> dict[str, Any]:
     return {"input_ids": None, "positions": batch.positions, "forward_batch": batch, "input_embeds": embeddings}
 
 
@@ -187,14 +208,16 @@ def embedded() -> fix.CapturedLayers:
 def test_embeddings_that_the_model_computes_are_captured_in_a_buffer(embedded: fix.CapturedLayers) -> None:
     given = {}
     embedded.stack.module.forward = lambda **arguments: given.update(arguments) or torch.ones(4, 2)
-    embedded.run(None, None, batch_of(4))
+    embedded.run(*UNREAD, batch_of(4))
     assert given["input_embeds"].shape == (4, 2)
+    assert embedded.embeddings is not None
     assert given["input_embeds"].data_ptr() == embedded.embeddings.data_ptr()
 
 
 def test_embeddings_that_the_model_computes_are_copied_before_each_replay(embedded: fix.CapturedLayers) -> None:
-    read = []
-    graph = SimpleNamespace(replay=lambda: read.append(embedded.embeddings.clone()))
+    buffer, read = embedded.embeddings, list[torch.Tensor]()
+    assert buffer is not None
+    graph = SimpleNamespace(replay=lambda: read.append(buffer.clone()))
     for tokens, value in ((4, 1.0), (8, 2.0)):
         batch = batch_of(tokens)
         with embedded.replayed(graph, "captured", batch):
@@ -204,11 +227,12 @@ def test_embeddings_that_the_model_computes_are_copied_before_each_replay(embedd
 
 
 @pytest.mark.parametrize("wrong", [None, torch.ones(1, 2), torch.ones(4, 2, dtype=torch.float64)])
-def test_embeddings_that_the_buffer_does_not_take_are_computed_with(embedded: fix.CapturedLayers, wrong) -> None:
+def test_embeddings_that_the_buffer_does_not_take_are_computed_with(embedded: fix.CapturedLayers, wrong: Any) -> None:
     graph, batch = Graph(), batch_of(4)
     embedded.stack.module.forward = lambda **_: "computed"
     with embedded.replayed(graph, "captured", batch):
         assert embedded.stack.module.forward(**embedded_call_of(batch, wrong)) == "computed"
+    assert embedded.embeddings is not None
     assert graph.replays == 0 and embedded.embeddings.isnan().all()
 
 
@@ -230,41 +254,13 @@ def test_no_answer_lies_in_the_buffers(captured: fix.CapturedLayers) -> None:
     assert kept_logits is logits
 
 
-# the real runner, and how many tokens the graph has that it replays for so many
-BUCKETS = """
-import json
-from cpu_sglang import one_batch, prefill
-from tests.fixes import small_llama
-
-loaded = small_llama.load()
-batches = {sum(lengths): prefill._prompts(lengths) for lengths in ([1], [2, 1], [4], [5], [3, 5], [9], [7, 8], [16])}
-eager = {tokens: one_batch.generate(loaded, prompts, 1)[1] for tokens, prompts in batches.items()}
-runner, chosen = prefill.capture_prefill(loaded.model_runner, (4, 8, 16)), []
-
-def tell(size, replay):
-    def tell_and_replay():
-        chosen.append(size)
-        replay()
-    return tell_and_replay
-
-for size, graph in prefill.captured_graphs(runner).items():
-    graph.replay = tell(size, graph.replay)
-found = []
-for tokens, prompts in batches.items():
-    answer = one_batch.generate(loaded, prompts, 1)[1]
-    found.append([tokens, list(chosen), bool((answer == eager[tokens]).all())])
-    chosen.clear()
-print("RESULT", json.dumps(found))
-"""
-
-
-def test_a_replay_takes_the_smallest_graph_that_fits(release_root) -> None:
-    found, _ = processes.beside(release_root("0.5.11"), "-c", BUCKETS)
+def test_a_replay_takes_the_smallest_graph_that_fits(release_root: Callable[[str], pathlib.Path]) -> None:
+    found, _ = processes.beside(release_root("0.5.11"), "-m", "tests.scenarios.replayed_sizes")
     smallest = {1: 4, 3: 4, 4: 4, 5: 8, 8: 8, 9: 16, 15: 16, 16: 16}
     assert found == [[tokens, [size], True] for tokens, size in smallest.items()]
 
 
-CAPTURABLE = {
+CAPTURABLE: dict[str, dict[str, Any]] = {
     "server_args": {"enable_lora": False, "lora_paths": None, "enable_dp_attention": False, "pp_size": 1},
     "model_config": {"is_encoder_decoder": False},
 }
@@ -293,7 +289,9 @@ def model_runner(**changes: object) -> SimpleNamespace:
         {"use_mla_backend": True},
     ],
 )
-def test_what_cannot_be_captured_rightly_is_not_captured(change: dict, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_cannot_be_captured_rightly_is_not_captured(
+    change: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
     fix.refuse_configuration(model_runner())
     fix.refuse_configuration(model_runner(is_multimodal=True))
     runner = SimpleNamespace(model_runner=model_runner(**change), attention_layers=[], max_num_tokens=16)
@@ -307,97 +305,19 @@ def test_what_cannot_be_captured_rightly_is_not_captured(change: dict, caplog: p
     assert "SGLANG_BCG_FIX_SINGLE_REQUEST_CAPTURE=off" in caplog.text
 
 
-# in a process of its own on the real 0.5.11, whose enumerations and layers are wanted
-ON_THE_RELEASE = """
-import json, sys
-from types import SimpleNamespace
-from cpu_sglang import one_batch
-one_batch.import_sglang()
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
-from sglang_bcg_fixes.fixes import single_request_capture as fix
-
-runner = SimpleNamespace(**{fix.STATE: object()})
-asked = []
-def admitted(self, batch):
-    asked.append(batch.batch_size)
-    return batch.accepted
-def can_run(**changes):
-    batch = SimpleNamespace(forward_mode=ForwardMode.EXTEND, batch_size=3, accepted=True,
-                            contains_mm_inputs=lambda: False, **dict.fromkeys(fix.LEFT_OUT))
-    vars(batch).update(changes)
-    answer = fix.can_run(admitted, runner, batch)
-    assert batch.batch_size == 3
-    return answer
-modes = {mode.name: can_run(forward_mode=mode) for mode in ForwardMode}
-left_out = {name: can_run(**{name: [1]}) for name in fix.LEFT_OUT}
-refused = can_run(accepted=False)
-images = can_run(contains_mm_inputs=lambda: True)
-setattr(runner, fix.STATE, None)
-unresolved = can_run()
-modes = sorted(name for name, ok in modes.items() if ok)
-json.dump([modes, left_out, refused, images, unresolved, sorted(set(asked))], sys.stdout)
-"""
-
-
-def test_on_the_release_modes_and_fields_are_told_apart(release_root) -> None:
-    process = processes.on_cpu(release_root("0.5.11"), "-c", ON_THE_RELEASE, timeout=120)
-    assert process.returncode == 0, process.stderr[-3000:]
-    modes, left_out, refused, images, unresolved, asked = json.loads(process.stdout.splitlines()[-1])
+def test_on_the_release_modes_and_fields_are_told_apart(release_root: Callable[[str], pathlib.Path]) -> None:
+    found, _ = processes.beside(release_root("0.5.11"), *PARTS, "admitted", timeout=120)
+    modes, left_out, refused, images, unresolved, asked = found
     assert modes == ["EXTEND", "MIXED"]
     assert left_out and not any(left_out.values())
     assert refused is False and images is False and unresolved is False
     assert asked == [1]
 
 
-HANDED_OVER = """
-import json
-from types import SimpleNamespace
-from cpu_sglang import one_batch
-one_batch.import_sglang()
-from sglang_bcg_fixes.anatomy import layer_stack
-from sglang_bcg_fixes.fixes import single_request_capture as fix
-from tests.fixes.test_single_request_capture import Model, multimodal_batch_of
-
-class Calling(Model):
-    def forward(self, input_ids, positions, batch):
-        return call(self.model, batch)
-
-def handed_over(make_the_call):
-    global call
-    call, model, batch = make_the_call, Calling(), multimodal_batch_of(4)
-    runner = SimpleNamespace(
-        model_runner=SimpleNamespace(model=model), capture_num_tokens=[4], attention_layers=[], quant_config=None,
-        moe_layers=[], moe_fusions=[], max_num_tokens=16, _build_capture_forward_batch=lambda tokens: batch,
-    )
-    try:
-        handed, buffer = fix.handed_over(runner, layer_stack.LayerStack("model", model.model))
-        return [handed, buffer if buffer is None else [*buffer.shape, str(buffer.dtype), buffer.sum().item()]]
-    except (layer_stack.Unresolved, ValueError) as reason:
-        return f"{type(reason).__name__}: {reason}"
-    finally:
-        assert "forward" not in vars(model.model) and not hasattr(model.model, "calls")
-
-def fail(layers, batch):
-    raise ValueError("no images")
-
-found = {
-    "embeddings": lambda layers, batch: layers(
-        input_ids=None, forward_batch=batch, input_embeds=batch.input_embeds, positions=batch.mrope_positions, pp=None
-    ),
-    "computed": lambda layers, batch: layers(None, batch.positions, batch, batch.input_embeds.double() + 1),
-    "of another length": lambda layers, batch: layers(None, batch.positions, batch, batch.input_embeds[1:].clone()),
-    "text": lambda layers, batch: layers(batch.input_ids, batch.positions, batch),
-    "elsewhere": lambda layers, batch: layers(batch.input_ids, batch.positions + 1, batch),
-    "extra": lambda layers, batch: layers(batch.input_ids, batch.positions, batch, deepstack=batch.input_embeds),
-    "not called": lambda layers, batch: None,
-    "fails": fail,
-}
-print("RESULT", json.dumps({name: handed_over(make_the_call) for name, make_the_call in found.items()}))
-"""
-
-
-def test_on_the_release_what_a_model_hands_its_layers_is_told_by_the_buffers(release_root) -> None:
-    found, _ = processes.beside(release_root("0.5.11"), "-c", HANDED_OVER, timeout=120)
+def test_on_the_release_what_a_model_hands_its_layers_is_told_by_the_buffers(
+    release_root: Callable[[str], pathlib.Path],
+) -> None:
+    found, _ = processes.beside(release_root("0.5.11"), *PARTS, "handed over", timeout=120)
     assert found["embeddings"] == [HANDED, None]
     assert found["computed"] == [EMBEDDED, [16, 2, "torch.float64", 0.0]]
     assert found["text"] == [TEXT, None]

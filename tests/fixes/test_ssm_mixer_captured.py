@@ -45,6 +45,10 @@ def test_a_drifted_source_is_unknown(release_root: Callable[[str], pathlib.Path]
     assert finding.verdict is Verdict.UNKNOWN, finding
 
 
+# it is only handed on
+MIXER = torch.nn.Module()
+
+
 def backend(real: int) -> types.SimpleNamespace:
     metadata = types.SimpleNamespace(num_prefill_tokens=real, num_decodes=0)
     linear = types.SimpleNamespace(forward_metadata=metadata)
@@ -94,7 +98,7 @@ def test_a_replay_takes_the_batch_and_the_backend_of_its_own(
     output = fix.break_round_the_mixer(
         watched,
         "captured backend",
-        "mixer",
+        MIXER,
         hidden,
         preallocated,
         layer_id=7,
@@ -108,7 +112,7 @@ def test_a_replay_takes_the_batch_and_the_backend_of_its_own(
     captured[0]()
     assert torch.equal(output[:3], hidden[:3] + 7) and (output[3:] == 0).all()
     for batch, tokens, call in zip([*batches, *batches], (5, 3), seen, strict=True):
-        assert call[1:3] == ("mixer", tokens) and call[3]["mup_vector"] == "mup"
+        assert call[1:3] == (MIXER, tokens) and call[3]["mup_vector"] == "mup"
         assert tokens == 5 or (call[0] is batch.attn_backend.linear_attn_backend and call[3]["forward_batch"] is batch)
 
 
@@ -128,19 +132,19 @@ def test_everything_else_is_the_original(
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
     monkeypatch.setattr(fix, "prefill_batch", lambda: object() if in_prefill else None)
     rows = torch.ones(5, 2)
-    answer = fix.break_round_the_mixer(original, "self", "mixer", rows, rows, 7, forward_batch="theirs")
-    assert answer == ("self", "mixer", 5, {"forward_batch": "theirs"}) and captured == []
+    answer = fix.break_round_the_mixer(original, "self", MIXER, rows, rows, 7, forward_batch="theirs")
+    assert answer == ("self", MIXER, 5, {"forward_batch": "theirs"}) and captured == []
 
 
 def test_torch_compile_still_traces_through_the_mixer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled prefill graphs take the same way: what stands in its place must not break the trace."""
     monkeypatch.setattr(graph_break, "load", lambda name: pytest.fail("traced into what only eager code may ask"))
 
-    def mixer(self: None, mixer: None, hidden_states: Any, output: Any, layer_id: int) -> Any:
+    def mixer(self: None, mixer: torch.nn.Module, hidden_states: Any, output: Any, layer_id: int) -> Any:
         return hidden_states * layer_id
 
     def model(x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = fix.break_round_the_mixer(mixer, None, None, x, None, 2)
+        y: torch.Tensor = fix.break_round_the_mixer(mixer, None, MIXER, x, None, 2)
         return y + 1
 
     torch._dynamo.reset()

@@ -144,14 +144,14 @@ def test_what_stood_there_is_called_and_put_back() -> None:
         calls.append(kwargs)
         return BatchFirst.forward(layers, *args, **kwargs)
 
-    layers.forward = decorated
+    vars(layers)["forward"] = decorated
     assert Runner(layers).run() == ("ids", "positions", BATCH, None)
     assert layers.forward is decorated and len(calls) == 1
 
 
 def test_what_takes_everything_is_called_as_the_runner_calls_it() -> None:
     layers = BatchFirst()
-    layers.forward = lambda *args: args
+    vars(layers)["forward"] = lambda *args: args
     assert Runner(layers).run() == ("ids", "positions", BATCH, None)
 
 

@@ -8,31 +8,14 @@ from collections.abc import Callable
 import pytest
 
 from tests import processes
-
-CODE = """
-from cpu_sglang import graphs, one_batch, prefill
-from tests.fixes import small_llama
-
-loaded = small_llama.load()
-runner = loaded.model_runner
-runner.is_multimodal = runner.model_config.is_multimodal = True
-batches = [prefill._prompts([6, 5]), prefill._prompts([9])]
-eager = [one_batch.generate(loaded, prompts, 1)[1] for prompts in batches]
-
-def replayed():
-    prefill.capture_prefill(runner, (16,))
-    before = graphs.counters.replays
-    answers = [one_batch.generate(loaded, prompts, 1)[1] for prompts in batches]
-    return [graphs.counters.replays > before, *(bool((one == other).all()) for one, other in zip(answers, eager))]
-
-small_llama.tell_with_and_without(replayed)
-"""
+from tests.fixes import settings
 
 
 @pytest.mark.parametrize("release", ["0.5.14", "0.5.20"])
 def test_a_replay_has_the_embeddings_of_its_own_text(release_root: Callable[[str], pathlib.Path], release: str) -> None:
-    only = {"SGLANG_BCG_FIXES": "off", "SGLANG_BCG_FIX_TEXT_EMBEDS_STALE": "on"}
-    found = processes.beside(release_root(release), "-c", CODE, **only)[0]
+    found = processes.beside(
+        release_root(release), "-m", "tests.scenarios.text_embeddings", **settings.only("text_embeds_stale")
+    )[0]
     assert found["applied"] == ["text_embeds_stale"]
     assert found["with"] == [True, True, True]
     # the buffer keeps what the last replay before left there: the embeddings of the second batch
@@ -56,8 +39,9 @@ WITHOUT = {
 
 @pytest.mark.parametrize("release", ["0.5.14", "0.5.16", "0.5.17", "0.5.18", "0.5.19", "0.5.20"])
 def test_every_batch_is_embedded_once(release_root: Callable[[str], pathlib.Path], release: str) -> None:
-    only = {"SGLANG_BCG_FIXES": "off", "SGLANG_BCG_FIX_TEXT_EMBEDS_STALE": "on"}
-    found = processes.beside(release_root(release), "-m", "tests.fixes.multimodal_llama", **only)[0]
+    found = processes.beside(
+        release_root(release), "-m", "tests.scenarios.multimodal_llama", **settings.only("text_embeds_stale")
+    )[0]
     assert found["applied"] == ["text_embeds_stale"]
     assert found["without"] == WITHOUT
     # a table that is asked twice is one more all-reduce, and the ids of images are no rows of it

@@ -17,7 +17,7 @@ from tests.wheels import NEWEST
 CODE = """
 import signal, sys, time
 from cpu_sglang import prefill
-from tests.fixes import small_llama
+from tests.scenarios import small_llama
 
 if sys.argv[1] == "in order":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

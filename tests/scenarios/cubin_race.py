@@ -1,4 +1,4 @@
-"""A process that keeps machine code in a folder and reads what is there, for as long as others do the same.
+"""A process that keeps machine code in a folder and reads it back, while others do the same.
 
 Arguments: the folder, and the letter that its own code is made of. It prints how often it read another's.
 """

@@ -1,6 +1,4 @@
-"""Ways in which a model with images comes to its layers, on a small Llama: is each right, and what does it embed?
-
-    PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m tests.fixes.multimodal_llama
+"""Ways in which a model with images comes to its layers, on a small Llama.
 
 The runner, the capture and the replay are SGLang's, and so is the routine for images where one is named.
 """
@@ -11,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from cpu_sglang import graphs, prefill
-from tests.fixes import small_llama
 from tests.releases import graph_admission, kinds_of_request
+from tests.scenarios import small_llama, telling
 
 # as SGLang has them where an image is: no rows of the table
 OUTSIDE = 1_000_000
@@ -80,7 +78,7 @@ BATCHES: dict[str, tuple[list[int], Callable[[Any, Any], None]]] = {
 
 
 def observe(loaded: Any) -> dict[str, Any]:
-    """Of each way and batch: whether it is answered as eagerly, from a graph, and how often the table was asked."""
+    """The answer of each way and batch, whether a graph gave it, and how often the table was asked."""
     model_runner = loaded.model_runner
     model = model_runner.model
     model_runner.is_multimodal = model_runner.model_config.is_multimodal = True
@@ -106,7 +104,7 @@ def observe(loaded: Any) -> dict[str, Any]:
 
 def main() -> None:
     loaded = small_llama.load()
-    small_llama.tell_with_and_without(lambda: observe(loaded))
+    telling.with_and_without(lambda: observe(loaded))
 
 
 if __name__ == "__main__":

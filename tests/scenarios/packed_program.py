@@ -1,4 +1,4 @@
-"""The CUDA source that the package in this folder has, and where its machine code for Hopper comes from."""
+"""The CUDA source in the package of this folder, and the origin of its machine code for Hopper."""
 
 from __future__ import annotations
 

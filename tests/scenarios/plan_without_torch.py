@@ -1,4 +1,4 @@
-"""What the plan asks about a CUDA program, of the driver in the argument; it must import nothing large for that."""
+"""The plan's question about a CUDA program, which must import nothing large. Argument: a driver."""
 
 from __future__ import annotations
 

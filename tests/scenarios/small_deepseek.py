@@ -1,4 +1,4 @@
-"""For code in a process of its own beside a release: a small model with latent attention, and what backends plan."""
+"""A small model with latent attention on a release's real runner, and what backends plan for it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import importlib
 import types
 from typing import Any
 
+import torch
+
+from cpu_sglang import one_batch
+
 ATTENTION = "sglang.srt.layers.attention"
 PLANNERS = {"flashinfer_mla_backend": "FlashInferMLAAttnBackend", "trtllm_mla_backend": "TRTLLMMLABackend"}
 PROMPTS = [[5, 6, 7, 8, 9, 1, 2, 3, 4, 5, 6]]
 
 
-def load() -> Any:
+def load() -> one_batch.LoadedModel:
     """The model with random weights on FlashAttention 3, after SGLang has loaded the plugin."""
-    from cpu_sglang import one_batch
-
     one_batch.import_sglang(with_graphs=True)
     one_batch.load_plugins()
     # before the runner is imported: what is patched in both can be undone alone then, nothing else is above it
@@ -30,7 +32,6 @@ def load() -> Any:
 
 def batch() -> Any:
     """One request without a prefix, as far as dispatch and planning ask."""
-    import torch
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     return types.SimpleNamespace(
@@ -54,7 +55,7 @@ def planned_by_flashinfer() -> list[Any]:
 
 
 def planned_by_tensorrt() -> list[Any]:
-    """What it has FlashInfer plan, and whether FlashInfer's absorbed form is run in the place of its own kernel."""
+    """Plans that it asks of FlashInfer, and whether FlashInfer's absorbed form replaces its own kernel."""
     backend, plans = _plan("trtllm_mla_backend")
     return [*plans, backend.forward_prefill_metadata.fallback_to_flashinfer_impl]
 
