@@ -25,7 +25,7 @@ lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	git ls-files 'csrc/*.cuh' 'csrc/*.cu' | xargs --no-run-if-empty $(BIN)/clang-format --dry-run --Werror
+	git ls-files 'csrc/*.cuh' | xargs --no-run-if-empty $(BIN)/clang-format --dry-run --Werror
 	$(BIN)/python tools/make_docs.py --check
 
 wheels: $(VENV)/ready
