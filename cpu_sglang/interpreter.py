@@ -143,6 +143,37 @@ def _numpy_types_are_looked_up_once() -> None:
     interpreter._get_np_dtype = get_np_dtype
 
 
+def _shapes_are_made_once() -> None:
+    # a kernel has few shapes, and every operation made its own three times: that was a third of all time
+    make_type, make_tensor = tl.block_type.__init__, tl.tensor.__init__
+    no_shape = (tl.tuple([]), tl.constexpr(1))
+
+    @functools.cache
+    def known_type(scalar_name, sizes):
+        known = object.__new__(tl.block_type)
+        make_type(known, tl.dtype(scalar_name), list(sizes))
+        known.of_tensors = (tl.tuple([tl.constexpr(size) for size in sizes]), tl.constexpr(known.numel))
+        return vars(known)
+
+    def init_type(self, element_ty, shape):
+        if type(element_ty) is tl.dtype:
+            sizes = tuple(size.value if isinstance(size, tl.constexpr) else size for size in shape)
+            vars(self).update(known_type(element_ty.name, sizes), element_ty=element_ty)
+        else:
+            make_type(self, element_ty, shape)
+
+    def init_tensor(self, handle, type_):
+        of_tensors = no_shape if type(type_) is tl.dtype else vars(type_).get("of_tensors")
+        if of_tensors is None:
+            make_tensor(self, handle, type_)
+        else:
+            self.handle, self.type, self.dtype = handle, type_, type_.scalar
+            self.shape, self.numel = of_tensors
+
+    tl.block_type.__init__ = init_type
+    tl.tensor.__init__ = init_tensor
+
+
 def _libdevice_in_numpy() -> None:
     def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(x: Any, *others: Any, **_: Any) -> Any:
@@ -179,6 +210,7 @@ def install(overflow_is_an_error: bool = False) -> None:
     _aliases_of_builtins_are_interpreted()
     _a_tensor_of_one_value_is_an_index()
     _numpy_types_are_looked_up_once()
+    _shapes_are_made_once()
     _libdevice_in_numpy()
     _no_grid_dependency_to_wait_for()
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=overflow_is_an_error)
