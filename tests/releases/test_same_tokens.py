@@ -22,7 +22,7 @@ ARMS = {
 }
 
 
-# what these models call outside of graphs, where the others change nothing
+# of what is patched, these models call this outside of graphs
 @pytest.mark.forms_of("linear_attention_captured", "layers_routed_by_id", "hybrid_layer_misrouted")
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_plugin_does_not_change_eager_tokens(
