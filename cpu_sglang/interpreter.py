@@ -149,20 +149,20 @@ def _shapes_are_made_once() -> None:
     no_shape = (tl.tuple([]), tl.constexpr(1))
 
     @functools.cache
-    def known_type(scalar_name, sizes):
+    def known_type(scalar_name: str, sizes: tuple[int, ...]) -> dict[str, Any]:
         known = object.__new__(tl.block_type)
         make_type(known, tl.dtype(scalar_name), list(sizes))
         known.of_tensors = (tl.tuple([tl.constexpr(size) for size in sizes]), tl.constexpr(known.numel))
-        return vars(known)
+        return dict(vars(known))
 
-    def init_type(self, element_ty, shape):
+    def init_type(self: Any, element_ty: Any, shape: Any) -> None:
         if type(element_ty) is tl.dtype:
             sizes = tuple(size.value if isinstance(size, tl.constexpr) else size for size in shape)
             vars(self).update(known_type(element_ty.name, sizes), element_ty=element_ty)
         else:
             make_type(self, element_ty, shape)
 
-    def init_tensor(self, handle, type_):
+    def init_tensor(self: Any, handle: Any, type_: Any) -> None:
         of_tensors = no_shape if type(type_) is tl.dtype else vars(type_).get("of_tensors")
         if of_tensors is None:
             make_tensor(self, handle, type_)

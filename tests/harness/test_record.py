@@ -54,7 +54,7 @@ def test_one_that_fails_leaves_the_others_alone(
 
 
 def test_what_is_whole_is_kept_and_what_was_cut_off_is_made_again(
-    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut_off = record.Recording(("-c", f"{WRITES}; {HANGS}", "FILE"))
     monkeypatch.setitem(record.RECORDINGS, "cut_off", cut_off)
