@@ -7,6 +7,7 @@ import os
 import pathlib
 import shutil
 import subprocess
+from collections.abc import Callable
 
 import pytest
 
@@ -44,11 +45,12 @@ def bcg_fixes():
     )]
 """
 AFFECTED = "Finding(Verdict.AFFECTED, 'it is extra')"
+Extra = Callable[..., pathlib.Path]
 UNKNOWN = "Finding(Verdict.UNKNOWN, 'nobody has read it')"
 
 
 @pytest.fixture
-def extra(tmp_path: pathlib.Path):
+def extra(tmp_path: pathlib.Path) -> Extra:
     """Install a package that contributes one fix; gives the folder for the path."""
 
     def install(probe: str = AFFECTED, second: str = "Thing.method", text: str = EXTRA) -> pathlib.Path:
@@ -74,6 +76,17 @@ def load(site: pathlib.Path, reports: pathlib.Path, code: str = "", **environ: s
     )
 
 
+def scenario(
+    site: pathlib.Path, reports: pathlib.Path, module: str, *arguments: str, **environ: str
+) -> subprocess.CompletedProcess[str]:
+    """A module of `tests/scenarios`, with the function in it and what that takes, beside the fake SGLang."""
+    return processes.python(
+        *("-m", f"tests.scenarios.{module}", *arguments),
+        paths=[processes.FAKE_SGLANG, site],
+        environment={"FAKE_FORM": "enable", "SGLANG_BCG_REPORT_DIR": str(reports), **OTHERS_OFF, **environ},
+    )
+
+
 def line_part(text: str, state: str) -> str:
     """What the log line says behind one state."""
     return next(part for part in text.split("; ") if part.startswith(f"{state} "))
@@ -83,34 +96,19 @@ PATCHED = "assert target.function(1) == ['around', 'function', 1, 1]; assert tar
 PLAIN = "assert target.function(1) == ['function', 1, 1]; assert target.Thing().method(1)[0] == 'method'"
 
 
-def test_one_line_says_what_was_done(extra, tmp_path: pathlib.Path) -> None:
+def test_one_line_says_what_was_done(extra: Extra, tmp_path: pathlib.Path) -> None:
     done = load(extra(), tmp_path / "reports", f"{PATCHED}\nassert plugin.load() is result")
     assert done.returncode == 0, done.stderr
     [line] = done.stderr.splitlines()
     assert line.startswith("bcg-fixes ") and f": applied extra_fix; {REST}" in line, line
 
 
-@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("before", ["enabled", "disabled"])
 def test_the_collector_rests_while_syntax_trees_live_and_is_left_as_it_was(
-    extra, tmp_path: pathlib.Path, enabled: bool
+    extra: Extra, tmp_path: pathlib.Path, before: str
 ) -> None:
     probe = AFFECTED.replace("(", "(not __import__('gc').isenabled() and ", 1)
-    program = f"""
-        import ast, gc
-        if not {enabled}:
-            gc.disable()
-        from sglang.srt import target
-        from sglang_bcg_fixes import plugin
-        assert plugin.load().report.state("extra_fix") == "applied"
-        assert gc.isenabled() is {enabled}
-        assert ast.Module not in map(type, gc.get_objects()), "no server needs the trees any more"
-    """
-    done = processes.python(
-        "-c",
-        processes.code(program),
-        paths=[processes.FAKE_SGLANG, extra(probe)],
-        environment={"FAKE_FORM": "enable", "SGLANG_BCG_REPORT_DIR": str(tmp_path / "reports"), **OTHERS_OFF},
-    )
+    done = scenario(extra(probe), tmp_path / "reports", "plugin_process", "collector_rests", before)
     assert done.returncode == 0, done.stderr
 
 
@@ -118,7 +116,9 @@ def test_the_collector_rests_while_syntax_trees_live_and_is_left_as_it_was(
     ("environ", "state"),
     [({"SGLANG_BCG_FIXES": "off"}, "off"), ({"SGLANG_BCG_FIX_EXTRA_FIX": "off"}, "off")],
 )
-def test_off_changes_nothing_and_says_so(extra, tmp_path: pathlib.Path, environ: dict[str, str], state: str) -> None:
+def test_off_changes_nothing_and_says_so(
+    extra: Extra, tmp_path: pathlib.Path, environ: dict[str, str], state: str
+) -> None:
     done = load(extra(), tmp_path / "reports", PLAIN, **environ)
     assert done.returncode == 0, done.stderr
     assert "applied none; " in done.stderr and "extra_fix" in line_part(done.stderr, state)
@@ -134,65 +134,36 @@ def later(site: pathlib.Path, reports: pathlib.Path, code: str, **environ: str) 
     )
 
 
-def test_nothing_is_imported_for_a_patch_and_it_comes_with_the_import(extra, tmp_path: pathlib.Path) -> None:
-    code = f"""
-        import json, os, pathlib, sys
-        [file] = pathlib.Path(os.environ["SGLANG_BCG_REPORT_DIR"]).iterdir()
-        def state():
-            return {{fix["id"]: fix["state"] for fix in json.loads(file.read_text())["fixes"]}}["extra_fix"]
-        assert not [name for name in sys.modules if name.startswith("sglang.")]
-        assert state() == "waiting" and result.report.state("extra_fix") == "waiting"
-        from sglang.srt.copies import function, use
-        from sglang.srt import target
-        {PATCHED}
-        assert function is target.function and use(1)[0][0] == "around"
-        assert type(target.__spec__.loader).__name__ == "SourceFileLoader"
-        assert state() == "applied" and result.ledger.read_back("extra_fix") == []
-        import importlib
-        importlib.reload(target)
-    """
-    done = later(extra(), tmp_path / "reports", code)
+def test_nothing_is_imported_for_a_patch_and_it_comes_with_the_import(extra: Extra, tmp_path: pathlib.Path) -> None:
+    done = scenario(extra(), tmp_path / "reports", "plugin_process", "comes_with_the_import")
     assert done.returncode == 0, done.stderr
     first, second = done.stderr.splitlines()
     assert ": applied none; " in first and "; waiting extra_fix" in first, first
     assert ": applied extra_fix; " in second and "waiting" not in second, second
 
 
-def test_a_module_that_imports_another_of_the_same_fix_is_complete_first(extra, tmp_path: pathlib.Path) -> None:
+def test_a_module_that_imports_another_of_the_same_fix_is_complete_first(extra: Extra, tmp_path: pathlib.Path) -> None:
     text = EXTRA.replace("sglang.srt.target:SECOND", "sglang.srt.outer:outer")
-    code = """
-        from sglang.srt.outer import outer
-        assert result.report.state("extra_fix") == "applied"
-        from sglang.srt import outer as module
-        assert module.outer(1) == ["around", "outer", "around", "function", 1, 1], module.outer(1)
-        assert outer is module.outer and result.ledger.read_back("extra_fix") == []
-    """
-    done = later(extra(text=text), tmp_path / "reports", code)
+    done = scenario(extra(text=text), tmp_path / "reports", "plugin_process", "outer_first")
     assert done.returncode == 0, done.stderr
     assert "failed" not in done.stderr and "waiting extra_fix" in done.stderr.splitlines()[0]
 
 
-def test_a_module_that_only_the_fix_imports_does_not_apply_it_twice(extra, tmp_path: pathlib.Path) -> None:
+def test_a_module_that_only_the_fix_imports_does_not_apply_it_twice(extra: Extra, tmp_path: pathlib.Path) -> None:
     text = EXTRA.replace("sglang.srt.target:SECOND", "sglang.srt.outer:outer")
-    code = """
-        import sys
-        from sglang.srt import target
-        assert "sglang.srt.outer" in sys.modules
-        assert result.report.state("extra_fix") == "applied"
-        assert sys.modules["sglang.srt.outer"].outer(1) == ["around", "outer", "around", "function", 1, 1]
-        assert result.ledger.read_back("extra_fix") == []
-    """
-    done = later(extra(text=text), tmp_path / "reports", code)
+    done = scenario(extra(text=text), tmp_path / "reports", "plugin_process", "outer_by_the_fix_alone")
     assert done.returncode == 0, done.stderr
     assert "failed" not in done.stderr and len(done.stderr.splitlines()) == 2, done.stderr
 
 
-def test_a_process_that_never_imports_it_keeps_saying_that_it_waits(extra, tmp_path: pathlib.Path) -> None:
+def test_a_process_that_never_imports_it_keeps_saying_that_it_waits(extra: Extra, tmp_path: pathlib.Path) -> None:
     done = later(extra(), tmp_path / "reports", "import sglang")
     assert done.returncode == 0 and len(done.stderr.splitlines()) == 1 and "waiting extra_fix" in done.stderr
 
 
-def test_what_comes_with_one_import_after_the_other_is_told_when_a_runner_stands(extra, tmp_path: pathlib.Path) -> None:
+def test_what_comes_with_one_import_after_the_other_is_told_when_a_runner_stands(
+    extra: Extra, tmp_path: pathlib.Path
+) -> None:
     rare = """, Fix(
         id="rare_fix",
         doc="Its module is not imported.",
@@ -202,21 +173,14 @@ def test_what_comes_with_one_import_after_the_other_is_told_when_a_runner_stands
         patches=(PatchPoint(("sglang.srt.outer:outer",), How.AROUND, "tests.engine.bodies:around"),),
     )]"""
     text = EXTRA.removesuffix("]\n") + rare
-    code = """
-        from sglang.srt import target
-        assert result.report.state("extra_fix") == "applied" and result.report.ids("waiting") == ["rare_fix"]
-        for _ in range(2):
-            from sglang.srt.model_executor.model_runner import ModelRunner
-            ModelRunner().forward(1)
-    """
-    done = later(extra(text=text), tmp_path / "reports", code)
+    done = scenario(extra(text=text), tmp_path / "reports", "plugin_process", "one_import_after_the_other")
     assert done.returncode == 0, done.stderr
     start, found, told = done.stderr.splitlines()
     assert "applied none" in start and "read back when the first batch came: 1 live" in found, done.stderr
     assert "applied extra_fix; " in told and "waiting rare_fix" in told, told
 
 
-def test_a_late_failure_is_told_and_strict_ends_the_process(extra, tmp_path: pathlib.Path) -> None:
+def test_a_late_failure_is_told_and_strict_ends_the_process(extra: Extra, tmp_path: pathlib.Path) -> None:
     site = extra(second="Thing.gone")
     code = f"from sglang.srt import target; {PLAIN}"
     done = later(site, tmp_path / "reports", code)
@@ -225,7 +189,7 @@ def test_a_late_failure_is_told_and_strict_ends_the_process(extra, tmp_path: pat
     assert refused.returncode == 1 and "bcg-fixes refuses to start without" in refused.stderr, refused.stderr
 
 
-def test_an_awaited_module_that_cannot_be_imported_fails_as_without_us(extra, tmp_path: pathlib.Path) -> None:
+def test_an_awaited_module_that_cannot_be_imported_fails_as_without_us(extra: Extra, tmp_path: pathlib.Path) -> None:
     text = EXTRA.replace("sglang.srt.target:function", "sglang.srt.target_that_breaks:function")
     site = extra(text=text)
     package = tmp_path / "sglang" / "srt"
@@ -233,27 +197,15 @@ def test_an_awaited_module_that_cannot_be_imported_fails_as_without_us(extra, tm
     (package.parent / "__init__.py").write_text("")
     (package / "__init__.py").write_text("")
     (package / "target_that_breaks.py").write_text("raise RuntimeError('its own')")
-    code = """
-        import sys
-        for attempt in range(2):
-            try:
-                import sglang.srt.target_that_breaks
-            except RuntimeError as error:
-                assert str(error) == "its own"
-            else:
-                raise AssertionError("swallowed")
-        assert result.report.state("extra_fix") == "waiting"
-    """
     done = processes.python(
-        "-c",
-        "from sglang_bcg_fixes import plugin\nresult = plugin.load()\n" + processes.code(code),
+        *("-m", "tests.scenarios.plugin_process", "awaited_module_breaks"),
         paths=[tmp_path, site],
         environment={"SGLANG_BCG_REPORT_DIR": str(tmp_path / "reports"), **OTHERS_OFF},
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_unknown_is_a_warning_with_a_next_step(extra, tmp_path: pathlib.Path) -> None:
+def test_unknown_is_a_warning_with_a_next_step(extra: Extra, tmp_path: pathlib.Path) -> None:
     done = load(extra(UNKNOWN), tmp_path / "reports", PLAIN)
     assert done.returncode == 0, done.stderr
     for words in ("unknown extra_fix", "nobody has read it", "bcg-fixes doctor", "SGLANG_BCG_FIX_EXTRA_FIX=off"):
@@ -270,23 +222,9 @@ def test_unknown_is_a_warning_with_a_next_step(extra, tmp_path: pathlib.Path) ->
     ],
 )
 def test_strict_and_on_refuse_to_start(
-    extra, tmp_path: pathlib.Path, environ: dict[str, str], probe: str, second: str, words: str
+    extra: Extra, tmp_path: pathlib.Path, environ: dict[str, str], probe: str, second: str, words: str
 ) -> None:
-    program = """
-        from sglang.srt import target
-        from sglang_bcg_fixes import plugin
-        try:
-            plugin.load()
-        except Exception:
-            # as SGLang does
-            print("swallowed")
-    """
-    done = processes.python(
-        "-c",
-        processes.code(program),
-        paths=[processes.FAKE_SGLANG, extra(probe, second)],
-        environment={"FAKE_FORM": "enable", "SGLANG_BCG_REPORT_DIR": str(tmp_path / "r"), **OTHERS_OFF, **environ},
-    )
+    done = scenario(extra(probe, second), tmp_path / "r", "plugin_process", "caught", **environ)
     assert done.returncode == 1 and "swallowed" not in done.stdout, done.stderr
     assert "bcg-fixes refuses to start without" in done.stderr and words in done.stderr, done.stderr
 
@@ -304,7 +242,7 @@ def test_strict_and_on_refuse_to_start(
     ids=["probe", "patch points"],
 )
 def test_a_fix_that_cannot_be_asked_takes_no_other_along(
-    extra, tmp_path: pathlib.Path, old: str, new: str, words: str
+    extra: Extra, tmp_path: pathlib.Path, old: str, new: str, words: str
 ) -> None:
     good = """, Fix(id="good_fix", doc="Good.", upstream=(), probe=lambda source: PROBE, known={}, patches=(
         PatchPoint(("sglang.srt.target:Thing.static",), How.AROUND, "tests.engine.bodies:around"),))]"""
@@ -315,7 +253,7 @@ def test_a_fix_that_cannot_be_asked_takes_no_other_along(
     assert f"extra_fix is not applied (unknown): {words}" in done.stderr, done.stderr
 
 
-def test_a_kernel_that_cannot_be_asked_is_passed_over(extra, tmp_path: pathlib.Path) -> None:
+def test_a_kernel_that_cannot_be_asked_is_passed_over(extra: Extra, tmp_path: pathlib.Path) -> None:
     text = with_kernel().replace('Rejected("no driver")', "1 / 0")
     done = load(extra(text=text), tmp_path / "reports", "assert target.function(1)[1] == 'triton'")
     assert done.returncode == 0 and "kernels extra_op triton (applied)" in done.stderr, done.stderr
@@ -325,7 +263,7 @@ def test_a_kernel_that_cannot_be_asked_is_passed_over(extra, tmp_path: pathlib.P
     assert named.returncode == 1 and "cuda: it cannot be asked: ZeroDivisionError" in named.stderr, named.stderr
 
 
-def test_a_kernel_whose_points_cannot_be_chosen_takes_no_other_along(extra, tmp_path: pathlib.Path) -> None:
+def test_a_kernel_whose_points_cannot_be_chosen_takes_no_other_along(extra: Extra, tmp_path: pathlib.Path) -> None:
     old = '"tests.engine.bodies:through_kernel"),'
     text = with_kernel().replace(old, old.replace("),", ", needed=lambda source: 1 / 0),"))
     said = """
@@ -339,89 +277,60 @@ def test_a_kernel_whose_points_cannot_be_chosen_takes_no_other_along(extra, tmp_
     assert named.returncode == 1 and "SGLANG_BCG_KERNEL_EXTRA_OP=triton (unknown): its patch points" in named.stderr
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        "plugin.registry.discover = lambda: None",
-        "from sglang_bcg_fixes.process import report; report.Report.line = lambda self: 1 / 0",
-    ],
-    ids=["before", "after"],
-)
-def test_a_failure_of_ours_is_not_left_to_sglang_to_swallow(extra, tmp_path: pathlib.Path, change: str) -> None:
-    code = f"""
-        from sglang.srt import target
-        from sglang_bcg_fixes import plugin
-        {change}
-        try:
-            plugin.load()
-        except Exception:
-            print("swallowed")
-    """
-    done = processes.python(
-        "-c",
-        processes.code(code),
-        paths=[processes.FAKE_SGLANG, extra()],
-        environment={"FAKE_FORM": "enable", "SGLANG_BCG_REPORT_DIR": str(tmp_path / "r"), **OTHERS_OFF},
-    )
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_failure_of_ours_is_not_left_to_sglang_to_swallow(extra: Extra, tmp_path: pathlib.Path, when: str) -> None:
+    done = scenario(extra(), tmp_path / "r", "plugin_process", "failure_caught", when)
     assert done.returncode == 1 and "swallowed" not in done.stdout, done.stderr
     assert "bcg-fixes refuses to start, for it has failed: " in done.stderr and "Traceback" in done.stderr
 
 
-def test_a_contribution_that_is_no_list_of_fixes_ends_the_process(extra, tmp_path: pathlib.Path) -> None:
+def test_a_contribution_that_is_no_list_of_fixes_ends_the_process(extra: Extra, tmp_path: pathlib.Path) -> None:
     text = EXTRA.replace("return [Fix(", "return (Fix(").replace(")]\n", "))\n")
     done = load(extra(text=text), tmp_path / "reports")
     assert done.returncode == 1 and "bcg-fixes refuses to start: extra-fixes: its bcg_fixes() gives " in done.stderr
     assert "which is no list; mend or uninstall extra-fixes" in done.stderr and "Traceback" not in done.stderr
 
 
-def test_a_failure_is_shown_rolled_back_and_not_called_applied(extra, tmp_path: pathlib.Path) -> None:
+def test_a_failure_is_shown_rolled_back_and_not_called_applied(extra: Extra, tmp_path: pathlib.Path) -> None:
     done = load(extra(second="Thing.gone"), tmp_path / "reports", PLAIN + "\nassert result.ledger.applied() == []")
     assert done.returncode == 0, done.stderr
     assert f"applied none; {REST}; failed extra_fix" in done.stderr and "Thing.gone" in done.stderr
     assert "Traceback" in done.stderr, "the whole exception is logged"
 
 
-def test_a_misspelt_flag_refuses_to_start(extra, tmp_path: pathlib.Path) -> None:
+def test_a_misspelt_flag_refuses_to_start(extra: Extra, tmp_path: pathlib.Path) -> None:
     done = load(extra(), tmp_path / "reports", SGLANG_BCG_FIX_EXTRA_FX="off")
     assert done.returncode == 1
     assert "SGLANG_BCG_FIX_EXTRA_FX is not a flag; did you mean SGLANG_BCG_FIX_EXTRA_FIX?" in done.stderr
 
 
-def test_a_setting_that_only_looks_like_ours_is_said(extra, tmp_path: pathlib.Path) -> None:
+def test_a_setting_that_only_looks_like_ours_is_said(extra: Extra, tmp_path: pathlib.Path) -> None:
     done = load(extra(), tmp_path / "reports", PATCHED, SGLANG_BCGFIXES="off")
     assert done.returncode == 0, done.stderr
     assert "SGLANG_BCGFIXES is set, and nobody reads it; did you mean SGLANG_BCG_FIXES?" in done.stderr
 
 
-def test_a_package_that_cannot_be_loaded_is_named(extra, tmp_path: pathlib.Path) -> None:
+def test_a_package_that_cannot_be_loaded_is_named(extra: Extra, tmp_path: pathlib.Path) -> None:
     done = load(extra(text="import nothing_of_that_name"), tmp_path / "reports")
     assert done.returncode == 1 and "extra = extra_fixes" in done.stderr and "nothing_of_that_name" in done.stderr
 
 
-def test_two_packages_with_one_id_are_refused(extra, tmp_path: pathlib.Path) -> None:
+def test_two_packages_with_one_id_are_refused(extra: Extra, tmp_path: pathlib.Path) -> None:
     done = load(extra(text=EXTRA.replace("extra_fix", "linear_attention_captured")), tmp_path / "reports")
     assert done.returncode == 1 and "more than one package declares the fix id linear_attention_captured" in done.stderr
 
 
-CHILD = """
-    import os, subprocess, sys
-    os.environ.update({})
-    child = subprocess.run([sys.executable, "-c", "from sglang_bcg_fixes import plugin; plugin.load()"])
-    raise SystemExit(child.returncode)
-"""
-
-
-def test_a_child_with_the_same_plan_says_nothing_more(extra, tmp_path: pathlib.Path) -> None:
-    done = load(extra(), tmp_path / "reports", CHILD.format("{}"))
+def test_a_child_with_the_same_plan_says_nothing_more(extra: Extra, tmp_path: pathlib.Path) -> None:
+    done = scenario(extra(), tmp_path / "reports", "plugin_process", "parent", "{}")
     assert done.returncode == 0 and len(done.stderr.splitlines()) == 2, done.stderr
 
 
-def test_a_child_with_another_plan_says_so_and_is_refused_under_strict(extra, tmp_path: pathlib.Path) -> None:
+def test_a_child_with_another_plan_says_so_and_is_refused_under_strict(extra: Extra, tmp_path: pathlib.Path) -> None:
     site = extra()
-    changed = CHILD.format("{'SGLANG_BCG_FIX_EXTRA_FIX': 'off'}")
-    done = load(site, tmp_path / "reports", changed)
+    changed = ("plugin_process", "parent", json.dumps({"SGLANG_BCG_FIX_EXTRA_FIX": "off"}))
+    done = scenario(site, tmp_path / "reports", *changed)
     assert done.returncode == 0 and "its parent planned" in done.stderr, done.stderr
-    refused = load(site, tmp_path / "reports", changed, SGLANG_BCG_FIXES="strict")
+    refused = scenario(site, tmp_path / "reports", *changed, SGLANG_BCG_FIXES="strict")
     assert refused.returncode == 1 and "its parent planned" in refused.stderr, refused.stderr
 
 
@@ -446,7 +355,9 @@ def with_kernel(probe: str = AFFECTED, point: str = "function") -> str:
     return KERNEL.replace("KERNEL_PROBE", probe).replace("KERNEL_POINT", point)
 
 
-def test_a_kernel_is_called_inside_the_fixes_and_told_of_with_what_was_rejected(extra, tmp_path: pathlib.Path) -> None:
+def test_a_kernel_is_called_inside_the_fixes_and_told_of_with_what_was_rejected(
+    extra: Extra, tmp_path: pathlib.Path
+) -> None:
     site = extra(text=with_kernel())
     inside = "assert target.function(1) == ['around', 'triton', 'function', 1, 1]\n"
     done = load(site, tmp_path / "reports", inside + processes.code(STATUS.replace('"--json"', "")))
@@ -460,7 +371,7 @@ def test_a_kernel_is_called_inside_the_fixes_and_told_of_with_what_was_rejected(
     assert done.returncode == 0 and "kernels extra_op triton (waiting)" in done.stderr, done.stderr
 
 
-def test_a_kernel_waits_for_the_module_that_it_names(extra, tmp_path: pathlib.Path) -> None:
+def test_a_kernel_waits_for_the_module_that_it_names(extra: Extra, tmp_path: pathlib.Path) -> None:
     site = extra(text=with_kernel().replace("points, {})]", "points, {}, ('sglang.srt.outer',))]"))
     code = (
         "from sglang.srt import target\n"
@@ -473,9 +384,10 @@ def test_a_kernel_waits_for_the_module_that_it_names(extra, tmp_path: pathlib.Pa
     assert done.returncode == 0 and done.stderr.count("kernels extra_op triton (waiting)") == 2, done.stderr
 
 
-def test_what_auto_cannot_have_leaves_sglangs_own_code_even_under_strict(extra, tmp_path: pathlib.Path) -> None:
+def test_what_auto_cannot_have_leaves_sglangs_own_code_even_under_strict(extra: Extra, tmp_path: pathlib.Path) -> None:
     for text in (with_kernel(UNKNOWN), with_kernel(point="gone")):
-        (tmp_path / "site").exists() and shutil.rmtree(tmp_path / "site")
+        if (tmp_path / "site").exists():
+            shutil.rmtree(tmp_path / "site")
         done = load(extra(text=text), tmp_path / "reports", PATCHED, SGLANG_BCG_FIXES="strict")
         assert done.returncode == 0, done.stderr
 
@@ -488,13 +400,15 @@ def test_what_auto_cannot_have_leaves_sglangs_own_code_even_under_strict(extra, 
         (with_kernel(point="gone"), "triton", "(failed): PatchError: no sglang.srt.target:gone"),
     ],
 )
-def test_a_kernel_that_was_named_is_needed(extra, tmp_path: pathlib.Path, text: str, state: str, words: str) -> None:
+def test_a_kernel_that_was_named_is_needed(
+    extra: Extra, tmp_path: pathlib.Path, text: str, state: str, words: str
+) -> None:
     done = load(extra(text=text), tmp_path / "reports", SGLANG_BCG_KERNEL_EXTRA_OP=state)
     assert done.returncode == 1
     assert f"bcg-fixes refuses to start without SGLANG_BCG_KERNEL_EXTRA_OP={state} {words}" in done.stderr, done.stderr
 
 
-def test_a_kernel_that_is_off_is_not_there(extra, tmp_path: pathlib.Path) -> None:
+def test_a_kernel_that_is_off_is_not_there(extra: Extra, tmp_path: pathlib.Path) -> None:
     site = extra(text=with_kernel())
     for environ in (
         {"SGLANG_BCG_KERNEL_EXTRA_OP": "off"},
@@ -505,7 +419,7 @@ def test_a_kernel_that_is_off_is_not_there(extra, tmp_path: pathlib.Path) -> Non
         assert done.returncode == 0 and "kernels" not in done.stderr, done.stderr
 
 
-def test_status_says_which_setting_keeps_sglangs_own_code(extra, tmp_path: pathlib.Path) -> None:
+def test_status_says_which_setting_keeps_sglangs_own_code(extra: Extra, tmp_path: pathlib.Path) -> None:
     site, words = extra(text=with_kernel()), processes.code(STATUS.replace('"--json"', ""))
     done = load(site, tmp_path / "reports", words, SGLANG_BCG_KERNELS="off")
     assert "off         extra_op, sglang: SGLANG_BCG_KERNELS=off" in done.stdout, done.stdout + done.stderr
@@ -522,7 +436,7 @@ STATUS = """
 """
 
 
-def test_status_shows_live_processes_and_only_those(extra, tmp_path: pathlib.Path) -> None:
+def test_status_shows_live_processes_and_only_those(extra: Extra, tmp_path: pathlib.Path) -> None:
     site, reports = extra(), tmp_path / "reports"
     done = load(site, reports, STATUS)
     [process] = json.loads(done.stdout)
@@ -536,7 +450,7 @@ def test_status_shows_live_processes_and_only_those(extra, tmp_path: pathlib.Pat
     assert len(json.loads(done.stdout)) == 1 and list(reports.iterdir()) == [], "what was killed is cleaned up"
 
 
-def test_a_process_that_is_left_alone_is_shown_and_cleaned_up_by_the_next(extra, tmp_path: pathlib.Path) -> None:
+def test_a_process_that_is_left_alone_is_shown_and_cleaned_up_by_the_next(extra: Extra, tmp_path: pathlib.Path) -> None:
     site, reports = extra(), tmp_path / "reports"
     done = load(site, reports, STATUS, SGLANG_BCG_FIXES="off")
     [process] = json.loads(done.stdout)
@@ -546,23 +460,15 @@ def test_a_process_that_is_left_alone_is_shown_and_cleaned_up_by_the_next(extra,
     assert list(reports.iterdir()) == []
 
 
-def test_a_killed_process_that_nobody_has_waited_for_is_not_shown(extra, tmp_path: pathlib.Path) -> None:
-    code = """
-        import os, signal, subprocess, sys
-        code = "from sglang_bcg_fixes import plugin; plugin.load(); print('ready', flush=True); input()"
-        child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert child.stdout.readline() == b"ready\\n"
-        child.kill()
-        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-        assert os.path.exists(f"/proc/{child.pid}/stat")
-    """
-    done = load(extra(), tmp_path / "reports", processes.code(code) + processes.code(STATUS))
-    assert done.returncode == 0, done.stderr
-    assert len(json.loads(done.stdout)) == 1, done.stdout
+def test_a_killed_process_that_nobody_has_waited_for_is_not_shown(extra: Extra, tmp_path: pathlib.Path) -> None:
+    done = scenario(extra(), tmp_path / "reports", "plugin_process", "parent_of_a_zombie")
+    assert len(processes.result(done)) == 1, done.stdout
 
 
 @pytest.mark.parametrize("content", [b"", b'{"pid": 1', b"\xff\xfe"])
-def test_a_report_that_a_crash_has_left_broken_hides_nobody(extra, tmp_path: pathlib.Path, content: bytes) -> None:
+def test_a_report_that_a_crash_has_left_broken_hides_nobody(
+    extra: Extra, tmp_path: pathlib.Path, content: bytes
+) -> None:
     site, reports = extra(), tmp_path / "reports"
     reports.mkdir(mode=0o700)
     (reports / "4194305.json").write_bytes(content)
@@ -572,20 +478,14 @@ def test_a_report_that_a_crash_has_left_broken_hides_nobody(extra, tmp_path: pat
     assert len(json.loads(done.stdout)) == 1
 
 
-def test_a_forked_child_leaves_its_parents_report_alone(extra, tmp_path: pathlib.Path) -> None:
-    code = """
-        import os, sys
-        child = os.fork()
-        if not child:
-            sys.exit(0)
-        os.waitpid(child, 0)
-        assert len(os.listdir(os.environ["SGLANG_BCG_REPORT_DIR"])) == 1
-    """
-    done = load(extra(), tmp_path / "reports", code)
+def test_a_forked_child_leaves_its_parents_report_alone(extra: Extra, tmp_path: pathlib.Path) -> None:
+    done = scenario(extra(), tmp_path / "reports", "plugin_process", "forks")
     assert done.returncode == 0, done.stderr
 
 
-def test_a_report_folder_that_others_can_read_is_not_used_and_the_server_starts(extra, tmp_path: pathlib.Path) -> None:
+def test_a_report_folder_that_others_can_read_is_not_used_and_the_server_starts(
+    extra: Extra, tmp_path: pathlib.Path
+) -> None:
     reports = tmp_path / "reports"
     reports.mkdir()
     reports.chmod(0o755)
@@ -594,25 +494,14 @@ def test_a_report_folder_that_others_can_read_is_not_used_and_the_server_starts(
     assert list(reports.iterdir()) == []
 
 
-def test_a_report_folder_that_cannot_be_made_is_a_warning(extra, tmp_path: pathlib.Path) -> None:
+def test_a_report_folder_that_cannot_be_made_is_a_warning(extra: Extra, tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("")
     done = load(extra(), tmp_path / "file" / "reports", PATCHED)
     assert done.returncode == 0 and "`bcg-fixes status` will not see this process" in done.stderr, done.stderr
 
 
-def test_the_line_goes_through_logging_once_that_is_set_up(extra, tmp_path: pathlib.Path) -> None:
-    program = """
-        import logging
-        logging.basicConfig(level=logging.DEBUG, format="LOGGED %(levelname)s %(message)s")
-        from sglang_bcg_fixes import plugin
-        plugin.load()
-    """
-    done = processes.python(
-        "-c",
-        processes.code(program),
-        paths=[processes.FAKE_SGLANG, extra()],
-        environment={"FAKE_FORM": "enable", "SGLANG_BCG_REPORT_DIR": str(tmp_path / "reports"), **OTHERS_OFF},
-    )
+def test_the_line_goes_through_logging_once_that_is_set_up(extra: Extra, tmp_path: pathlib.Path) -> None:
+    done = scenario(extra(), tmp_path / "reports", "plugin_process", "logs")
     assert done.stderr.startswith("LOGGED INFO bcg-fixes ") and "LOGGED DEBUG bcg-fixes in detail" in done.stderr
 
 
