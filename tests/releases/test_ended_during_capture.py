@@ -8,38 +8,20 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 
 import pytest
 
 from tests import processes
 from tests.wheels import NEWEST
 
-CODE = """
-import signal, sys, time
-from cpu_sglang import prefill
-from tests.scenarios import small_llama
-
-if sys.argv[1] == "in order":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-loaded = small_llama.load()
-layers = loaded.model_runner.model.model
-plain = layers.forward
-
-def slow(*args, **kwargs):
-    print("capturing", flush=True)
-    time.sleep(60)
-    return plain(*args, **kwargs)
-
-layers.forward = slow
-prefill.capture_prefill(loaded.model_runner)
-"""
 SECONDS_TO_START, SECONDS_TO_END = 240, 15
 
 
 @pytest.mark.parametrize("release", ["0.5.12.post1", NEWEST])
 @pytest.mark.parametrize(("how", "status", "left"), [("at once", -signal.SIGTERM, 1), ("in order", 0, 0)])
 def test_it_ends_and_is_shown_no_more(
-    release_root, tmp_path: pathlib.Path, release: str, how: str, status: int, left: int
+    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, release: str, how: str, status: int, left: int
 ) -> None:
     reports = tmp_path / "reports"
     given = {**processes.ON_CPU, "SGLANG_BCG_REPORT_DIR": str(reports)}
@@ -48,7 +30,10 @@ def test_it_ends_and_is_shown_no_more(
     with (
         log.open("w") as file,
         subprocess.Popen(
-            [sys.executable, "-c", CODE, how], env=environment, stdout=subprocess.PIPE, stderr=file
+            [sys.executable, "-m", "tests.scenarios.slow_capture", how],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=file,
         ) as process,
     ):
         limit = threading.Timer(SECONDS_TO_START, process.kill)

@@ -13,34 +13,6 @@ from sglang_bcg_fixes.source.tree import Folder, Source
 from tests import processes
 from tests.wheels import NEWEST, RELEASES
 
-PROGRAM = """
-import json
-from cpu_sglang import one_batch, prefill
-one_batch.import_sglang(with_graphs=True)
-one_batch.load_plugins()
-loaded = one_batch.load("qwen3next")
-one_batch.randomize(loaded.model_runner.model)
-from sglang_bcg_fixes import flags, plugin
-from sglang_bcg_fixes.process import report
-from sglang_bcg_fixes.cli import status
-process = plugin.load()
-assert process.report.read_back is None
-runner = prefill.capture_prefill(loaded.model_runner)
-built = process.report.read_back.occasion
-one_batch.generate(loaded, prefill._prompts([6, 5]), 2)
-[content] = [status.with_calls(content) for _, content in report.read_all(flags.report_dir())]
-rows = [row for row in content["fixes"] if row["state"] == "applied"]
-print("RESULT", json.dumps({
-    "built": built,
-    "found": content["read_back"],
-    "runner": type(runner).__name__,
-    "batches": content["batches"],
-    "applied": [row["id"] for row in rows],
-    "calls": {row["id"]: sum(row["calls"].values()) for row in rows},
-    "words": {row["id"]: status.calls_words(content, row) for row in rows},
-}))
-"""
-
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_release_has_the_places_that_are_watched(
@@ -74,7 +46,8 @@ def test_every_release_counts_replays_itself_and_gives_no_reason(
 def test_a_real_runner_is_read_back_and_its_fixes_are_reached(
     release: str, release_root: Callable[[str], pathlib.Path]
 ) -> None:
-    found, log = processes.beside(release_root(release), "-c", PROGRAM, SGLANG_BCG_FIXES="auto")
+    arguments = ("-m", "tests.scenarios.runner_read_back", "one_prefill")
+    found, log = processes.beside(release_root(release), *arguments, SGLANG_BCG_FIXES="auto")
     assert found["built"] == f"{found['runner']} was built" and found["found"]["occasion"] == "the first batch came"
     assert found["found"]["lost"] == {} == found["found"]["wrapped"]
     assert found["found"]["live"] == found["applied"] and found["batches"] == 1, found
