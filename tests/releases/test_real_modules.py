@@ -20,83 +20,10 @@ OPERATION = "unified_linear_attention_with_output"
 BREAK = f"bcg_{OPERATION}"
 AFFECTED = ("0.5.11", "0.5.12", "0.5.12.post1")
 
-# every attribute of every module of SGLang, and of every class in them, by identity
-PRELUDE = f"""
-import json, sys
-from cpu_sglang import stand_ins
-stand_ins.install()
-import {MODULE}, sglang.srt.layers.radix_attention
-from sglang.srt.plugins import load_plugins
-from sglang_bcg_fixes.engine import graph_break
-graph_break.load("breakable_cuda_graph"), graph_break.load("context")
 
-# the plugin framework notes that it has run
-names = [name for name, module in sys.modules.items() if name.startswith("sglang.") and "srt.plugins" not in name]
-
-def attributes():
-    found = {{}}
-    for name in names:
-        module = sys.modules[name]
-        for key, value in list(vars(module).items()):
-            found[f"{{name}}:{{key}}"] = value
-            if isinstance(value, type) and value.__module__ == name:
-                found.update({{f"{{name}}:{{key}}.{{inner}}": item for inner, item in list(vars(value).items())}})
-    return found
-
-def differences(before, after):
-    return sorted(key for key in before.keys() | after.keys() if before.get(key) is not after.get(key))
-"""
-WHOLE_CYCLE = """
-before, modules = attributes(), set(sys.modules)
-load_plugins()
-after = attributes()
-imported = {name.partition(".")[0] for name in set(sys.modules) - modules}
-from sglang_bcg_fixes import plugin
-process = plugin.load()
-applied = process.ledger.applied()
-wrong = {name: process.ledger.read_back(name) for name in applied}
-changes = {**process.ledger._changes, **process.watches._changes}
-places = {change.slot.where for name in changes for change in changes[name]}
-for ledger in (process.watches, process.ledger):
-    for name in reversed(ledger.applied()):
-        ledger.undo(name)
-
-def body(original, *args, **kwargs):
-    calls.append(original)
-    return original(*args, **kwargs)
-
-calls, breaks = [], {}
-for place, value in before.items():
-    if not graph_break.is_product(value):
-        continue
-    rebuilt = graph_break.rebuild(value, body)
-    old, new = graph_break.closure_of(value), graph_break.closure_of(rebuilt)
-    assert type(rebuilt) is type(value) and old.keys() == new.keys(), place
-    assert old.get("capture_stub") is new.get("capture_stub"), place
-    assert new["inner"] is not old["inner"] and new["inner"].__name__ == old["inner"].__name__, place
-    breaks[place] = old.get("capture_stub") is not None
-rebuilt = graph_break.rebuild(graph_break.load("breakable_cuda_graph").break_graph, body)
-rebuilt()
-if hasattr(rebuilt, "run_eager"):
-    rebuilt.run_eager()
-
-print("RESULT", json.dumps({
-    "changed": differences(before, after),
-    "unaccounted for": sorted(set(differences(before, after)) - places),
-    "applied": applied,
-    "imported": sorted(imported & {"sglang", "torch", "transformers", "triton"}),
-    "state": process.report.state("linear_attention_captured"),
-    "wrong": wrong,
-    "left_after_undo": differences(before, attributes()),
-    "breaks": breaks,
-    "has_run_eager": hasattr(rebuilt, "run_eager"),
-    "calls": len(calls),
-}))
-"""
-
-
-def run(root: pathlib.Path, code: str, reports: pathlib.Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    return processes.on_cpu(root, "-c", PRELUDE + code, environment={"SGLANG_BCG_REPORT_DIR": str(reports), **environ})
+def run(root: pathlib.Path, scenario: str, reports: pathlib.Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    arguments = ("-m", "tests.scenarios.whole_release", scenario)
+    return processes.on_cpu(root, *arguments, environment={"SGLANG_BCG_REPORT_DIR": str(reports), **environ})
 
 
 def since(release: str, first: str) -> bool:
@@ -107,7 +34,7 @@ def since(release: str, first: str) -> bool:
 def test_exactly_what_is_needed_is_changed_and_comes_off_again(
     release_root: Root, release: str, tmp_path: pathlib.Path
 ) -> None:
-    found = processes.result(run(release_root(release), WHOLE_CYCLE, tmp_path / "reports"))
+    found = processes.result(run(release_root(release), "whole_cycle", tmp_path / "reports"))
     affected = release in AFFECTED
     operation = OPERATION if affected else BREAK
     tail = not affected and not since(release, "0.5.19")
@@ -129,15 +56,10 @@ def test_exactly_what_is_needed_is_changed_and_comes_off_again(
 
 # other fixes of this release know their source, and change it
 OTHERS_OFF = {fix.flag: "off" for fix in registry.discover().fixes if fix.patches and fix.id != FIX.id}
-UNTOUCHED = """
-before = attributes()
-load_plugins()
-print("RESULT", json.dumps({"changed": differences(before, attributes())}))
-"""
 
 
 def test_a_drifted_release_stays_as_it_is_and_says_so(drifted_root: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    done = run(drifted_root, UNTOUCHED, tmp_path / "reports", **OTHERS_OFF)
+    done = run(drifted_root, "loaded_by_sglang", tmp_path / "reports", **OTHERS_OFF)
     assert processes.result(done)["changed"] == []
     assert "unknown linear_attention_captured" in done.stderr and "please report it" in done.stderr, done.stderr
 
@@ -148,12 +70,12 @@ def test_a_drifted_release_stays_as_it_is_and_says_so(drifted_root: pathlib.Path
 def test_a_drifted_release_is_refused_through_sglangs_own_loader(
     drifted_root: pathlib.Path, tmp_path: pathlib.Path, environ: dict[str, str]
 ) -> None:
-    done = run(drifted_root, UNTOUCHED, tmp_path / "reports", **environ)
+    done = run(drifted_root, "loaded_by_sglang", tmp_path / "reports", **environ)
     assert done.returncode == 1 and "RESULT" not in done.stdout, "SGLang swallowed the refusal"
     assert "bcg-fixes refuses to start without SGLANG_BCG_FIX_LINEAR_ATTENTION_CAPTURED (unknown)" in done.stderr
 
 
 def test_without_the_plugins_name_sglang_does_not_load_it(release_root: Root, tmp_path: pathlib.Path) -> None:
-    done = run(release_root("0.5.12.post1"), UNTOUCHED, tmp_path / "reports", SGLANG_PLUGINS="__none__")
+    done = run(release_root("0.5.12.post1"), "loaded_by_sglang", tmp_path / "reports", SGLANG_PLUGINS="__none__")
     assert processes.result(done)["changed"] == [] and "bcg-fixes" not in done.stderr
     assert not os.path.exists(tmp_path / "reports")
