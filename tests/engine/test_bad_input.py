@@ -58,7 +58,9 @@ def test_a_wheel_that_was_cut_off_is_named(tmp_path: pathlib.Path) -> None:
     refused(doctor("--wheel", str(file)), f"{file} cannot be read as a wheel", "fetch the wheel again")
 
 
-def test_a_wheel_with_a_damaged_file_is_named_with_it(wheel, tmp_path: pathlib.Path) -> None:
+def test_a_wheel_with_a_damaged_file_is_named_with_it(
+    wheel: Callable[..., pathlib.Path], tmp_path: pathlib.Path
+) -> None:
     file = wheel(os.urandom(4000))
     content = bytearray(file.read_bytes())
     content[2000] ^= 0xFF
@@ -66,7 +68,7 @@ def test_a_wheel_with_a_damaged_file_is_named_with_it(wheel, tmp_path: pathlib.P
     refused(doctor("--wheel", str(file)), f"{MODULE} in {file} cannot be unpacked (", "fetch the wheel again")
 
 
-def test_a_file_that_no_source_has_is_not_read_into_memory(wheel) -> None:
+def test_a_file_that_no_source_has_is_not_read_into_memory(wheel: Callable[..., pathlib.Path]) -> None:
     file = wheel()
     with (
         zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED, compresslevel=1) as archive,
@@ -74,26 +76,18 @@ def test_a_file_that_no_source_has_is_not_read_into_memory(wheel) -> None:
     ):
         for _ in range(600):
             member.write(bytes(1 << 20))
-    code = """
-        import pathlib, re
-        from sglang_bcg_fixes.cli.main import main
-        code = main(["doctor", "--wheel", FILE])
-        # getrusage would count what the parent had before it started this
-        peak = re.search(r"VmHWM:\\s*(\\d+) kB", pathlib.Path("/proc/self/status").read_text())
-        assert int(peak[1]) < 300 << 10, "KiB"
-        raise SystemExit(code)
-    """
-    done = processes.python("-c", processes.code(code).replace("FILE", repr(str(file))))
+    command = ("with_little_memory", "doctor", "--wheel", str(file))
+    done = processes.python("-m", "tests.scenarios.bare_machine", *command)
     refused(done, f"sglang/srt/server_args.py in {file} has 600 MiB", "fetch the wheel again")
 
 
 @pytest.mark.parametrize("name", ["weird.whl", "sglang.whl", "sglang-0.5.12.zip", "sglang-0.5.12.whl"])
-def test_a_wheel_with_another_name_is_refused_with_the_way_out(wheel, name: str) -> None:
+def test_a_wheel_with_another_name_is_refused_with_the_way_out(wheel: Callable[..., pathlib.Path], name: str) -> None:
     file = wheel(name=name)
     refused(doctor("--wheel", str(file)), f"{file} is not named as a wheel is", "with --root")
 
 
-def test_a_wheel_of_something_else_is_refused(wheel) -> None:
+def test_a_wheel_of_something_else_is_refused(wheel: Callable[..., pathlib.Path]) -> None:
     file = wheel(name="requests-2.0-py3-none-any.whl", module="requests/__init__.py")
     refused(doctor("--wheel", str(file)), f"{file}: no sglang/srt in it; give a wheel of SGLang")
 
@@ -103,7 +97,7 @@ def test_a_folder_in_the_place_of_a_wheel_is_refused(tmp_path: pathlib.Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["folder", "wheel"])
-def test_a_file_that_is_no_text_is_named(wheel, tmp_path: pathlib.Path, kind: str) -> None:
+def test_a_file_that_is_no_text_is_named(wheel: Callable[..., pathlib.Path], tmp_path: pathlib.Path, kind: str) -> None:
     file = wheel(b"x = '\xff\xfe'\n")
     zipfile.ZipFile(file).extractall(tmp_path / "unpacked")
     where = tree.Wheel(file) if kind == "wheel" else tree.Folder(tmp_path / "unpacked")
@@ -171,13 +165,8 @@ def test_a_cache_that_cannot_be_written_says_what_to_set(tmp_path: pathlib.Path)
 
 
 def test_a_cache_that_is_read_only_says_what_to_set(tmp_path: pathlib.Path) -> None:
-    code = """
-        import errno, os, tempfile
-        def read_only(*_, **__):
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        tempfile.mkdtemp = read_only
-        from sglang_bcg_fixes.cli.main import main
-        raise SystemExit(main(["doctor", "--release", "0.5.12"]))
-    """
-    done = processes.python("-c", processes.code(code), environment={"SGLANG_BCG_CACHE_DIR": str(tmp_path)})
+    command = ("with_a_read_only_cache", "doctor", "--release", "0.5.12")
+    done = processes.python(
+        *("-m", "tests.scenarios.bare_machine", *command), environment={"SGLANG_BCG_CACHE_DIR": str(tmp_path)}
+    )
     refused(done, f"{tmp_path / 'wheels'} cannot take the wheel", "Read-only file system", "set SGLANG_BCG_CACHE_DIR")

@@ -5,11 +5,12 @@ import json
 import pathlib
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
 from sglang_bcg_fixes.cli.harmless import HARMLESS, Harmless
-from sglang_bcg_fixes.model import SECTIONS
+from sglang_bcg_fixes.model import SECTIONS, Fix
 from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.source import releases
 from tests import processes
@@ -18,31 +19,25 @@ from tests.wheels import NEWEST
 
 VERDICTS = processes.REPOSITORY / "tests" / "releases" / "verdicts.json"
 
-# nothing of SGLang, torch or triton may be imported by what runs on a bare machine
-FORBID = """
-import importlib.abc, sys
-class Forbidden(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "triton", "sglang", "flashinfer", "numpy"):
-            raise AssertionError(f"{name} must not be imported here")
-sys.meta_path.insert(0, Forbidden())
-"""
+Root = Callable[[str], pathlib.Path]
+
+
+def on_bare_machine(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    return processes.python("-m", "tests.scenarios.bare_machine", *arguments, environment=environ)
 
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    program = f"{FORBID}\nfrom sglang_bcg_fixes.cli.main import main\nraise SystemExit(main({list(arguments)!r}))"
-    return processes.python("-c", program, environment=environ)
+    """Run a command where nothing of SGLang, torch or triton may be imported."""
+    return on_bare_machine("without_packages", *arguments, **environ)
 
 
 def test_every_declaration_can_be_imported_without_torch() -> None:
-    program = f"{FORBID}\nfrom sglang_bcg_fixes.planning import registry\nprint(len(registry.discover().fixes))"
-    done = processes.python("-c", program)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == len(registry.discover().fixes) > 0
+    done = on_bare_machine("declarations_without_packages")
+    assert processes.result(done) == len(registry.discover().fixes) > 0
 
 
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.12.post1", NEWEST])
-def test_doctor_on_a_folder(release_root, release: str) -> None:
+def test_doctor_on_a_folder(release_root: Root, release: str) -> None:
     root = release_root(release)
     done = run("doctor", "--root", str(root))
     assert done.returncode == 0, done.stderr
@@ -58,7 +53,7 @@ def test_doctor_on_a_folder(release_root, release: str) -> None:
     assert captured is (release != NEWEST)
 
 
-def test_doctor_says_everything_about_an_affected_defect(release_root) -> None:
+def test_doctor_says_everything_about_an_affected_defect(release_root: Root) -> None:
     done = run("doctor", "--root", str(release_root("0.5.12.post1")))
     block = done.stdout.partition("affected  linear_attention_captured")[2].split("\n")[1:8]
     text = "\n".join(block)
@@ -71,7 +66,7 @@ def test_doctor_says_everything_about_an_affected_defect(release_root) -> None:
         assert words in text, text
 
 
-def test_doctor_tells_of_harmless_spots_when_asked_for_all(release_root) -> None:
+def test_doctor_tells_of_harmless_spots_when_asked_for_all(release_root: Root) -> None:
     root = str(release_root(NEWEST))
     everything, usual = run("doctor", "--root", root, "--all").stdout, run("doctor", "--root", root).stdout
     for spot in HARMLESS:
@@ -87,7 +82,7 @@ def test_a_harmless_spot_names_the_test_that_shows_it(spot: Harmless) -> None:
     assert registry.discover().fix(spot.id) is None, "a defect and harmless at once"
 
 
-def test_doctor_json_has_the_same_and_more(release_root) -> None:
+def test_doctor_json_has_the_same_and_more(release_root: Root) -> None:
     done = run("doctor", "--json", "--root", str(release_root("0.5.12.post1")))
     answer = json.loads(done.stdout)
     row = next(row for row in answer["defects"] if row["id"] == "linear_attention_captured")
@@ -96,7 +91,7 @@ def test_doctor_json_has_the_same_and_more(release_root) -> None:
     assert {row["id"] for row in answer["defects"]} == {fix.id for fix in registry.discover().fixes}
 
 
-def test_doctor_on_a_wheel_says_what_it_says_on_its_folder(release_root) -> None:
+def test_doctor_on_a_wheel_says_what_it_says_on_its_folder(release_root: Root) -> None:
     from tests import wheels
 
     folder = json.loads(run("doctor", "--json", "--root", str(release_root("0.5.20"))).stdout)
@@ -104,15 +99,8 @@ def test_doctor_on_a_wheel_says_what_it_says_on_its_folder(release_root) -> None
     assert folder["defects"] == wheel["defects"]
 
 
-def test_doctor_without_sglang_says_so(tmp_path: pathlib.Path) -> None:
-    program = """
-        import importlib.util
-        find = importlib.util.find_spec
-        importlib.util.find_spec = lambda name, *rest: None if name == "sglang" else find(name, *rest)
-        from sglang_bcg_fixes.cli.main import main
-        raise SystemExit(main(["doctor"]))
-    """
-    done = processes.python("-c", processes.code(program))
+def test_doctor_without_sglang_says_so() -> None:
+    done = on_bare_machine("without_sglang", "doctor")
     assert done.returncode == 2 and "no SGLang is installed here" in done.stderr and "--release" in done.stderr
 
 
@@ -133,7 +121,7 @@ def test_a_fetch_that_is_interrupted_leaves_no_half_wheel(
         (pathlib.Path(command[command.index("--dest") + 1]) / "sglang-0.5.15-cp311-cp311-x.whl").write_text("half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(releases.subprocess, "run", interrupted)
+    monkeypatch.setattr(subprocess, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         releases.fetch("0.5.15", tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -163,7 +151,7 @@ def test_a_release_that_does_not_exist_exits_2(tmp_path: pathlib.Path) -> None:
     assert done.returncode == 2 and "pip cannot fetch sglang==0.5.999" in done.stderr, done.stderr
 
 
-def test_doctor_and_list_tell_of_the_switch_for_all_kernels(release_root) -> None:
+def test_doctor_and_list_tell_of_the_switch_for_all_kernels(release_root: Root) -> None:
     root = str(release_root("0.5.12.post1"))
     text = run("doctor", "--root", root, SGLANG_BCG_KERNELS="off").stdout
     for kernel in registry.discover().kernels:
@@ -186,7 +174,7 @@ def test_explain_tells_of_a_kernel_who_runs_and_where() -> None:
 
 
 @pytest.mark.parametrize("fix", registry.discover().fixes, ids=lambda fix: fix.id)
-def test_explain_tells_all_sections(fix) -> None:
+def test_explain_tells_all_sections(fix: Fix) -> None:
     done = run("explain", fix.id)
     assert done.returncode == 0, done.stderr
     for words in (*SECTIONS, fix.title, *fix.upstream):
@@ -231,7 +219,7 @@ def test_other_commands_warn_of_a_flag_that_is_none(
     assert line.startswith(f"bcg-fixes {arguments[0]}: warning: ") and words in line, line
 
 
-def test_doctor_tells_of_settings_that_nobody_reads(release_root) -> None:
+def test_doctor_tells_of_settings_that_nobody_reads(release_root: Root) -> None:
     root = str(release_root("0.5.12.post1"))
     words = "SGLANG_BCGFIXES is set, and nobody reads it; did you mean SGLANG_BCG_FIXES?"
     assert words in run("doctor", "--root", root, SGLANG_BCGFIXES="off").stdout.splitlines()

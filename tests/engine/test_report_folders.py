@@ -8,7 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
@@ -16,17 +16,13 @@ from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.process import procfs, report_folders
 from tests import processes
 from tests.engine import test_plugin
-from tests.engine.test_plugin import OTHERS_OFF, PATCHED
+from tests.engine.test_plugin import OTHERS_OFF, Extra
 
 extra = test_plugin.extra
 SERVER = "from sglang_bcg_fixes import plugin; plugin.load(); print('ready', flush=True); input()"
-NO_HOME = """
-    import os, pwd
-    def nobody(number):
-        raise KeyError(f"getpwuid(): uid not found: {number}")
-    pwd.getpwuid = nobody
-    os.environ.pop("HOME", None)
-"""
+WITHOUT_HOME = ("-m", "tests.scenarios.without_home")
+Root = Callable[[str], pathlib.Path]
+Start = Callable[..., int]
 
 
 def status(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -34,9 +30,10 @@ def status(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def server(extra, tmp_path: pathlib.Path):
+def server(extra: Extra, tmp_path: pathlib.Path) -> Iterator[Start]:
     """Start a process with the plugin and this environment; gives its number."""
-    site, started = extra(), []
+    site = extra()
+    started: list[subprocess.Popen[str]] = []
 
     def start(**environ: str) -> int:
         whole = processes.environment_of(
@@ -54,7 +51,7 @@ def server(extra, tmp_path: pathlib.Path):
 
 
 @pytest.mark.parametrize("name", ["XDG_RUNTIME_DIR", "TMPDIR", "SGLANG_BCG_REPORT_DIR"])
-def test_a_server_with_another_environment_is_found(server, tmp_path: pathlib.Path, name: str) -> None:
+def test_a_server_with_another_environment_is_found(server: Start, tmp_path: pathlib.Path, name: str) -> None:
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
     theirs.mkdir(mode=0o700)
     ours.mkdir(mode=0o700)
@@ -63,7 +60,7 @@ def test_a_server_with_another_environment_is_found(server, tmp_path: pathlib.Pa
     assert pid in {row["pid"] for row in json.loads(found.stdout)}, found.stderr
 
 
-def test_a_folder_that_was_told_is_the_only_one_and_others_are_hinted_at(server, tmp_path: pathlib.Path) -> None:
+def test_a_folder_that_was_told_is_the_only_one_and_others_are_hinted_at(server: Start, tmp_path: pathlib.Path) -> None:
     (tmp_path / "theirs").mkdir(mode=0o700)
     server(XDG_RUNTIME_DIR=str(tmp_path / "theirs"))
     found = status(SGLANG_BCG_REPORT_DIR=str(tmp_path / "told"))
@@ -135,7 +132,7 @@ def test_what_somebody_has_put_into_a_folder_of_his_own_does_no_harm(tmp_path: p
     assert [content["process"] for content in report_folders.live([folder])] == ["p"]
 
 
-def test_doctor_tells_of_running_servers_or_where_it_looked(server, tmp_path: pathlib.Path) -> None:
+def test_doctor_tells_of_running_servers_or_where_it_looked(server: Start, tmp_path: pathlib.Path) -> None:
     def doctor() -> list[str]:
         done = processes.python(
             *("-m", "sglang_bcg_fixes", "doctor"),
@@ -149,10 +146,9 @@ def test_doctor_tells_of_running_servers_or_where_it_looked(server, tmp_path: pa
     assert "running processes that have loaded the plugin: 1; `bcg-fixes status` shows what they have" in doctor()
 
 
-def test_a_server_without_a_home_and_a_known_user_starts_and_reports(extra, tmp_path: pathlib.Path) -> None:
-    code = f"from sglang.srt import target\nfrom sglang_bcg_fixes import plugin\nplugin.load()\n{PATCHED}"
+def test_a_server_without_a_home_and_a_known_user_starts_and_reports(extra: Extra, tmp_path: pathlib.Path) -> None:
     done = processes.python(
-        *("-c", processes.code(NO_HOME) + code),
+        *(*WITHOUT_HOME, "server"),
         paths=[processes.FAKE_SGLANG, extra()],
         environment={"FAKE_FORM": "enable", "TMPDIR": str(tmp_path), **OTHERS_OFF},
     )
@@ -160,20 +156,9 @@ def test_a_server_without_a_home_and_a_known_user_starts_and_reports(extra, tmp_
     assert (tmp_path / f"sglang-bcg-fixes-{os.getuid()}").is_dir()
 
 
-def test_a_server_without_any_folder_to_write_to_starts_and_says_so(extra, tmp_path: pathlib.Path) -> None:
-    code = f"""
-        {processes.code(NO_HOME).replace(chr(10), chr(10) + " " * 8)}
-        import tempfile
-        def none():
-            raise FileNotFoundError(2, "No usable temporary directory found")
-        tempfile.gettempdir = none
-        from sglang.srt import target
-        from sglang_bcg_fixes import plugin
-        plugin.load()
-        {PATCHED}
-    """
+def test_a_server_without_any_folder_to_write_to_starts_and_says_so(extra: Extra, tmp_path: pathlib.Path) -> None:
     done = processes.python(
-        *("-c", processes.code(code)),
+        *(*WITHOUT_HOME, "server_without_a_folder"),
         paths=[processes.FAKE_SGLANG, extra()],
         environment={"FAKE_FORM": "enable", **OTHERS_OFF},
     )
@@ -181,10 +166,9 @@ def test_a_server_without_any_folder_to_write_to_starts_and_says_so(extra, tmp_p
 
 
 @pytest.mark.parametrize("arguments", [["doctor", "--root", "ROOT"], ["list"], ["status"]])
-def test_commands_need_no_home(release_root, arguments: list[str]) -> None:
+def test_commands_need_no_home(release_root: Root, arguments: list[str]) -> None:
     told = [str(release_root("0.5.12.post1")) if each == "ROOT" else each for each in arguments]
-    code = f"{processes.code(NO_HOME)}\nfrom sglang_bcg_fixes.cli.main import main\nraise SystemExit(main({told!r}))"
-    done = processes.python("-c", code)
+    done = processes.python(*WITHOUT_HOME, "command", *told)
     assert done.returncode == 0, done.stderr
 
 

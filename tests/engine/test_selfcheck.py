@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pathlib
 import signal
 import subprocess
 import sys
@@ -153,40 +154,11 @@ def test_its_flags_are_read() -> None:
     assert (flags.read([], [], {}).selfcheck, flags.read([], [], {}).canary) == ("warn", 0)
 
 
-RANK = """
-import os, sys, types
-import torch
-
-rank, file = int(sys.argv[1]), sys.argv[2]
-torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
-parallel_state = types.ModuleType("sglang.srt.distributed.parallel_state")
-parallel_state.get_tp_group = lambda: types.SimpleNamespace(world_size=2, cpu_group=torch.distributed.group.WORLD)
-packages = [types.ModuleType(name) for name in ("sglang", "sglang.srt", "sglang.srt.distributed")]
-packages[-1].parallel_state = parallel_state
-sys.modules |= {package.__name__: package for package in packages}
-from sglang_bcg_fixes.process.selfcheck import at_start
-
-class Check:
-    def __init__(self, model_runner, any_rank):
-        self.any_rank = any_rank
-    def run(self):
-        assert self.any_rank(rank == 1) and not self.any_rank(False)
-        if rank == 1:
-            os._exit(3)
-        self.any_rank(False)
-        raise AssertionError("the other rank is dead")
-        yield
-
-at_start.Check = Check
-at_start.look(types.SimpleNamespace(device="cpu"))
-"""
-
-
-def test_ranks_agree_and_do_not_wait_for_one_that_died(tmp_path) -> None:
+def test_ranks_agree_and_do_not_wait_for_one_that_died(tmp_path: pathlib.Path) -> None:
     paths = {"PYTHONPATH": str(processes.REPOSITORY), "PATH": "/usr/bin:/bin"}
     ranks = [
         subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "meeting")],
+            [sys.executable, "-m", "tests.scenarios.dying_rank", "checked", str(rank), str(tmp_path / "meeting")],
             stderr=subprocess.PIPE,
             text=True,
             env=paths,
