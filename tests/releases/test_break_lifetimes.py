@@ -23,74 +23,13 @@ RIGHT_ANYWAY = {
 # what the second of two breaks reads is gone when replays have given its memory to somebody else
 NEEDS_THE_OUTPUT, NEEDS_THE_INPUT = "returned_by_a_break_and_read_by_the_next", "made_before_the_capture"
 
-PROGRAM = """
-import json, torch
-from cpu_sglang import one_batch
-one_batch.import_sglang(with_graphs=True)
-from benchmarks import break_lifetimes as ways
-ways.SIZES, ways.WIDTH = (16, 8, 4), 4
-ways.breakable()
-
-from sglang_bcg_fixes.anatomy import graph_pool
-def observe():
-    graph_pool._kept.clear()
-    found = {}
-    for way in ways.WAYS:
-        # a graph that has gone lets go of what it kept; these are counted while it is there
-        most = 0
-        def counted(tensor, keep=graph_pool.keep_what_no_pool_keeps):
-            nonlocal most
-            keep(tensor)
-            most = max(most, sum(map(len, graph_pool._kept.values())))
-        keep, graph_pool.keep_what_no_pool_keeps = graph_pool.keep_what_no_pool_keeps, counted
-        try:
-            found[way] = [ways.observe(way, "cpu").partition(",")[0], most]
-        finally:
-            graph_pool.keep_what_no_pool_keeps = keep
-    return found
-
-def observe_without_a_pool():
-    # as SGLang captures its first decode graphs to 0.5.13; ordinary memory has the number that stands for none
-    pools, handle = torch.cuda.memory_snapshot, torch.cuda.graph_pool_handle
-
-    def snapshot(*_):
-        told = sorted(pools(), key=lambda segment: segment["address"])
-        edges = [(segment["address"], segment["address"] + segment["total_size"]) for segment in told]
-        gaps = zip([0, *(end for _, end in edges)], [*(begin for begin, _ in edges), 2**63])
-        told += [{"address": begin, "total_size": end - begin, "segment_pool_id": (0, 0)} for begin, end in gaps]
-        return told
-
-    torch.cuda.memory_snapshot, torch.cuda.graph_pool_handle = snapshot, lambda: None
-    try:
-        return {way: answer for way, (answer, _) in observe().items()}
-    finally:
-        torch.cuda.memory_snapshot, torch.cuda.graph_pool_handle = pools, handle
-
-stock = observe()
-from sglang_bcg_fixes import plugin
-process = plugin.load()
-applied = process.report.ids("applied")
-fixed, without_a_pool = observe(), observe_without_a_pool()
-unlike = {}
-for name, answer in {"everything is the pool's": True, "nothing is the pool's": False}.items():
-    holds, graph_pool.PoolMemory.holds = graph_pool.PoolMemory.holds, lambda self, address: answer
-    unlike[name] = observe()
-    graph_pool.PoolMemory.holds = holds
-read_back = {fix: process.ledger.read_back(fix) for fix in applied}
-for fix in reversed(applied):
-    process.ledger.undo(fix)
-print("RESULT", json.dumps({
-    "stock": stock, "applied": applied, "fixed": fixed, "without a pool": without_a_pool, "unlike": unlike,
-    "read back": read_back, "undone": observe()}))
-"""
-
 
 @pytest.mark.forms_of("break_input_lifetime", "break_output_lifetime")
 @pytest.mark.parametrize("release", RELEASES)
 def test_what_no_pool_keeps_is_kept_and_nothing_else(release_root: Callable[[str], pathlib.Path], release: str) -> None:
     found, _ = processes.beside(
         release_root(release),
-        *("-c", PROGRAM),
+        *("-m", "tests.scenarios.break_lifetimes", "every_way"),
         SGLANG_BCG_FIXES="off",
         SGLANG_BCG_FIX_BREAK_INPUT_LIFETIME="on",
         SGLANG_BCG_FIX_BREAK_OUTPUT_LIFETIME="on",

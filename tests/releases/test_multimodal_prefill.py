@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tests import processes
 from tests.releases import layer_stacks, multimodal_prefill
 
+Root = Callable[[str], pathlib.Path]
 RELEASE = "0.5.11"
 IMAGES = {"an image", "another image", "an image next to text"}
 CASES = {*multimodal_prefill.TEXT, *multimodal_prefill.CHANGED}
@@ -29,7 +32,7 @@ CAPTURED = {
 }
 
 
-def outcomes(root: pathlib.Path, folder: pathlib.Path, model: str, **environment: str) -> dict:
+def outcomes(root: pathlib.Path, folder: pathlib.Path, model: str, **environment: str) -> dict[str, Any]:
     report = folder / "report.json"
     process = processes.on_cpu(
         root,
@@ -38,7 +41,7 @@ def outcomes(root: pathlib.Path, folder: pathlib.Path, model: str, **environment
         timeout=400,
     )
     assert process.returncode == 0, process.stderr[-4000:]
-    found: dict = json.loads(report.read_text())
+    found: dict[str, Any] = json.loads(report.read_text())
     assert found["multimodal"] and set(found["cases"]) == CASES
     # a comparison of answers says something only where images and positions change them
     assert found["an image, not another image"] > 0.1
@@ -46,11 +49,11 @@ def outcomes(root: pathlib.Path, folder: pathlib.Path, model: str, **environment
     return found
 
 
-def right(found: dict) -> set[str]:
+def right(found: dict[str, Any]) -> set[str]:
     return {name for name, case in found["cases"].items() if case["difference"] == 0.0}
 
 
-def replayed(found: dict) -> set[str]:
+def replayed(found: dict[str, Any]) -> set[str]:
     return {name for name, case in found["cases"].items() if case["replayed"]}
 
 
@@ -62,7 +65,7 @@ def replayed(found: dict) -> set[str]:
     ],
 )
 def test_text_replays_and_images_do_not(
-    model: str, environment: dict[str, str], release_root, tmp_path: pathlib.Path
+    model: str, environment: dict[str, str], release_root: Root, tmp_path: pathlib.Path
 ) -> None:
     found = outcomes(release_root(RELEASE), tmp_path, model, **environment)
     assert right(found) == CASES
@@ -71,7 +74,7 @@ def test_text_replays_and_images_do_not(
 
 
 def test_without_the_plugin_images_are_lost_and_several_requests_are_eager(
-    release_root, tmp_path: pathlib.Path
+    release_root: Root, tmp_path: pathlib.Path
 ) -> None:
     found = outcomes(release_root(RELEASE), tmp_path, "no states", SGLANG_PLUGINS="__none__")
     assert CASES - right(found) == {"an image", "another image"} <= replayed(found)
@@ -81,56 +84,13 @@ def test_without_the_plugin_images_are_lost_and_several_requests_are_eager(
     }
 
 
-def test_without_the_plugin_a_hybrid_answers_no_batch_that_replays(release_root, tmp_path: pathlib.Path) -> None:
+def test_without_the_plugin_a_hybrid_answers_no_batch_that_replays(release_root: Root, tmp_path: pathlib.Path) -> None:
     found = outcomes(release_root(RELEASE), tmp_path, "dense", SGLANG_PLUGINS="__none__")
     assert replayed(found) and not right(found) & replayed(found)
 
 
-# every multimodal model that this release starts to capture, on torch's meta device
-HANDED = """
-import json, logging
-import torch
-from cpu_sglang import one_batch
-one_batch.import_sglang(with_graphs=True)
-one_batch.load_plugins()
-model_runner = one_batch.load("llama", dtype="bfloat16").model_runner
-from sglang.srt.model_executor.breakable_cuda_graph_runner import BreakableCudaGraphRunner
-from sglang.srt.models.registry import ModelRegistry
-from sglang_bcg_fixes.fixes import single_request_capture as fix
-from tests.releases import layer_stacks
-
-class NoNumbers(torch.overrides.TorchFunctionMode):
-    # embeddings without values cannot be copied to a buffer
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        return args[0] if function is torch.Tensor.copy_ else function(*args, **(kwargs or {}))
-
-def stop(self):
-    with NoNumbers():
-        layers = fix.captured_layers(self)
-    handed[name] = layers and layers.handed
-    raise layer_stacks.AboutToCapture(self)
-
-BreakableCudaGraphRunner._warmup = stop
-said = layer_stacks.Said()
-logging.getLogger().addHandler(said)
-logging.getLogger("sglang").setLevel(logging.INFO)
-handed = {}
-known = ModelRegistry.get_supported_archs()
-for name in (name for name in layer_stacks.MODELS if layer_stacks.architecture_of(name) in known):
-    try:
-        model_config, model = layer_stacks.build(name)
-    except Exception:
-        # layer_stacks.json has which, and why
-        continue
-    if model_config.is_multimodal:
-        said.records.clear()
-        layer_stacks.start_runner(model_runner, model_config, model, said)
-print("RESULT", json.dumps(handed))
-"""
-
-
-def test_every_multimodal_model_hands_its_layers_what_is_in_the_buffers(release_root) -> None:
-    handed, log = processes.beside(release_root(RELEASE), "-c", HANDED)
+def test_every_multimodal_model_hands_its_layers_what_is_in_the_buffers(release_root: Root) -> None:
+    handed, log = processes.beside(release_root(RELEASE), "-m", "tests.scenarios.handed_layers", "of_multimodal_models")
     assert set(handed) == CAPTURED <= set(layer_stacks.MODELS)
     assert {fields["input_embeds"] for fields in handed.values()} == {"input_embeds"}
     assert {fields["input_ids"] for fields in handed.values()} == {None}
