@@ -12,7 +12,7 @@ from sglang_bcg_fixes.model import Fix, Kernel
 from sglang_bcg_fixes.planning import registry, well_formed
 from tests import processes
 from tests.engine import test_plugin
-from tests.engine.test_plugin import AFFECTED, EXTRA, OTHERS_OFF, load, with_kernel
+from tests.engine.test_plugin import AFFECTED, EXTRA, OTHERS_OFF, Extra, load, with_kernel
 
 extra = test_plugin.extra
 NAMED = "extra-fixes contributes extra_fix, which cannot be used: "
@@ -51,7 +51,7 @@ def healthy(done: subprocess.CompletedProcess[str], code: int = 0) -> None:
 
 @pytest.mark.parametrize(("old", "new", "words"), WRONG, ids=[words[-40:] for *_, words in WRONG])
 def test_a_fix_that_is_declared_wrongly_is_named_with_its_package(
-    extra, tmp_path: pathlib.Path, old: str, new: str, words: str
+    extra: Extra, tmp_path: pathlib.Path, old: str, new: str, words: str
 ) -> None:
     assert old in EXTRA
     site = extra(text=EXTRA.replace(old, new))
@@ -69,14 +69,14 @@ def test_a_fix_that_is_declared_wrongly_is_named_with_its_package(
     assert refused.stderr.startswith("bcg-fixes refuses to start: ") and words in refused.stderr
 
 
-def test_the_flag_of_a_fix_that_was_refused_is_said_beside_why(extra) -> None:
+def test_the_flag_of_a_fix_that_was_refused_is_said_beside_why(extra: Extra) -> None:
     old, new, words = WRONG[0]
     asked = command(extra(text=EXTRA.replace(old, new)), "doctor", SGLANG_BCG_FIX_EXTRA_FIX="off")
     healthy(asked, 2)
     assert "SGLANG_BCG_FIX_EXTRA_FIX is not a flag" in asked.stderr and words in asked.stderr, asked.stderr
 
 
-def test_a_missing_section_concerns_its_own_page_alone(extra, tmp_path: pathlib.Path) -> None:
+def test_a_missing_section_concerns_its_own_page_alone(extra: Extra, tmp_path: pathlib.Path) -> None:
     site = extra()
     asked = command(site, "explain", "extra_fix")
     healthy(asked, 2)
@@ -90,14 +90,14 @@ def test_a_missing_section_concerns_its_own_page_alone(extra, tmp_path: pathlib.
     assert load(site, tmp_path / "reports").returncode == 0, "a server needs no page"
 
 
-def test_a_probe_that_gives_no_finding_is_unknown(extra, tmp_path: pathlib.Path) -> None:
+def test_a_probe_that_gives_no_finding_is_unknown(extra: Extra, tmp_path: pathlib.Path) -> None:
     site = extra("None")
     done = command(site, "doctor")
     healthy(done, 1)
     assert "its probe gives a NoneType, which is no Finding" in done.stdout and "WANTED AND MISSING" in done.stdout
 
 
-def test_a_kernel_that_is_declared_wrongly_is_named_and_the_fixes_are_used(extra) -> None:
+def test_a_kernel_that_is_declared_wrongly_is_named_and_the_fixes_are_used(extra: Extra) -> None:
     site = extra(text=with_kernel().replace("{}, points, {})", "{}, points, None)"))
     done = command(site, "list")
     healthy(done)
@@ -105,7 +105,7 @@ def test_a_kernel_that_is_declared_wrongly_is_named_and_the_fixes_are_used(extra
     assert words in done.stderr and "extra_fix" in done.stdout and "extra_op" not in done.stdout
 
 
-def test_what_is_right_is_used_and_its_package_known(extra) -> None:
+def test_what_is_right_is_used_and_its_package_known(extra: Extra) -> None:
     site = extra(text=with_kernel(), probe=AFFECTED)
     code = "from sglang_bcg_fixes.planning import registry; print(sorted(registry.discover().owners.items()))"
     done = processes.python("-c", code, paths=[processes.FAKE_SGLANG, site])

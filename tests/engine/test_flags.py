@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import re
+from collections.abc import Callable
 
 import pytest
 
@@ -144,7 +145,9 @@ def test_what_only_sounds_alike_is_nobodys_business() -> None:
 
 
 @pytest.mark.parametrize("version", [RELEASES[0], RELEASES[-1]])
-def test_a_name_that_sglang_uses_itself_is_no_mistake(release_root, version: str) -> None:
+def test_a_name_that_sglang_uses_itself_is_no_mistake(
+    release_root: Callable[[str], pathlib.Path], version: str
+) -> None:
     files = (release_root(version) / "sglang").rglob("*.py")
     names = {name for file in files for name in re.findall(r"SGLANG_BCG_\w+", file.read_text(errors="replace"))}
     assert read(**dict.fromkeys(names, "512")).mode == "auto"

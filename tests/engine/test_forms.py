@@ -10,6 +10,7 @@ import pathlib
 import shutil
 import sys
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -36,7 +37,7 @@ TOOL = tool()
 
 
 @pytest.fixture
-def project(tmp_path: pathlib.Path):
+def project(tmp_path: pathlib.Path) -> Any:
     """The files that name releases, as they were before the newest."""
     made = TOOL.Project(tmp_path / "releases.txt", tmp_path / "forms.json", tmp_path / "verdicts.json")
     made.releases.write_text("".join(f"{name}\n" for name in wheels.RELEASES[:-1]))
@@ -57,13 +58,13 @@ def source(release: str) -> Source:
     return Source(Folder(wheels.unpacked(release)), release)
 
 
-def take_in(project, new: Source, yes: bool = True) -> int:
+def take_in(project: Any, new: Source, yes: bool = True) -> int:
     code: int = TOOL.take_in(NEW, new, source(LAST), project, yes)
     return code
 
 
 def test_the_newest_release_under_another_name_is_taken_in_without_a_fix_file(
-    project, capsys: pytest.CaptureFixture[str]
+    project: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {file: file.read_bytes() for file in (processes.REPOSITORY / "sglang_bcg_fixes").rglob("*.py")}
     assert take_in(project, source(NEWEST)) == 0
@@ -82,7 +83,7 @@ def test_the_newest_release_under_another_name_is_taken_in_without_a_fix_file(
 
 
 def test_nothing_is_written_without_a_yes(
-    project, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    project: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = {file: file.read_bytes() for file in vars(project).values()}
     monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
@@ -92,7 +93,7 @@ def test_nothing_is_written_without_a_yes(
 
 
 def test_a_definition_that_is_gone_is_said_and_its_fix_stays_unknown(
-    project, capsys: pytest.CaptureFixture[str]
+    project: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = "sglang/srt/models/falcon_h1.py"
     files = rewritten(
@@ -104,7 +105,7 @@ def test_a_definition_that_is_gone_is_said_and_its_fix_stays_unknown(
     assert json.loads(project.verdicts.read_text())[NEW]["ssm_mixer_captured"] == "unknown"
 
 
-def test_what_a_new_fix_reads_is_added_for_it_alone(project, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_new_fix_reads_is_added_for_it_alone(project: Any, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(forms.FILE, project.forms)
     table = forms.load()
     for of in table.values():

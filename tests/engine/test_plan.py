@@ -2,11 +2,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from sglang_bcg_fixes import flags
-from sglang_bcg_fixes.model import Accepted, Action, Fix, Impl, Kernel, Rejected
+from sglang_bcg_fixes.model import Accepted, Action, Fix, Impl, Kernel, PatchPoint, Rejected
 from sglang_bcg_fixes.planning import plan
 from sglang_bcg_fixes.planning.registry import Registry
 from sglang_bcg_fixes.source.finding import Finding, Verdict
@@ -22,7 +24,7 @@ class NoFiles:
         return []
 
 
-def fix_with(name: str, verdict: Verdict, *points: object, **changes: object) -> Fix:
+def fix_with(name: str, verdict: Verdict, *points: PatchPoint, **changes: Any) -> Fix:
     made = fix(name, *(points or (point("function"),)))
     return dataclasses.replace(made, probe=lambda source: Finding(verdict, "because"), **changes)
 
@@ -141,8 +143,12 @@ def test_the_digest_tells_plans_apart_and_nothing_else() -> None:
 NAMES = ("cuda", "triton", "reference")
 
 
+def answering(answer: Accepted | Rejected) -> Callable[[], Accepted | Rejected]:
+    return lambda: answer
+
+
 def kernel_of(*accepts: Accepted | Rejected, only_by_name: str = "") -> Kernel:
-    impls = [Impl(name, lambda answer=answer: answer, "m") for name, answer in zip(NAMES, accepts, strict=True)]
+    impls = [Impl(name, answering(answer), "m") for name, answer in zip(NAMES, accepts, strict=True)]
     impls[-1] = dataclasses.replace(impls[-1], only_by_name=only_by_name)
     return kernel("metadata", *impls)
 

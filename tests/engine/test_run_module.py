@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import pathlib
 import subprocess
+from collections.abc import Callable
 
 import pytest
 
 from tests import processes
 from tests.engine import test_plugin
-from tests.engine.test_plugin import OTHERS_OFF
+from tests.engine.test_plugin import OTHERS_OFF, Extra
 
 extra = test_plugin.extra
 
@@ -32,7 +33,7 @@ def run_module(
     )
 
 
-def test_a_module_is_run_with_the_plugin(extra, tmp_path: pathlib.Path) -> None:
+def test_a_module_is_run_with_the_plugin(extra: Extra, tmp_path: pathlib.Path) -> None:
     text = """
         import json, multiprocessing, sys
         from sglang.srt import target
@@ -60,13 +61,17 @@ def test_a_module_is_run_with_the_plugin(extra, tmp_path: pathlib.Path) -> None:
     ("arguments", "words"),
     [([], "name a module"), (["--model-path"], "name a module"), (["no_such.module"], "no_such")],
 )
-def test_a_module_that_is_none_is_an_error(extra, tmp_path: pathlib.Path, arguments: list[str], words: str) -> None:
+def test_a_module_that_is_none_is_an_error(
+    extra: Extra, tmp_path: pathlib.Path, arguments: list[str], words: str
+) -> None:
     done = run_module(extra(), tmp_path, tmp_path / "r", "--", *arguments)
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert done.stdout == ""
 
 
-def test_sglang_s_own_benchmark_of_one_batch_is_run_with_the_plugin(release_root, tmp_path: pathlib.Path) -> None:
+def test_sglang_s_own_benchmark_of_one_batch_is_run_with_the_plugin(
+    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
+) -> None:
     # it loads no plugins itself
     text = """
         import runpy, sys

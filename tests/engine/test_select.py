@@ -6,6 +6,7 @@ import logging
 import sys
 import types
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,11 @@ from sglang_bcg_fixes.model import Accepted, Impl, Rejected
 from sglang_bcg_fixes.planning import plan
 from tests.engine.bodies import KNOWN, kernel
 
+Forms = dict[str, Any]
+
 
 @pytest.fixture
-def forms() -> Iterator[dict[str, types.ModuleType]]:
+def forms() -> Iterator[Forms]:
     """Modules that stand for implementations, as if they could be imported."""
     made = {name: types.ModuleType(f"forms_of_tests.{name}") for name in ("cuda", "triton")}
     sys.modules.update({module.__name__: module for module in made.values()})
@@ -30,15 +33,20 @@ def selected(state: str = "auto") -> active.Selected:
     return active.Selected(plan.choose(kernel("metadata", *impls), state, KNOWN))
 
 
-def test_the_first_that_is_ready_runs_and_is_asked_once_for_each_device(forms) -> None:
-    asked = []
-    forms["cuda"].ready = lambda device: asked.append(device) or Accepted()
+def test_the_first_that_is_ready_runs_and_is_asked_once_for_each_device(forms: Forms) -> None:
+    asked: list[int] = []
+
+    def ready(device: int) -> Accepted:
+        asked.append(device)
+        return Accepted()
+
+    forms["cuda"].ready = ready
     used = selected()
     assert [used.module(0), used.module(0), used.module(1)] == [forms["cuda"]] * 3
     assert asked == [0, 1]
 
 
-def test_machine_code_says_where_it_came_from(forms, caplog) -> None:
+def test_machine_code_says_where_it_came_from(forms: Forms, caplog: pytest.LogCaptureFixture) -> None:
     forms["cuda"].origin = lambda device: f"sm_90a, compiled for device {device}"
     used = selected()
     with caplog.at_level(logging.INFO):
@@ -49,7 +57,9 @@ def test_machine_code_says_where_it_came_from(forms, caplog) -> None:
     ]
 
 
-def test_another_takes_the_place_of_one_that_is_not_ready_and_that_is_said(forms, caplog) -> None:
+def test_another_takes_the_place_of_one_that_is_not_ready_and_that_is_said(
+    forms: Forms, caplog: pytest.LogCaptureFixture
+) -> None:
     forms["cuda"].ready = lambda device: Rejected("the driver is too old")
     used = selected()
     with caplog.at_level(logging.WARNING):
@@ -58,13 +68,13 @@ def test_another_takes_the_place_of_one_that_is_not_ready_and_that_is_said(forms
     assert "the driver is too old; triton takes its place" in caplog.text
 
 
-def test_one_that_was_named_has_no_other(forms) -> None:
+def test_one_that_was_named_has_no_other(forms: Forms) -> None:
     forms["cuda"].ready = lambda device: Rejected("the driver is too old")
     with pytest.raises(RuntimeError, match=r"the driver is too old.*SGLANG_BCG_KERNEL_METADATA=off"):
         selected("cuda").module(0)
 
 
-def test_what_is_left_to_sglang_is_counted_and_said_once(forms, caplog) -> None:
+def test_what_is_left_to_sglang_is_counted_and_said_once(forms: Forms, caplog: pytest.LogCaptureFixture) -> None:
     used = selected()
     with caplog.at_level(logging.INFO):
         for _ in range(3):

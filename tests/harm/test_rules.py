@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests import processes
 from tests.harm import exceptions, matrix, rules
 
 Row = dict[str, Any]
@@ -105,7 +106,7 @@ def test_only_code_makes_patched_rows_old(monkeypatch: pytest.MonkeyPatch, tmp_p
         matrix.code_of_the_package.cache_clear()
         return matrix.code_of_the_package()
 
-    monkeypatch.setattr(matrix.processes, "REPOSITORY", tmp_path)
+    monkeypatch.setattr(processes, "REPOSITORY", tmp_path)
     try:
         first = code('"""Text."""\ndef f():\n    """Text."""\n    return 1\n')
         assert first == code('"""Other."""\ndef f():\n    """Other."""\n    # why\n    return 1\n')

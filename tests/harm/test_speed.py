@@ -48,7 +48,8 @@ def test_a_body_is_timed_without_what_it_calls() -> None:
     def body() -> int:
         times.append("body")
         spin(SOME)
-        return inner()
+        answer: int = inner()
+        return answer
 
     outer = clock.timed(body, "a_fix")
     assert outer() == 7 and not clock.calls

@@ -11,7 +11,7 @@ from tests.scenarios import named, released
 
 
 def configuration(*pairs: str) -> dict[str, Any]:
-    """The layers of full attention that a target's configuration names, before its draft is built and after."""
+    """Tell the layers of full attention that a target's configuration names, before its draft is built and after."""
     loaded = released.load("qwen3next", with_graphs=False)
     process = plugin.load()
     paths = dict(pair.split("=", 1) for pair in pairs)
@@ -55,7 +55,7 @@ def pollute(path: str) -> dict[str, Any]:
 
 
 def rebuilt(loaded: one_batch.LoadedModel) -> list[Any]:
-    """As --speculative-adaptive does to the target when its draft is there."""
+    """Rebuild the backend as --speculative-adaptive does to the target when its draft is there."""
     runner = loaded.model_runner
     backend = runner._get_attention_backend(init_new_workspace=True)
     runner.attn_backend = backend

@@ -211,7 +211,7 @@ def large_bucket() -> dict[str, Any]:
         "equal": equal,
         "replayed": replayed,
         "of tokens": bool((masked[:3] == chosen[:3]).all()),
-        "of padding": masked[3:].unique().tolist(),
+        "of padding": sorted(set(masked[3:].flatten().tolist())),
     }
 
 

@@ -6,7 +6,7 @@ import importlib
 import json
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -101,7 +101,9 @@ class Layers:
             "derived": type("Derived", (RadixAttention,), {}),
         }
 
-        class Child(self.backends.MambaAttnBackendBase):
+        base: Any = self.backends.MambaAttnBackendBase
+
+        class Child(base):
             # only the linear one is made by its constructor
             name = "linear"
 
@@ -186,16 +188,17 @@ class Arm:
         return found.pop() if len(found) == 1 else sorted(found)
 
     def odd_calls(self) -> list[str]:
-        """With a layer that only has an id, one that has none, and a child that fails: as the release does it."""
+        """Call with a layer that only has an id, with one that has none, and with children that fail."""
         backend, modes = self.backend, forward_modes()
         results = []
-        for call in (
+        calls: tuple[Callable[[], Any], ...] = (
             lambda: backend.forward_decode(None, batch(modes.DECODE), layer_id=1),
             lambda: backend.forward_extend(None, batch(modes.EXTEND), layer_id=2),
             lambda: backend.forward(forward_batch=batch(modes.DECODE), layer_id=3),
             lambda: backend.forward(forward_batch=batch(modes.DECODE)),
             lambda: backend.forward_decode(self.bare_layer, batch(modes.DECODE)),
-        ):
+        )
+        for call in calls:
             try:
                 results.append(call())
             except Exception as error:

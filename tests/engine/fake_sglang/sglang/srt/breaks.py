@@ -2,7 +2,7 @@
 
 from sglang.srt.model_executor.breakable_cuda_graph import breakable_cuda_graph as graphs
 
-log = []
+log: list[list[object]] = []
 
 
 def operation(x, out):

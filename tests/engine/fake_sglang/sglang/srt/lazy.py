@@ -6,7 +6,7 @@ class LazyImport:
         raise AssertionError(f"{name} was asked for, which would import a package")
 
 
-class LazyMapping(dict):
+class LazyMapping(dict[str, object]):
     """As transformers' mappings of models, which import each at the first look."""
 
     def items(self):
@@ -18,7 +18,7 @@ class LazyMapping(dict):
 class Proxy:
     """As proxies that are instances of whatever they stand for, once they have imported it."""
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self):
         raise AssertionError("the class was asked for, which would import a package")
 

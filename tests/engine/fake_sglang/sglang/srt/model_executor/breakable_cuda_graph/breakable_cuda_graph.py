@@ -4,7 +4,7 @@ import functools
 import os
 
 FORM = os.environ["FAKE_FORM"]
-breaks = []
+breaks: list[object] = []
 capturing = False
 
 
