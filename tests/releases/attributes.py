@@ -120,7 +120,7 @@ def imported(modules: list[str]) -> Iterator[str]:
 
 def main() -> None:
     asked: dict[str, list[str]] = {"at exit": [], "at fork": []}
-    atexit.register = noting(atexit.register, asked["at exit"])  # type: ignore[assignment]
+    atexit.register = noting(atexit.register, asked["at exit"])
     os.register_at_fork = noting(os.register_at_fork, asked["at fork"])
     from cpu_sglang import stand_ins
 

@@ -8,6 +8,7 @@ from one that has done the imports.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import json
@@ -81,7 +82,7 @@ def hybrid_model() -> dict[str, Any]:
     backend.full_attn_layers = right_layers
     found["capture"] = captured(loaded)
     # what a batch of two leaves behind must not be in the way of the one after it
-    found |= {name: attempt(lambda name=name: compared(name)) for name in batches}
+    found |= {name: attempt(functools.partial(compared, name)) for name in batches}
     return found
 
 

@@ -79,12 +79,17 @@ def odd_attention(release: Release) -> Iterator[Step]:
         in_pages = release.local_pages_in_pool if graph and has_pool else graph or release.local_pages
         if page_size == 1 or in_pages:
             name = f"{'replay' if graph else 'eager'}, page {page_size}{', pool' * has_pool}, local"
-            more = {"graph": graph, "page_size": page_size, "has_pool": has_pool, "chunk": CHUNK}
+            more: dict[str, Any] = {"graph": graph, "page_size": page_size, "has_pool": has_pool, "chunk": CHUNK}
             yield Step(f"{name}, decode", "DECODE", **more)
             if not graph:
                 yield Step(f"{name}, draft decode", "DECODE", topk=1, drafts=True, step=1, **more)
     for graph in (False, True):
-        more = {"graph": graph, "page_size": 1, "encoder": True, "rows": 5 if release.many_encoders else 1}
+        more = {
+            "graph": graph,
+            "page_size": 1,
+            "encoder": True,
+            "rows": 5 if release.many_encoders else 1,
+        }
         yield Step(f"{'replay' if graph else 'eager'}, encoder, decode", "DECODE", **more)
     yield Step("eager, encoder, extend", "EXTEND", **{**more, "graph": False})
 
@@ -96,9 +101,9 @@ def steps(release: Release) -> Iterator[Step]:
         for graph in (False, True):
             way = f"{'replay' if graph else 'eager'}, page {page_size}"
             for has_pool in (False, True):
-                more = {"graph": graph, "page_size": page_size, "has_pool": has_pool}
+                more: dict[str, Any] = {"graph": graph, "page_size": page_size, "has_pool": has_pool}
                 pool = ", pool" if has_pool else ""
-                drafts = {"topk": 1, "drafts": True, **more}
+                drafts: dict[str, Any] = {"topk": 1, "drafts": True, **more}
                 yield Step(f"{way}{pool}, decode", "DECODE", **more)
                 yield Step(f"{way}{pool}, decode, int32", "DECODE", dtype=torch.int32, **more)
                 yield Step(f"{way}{pool}, draft decode", "DECODE", step=1, **drafts)
@@ -110,7 +115,7 @@ def steps(release: Release) -> Iterator[Step]:
                     yield Step(f"{way}{pool}, extend", "EXTEND", **more)
                     yield Step(f"{way}{pool}, extend, no prefix", "EXTEND", prefix=False, **more)
                     yield Step(f"{way}{pool}, mixed", "MIXED", **more)
-            tree = {"graph": graph, "page_size": page_size, "topk": TOPK, "drafts": True}
+            tree: dict[str, Any] = {"graph": graph, "page_size": page_size, "topk": TOPK, "drafts": True}
             for step in range(STEPS - 1):
                 yield Step(f"{way}, draft decode {step} of a tree", "DECODE", step=step, **tree)
             yield Step(f"{way}, verify a tree", "TARGET_VERIFY", **tree)

@@ -76,7 +76,7 @@ class World:
         self.loaded = one_batch.load(model, **{**options, **server_args})
         self.runner = self.loaded.model_runner
         one_batch.randomize(self.runner.model)
-        self.installed = importlib.import_module(MODULE)
+        self.installed: Any = importlib.import_module(MODULE)
         self.prefill: Any = None
 
     @property
@@ -242,7 +242,8 @@ def short() -> Found:
 
     world = World()
     # on the interpreter every program takes its time, work or none
-    triton.Tuning = functools.partial(triton.Tuning, prepare_programs=2, advance_programs=2)  # type: ignore[misc]
+    installed: Any = triton
+    installed.Tuning = functools.partial(triton.Tuning, prepare_programs=2, advance_programs=2)
     triton.FOR_FEW_ROWS = {}
     return scenario(world, SHORT, prefill.BUCKETS)
 
@@ -253,11 +254,13 @@ def in_cuda() -> Found:
 
     driver.library = nvrtc.is_installed = lambda *_: True  # type: ignore[assignment]
     world = World(json_model_override_args=json.dumps(EVERY_EXPERT | HEADS_OF_128))
+    from sglang_bcg_fixes.kernels.gdn_extend import cuda
+    from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
     from tests.kernels import gdn_extend_on_host
 
     launched: collections.Counter[str] = collections.Counter()
     with tempfile.TemporaryDirectory() as folder:
-        kernels = gdn_extend_on_host.build(gdn_extend_on_host.PROGRAM.file, pathlib.Path(folder))
+        kernels = gdn_extend_on_host.build(PROGRAM.file, pathlib.Path(folder))
 
     def counted(name: str) -> dict[Any, Any]:
         def count(launch: Any, *fields: int) -> None:
@@ -267,7 +270,7 @@ def in_cuda() -> Found:
         return {kind: functools.partial(count, launch) for kind, launch in getattr(kernels, name).items()}
 
     chosen = dataclasses.replace(kernels, prepare=counted("prepare"), advance=counted("advance"))
-    form: Any = gdn_extend_on_host.cuda
+    form: Any = cuda
     form.on_device = lambda device: chosen
     # the stand-in for graphs sees torch's and Triton's launches only
     form.extend = graphs.opaque(form.extend)

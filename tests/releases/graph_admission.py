@@ -243,7 +243,7 @@ def checkpoints(loaded: one_batch.LoadedModel) -> dict[str, Any]:
 
         return change
 
-    def observe(backend: type | None, wanted: bool) -> tuple[bool, bool]:
+    def observe(backend: Any, wanted: bool) -> tuple[bool, bool]:
         linear = backend.__new__(backend) if backend else None
         model_runner.attn_backend.linear_attn_backend = linear
         before = graphs.counters.replays
@@ -311,7 +311,7 @@ def load_adapter(manager: Any) -> str:
     config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": ["o_proj"]}
     done = manager.load_lora_adapter_from_tensors(reference, weights, config)
     assert done.success, done.error_message
-    return reference.lora_id
+    return str(reference.lora_id)
 
 
 def main(what: str) -> None:

@@ -25,7 +25,7 @@ RAGGED = {
     "six requests": [2] * 6,
     "the first again": [6],
 }
-SERVERS = {
+SERVERS: dict[str, dict[str, Any]] = {
     "generation": {},
     "embedding": {"is_embedding": True},
     "classification": {
@@ -34,6 +34,9 @@ SERVERS = {
     },
     "eagle3 target": {},
 }
+
+
+Change = Callable[[Any, Any], None]
 
 
 class Answered(Exception):
@@ -136,7 +139,7 @@ def difference(eager: dict[str, Any] | str, graph: dict[str, Any] | str) -> floa
     # a replay may give more than was asked for: releases from 0.5.12 add the pooled hidden states to a classification
     if any(name not in graph or eager[name].shape != graph[name].shape for name in eager):
         return f"eager: {shapes(eager)}; graph: {shapes(graph)}"
-    return max((eager[name] - graph[name]).abs().max().item() for name in eager if eager[name].numel())
+    return max(float((eager[name] - graph[name]).abs().max()) for name in eager if eager[name].numel())
 
 
 def shapes(answer: dict[str, Any]) -> dict[str, list[int]]:
@@ -152,7 +155,8 @@ def forget_pinned_memory() -> None:
 
     for name in ("tensor", "zeros"):
         setattr(torch, name, unpinned(getattr(torch, name)))
-    torch.Tensor.pin_memory = lambda self: self
+    tensor_type: Any = torch.Tensor
+    tensor_type.pin_memory = lambda self: self
 
 
 def main(out: str, server: str) -> None:
@@ -164,7 +168,7 @@ def main(out: str, server: str) -> None:
     one_batch.randomize(model)
     if server == "eagle3 target":
         model.set_eagle3_layers_to_capture([0, 1])
-    cases = [(name, lengths, as_it_is) for name, lengths in RAGGED.items()]
+    cases: list[tuple[str, list[int], Change]] = [(name, lengths, as_it_is) for name, lengths in RAGGED.items()]
     cases += [(f"{kind}: {lengths}", lengths, KINDS[kind]) for kind in KINDS for lengths in ([6], [3, 4])]
     eager = [attempt(loaded, lengths, change) for _, lengths, change in cases]
     graphs.freed_memory_is_garbage = True

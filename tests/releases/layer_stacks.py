@@ -96,7 +96,7 @@ WRITTEN_OUT: dict[str, Any] = {
     "pad_token_id": 0,
     "bias": False,
 }
-TWO_ROPES = {
+TWO_ROPES: dict[str, Any] = {
     "rope_parameters": {
         "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
         "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
@@ -345,8 +345,9 @@ def build(name: str) -> tuple[Any, Any]:
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, "config.json").write_text(json.dumps(config))
         model_config = ModelConfig(folder, trust_remote_code=False, enable_multimodal=True, dtype="bfloat16")
+    initialize: Any = loader._initialize_model
     with bfloat16(), torch.device("meta"), Weightless(), empty_towers_for_those_of_timm():
-        return model_config, loader._initialize_model(model_config, LoadConfig(load_format="dummy"))
+        return model_config, initialize(model_config, LoadConfig(load_format="dummy"))
 
 
 @contextlib.contextmanager
@@ -354,9 +355,9 @@ def empty_towers_for_those_of_timm() -> Iterator[None]:
     """timm is not installed, and an image tower says nothing about the layers of the text."""
     from transformers import AutoModel
 
-    from_config = AutoModel.from_config
+    from_config: Any = AutoModel.from_config
 
-    def tower(*args: Any, **kwargs: Any) -> torch.nn.Module:
+    def tower(*args: Any, **kwargs: Any) -> Any:
         try:
             return from_config(*args, **kwargs)
         except ImportError as error:

@@ -23,8 +23,14 @@ from cpu_sglang import graphs, one_batch, prefill
 from sglang_bcg_fixes.fixes import unbroken_mixer_captured as fix
 from tests.releases import layer_stacks
 
-SPARSE = {**layer_stacks.DEEPSEEK, "q_lora_rank": 64, "index_topk": 64, "index_head_dim": 128, "index_n_heads": 4}
-POOLED = {"index_kpool": 4, "index_kpool_always_select_tail": True, "index_kpool_compress": True}
+SPARSE: dict[str, Any] = {
+    **layer_stacks.DEEPSEEK,
+    "q_lora_rank": 64,
+    "index_topk": 64,
+    "index_head_dim": 128,
+    "index_n_heads": 4,
+}
+POOLED: dict[str, Any] = {"index_kpool": 4, "index_kpool_always_select_tail": True, "index_kpool_compress": True}
 layer_stacks.MODELS |= {
     "DeepseekV32ForCausalLM": layer_stacks.text("deepseek_v3", **SPARSE),
     "DeepseekV32ForCausalLM pooled": layer_stacks.text("deepseek_v3", **SPARSE, **POOLED),
@@ -75,8 +81,8 @@ def empty_backends() -> Iterator[None]:
         yield
 
 
-def subclasses(kind: type) -> list[type]:
-    return [every for direct in kind.__subclasses__() for every in (direct, *subclasses(direct))]
+def subclasses(kind: Any) -> list[Any]:
+    return [every for direct in kind.__subclasses__() for every in [direct, *subclasses(direct)]]
 
 
 def falcon() -> dict[str, Any]:

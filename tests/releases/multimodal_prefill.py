@@ -8,6 +8,7 @@ too. Other batches are given their images or positions by SGLang's own types.
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import sys
@@ -157,8 +158,8 @@ def main(out: str, name: str) -> None:
         pathlib.Path(folder, "config.json").write_text(json.dumps(configuration(name)))
         loaded = one_batch.load(folder)
     one_batch.randomize(loaded.model_runner.model)
-    cases = {case: (lambda lengths=lengths: text(loaded, lengths)) for case, lengths in TEXT.items()}
-    cases |= {case: (lambda given=given: changed(loaded, *given)) for case, given in CHANGED.items()}
+    cases = {case: functools.partial(text, loaded, lengths) for case, lengths in TEXT.items()}
+    cases |= {case: functools.partial(changed, loaded, *given) for case, given in CHANGED.items()}
     eager = {case: run() for case, run in cases.items()}
     graphs.freed_memory_is_garbage = True
     report: dict[str, Any] = {"multimodal": loaded.model_runner.is_multimodal, "cases": {}}

@@ -12,6 +12,7 @@ import os
 import types
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 from cpu_sglang import graphs, one_batch, prefill
 
@@ -93,9 +94,9 @@ def break_it(what: str | None, runner: Any, model_runner: Any) -> None:
     elif what == "eager":
         model_runner.model.forward = None
     elif what == "slots stay taken":
-        bookkeeping.Bookkeeping.restore = lambda books: None
+        mock.patch.object(bookkeeping.Bookkeeping, "restore", lambda books: None).start()
     elif what == "slots stay written":
-        pools.Requests.empty = lambda requests, model_runner: None
+        mock.patch.object(pools.Requests, "empty", lambda requests, model_runner: None).start()
 
 
 def prefill_again(loaded: Any, prompt: list[int], eager: Any) -> dict[str, Any]:
@@ -112,7 +113,8 @@ def shown_to_prometheus() -> str | None:
     from prometheus_client import CollectorRegistry, generate_latest, multiprocess
 
     registry = CollectorRegistry()
-    multiprocess.MultiProcessCollector(registry)
+    collector: Any = multiprocess.MultiProcessCollector
+    collector(registry)
     return generate_latest(registry).decode()
 
 

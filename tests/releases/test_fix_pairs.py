@@ -45,7 +45,8 @@ def expected(release: str, on: set[str]) -> dict[str, Any]:
     """What is to be observed; of an error, a part of its text."""
     mended, early = on.__contains__, release == "0.5.11"
     captured: Any = CAPTURED
-    one = two = RIGHT_IN_A_GRAPH
+    one: Any = RIGHT_IN_A_GRAPH
+    two: Any = RIGHT_IN_A_GRAPH
     if early and not mended("single_request_capture"):
         two = RIGHT_WITHOUT
     if not mended("linear_attention_captured"):
@@ -85,7 +86,8 @@ def test_each_fix_does_the_same_beside_every_other(
     rows = json.loads(target.read_text())
     assert [tuple(row["on"]) for row in rows] == combined
     for row in rows:
-        on, seen = set(row.pop("on")), {}
+        on = set(row.pop("on"))
+        seen: dict[str, Any] = {}
         # a fix is applied where its module is imported, which not every one of the processes does
         assert {fix for observed in row.values() for fix in observed.pop("applied")} == on
         for observed in row.values():

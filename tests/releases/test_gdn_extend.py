@@ -14,6 +14,7 @@ from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.cuda import driver
 from sglang_bcg_fixes.kernels.gdn_extend import adapter
 from sglang_bcg_fixes.kernels.gdn_extend.declaration import KERNEL, NOT_MEASURED
+from sglang_bcg_fixes.model import Choice
 from sglang_bcg_fixes.planning import plan, registry
 from sglang_bcg_fixes.source import tree
 from tests import processes, wheels
@@ -41,8 +42,10 @@ ATTENTION_LAYERS, LAYERS = 1, 3
 @pytest.fixture
 def run(release_root: Root) -> Callable[..., Found]:
     def run(release: str, scenario: str, form: str = "reference", **environment: str) -> Found:
+        found: Found
         found, _ = processes.beside(
-            *(release_root(release), "-m", "tests.releases.gdn_prefill", scenario),
+            release_root(release),
+            *("-m", "tests.releases.gdn_prefill", scenario),
             # as the model's own, which is in half precision here
             **{KERNEL.flag: form, "SGLANG_MAMBA_CONV_DTYPE": "float16", **environment},
             timeout=600,
@@ -268,7 +271,7 @@ def test_the_source_is_known(release_root: Root) -> None:
         assert plan.ask(KERNEL, source).verdict.value == "affected", release
 
 
-def chosen(root: pathlib.Path) -> plan.Choice:
+def chosen(root: pathlib.Path) -> Choice:
     found = registry.discover()
     made = plan.make(found, flags.read(found.fixes, found.kernels, {}), tree.Source(tree.Folder(root)))
     (choice,) = (choice for choice in made.kernels if choice.op == KERNEL.op)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import pathlib
 import tempfile
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -42,7 +44,7 @@ def outcomes(root: pathlib.Path, plugins: str, server: str, folder: pathlib.Path
     return {name: outcome(case) for name, case in found["cases"].items()}
 
 
-def outcome(case: dict) -> str:
+def outcome(case: dict[str, Any]) -> str:
     if isinstance(case["answers"], str):
         return "not served"
     if case["difference"] == 0.0:
@@ -56,7 +58,7 @@ def column(release: str, plugins: str) -> str:
 
 @pytest.mark.parametrize(("release", "plugins", "server"), SAMPLE)
 def test_outcomes_are_those_of_the_table(
-    release: str, plugins: str, server: str, release_root, tmp_path: pathlib.Path
+    release: str, plugins: str, server: str, release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
 ) -> None:
     found = outcomes(release_root(release), plugins, server, tmp_path)
     assert found == json.loads(TABLE.read_text())[column(release, plugins)][server]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,8 @@ from sglang_bcg_fixes.fixes import ssm_mixer_captured, unbroken_mixer_captured
 from tests import processes
 from tests.wheels import NEWEST
 
-Run = Callable[..., dict]
+Found = dict[str, Any]
+Run = Callable[..., Found]
 OFF = {ssm_mixer_captured.FIX.flag: "off"}
 EVERYTHING_OFF = {**OFF, unbroken_mixer_captured.FIX.flag: "off"}
 LINEAR_OFF = {**OFF, "SGLANG_BCG_FIX_LINEAR_ATTENTION_CAPTURED": "off"}
@@ -38,7 +40,7 @@ LFM2 = [f"model.layers.{layer}.conv (Lfm2ShortConv)" for layer in (0, 2)]
 
 @pytest.fixture
 def run(release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path) -> Run:
-    def run(release: str, module: str, *options: str, plugins: str = "bcg_fixes", **environment: str) -> dict:
+    def run(release: str, module: str, *options: str, plugins: str = "bcg_fixes", **environment: str) -> Found:
         out = tmp_path / "report.json"
         options = (*options, "--json", str(out)) if module == "cpu_sglang.prefill" else (str(out), *options)
         process = processes.on_cpu(
@@ -47,17 +49,17 @@ def run(release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path) -> 
             environment={"SGLANG_PLUGINS": plugins, **environment},
         )
         assert process.returncode == 0, process.stderr[-4000:]
-        found: dict = json.loads(out.read_text())
+        found: Found = json.loads(out.read_text())
         return found
 
     return run
 
 
-def prefill(run: Run, release: str, model: str, *options: str, **environment: str) -> dict:
+def prefill(run: Run, release: str, model: str, *options: str, **environment: str) -> Found:
     return run(release, "cpu_sglang.prefill", "--model", model, *options, **environment)
 
 
-def assert_broken_and_right(report: dict, breaks: int) -> None:
+def assert_broken_and_right(report: Found, breaks: int) -> None:
     assert "error" not in report, report["error"]
     assert report["buckets"] == {size: {"segments": breaks + 1, "breaks": breaks} for size in ("8", "16")}
     for batch in report["batches"]:

@@ -87,7 +87,7 @@ class Stacks:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         self.run_forward: Callable[..., dict[str, Any]] = module.run_forward
-        self.classes: dict[str, type] = module.STACKS
+        self.classes: dict[str, Any] = module.STACKS
 
     def call(self, place: str, batch: Any, with_fix: bool = True, gate: Any = None, **settings: Any) -> dict[str, Any]:
         """What the stack receives: {parameter: value}, and whether something stood in the place of its forward."""
@@ -96,8 +96,10 @@ class Stacks:
         vars(runner).update(layer_model=layers, model_runner=model_runner(**settings))
         try:
             if with_fix:
-                return fix.call_layers_by_name(self.run_forward, runner, batch, 8)
-            return self.run_forward(runner, batch, 8)
+                received: dict[str, Any] = fix.call_layers_by_name(self.run_forward, runner, batch, 8)
+            else:
+                received = self.run_forward(runner, batch, 8)
+            return received
         finally:
             assert vars(layers) == {}, "something is left in the place of forward"
 
@@ -158,7 +160,9 @@ def stacks(request: pytest.FixtureRequest, release_root: Root, tmp_path_factory:
 
 
 def test_every_stack_receives_what_the_runner_passes(stacks: Stacks) -> None:
-    mended, left_alone, refused = set(), set(), set()
+    mended: set[str] = set()
+    left_alone: set[str] = set()
+    refused: set[str] = set()
     for place in stacks.classes:
         name, sent = place.partition(":")[2], batch()
         try:

@@ -8,7 +8,7 @@ import pathlib
 import re
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import serve
@@ -44,7 +44,7 @@ LOST = "swa_slots_of_whole_batch"
 
 
 @pytest.fixture
-def environment(release_root, tmp_path: pathlib.Path) -> dict[str, str]:
+def environment(release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path) -> dict[str, str]:
     site = tmp_path / "site"
     info = site / "other_plugin-1.0.dist-info"
     info.mkdir(parents=True)
@@ -74,7 +74,9 @@ def server(environment: dict[str, str], tmp_path: pathlib.Path) -> Iterator[serv
         server.stop()
 
 
-def test_both_ranks_report_and_what_one_has_lost_is_said(server, environment: dict[str, str]) -> None:
+def test_both_ranks_report_and_what_one_has_lost_is_said(
+    server: serve_server.Server, environment: dict[str, str]
+) -> None:
     server.generate(serve.PROMPT, 2, limit_s=120)
     text, machine = (
         processes.python("-m", "sglang_bcg_fixes", "status", *way, environment=environment) for way in ([], ["--json"])
