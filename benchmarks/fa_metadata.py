@@ -435,11 +435,13 @@ def install(form: str) -> str:
     source = releases.installed()
     if source is None:
         return "no SGLang is installed here"
-    choice = plan.with_points(plan.choose(KERNEL, form, plan.ask(KERNEL, source)), source)
+    choice = plan.choose(KERNEL, form, plan.ask(KERNEL, source))
+    if choice.impl:
+        choice = plan.with_needed_points(choice, source)
     if choice.impl is None:
-        return choice.why
+        return choice.reason
     active.use(choice)
-    ledger.Ledger().apply(choice.kernel)
+    ledger.Ledger().apply(choice.subject)
     return ""
 
 

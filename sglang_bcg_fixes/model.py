@@ -6,9 +6,9 @@ import dataclasses
 import enum
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from sglang_bcg_fixes.source.finding import Finding, Verdict
+from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source
 
 SECTIONS = ("Symptom", "Cause", "Change", "Remove when")
@@ -25,7 +25,7 @@ class How(str, enum.Enum):
 
 
 class Action(str, enum.Enum):
-    """What the plan does about one defect in this process."""
+    """The plan for one fix or kernel in this process."""
 
     APPLY = "apply"
     NOT_NEEDED = "not needed"
@@ -60,6 +60,22 @@ class Patch:
 
     id: str
     patches: tuple[PatchPoint, ...]
+
+
+class Patched(Protocol):
+    """Anything with patch points: a fix, a kernel, or a patch alone."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def patches(self) -> tuple[PatchPoint, ...]: ...
+
+
+def modules_of(patched: Patched) -> list[str]:
+    """Every module that may be changed, in the order of the patch points."""
+    places = [where for point in patched.patches for where in point.where]
+    return list(dict.fromkeys(where.partition(":")[0] for where in places))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,19 +189,57 @@ class Kernel:
         return f"SGLANG_BCG_KERNEL_{self.op.upper()}"
 
 
-@dataclasses.dataclass(frozen=True)
-class Decision:
-    """What the plan does about one defect, and why."""
+Subject = TypeVar("Subject", bound=Fix | Kernel, covariant=True)
+AnyDecision = TypeVar("AnyDecision", bound="Decision[Any]")
 
-    fix: Fix
+
+@dataclasses.dataclass(frozen=True)
+class Decision(Generic[Subject]):
+    """The plan for one fix or kernel, and the reason.
+
+    The `subject` of one that is applied has only the patch points that this source needs, and `modules` are those whose
+    import it waits for: the first of them will do.
+    """
+
+    # SGLang's own code is wrong without it
+    mends: ClassVar[bool] = True
+
+    subject: Subject
     action: Action
     reason: str
     finding: Finding
     required: bool = False
+    modules: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:
-        return self.fix.id
+        return self.subject.id
+
+    @property
+    def asked_for(self) -> str:
+        """The setting that wants it."""
+        return self.subject.flag
+
+    @property
+    def remedy(self) -> str:
+        """The next step for a user whose server does not start without it."""
+        return (
+            f"Set SGLANG_BCG_FIXES=auto, or {self.subject.flag}=off, to serve without it; `bcg-fixes doctor` shows a "
+            f"way round"
+        )
+
+    @property
+    def awaited(self) -> list[str]:
+        """The modules to wait for, in any release: with the first of them the others are imported."""
+        return modules_of(self.subject)
+
+    def is_needed(self, strict: bool) -> bool:
+        """Tell whether the process ends where it is missing."""
+        return self.required or (strict and self.mends)
+
+    def without_places(self: AnyDecision, reason: str) -> AnyDecision:
+        """The decision where the patch points cannot be chosen."""
+        return dataclasses.replace(self, action=Action.UNKNOWN, reason=reason)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -199,50 +253,49 @@ class Decision:
         }
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """The implementation of one operation that will run, why the others will not, and who follows where it fails."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Choice(Decision[Kernel]):
+    """A decision on a kernel: the implementation that will run, why the others will not, and its successors.
 
-    kernel: Kernel
+    `others` take over, in order, where `impl` fails on the device. `proven` means that a GPU has run it on this source.
+    """
+
+    mends: ClassVar[bool] = False
+
+    state: str
     impl: Impl | None
     rejected: Mapping[str, str]
-    finding: Finding
-    state: str
     others: tuple[Impl, ...] = ()
-    # the setting that keeps SGLang's own code, where one does
-    off_by: str = ""
-    # that a GPU has run it on this source
     proven: bool = True
 
     @property
     def op(self) -> str:
-        return self.kernel.op
+        return self.subject.op
 
     @property
     def name(self) -> str:
-        """Whose code runs: an implementation of ours, or SGLang's own."""
+        """The owner of the code that runs: an implementation of ours, or SGLang."""
         return self.impl.name if self.impl else "sglang"
 
     @property
-    def required(self) -> bool:
-        return self.state not in ("auto", "off")
+    def asked_for(self) -> str:
+        return f"{self.subject.flag}={self.state}"
 
     @property
-    def why(self) -> str:
-        """Why nothing of ours runs, where that is so."""
-        if self.state == "off":
-            return self.off_by
-        if self.finding.verdict is not Verdict.AFFECTED:
-            return self.finding.reason
-        return "; ".join(f"{name}: {reason}" for name, reason in self.rejected.items())
+    def remedy(self) -> str:
+        return "Set it to auto or off to serve with SGLang's own code; `bcg-fixes doctor` shows what can run"
 
     @property
-    def without_ours(self) -> Action:
-        """What is said of an operation that runs SGLang's own code."""
-        found = {Verdict.ABSENT: Action.NOT_NEEDED, Verdict.UNKNOWN: Action.UNKNOWN}
-        if self.state == "off" or self.finding.verdict not in found:
-            return Action.BLOCKED if self.required else Action.OFF
-        return found[self.finding.verdict]
+    def awaited(self) -> list[str]:
+        return list(self.subject.awaits) or super().awaited
+
+    def said(self, state: str) -> str:
+        """The implementation and its state for the log line, and that no GPU has seen it on such a source."""
+        return f"{self.name} ({state}{'' if self.proven else ', unproven on this release'})"
+
+    def without_places(self, reason: str) -> Choice:
+        rejected = dict.fromkeys((impl.name for impl in self.subject.impls), reason)
+        return dataclasses.replace(self, action=Action.UNKNOWN, reason=reason, impl=None, others=(), rejected=rejected)
 
     def as_dict(self) -> dict[str, Any]:
         return {

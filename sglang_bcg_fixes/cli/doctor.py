@@ -41,9 +41,9 @@ class Examination:
     problems: tuple[str, ...] = ()
 
     @property
-    def wanted_but_missing(self) -> list[Decision]:
+    def wanted_but_missing(self) -> list[Decision[Fix]]:
         """Fixes that are switched on and that this source would not get."""
-        return [d for d in self.plan.decisions if d.action is Action.UNKNOWN and d.fix.patches]
+        return [d for d in self.plan.fixes if d.action is Action.UNKNOWN and d.subject.patches]
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -60,11 +60,12 @@ class Examination:
             "defects": [
                 {
                     **decision.as_dict(),
-                    "title": decision.fix.title,
-                    "flag": decision.fix.flag if decision.fix.patches else None,
-                    "mitigation": dataclasses.asdict(way) if (way := mitigation(decision.fix, self.source)) else None,
+                    "title": fix.title,
+                    "flag": fix.flag if fix.patches else None,
+                    "mitigation": dataclasses.asdict(way) if (way := mitigation(fix, self.source)) else None,
                 }
-                for decision in self.plan.decisions
+                for decision in self.plan.fixes
+                for fix in (decision.subject,)
             ],
             "harmless": [dataclasses.asdict(spot) for spot in HARMLESS],
             "kernels": {choice.op: choice.as_dict() for choice in self.plan.kernels},
@@ -73,7 +74,7 @@ class Examination:
 
     def text(self, everything: bool) -> str:
         order = {Verdict.AFFECTED: 0, Verdict.UNKNOWN: 1, Verdict.LATENT: 2, Verdict.FIXED: 3, Verdict.ABSENT: 4}
-        decisions = sorted(self.plan.decisions, key=lambda d: (order[d.finding.verdict], d.id))
+        decisions = sorted(self.plan.fixes, key=lambda d: (order[d.finding.verdict], d.id))
         lines = [f"SGLang {self.source.version}: {len(decisions)} known defects", ""]
         for decision in decisions:
             if everything or decision.finding.verdict is not Verdict.LATENT:
@@ -85,10 +86,10 @@ class Examination:
             lines += [f"harmless  {spot.id}: {spot.title}", f"{'':10}releases   {spot.releases}"]
             lines += [f"{'':10}reason     {spot.reason}", f"{'':10}shown by   {spot.test}"]
         for choice in self.plan.kernels:
-            lines.append(f"kernel    {choice.op}: {choice.kernel.title}")
+            lines.append(f"kernel    {choice.op}: {choice.subject.title}")
             lines.append(f"{'':10}would run  {choice.impl.name if choice.impl else 'SGLang, its own code'}")
             if choice.impl and not choice.proven:
-                own = f"{choice.kernel.flag}=off keeps SGLang's own code"
+                own = f"{choice.subject.flag}=off keeps SGLang's own code"
                 lines.append(f"{'':10}unproven   no GPU has run it on this source yet; {own}")
             lines += [f"{'':10}not {name:6} {reason}" for name, reason in choice.rejected.items()]
         refusals = [f"no server starts with the plugin: {problem}" for problem in self.problems]
@@ -97,11 +98,11 @@ class Examination:
 
     def summary(self) -> str:
         counts = {verdict: 0 for verdict in Verdict}
-        for decision in self.plan.decisions:
+        for decision in self.plan.fixes:
             counts[decision.finding.verdict] += 1
-        unmended = [d.id for d in self.plan.having(Action.NO_FIX)]
+        unmended = [d.id for d in self.plan.fixes if d.action is Action.NO_FIX]
         text = ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items())
-        text += f"; {len(self.plan.having(Action.APPLY))} would be mended"
+        text += f"; {sum(d.action is Action.APPLY for d in self.plan.fixes)} would be mended"
         if unmended:
             text += f"; {len(unmended)} without a fix in this version, use their way round: {', '.join(unmended)}"
         if self.wanted_but_missing:
@@ -125,10 +126,10 @@ def installed_version(distribution: str) -> str | None:
         return None
 
 
-def describe(decision: Decision, source: Source, everything: bool) -> list[str]:
+def describe(decision: Decision[Fix], source: Source, everything: bool) -> list[str]:
     """A header, and for what concerns this source also evidence, action, switch and way round."""
-    finding = decision.finding
-    lines = [f"{finding.verdict.value:9} {decision.id}: {decision.fix.title}"]
+    fix, finding = decision.subject, decision.finding
+    lines = [f"{finding.verdict.value:9} {fix.id}: {fix.title}"]
     if finding.verdict in (Verdict.FIXED, Verdict.ABSENT) and not everything:
         return lines
     lines.append(f"{'':10}source     {finding.reason}")
@@ -137,9 +138,9 @@ def describe(decision: Decision, source: Source, everything: bool) -> list[str]:
         return lines
     is_off = decision.action is Action.OFF
     lines.append(f"{'':10}action     {WOULD[decision.action]}{f': {decision.reason}' if is_off else ''}")
-    if decision.fix.patches:
-        lines.append(f"{'':10}switch     {decision.fix.flag}={'on' if is_off else 'off'}")
-    way = mitigation(decision.fix, source)
+    if fix.patches:
+        lines.append(f"{'':10}switch     {fix.flag}={'on' if is_off else 'off'}")
+    way = mitigation(fix, source)
     told = f"{way.flags}  ({way.effect})" if way else "no flag of this release avoids it"
     lines.append(f"{'':10}way round  {told}")
     return lines

@@ -18,7 +18,7 @@ from sglang_bcg_fixes.lab.verify import command as verify
 from sglang_bcg_fixes.lab.verify.environment import EnvironmentMissing
 from sglang_bcg_fixes.model import SECTIONS, Fix, Kernel
 from sglang_bcg_fixes.planning import plan, registry
-from sglang_bcg_fixes.process import report_folders
+from sglang_bcg_fixes.process import report, report_folders
 from sglang_bcg_fixes.source import releases
 from sglang_bcg_fixes.source.tree import Source, Unreadable
 
@@ -241,13 +241,10 @@ def run_status(options: argparse.Namespace) -> int:
         print(f"{title}{content['process']}  sglang {content['sglang']}  plan {content['plan']}")
         print(f"    {status.read_back_words(content)}")
         print(f"    {status.selfcheck_words(content)}")
-        for outcome in content["fixes"]:
-            calls = status.calls_words(content, outcome)
-            print(f"    {outcome['state']:11} {outcome['id']}{calls}: {outcome['detail']}")
-        for op, outcome in content["kernels"].items():
-            calls = status.calls_words(content, outcome)
-            print(f"    {outcome['state']:11} {op}, {outcome['impl']}{calls}: {outcome['detail']}")
-            for name, reason in outcome["rejected"].items():
+        for row in report.rows(content):
+            name = ", ".join(filter(None, (row["id"], row.get("impl"))))
+            print(f"    {row['state']:11} {name}{status.calls_words(content, row)}: {row['detail']}")
+            for name, reason in row.get("rejected", {}).items():
                 print(f"    {'':11} not {name}: {reason}")
     for difference in differences:
         print(f"RANKS DIFFER: {difference}")

@@ -48,7 +48,8 @@ def is_rank(content: Mapping[str, Any]) -> bool:
 
 def is_loaded(content: Mapping[str, Any]) -> bool:
     """Whether SGLang has imported what is patched; nothing is read back where nothing is."""
-    return bool(content["read_back"]) or not {report.APPLIED, report.WAITING} & {row["state"] for row in rows(content)}
+    there = {row["state"] for row in report.rows(content)}
+    return bool(content["read_back"]) or not {report.APPLIED, report.WAITING} & there
 
 
 def name(content: Mapping[str, Any]) -> str:
@@ -69,10 +70,5 @@ def compared(rank: Mapping[str, Any], first: Mapping[str, Any]) -> list[tuple[st
     return found
 
 
-def rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [*content["fixes"], *content["kernels"].values()]
-
-
 def states(content: Mapping[str, Any]) -> dict[str, str]:
-    fixes = {row["id"]: row["state"] for row in content["fixes"]}
-    return {**fixes, **{op: f"{row['impl']} {row['state']}" for op, row in content["kernels"].items()}}
+    return {row["id"]: " ".join(filter(None, (row.get("impl"), row["state"]))) for row in report.rows(content)}

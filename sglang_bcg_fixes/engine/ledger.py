@@ -7,7 +7,7 @@ import types
 from sglang_bcg_fixes.engine.holders import rebind_copies, refuse_stale_holders
 from sglang_bcg_fixes.engine.slots import MISSING, Change, PatchError, core, locate
 from sglang_bcg_fixes.engine.wrappers import describe, is_ours, layers, load_body, rebuild
-from sglang_bcg_fixes.model import Fix, Kernel, Patch, PatchPoint
+from sglang_bcg_fixes.model import Patched, PatchPoint
 
 
 class Ledger:
@@ -19,7 +19,7 @@ class Ledger:
     def applied(self) -> list[str]:
         return list(self._changes)
 
-    def apply(self, fix: Fix | Kernel | Patch) -> None:
+    def apply(self, fix: Patched) -> None:
         """Change every patch point of the fix, or raise and leave everything as it was."""
         if fix.id in self._changes:
             raise PatchError(f"{fix.id} is applied already")
@@ -96,9 +96,3 @@ def put_back(changes: list[Change]) -> None:
     # modules imported since then have taken copies of ours; one search for each object, latest first
     for change in in_modules.values():
         rebind_copies(change.after, change.before, [])
-
-
-def modules_of(fix: Fix | Kernel | Patch) -> list[str]:
-    """Every module that the fix may change, in the order of its patch points."""
-    places = [where for point in fix.patches for where in point.where]
-    return list(dict.fromkeys(where.partition(":")[0] for where in places))

@@ -5,15 +5,19 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+from typing import Any
 
 from sglang_bcg_fixes.flags import Settings
-from sglang_bcg_fixes.model import Accepted, Action, Choice, Decision, Fix, Impl, Kernel, PatchPoint, Rejected
+from sglang_bcg_fixes.model import Accepted, Action, AnyDecision, Choice, Decision, Fix, Impl, Kernel, Rejected
 from sglang_bcg_fixes.planning import proven
 from sglang_bcg_fixes.planning.registry import Registry
 from sglang_bcg_fixes.source import forms
 from sglang_bcg_fixes.source.finding import Finding, Verdict
 from sglang_bcg_fixes.source.syntax import Drifted
 from sglang_bcg_fixes.source.tree import Source, unknown
+
+# a source that its probe rules out or does not know keeps SGLang's own code
+WITHOUT_KERNEL = {Verdict.ABSENT: Action.NOT_NEEDED, Verdict.UNKNOWN: Action.UNKNOWN}
 
 
 class PlanError(Exception):
@@ -22,23 +26,32 @@ class PlanError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """Every decision, in the order of application."""
+    """Every decision on this source."""
 
     version: str
-    decisions: tuple[Decision, ...]
+    fixes: tuple[Decision[Fix], ...]
     kernels: tuple[Choice, ...]
+
+    @property
+    def decisions(self) -> tuple[Decision[Any], ...]:
+        """All of them in the order of application.
+
+        Fixes go around kernels: some change what is handed to the function that a kernel replaces.
+        """
+        return (*self.kernels, *self.fixes)
+
+    @property
+    def applied(self) -> list[Decision[Any]]:
+        return [decision for decision in self.decisions if decision.action is Action.APPLY]
 
     @property
     def digest(self) -> str:
         """Equal in two processes exactly when they do the same to the same source."""
         content = [
-            [[d.id, d.action.value, [item.form for item in d.finding.evidence]] for d in self.decisions],
+            [[d.id, d.action.value, [item.form for item in d.finding.evidence]] for d in self.fixes],
             [[choice.op, choice.name] for choice in self.kernels],
         ]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
-
-    def having(self, action: Action) -> list[Decision]:
-        return [decision for decision in self.decisions if decision.action is action]
 
 
 def make(registry: Registry, settings: Settings, source: Source, watched_too: bool = False) -> Plan:
@@ -46,16 +59,24 @@ def make(registry: Registry, settings: Settings, source: Source, watched_too: bo
 
     A defect without a fix is probed only where its verdict is shown (`watched_too`): a server need not pay for it.
     """
-    wanted = [fix for fix in registry.fixes if fix.patches or watched_too]
-    findings = {fix.id: ask(fix, source) for fix in wanted}
-    decisions: dict[str, Decision] = {}
-    for fix in in_order(wanted):
-        decision = decide(fix, settings.fixes.get(fix.id, "off"), findings[fix.id], settings.off_by.get(fix.flag, ""))
-        if decision.action is Action.APPLY:
-            decision = with_needed_points(decision, source)
-        decisions[fix.id] = decision
-    kernels = tuple(choice_of(kernel, settings, source) for kernel in registry.kernels)
-    return Plan(source.version, tuple(decisions.values()), kernels)
+    wanted = in_order([fix for fix in registry.fixes if fix.patches or watched_too])
+    fixes = [on_fix(fix, settings, source) for fix in wanted]
+    kernels = [on_kernel(kernel, settings, source) for kernel in registry.kernels]
+
+    def placed(decision: AnyDecision) -> AnyDecision:
+        return with_needed_points(decision, source) if decision.action is Action.APPLY else decision
+
+    return Plan(source.version, tuple(map(placed, fixes)), tuple(map(placed, kernels)))
+
+
+def on_fix(fix: Fix, settings: Settings, source: Source) -> Decision[Fix]:
+    state = settings.fixes.get(fix.id, "off")
+    return decide(fix, state, ask(fix, source), settings.off_by.get(fix.flag, ""))
+
+
+def on_kernel(kernel: Kernel, settings: Settings, source: Source) -> Choice:
+    state = settings.kernels.get(kernel.op, "off")
+    return choose(kernel, state, ask(kernel, source), settings.off_by.get(kernel.flag, ""))
 
 
 def ask(fix: Fix | Kernel, source: Source) -> Finding:
@@ -79,8 +100,8 @@ def ask(fix: Fix | Kernel, source: Source) -> Finding:
     return finding
 
 
-def decide(fix: Fix, state: str, finding: Finding, off_by: str = "") -> Decision:
-    def decision(action: Action, reason: str) -> Decision:
+def decide(fix: Fix, state: str, finding: Finding, off_by: str = "") -> Decision[Fix]:
+    def decision(action: Action, reason: str) -> Decision[Fix]:
         return Decision(fix, action, reason, finding, required=state == "on")
 
     if finding.verdict in (Verdict.FIXED, Verdict.ABSENT):
@@ -98,36 +119,18 @@ def decide(fix: Fix, state: str, finding: Finding, off_by: str = "") -> Decision
     return decision(Action.APPLY, finding.reason)
 
 
-def with_needed_points(decision: Decision, source: Source) -> Decision:
-    points = needed_points(decision.fix, source)
-    # as of a probe: one bad fix must not take the others down
-    if isinstance(points, str):
-        return dataclasses.replace(decision, action=Action.UNKNOWN, reason=points)
-    return dataclasses.replace(decision, fix=dataclasses.replace(decision.fix, patches=points))
-
-
-def choice_of(kernel: Kernel, settings: Settings, source: Source) -> Choice:
-    state, off_by = settings.kernels.get(kernel.op, "off"), settings.off_by.get(kernel.flag, "")
-    choice = with_points(choose(kernel, state, ask(kernel, source), off_by), source)
-    return dataclasses.replace(choice, proven=proven.is_proven(kernel.op, choice.finding))
-
-
-def with_points(choice: Choice, source: Source) -> Choice:
-    """The choice with the places that this source needs; without an implementation where they cannot be told."""
-    points = needed_points(choice.kernel, source) if choice.impl else ()
-    if isinstance(points, str):
-        finding = dataclasses.replace(choice.finding, verdict=Verdict.UNKNOWN, reason=points)
-        return choose(choice.kernel, choice.state, finding, choice.off_by)
-    return dataclasses.replace(choice, kernel=dataclasses.replace(choice.kernel, patches=points))
-
-
-def needed_points(patched: Fix | Kernel, source: Source) -> tuple[PatchPoint, ...] | str:
-    """Where this source is changed, or why that cannot be said."""
+def with_needed_points(decision: AnyDecision, source: Source) -> AnyDecision:
+    """The decision with the patch points that this source needs, and the modules of it to wait for."""
+    subject = decision.subject
     try:
-        points = tuple(point for point in patched.patches if point.needed(source))
+        points = tuple(point for point in subject.patches if point.needed(source))
     except Exception as error:
-        return f"its patch points cannot be chosen: {type(error).__name__}: {error}"
-    return points or f"{patched.id} is affected, but every patch point says that it is not needed"
+        # as of a probe: one bad fix must not take the others down
+        return decision.without_places(f"its patch points cannot be chosen: {type(error).__name__}: {error}")
+    if not points:
+        return decision.without_places(f"{subject.id} is affected, but every patch point says that it is not needed")
+    placed = dataclasses.replace(decision, subject=dataclasses.replace(subject, patches=points))
+    return dataclasses.replace(placed, modules=tuple(filter(source.has_module, placed.awaited)))
 
 
 def in_order(fixes: list[Fix]) -> list[Fix]:
@@ -147,17 +150,38 @@ def in_order(fixes: list[Fix]) -> list[Fix]:
 def choose(kernel: Kernel, state: str, finding: Finding, off_by: str = "") -> Choice:
     """The first implementation that is wanted and accepts; every other one with its reason."""
     off_by = off_by or f"{kernel.flag}=off"
-    chosen: list[Impl] = []
+    accepted: list[Impl] = []
     rejected: dict[str, str] = {}
     for impl in kernel.impls:
         reason = off_by if state == "off" else rejection(kernel, impl, state, finding)
         if reason:
             rejected[impl.name] = reason
-        elif chosen:
-            rejected[impl.name] = f"{chosen[0].name} is preferred"
+        elif accepted:
+            rejected[impl.name] = f"{accepted[0].name} is preferred"
         if not reason:
-            chosen.append(impl)
-    return Choice(kernel, chosen[0] if chosen else None, rejected, finding, state, tuple(chosen[1:]), off_by)
+            accepted.append(impl)
+    required = state not in ("auto", "off")
+    action = Action.BLOCKED if required else Action.OFF
+    if accepted:
+        action, why = Action.APPLY, finding.reason
+    elif state == "off":
+        why = off_by
+    elif finding.verdict is not Verdict.AFFECTED:
+        action, why = WITHOUT_KERNEL.get(finding.verdict, action), finding.reason
+    else:
+        why = "; ".join(f"{name}: {reason}" for name, reason in rejected.items())
+    return Choice(
+        kernel,
+        action,
+        why,
+        finding,
+        required,
+        state=state,
+        impl=accepted[0] if accepted else None,
+        rejected=rejected,
+        others=tuple(accepted[1:]),
+        proven=proven.is_proven(kernel.op, finding),
+    )
 
 
 def rejection(kernel: Kernel, impl: Impl, state: str, finding: Finding) -> str:

@@ -7,23 +7,20 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable
+from typing import Any
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.engine import call_counts
 from sglang_bcg_fixes.engine.import_hook import ImportWatcher
-from sglang_bcg_fixes.engine.ledger import Ledger, modules_of
+from sglang_bcg_fixes.engine.ledger import Ledger
 from sglang_bcg_fixes.kernels import active
-from sglang_bcg_fixes.model import Action, Choice, Decision, Fix, Kernel, Patch
+from sglang_bcg_fixes.model import Action, Decision, Patch, modules_of
 from sglang_bcg_fixes.planning import plan
 from sglang_bcg_fixes.process import procfs, report, watch
 from sglang_bcg_fixes.process.log import logger, say
 from sglang_bcg_fixes.process.metrics import Metrics
 from sglang_bcg_fixes.process.selfcheck import at_start, canary
 from sglang_bcg_fixes.source.tree import Source
-
-# notes what became of a fix or a kernel: the state, and a sentence
-Settle = Callable[[str, str], None]
 
 
 class Process:
@@ -44,9 +41,9 @@ class Process:
 
     def start(self, started: float) -> None:
         self.compare_with_parent()
-        # fixes go round kernels: some change what is handed to the function that a kernel takes the place of
         for choice in self.plan.kernels:
-            self.install(choice)
+            if choice.impl:
+                active.use(choice)
         for decision in self.plan.decisions:
             self.carry_out(decision)
         # behind the fixes, so that it stands round what they make of a runner
@@ -62,7 +59,7 @@ class Process:
     @property
     def patches(self) -> bool:
         """Whether a fix or a kernel is to be put in place here."""
-        return bool(self.plan.having(Action.APPLY)) or any(choice.impl for choice in self.plan.kernels)
+        return bool(self.plan.applied)
 
     @property
     def leaves_alone(self) -> bool:
@@ -81,62 +78,42 @@ class Process:
             say(logging.WARNING, message)
         flags.export_digest(self.plan.digest)
 
-    def carry_out(self, decision: Decision) -> None:
+    def carry_out(self, decision: Decision[Any]) -> None:
+        """Apply now what SGLang has imported, and the rest when it does: some processes never do."""
+        modules = decision.modules
         if decision.action is not Action.APPLY:
             self.settle(decision, decision.action.value, decision.reason)
-            return
-
-        def settle(state: str, detail: str) -> None:
-            self.settle(decision, state, detail)
-
-        self.place(decision.fix, decision.reason, settle)
-
-    def install(self, choice: Choice) -> None:
-        """Let SGLang call the implementation that was chosen."""
-
-        def settle(state: str, detail: str) -> None:
-            self.settle_kernel(choice, state, detail)
-
-        if choice.impl:
-            active.use(choice)
-            self.place(choice.kernel, choice.finding.reason, settle)
+        elif not modules or any(name in sys.modules for name in modules):
+            self.apply(decision)
         else:
-            settle(choice.without_ours.value, choice.why)
+            self.settle(decision, report.WAITING, f"SGLang has not imported {' or '.join(modules)} in this process")
+            for name in modules:
+                self.watcher.call_after(name, lambda: self.apply_late(decision))
 
-    def place(self, patched: Fix | Kernel, reason: str, settle: Settle) -> None:
-        """Apply now what SGLang has imported, and the rest when it does: some processes never do."""
-        awaited = patched.awaits if isinstance(patched, Kernel) else ()
-        modules = [name for name in awaited or modules_of(patched) if self.source.has_module(name)]
-        if not modules or any(name in sys.modules for name in modules):
-            self.apply(patched, reason, settle)
-            return
-        settle(report.WAITING, f"SGLang has not imported {' or '.join(modules)} in this process")
-        for name in modules:
-            self.watcher.call_after(name, lambda: self.apply_late(patched, reason, settle, modules))
-
-    def apply_late(self, patched: Fix | Kernel, reason: str, settle: Settle, modules: list[str]) -> None:
+    def apply_late(self, decision: Decision[Any]) -> None:
         # where one of the modules imports another, this is called again when the outer one is complete
-        is_ready = self.report.state(patched.id) == report.WAITING and not self.watcher.is_executing(modules)
+        is_ready = self.report.state(decision.id) == report.WAITING
+        is_ready &= not self.watcher.is_executing(decision.modules)
         # to apply it imports the rest of its modules, and each of them calls this
-        if is_ready and patched.id not in self.applying:
-            self.apply(patched, reason, settle)
+        if is_ready and decision.id not in self.applying:
+            self.apply(decision)
             # a server imports two dozen modules one after the other, and one line says it all
             if self.report.ids(report.WAITING):
                 self.write()
             else:
                 self.tell()
 
-    def apply(self, patched: Fix | Kernel, reason: str, settle: Settle) -> None:
-        self.applying.add(patched.id)
+    def apply(self, decision: Decision[Any]) -> None:
+        self.applying.add(decision.id)
         try:
-            self.ledger.apply(patched)
+            self.ledger.apply(decision.subject)
         except Exception as error:
-            logger.exception("bcg-fixes: %s could not be applied and was rolled back", patched.id)
-            settle(report.FAILED, f"{type(error).__name__}: {error}")
+            logger.exception("bcg-fixes: %s could not be applied and was rolled back", decision.id)
+            self.settle(decision, report.FAILED, f"{type(error).__name__}: {error}")
         else:
-            settle(report.APPLIED, reason)
+            self.settle(decision, report.APPLIED, decision.reason)
         finally:
-            self.applying.remove(patched.id)
+            self.applying.remove(decision.id)
 
     def watch(self, hook: Patch, otherwise: str = "fixes may get lost unseen") -> None:
         """Apply one of the hooks that look again, as soon as SGLang has imported its module."""
@@ -168,7 +145,7 @@ class Process:
             say(logging.INFO, f"bcg-fixes {report.process_name()}: {found.line()}")
         self.tell()
         for name in newly_lost:
-            self.lose(self.report.every[name])
+            self.lose(self.report.outcomes[name])
 
     def show_metrics(self) -> None:
         """From now on: SGLang shows metrics, and has told prometheus_client where."""
@@ -176,40 +153,32 @@ class Process:
             for hook in watch.watches_of_refusals(self.source):
                 self.watch(hook, "nobody counts why prefills are not replayed")
 
-    def lose(self, outcome: report.Outcome | report.KernelOutcome) -> None:
-        flag, problem = outcome.patched.flag, outcome.detail
+    def lose(self, outcome: report.Outcome) -> None:
+        decision, problem = outcome.decision, outcome.detail
+        flag = decision.subject.flag
         way_out = (
             f"Switch off the plugin that put that there, or have it call what it found there, as SGLang's "
             f"HookType.AROUND does; {flag}=off serves without it and is silent"
         )
-        if outcome.is_needed(self.settings.strict):
+        if decision.is_needed(self.settings.strict):
             raise SystemExit(f"bcg-fixes refuses to serve without {flag} (lost): {problem}. {way_out}")
-        say(logging.WARNING, f"bcg-fixes: {outcome.patched.id} was applied and is LOST: {problem}. {way_out}")
+        say(logging.WARNING, f"bcg-fixes: {decision.id} was applied and is LOST: {problem}. {way_out}")
 
-    def settle(self, decision: Decision, state: str, detail: str) -> None:
+    def settle(self, decision: Decision[Any], state: str, detail: str) -> None:
         """Note what became of a decision; a wanted fix that is missing is said, or ends the process."""
-        outcome = self.report.outcomes[decision.id] = report.Outcome(decision, state, detail)
+        self.report.outcomes[decision.id] = report.Outcome(decision, state, detail)
         if state not in report.MISSING:
             return
-        flag = decision.fix.flag
-        if outcome.is_needed(self.settings.strict):
+        if decision.is_needed(self.settings.strict):
             raise SystemExit(
-                f"bcg-fixes refuses to start without {flag} ({state}): {detail}. Set SGLANG_BCG_FIXES=auto, or "
-                f"{flag}=off, to serve without it; `bcg-fixes doctor` shows a way round"
+                f"bcg-fixes refuses to start without {decision.asked_for} ({state}): {detail}. {decision.remedy}"
             )
-        say(
-            logging.WARNING,
-            f"bcg-fixes: {decision.id} is not applied ({state}): {detail}. `bcg-fixes doctor` shows a way round; "
-            f"{flag}=off silences this; please report it with the output of `bcg-fixes doctor --json`",
-        )
-
-    def settle_kernel(self, choice: Choice, state: str, detail: str) -> None:
-        """What `auto` cannot have is only noted."""
-        outcome = self.report.kernels[choice.op] = report.KernelOutcome(choice, state, detail)
-        if outcome.is_needed(self.settings.strict) and state in report.MISSING:
-            raise SystemExit(
-                f"bcg-fixes refuses to start without {choice.kernel.flag}={choice.state} ({state}): {detail}. Set it "
-                f"to auto or off to serve with SGLang's own code; `bcg-fixes doctor` shows what can run"
+        if decision.mends:
+            say(
+                logging.WARNING,
+                f"bcg-fixes: {decision.id} is not applied ({state}): {detail}. `bcg-fixes doctor` shows a way round; "
+                f"{decision.subject.flag}=off silences this; please report it with the output of "
+                f"`bcg-fixes doctor --json`",
             )
 
     def tell(self) -> None:

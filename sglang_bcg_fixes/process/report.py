@@ -11,12 +11,12 @@ import pathlib
 import stat
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from sglang_bcg_fixes import __version__
 from sglang_bcg_fixes.engine import call_counts
-from sglang_bcg_fixes.model import Action, Choice, Decision, Fix, Kernel
+from sglang_bcg_fixes.model import Action, AnyDecision, Decision
 from sglang_bcg_fixes.planning.plan import Plan
 from sglang_bcg_fixes.process import procfs
 from sglang_bcg_fixes.process.watch import ReadBack
@@ -38,47 +38,14 @@ class ReportError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What became of one decision in this process, read back where something was changed."""
+    """The state of one decision in this process, read back where something was changed."""
 
-    decision: Decision
+    decision: Decision[Any]
     state: str
     detail: str
-
-    @property
-    def patched(self) -> Fix:
-        return self.decision.fix
-
-    def is_needed(self, strict: bool) -> bool:
-        """Whether the process ends where it is not there."""
-        return strict or self.decision.required
 
     def as_dict(self) -> dict[str, Any]:
         return {**self.decision.as_dict(), "state": self.state, "detail": self.detail}
-
-
-@dataclasses.dataclass(frozen=True)
-class KernelOutcome:
-    """What became of one operation in this process."""
-
-    choice: Choice
-    state: str
-    detail: str
-
-    @property
-    def patched(self) -> Kernel:
-        return self.choice.kernel
-
-    @property
-    def said(self) -> str:
-        """The form and what became of it, and whether a GPU has seen it on such a source."""
-        return f"{self.choice.name} ({self.state}{'' if self.choice.proven else ', unproven on this release'})"
-
-    def is_needed(self, strict: bool) -> bool:
-        """SGLang's own code is right, so only what was named is."""
-        return self.choice.required
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**self.choice.as_dict(), "state": self.state, "detail": self.detail}
 
 
 @dataclasses.dataclass
@@ -87,45 +54,44 @@ class Report:
 
     plan: Plan
     outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)
-    kernels: dict[str, KernelOutcome] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
     read_back: ReadBack | None = None
     selfcheck: dict[str, Any] | None = None
     canary: dict[str, int] | None = None
 
-    @property
-    def every(self) -> dict[str, Outcome | KernelOutcome]:
-        return {**self.outcomes, **self.kernels}
+    def settled(self, decisions: Iterable[AnyDecision]) -> Iterator[tuple[AnyDecision, Outcome]]:
+        """Those that have an outcome already, with it."""
+        return ((each, self.outcomes[each.id]) for each in decisions if each.id in self.outcomes)
 
     def note(self, name: str, state: str, problem: str | None) -> None:
-        """What has become of a fix or kernel since; without a problem it is there for the planned reason."""
-        outcome = self.every[name]
-        if isinstance(outcome, Outcome):
-            self.outcomes[name] = dataclasses.replace(outcome, state=state, detail=problem or outcome.decision.reason)
-        else:
-            detail = problem or outcome.choice.finding.reason
-            self.kernels[name] = dataclasses.replace(outcome, state=state, detail=detail)
+        """Change the state of a fix or kernel; without a problem it is there for the planned reason."""
+        outcome = self.outcomes[name]
+        detail = problem or outcome.decision.reason
+        self.outcomes[name] = dataclasses.replace(outcome, state=state, detail=detail)
 
     def state(self, name: str) -> str:
-        return self.every[name].state
+        return self.outcomes[name].state
 
     def states(self) -> dict[str, str]:
-        found = {name: outcome.state for name, outcome in self.every.items()}
+        found = {name: outcome.state for name, outcome in self.outcomes.items()}
         return {**found, "selfcheck": self.selfcheck["verdict"]} if self.selfcheck else found
 
     def ids(self, state: str) -> list[str]:
-        return [name for name, outcome in self.outcomes.items() if outcome.state == state]
+        """The fixes in this state."""
+        return [decision.id for decision, outcome in self.settled(self.plan.fixes) if outcome.state == state]
 
     def line(self) -> str:
         """The line that every process logs, and logs again when a waiting fix has been applied."""
         states = [*ALWAYS, *(state for state in SOMETIMES if self.ids(state))]
         parts = [f"{state} {', '.join(self.ids(state)) or 'none'}" for state in states]
-        ours = [f"{op} {each.said}" for op, each in self.kernels.items() if each.choice.impl]
+        ours = [
+            f"{each.op} {each.said(outcome.state)}" for each, outcome in self.settled(self.plan.kernels) if each.impl
+        ]
         parts += [f"kernels {', '.join(ours)}"] if ours else []
         return f"bcg-fixes {__version__} on sglang {self.plan.version}, {process_name()}: {'; '.join(parts)}"
 
     def table(self) -> str:
-        lines = [f"{name:32} {outcome.state:11} {outcome.detail}" for name, outcome in self.every.items()]
+        lines = [f"{name:32} {outcome.state:11} {outcome.detail}" for name, outcome in self.outcomes.items()]
         return "\n".join(lines)
 
     def as_dict(self) -> dict[str, Any]:
@@ -143,9 +109,14 @@ class Report:
             "selfcheck": self.selfcheck,
             "canary": self.canary,
             "reached": call_counts.TALLY.as_dict(),
-            "fixes": [outcome.as_dict() for outcome in self.outcomes.values()],
-            "kernels": {op: outcome.as_dict() for op, outcome in self.kernels.items()},
+            "fixes": [outcome.as_dict() for _, outcome in self.settled(self.plan.fixes)],
+            "kernels": {choice.op: outcome.as_dict() for choice, outcome in self.settled(self.plan.kernels)},
         }
+
+
+def rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every fix and kernel of a report that was read, with its id."""
+    return [*content["fixes"], *({"id": op, **row} for op, row in content["kernels"].items())]
 
 
 def process_name() -> str:

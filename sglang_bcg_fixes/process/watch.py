@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_bcg_fixes.anatomy import runners
 from sglang_bcg_fixes.engine import call_counts
 from sglang_bcg_fixes.engine.ledger import Ledger
-from sglang_bcg_fixes.model import Action, How, Patch, PatchPoint
+from sglang_bcg_fixes.model import How, Patch, PatchPoint
 from sglang_bcg_fixes.planning.plan import Plan
 from sglang_bcg_fixes.process import current
 from sglang_bcg_fixes.source.tree import Source
@@ -60,8 +60,7 @@ class ReadBack:
 
 def look(occasion: str, ledger: Ledger, made: Plan) -> ReadBack:
     """What of the plan is applied, and whether it still is."""
-    planned = [decision.id for decision in made.having(Action.APPLY)] + [choice.op for choice in made.kernels]
-    applied = [name for name in planned if name in ledger.applied()]
+    applied = [decision.id for decision in made.applied if decision.id in ledger.applied()]
     problems = {name: "; ".join(ledger.read_back(name)) for name in applied}
     return ReadBack(
         occasion,

@@ -109,7 +109,7 @@ def test_a_point_that_a_source_does_not_need_is_left_out() -> None:
     needed, not_needed = point("function"), dataclasses.replace(point("Thing.method"), needed=lambda source: False)
     both = fix_with("both", Verdict.AFFECTED, needed, not_needed)
     made = plan.make(Registry((both,), ()), flags.read([both], [], {}), Source(NoFiles()))
-    assert made.decisions[0].fix.patches == (needed,)
+    assert made.decisions[0].subject.patches == (needed,)
     none, one = fix_with("none", Verdict.AFFECTED, not_needed), fix_with("one", Verdict.AFFECTED)
     assert actions(none, one) == {"none": Action.UNKNOWN, "one": Action.APPLY}
     alone = plan.make(Registry((none,), ()), flags.read([none], [], {}), Source(NoFiles()))
@@ -164,7 +164,7 @@ def test_the_first_implementation_that_accepts_runs_and_the_others_say_why_not()
     assert told.rejected["triton"] == "SGLANG_BCG_KERNEL_METADATA=reference"
     assert plan.choose(op, "off", KNOWN).impl is None
     lacking = plan.choose(op, "cuda", KNOWN)
-    assert lacking.impl is None and "cuda: no driver" in lacking.why
+    assert lacking.impl is None and "cuda: no driver" in lacking.reason
 
 
 def test_auto_passes_over_what_is_only_for_those_who_name_it() -> None:
@@ -172,7 +172,7 @@ def test_auto_passes_over_what_is_only_for_those_who_name_it() -> None:
     auto = plan.choose(op, "auto", KNOWN)
     assert auto.impl is None and not auto.required
     assert auto.rejected["reference"] == "only with SGLANG_BCG_KERNEL_METADATA=reference: slow"
-    assert auto.without_ours is Action.OFF
+    assert auto.action is Action.OFF
     named = plan.choose(op, "reference", KNOWN)
     assert named.impl and named.impl.name == "reference"
 
@@ -188,8 +188,8 @@ def test_a_kernel_whose_points_cannot_be_chosen_takes_no_other_along(state: str)
     settings = flags.read([], [bad, good], {bad.flag: state})
     choices = plan.make(Registry((), (bad, good)), settings, Source(NoFiles())).kernels
     assert choices[1].impl and not choices[0].impl
-    assert choices[0].why == "its patch points cannot be chosen: ZeroDivisionError: by zero"
-    assert choices[0].without_ours is Action.UNKNOWN and choices[0].required is (state == "triton")
+    assert choices[0].reason == "its patch points cannot be chosen: ZeroDivisionError: by zero"
+    assert choices[0].action is Action.UNKNOWN and choices[0].required is (state == "triton")
 
 
 def test_an_unknown_source_gets_no_kernel_and_is_not_asked_for_one() -> None:
@@ -198,5 +198,5 @@ def test_an_unknown_source_gets_no_kernel_and_is_not_asked_for_one() -> None:
 
     op = kernel("metadata", Impl("triton", never, "m"))
     choice = plan.choose(op, "auto", Finding(Verdict.UNKNOWN, "nobody has read it"))
-    assert choice.impl is None and choice.why == "nobody has read it" and choice.without_ours is Action.UNKNOWN
+    assert choice.impl is None and choice.reason == "nobody has read it" and choice.action is Action.UNKNOWN
     assert choice.rejected == {"triton": "nobody has read it"}

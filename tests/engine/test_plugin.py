@@ -267,7 +267,7 @@ def test_a_kernel_whose_points_cannot_be_chosen_takes_no_other_along(extra: Extr
     old = '"tests.engine.bodies:through_kernel"),'
     text = with_kernel().replace(old, old.replace("),", ", needed=lambda source: 1 / 0),"))
     said = """
-        why = next(choice.why for choice in result.plan.kernels if choice.op == "extra_op")
+        why = next(choice.reason for choice in result.plan.kernels if choice.op == "extra_op")
         assert why == "its patch points cannot be chosen: ZeroDivisionError: division by zero", why
     """
     done = load(extra(text=text), tmp_path / "reports", PATCHED + processes.code(said))

@@ -16,7 +16,6 @@ from sglang_bcg_fixes.kernels.gdn_extend.declaration import KERNEL as GDN_EXTEND
 from sglang_bcg_fixes.model import Accepted, Choice, Kernel
 from sglang_bcg_fixes.planning import plan, proven
 from sglang_bcg_fixes.planning.registry import Registry
-from sglang_bcg_fixes.process.report import KernelOutcome
 from sglang_bcg_fixes.source import forms, releases
 from sglang_bcg_fixes.source.finding import Evidence, Finding, Verdict
 from tests import processes, wheels
@@ -91,10 +90,10 @@ def test_definitions_of_two_releases_are_proven_by_neither(monkeypatch: pytest.M
 def test_the_log_and_doctor_say_what_no_gpu_has_seen(release_root: Root) -> None:
     for release, unproven in (("0.5.13", True), ("0.5.15.post1", False)):
         made = choice(FA_METADATA, release_root(release))
-        known = Registry((), (dataclasses.replace(FA_METADATA, impls=made.kernel.impls),))
+        known = Registry((), (dataclasses.replace(FA_METADATA, impls=made.subject.impls),))
         source = releases.in_folder(release_root(release))
         text = doctor.examine(known, flags.read([], known.kernels, {}), source, installed=False).text(everything=False)
         assert ("no GPU has run it on this source yet; SGLANG_BCG_KERNEL_FA_METADATA=off keeps" in text) is unproven
-        said = KernelOutcome(made, "applied", "").said
+        said = made.said("applied")
         assert said == ("cuda (applied, unproven on this release)" if unproven else "cuda (applied)")
         assert made.as_dict()["proven"] is not unproven

@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sglang_bcg_fixes.engine.ledger import modules_of
 from sglang_bcg_fixes.fixes import layers_routed_by_id as fix
-from sglang_bcg_fixes.model import Action
+from sglang_bcg_fixes.model import Action, modules_of
 from sglang_bcg_fixes.planning.plan import ask, decide, with_needed_points
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Folder, Source
@@ -63,7 +62,7 @@ def test_routing_is_patched_only_where_it_is_asked_for(release_root: Root, relea
     finding = ask(fix.FIX, source)
     assert finding.verdict is Verdict.LATENT
     assert decide(fix.FIX, "auto", finding).action is decide(fix.FIX, "off", finding).action is Action.NOT_NEEDED
-    applied = with_needed_points(decide(fix.FIX, "on", finding), source).fix
+    applied = with_needed_points(decide(fix.FIX, "on", finding), source).subject
     one_method = RELEASES.index(release) >= RELEASES.index("0.5.13")
     expected = [fix.LINEAR_BACKEND, *([fix.ROUTE] if one_method else fix.OLD_ROUTES)]
     assert [point.where[0] for point in applied.patches] == expected

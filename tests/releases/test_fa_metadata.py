@@ -133,7 +133,7 @@ def test_a_source_that_nobody_has_read_keeps_its_own(release_root: Root) -> None
     assert choice(tree.Folder(root), **named).impl
     drifted = choice(Changed(root), **named)
     assert drifted.impl is None
-    assert "init_forward_metadata" in drifted.why and "has not been read yet" in drifted.why
+    assert "init_forward_metadata" in drifted.reason and "has not been read yet" in drifted.reason
     assert set(drifted.rejected) == {impl.name for impl in KERNEL.impls}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sglang_bcg_fixes.engine.ledger import modules_of
+from sglang_bcg_fixes.model import modules_of
 from sglang_bcg_fixes.model import Fix, Kernel, Patch
 from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.process import watch

@@ -143,8 +143,8 @@ def observe(model: str, release: str) -> Found:
         process.ledger.undo(EXTENT)
         found |= {"left": changed(), "whole, stock": whole_lengths_passed(requests)}
         found["attention, stock"] = attention(requests)
-        process.ledger.apply(decisions[EXTENT].fix)
-    process.ledger.apply(plan.with_needed_points(decisions[PREFIX_ONLY], process.source).fix)
+        process.ledger.apply(decisions[EXTENT].subject)
+    process.ledger.apply(plan.with_needed_points(decisions[PREFIX_ONLY], process.source).subject)
     found["prefix, on"] = prefix_passed(requests, release)
     found["whole, on"] = whole_lengths_compared(requests, release)
     return found
@@ -161,10 +161,10 @@ def observe_mutants(model: str, release: str, mutants: Mapping[str, tuple[str, s
         assert text.count(old) == 1, name
         # where another function of the module finds it too
         exec(compile(text.replace(old, new), str(module.__file__), "exec"), vars(module))
-        mutant = dataclasses.replace(decisions[fix], fix=vars(module)["FIX"])
+        mutant = dataclasses.replace(decisions[fix], subject=vars(module)["FIX"])
         if fix in process.ledger.applied():
             process.ledger.undo(fix)
-        process.ledger.apply(plan.with_needed_points(mutant, process.source).fix)
+        process.ledger.apply(plan.with_needed_points(mutant, process.source).subject)
         if fix == EXTENT:
             found[name] = [whole_lengths_passed(requests), attention(requests)]
         else:

@@ -33,9 +33,9 @@ def observe(_: str) -> Found:
     stock = {step.name: world.run(step) for step in steps}
     odd = {name: run() for name, run in odd_steps(world)}
     wrong = [name for name, run, right in chunks_in_pages(world) if run() != right]
-    outcome = plugin.load().report.kernels[KERNEL.op]
+    outcome = plugin.load().report.outcomes[KERNEL.op]
     return {
-        "outcome": [outcome.choice.name, outcome.state],
+        "outcome": [outcome.decision.name, outcome.state],
         "steps": len(steps),
         **compared(world, steps, stock),
         "odd": {name: [run() == odd[name], reasons()] for name, run in odd_steps(world)},

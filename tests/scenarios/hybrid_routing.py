@@ -61,7 +61,7 @@ def routing(target_rows: str, draft_rows: str, builds: str, has_inkling: str, st
         found["inkling"] = inkling(layers)
 
     found["wrapped"] = wrapped(layers.hybrid)
-    applied = next(decision.fix for decision in process.plan.decisions if decision.id == fix.FIX.id)
+    applied = next(decision.subject for decision in process.plan.decisions if decision.id == fix.FIX.id)
     process.ledger.undo(fix.FIX.id)
     found |= {
         "wrapped after undo": wrapped(layers.hybrid),

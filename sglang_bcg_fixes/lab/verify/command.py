@@ -173,7 +173,7 @@ def run_by_default(known: registry.Registry, source: Source) -> list[Case]:
 def needed_fixes(known: registry.Registry, source: Source) -> list[Fix]:
     """Fixes that the plugin applies when no flag is set."""
     made = plan.make(known, flags.read(known.fixes, known.kernels, {}), source)
-    return [decision.fix for decision in made.having(Action.APPLY)]
+    return [decision.subject for decision in made.fixes if decision.action is Action.APPLY]
 
 
 def one_for_each(fixes: Sequence[Fix], chosen: Sequence[Case]) -> list[Case]:
@@ -426,9 +426,9 @@ def known_defects(case: Case, known: registry.Registry, source: Source) -> list[
     settings = flags.read(known.fixes, known.kernels, {})
     made = plan.make(known, settings, source, watched_too=True)
     found = []
-    for decision in made.having(Action.NO_FIX):
-        if decision.id in case.watches:
-            ways = [way.flags for way in decision.fix.mitigations if source.has_option(way.option)]
+    for decision in made.fixes:
+        if decision.action is Action.NO_FIX and decision.id in case.watches:
+            ways = [way.flags for way in decision.subject.mitigations if source.has_option(way.option)]
             found.append(f"{decision.id} has no fix in this version; workaround: {(ways or ['none'])[0]}")
     return found
 

@@ -74,8 +74,8 @@ def conclude(process: Process, model_runner: Any, outcome: Outcome) -> None:
     # with no fix in place nobody else has begun to
     watch.show_metrics(process, model_runner)
     unmended = [
-        decision.fix
-        for decision in process.plan.decisions
+        decision.subject
+        for decision in process.plan.fixes
         if decision.finding.verdict is Verdict.AFFECTED and process.report.state(decision.id) != report.APPLIED
     ]
     # what has a place in the code of that layer comes first
