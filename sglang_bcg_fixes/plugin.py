@@ -13,10 +13,12 @@ from collections.abc import Iterator
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.planning import plan, registry
-from sglang_bcg_fixes.process import current
 from sglang_bcg_fixes.process.log import logger, say
 from sglang_bcg_fixes.process.process import Process
 from sglang_bcg_fixes.source import releases
+
+# SGLang may load its plugins more than once in a process
+_loaded: list[Process] = []
 
 
 @contextlib.contextmanager
@@ -34,7 +36,7 @@ def collector_paused() -> Iterator[None]:
 @collector_paused()
 def load() -> Process:
     """Probe the installed SGLang, mend what it needs, read it back, say so; once per process."""
-    if not current.has_begun():
+    if not _loaded:
         started = time.perf_counter()
         try:
             known = registry.discover()
@@ -46,8 +48,8 @@ def load() -> Process:
                 raise releases.ReleaseError("no SGLang can be imported here; install it beside this package")
             made = plan.make(known, settings, source)
             source.forget()
-            current.begin(Process(settings, source, made))
-            current.process().start(started)
+            _loaded.append(Process(settings, source, made))
+            _loaded[0].start(started)
         except (flags.FlagError, registry.RegistryError, plan.PlanError, releases.ReleaseError) as error:
             raise SystemExit(f"bcg-fixes refuses to start: {error}") from error
         except Exception as error:
@@ -57,4 +59,4 @@ def load() -> Process:
                 f"bcg-fixes refuses to start, for it has failed: {type(error).__name__}: {error}. Please report the "
                 f"traceback; without bcg_fixes in SGLANG_PLUGINS the server starts, without any fix"
             ) from error
-    return current.process()
+    return _loaded[0]

@@ -141,8 +141,9 @@ def refuse_other_parameters(where: str, original: Any, how: How, body: Callable[
     # the first one is the original, or its result
     named = ours[1:] if how in (How.AROUND, How.AFTER, How.GRAPH_BREAK) else ours
     if named != theirs[: len(named)] or not set(our_keywords) <= set(their_keywords):
+        name = getattr(body, "__qualname__", repr(body))
         raise PatchError(
-            f"{where} takes ({', '.join([*theirs, '*', *their_keywords])}), but {body.__qualname__} expects "
+            f"{where} takes ({', '.join([*theirs, '*', *their_keywords])}), but {name} expects "
             f"({', '.join([*named, '*', *our_keywords])})"
         )
 

@@ -47,11 +47,11 @@ class Process:
         for decision in self.plan.decisions:
             self.carry_out(decision)
         # behind the fixes, so that it stands round what they make of a runner
-        for hook in watch.watches(self.source) if self.patches else ():
+        for hook in watch.hooks(self) if self.patches else ():
             self.watch(hook)
-        for hook in at_start.hooks(self.source) if self.settings.selfcheck != "off" else ():
+        for hook in at_start.hooks(self) if self.settings.selfcheck != "off" else ():
             self.watch(hook)
-        for hook in canary.hooks(self.source) if self.settings.canary else ():
+        for hook in canary.hooks(self) if self.settings.canary else ():
             self.watch(hook)
         self.report.seconds = time.perf_counter() - started
         self.tell()
@@ -150,7 +150,7 @@ class Process:
     def show_metrics(self) -> None:
         """From now on: SGLang shows metrics, and has told prometheus_client where."""
         if self.metrics.start(procfs.title(os.getpid()) or multiprocessing.current_process().name):
-            for hook in watch.watches_of_refusals(self.source):
+            for hook in watch.refusal_hooks(self):
                 self.watch(hook, "nobody counts why prefills are not replayed")
 
     def lose(self, outcome: report.Outcome) -> None:

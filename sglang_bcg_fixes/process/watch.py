@@ -8,6 +8,7 @@ counted, so that a fix which nothing has reached by then can be told from one wh
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,6 @@ from sglang_bcg_fixes.engine import call_counts
 from sglang_bcg_fixes.engine.ledger import Ledger
 from sglang_bcg_fixes.model import How, Patch, PatchPoint
 from sglang_bcg_fixes.planning.plan import Plan
-from sglang_bcg_fixes.process import current
-from sglang_bcg_fixes.source.tree import Source
 
 if TYPE_CHECKING:
     from sglang_bcg_fixes.process.process import Process
@@ -71,41 +70,41 @@ def look(occasion: str, ledger: Ledger, made: Plan) -> ReadBack:
     )
 
 
-def watches(source: Source) -> Iterator[Patch]:
-    """What is hooked for it in this SGLang: each is applied like a fix when its module is imported, and alone."""
+def hooks(process: Process) -> Iterator[Patch]:
+    """The hooks for this SGLang: each is applied like a fix when its module is imported, and alone."""
+    source = process.source
     for places in runners.BY_PHASE.values():
         for runner in places:
             if source.has_module(runner.partition(":")[0]):
                 name = f"{RUNNERS}:{runner.partition(':')[2]}"
-                yield watch(name, f"{runner}.__init__", How.AFTER, after_runner)
+                yield hook(name, f"{runner}.__init__", How.AFTER, functools.partial(after_runner, process))
     if source.has_module(FORWARD.partition(":")[0]):
-        yield watch(BATCHES, FORWARD, How.BEFORE, before_batch)
+        yield hook(BATCHES, FORWARD, How.BEFORE, functools.partial(before_batch, process))
 
 
-def watches_of_refusals(source: Source) -> Iterator[Patch]:
-    """What is hooked beside, where SGLang shows metrics."""
+def refusal_hooks(process: Process) -> Iterator[Patch]:
+    """Further hooks, where SGLang shows metrics."""
     for question in runners.MAY_REPLAY:
-        if source.has_module(question.partition(":")[0]):
-            yield watch(REFUSALS, question, How.AFTER, after_question)
+        if process.source.has_module(question.partition(":")[0]):
+            yield hook(REFUSALS, question, How.AFTER, functools.partial(after_question, process))
 
 
-def watch(name: str, where: str, how: How, body: Callable[..., Any]) -> Patch:
+def hook(name: str, where: str, how: How, body: Callable[..., Any]) -> Patch:
     return Patch(name, (PatchPoint((where,), how, body),))
 
 
-def after_runner(result: None, self: Any, *args: Any, **kwargs: Any) -> None:
-    look_again(f"{type(self).__name__} was built", getattr(self, "model_runner", None))
+def after_runner(process: Process, result: None, self: Any, *args: Any, **kwargs: Any) -> None:
+    look_again(process, f"{type(self).__name__} was built", getattr(self, "model_runner", None))
 
 
-def before_batch(self: Any, *args: Any, **kwargs: Any) -> None:
+def before_batch(process: Process, self: Any, *args: Any, **kwargs: Any) -> None:
     # what the batch before this one has reached
     call_counts.TALLY.show()
     if call_counts.TALLY.sum(BATCHES) == 1:
-        look_again("the first batch came", self)
+        look_again(process, "the first batch came", self)
 
 
-def look_again(occasion: str, model_runner: Any) -> None:
-    process = current.process()
+def look_again(process: Process, occasion: str, model_runner: Any) -> None:
     show_metrics(process, model_runner)
     process.read_back(occasion)
 
@@ -115,7 +114,7 @@ def show_metrics(process: Process, model_runner: Any) -> None:
         process.show_metrics()
 
 
-def after_question(result: bool, self: Any, forward_batch: Any) -> bool:
+def after_question(process: Process, result: bool, self: Any, forward_batch: Any) -> bool:
     if not result:
-        current.process().metrics.count_refusal(self, forward_batch)
+        process.metrics.count_refusal(self, forward_batch)
     return result

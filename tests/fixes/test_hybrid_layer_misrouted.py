@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from sglang_bcg_fixes.engine.ledger import modules_of
 from sglang_bcg_fixes.fixes import hybrid_layer_misrouted as fix
+from sglang_bcg_fixes.model import modules_of
 from sglang_bcg_fixes.planning.plan import ask, decide
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Folder, Source

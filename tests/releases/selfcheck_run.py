@@ -148,7 +148,7 @@ def main() -> None:
     error = None
     try:
         if not options.no_check:
-            at_start.after_scheduler(None, scheduler)
+            at_start.after_scheduler(plugin.load(), None, scheduler)
     except SystemExit as refused:
         error = str(refused)
     if options.broken == "eager":

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import pathlib
+import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from sglang_bcg_fixes.model import modules_of
-from sglang_bcg_fixes.model import Fix, Kernel, Patch
 from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.process import watch
 from sglang_bcg_fixes.process.selfcheck import at_start, canary
@@ -27,10 +27,9 @@ MOST = 0.8
 def touched(root: pathlib.Path) -> list[str]:
     """Every module of this release that the plugin may change, whatever its flags say."""
     source, known = releases.in_folder(root), registry.discover()
-    hooks: list[Patch] = [*watch.watches(source), *watch.watches_of_refusals(source)]
-    hooks += [*at_start.hooks(source), *canary.hooks(source)]
-    changing: list[Fix | Kernel | Patch] = [*known.fixes, *known.kernels, *hooks]
-    names = [name for each in changing for name in modules_of(each)]
+    makers = (watch.hooks, watch.refusal_hooks, at_start.hooks, canary.hooks)
+    hooks = [hook for make in makers for hook in make(types.SimpleNamespace(source=source))]
+    names = [name for each in (*known.fixes, *known.kernels, *hooks) for name in modules_of(each)]
     names += [name for kernel in known.kernels for name in kernel.awaits]
     return [name for name in dict.fromkeys(names) if source.has_module(name)]
 

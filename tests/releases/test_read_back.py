@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pathlib
+import types
 from collections.abc import Callable
 
 import pytest
@@ -19,12 +20,11 @@ def test_every_release_has_the_places_that_are_watched(
     release: str, release_root: Callable[[str], pathlib.Path]
 ) -> None:
     source = Source(Folder(release_root(release)))
-    places = [place for hook in watch.watches(source) for point in hook.patches for place in point.where]
+    process = types.SimpleNamespace(source=source)
+    places = [place for hook in watch.hooks(process) for point in hook.patches for place in point.where]
     assert len(places) == len(runners.BY_PHASE) + 1
     assert [place for place in places if source.find(place) is None] == []
-    [question] = [
-        place for hook in watch.watches_of_refusals(source) for point in hook.patches for place in point.where
-    ]
+    [question] = [place for hook in watch.refusal_hooks(process) for point in hook.patches for place in point.where]
     assert source.find(question) is not None
 
 

@@ -6,6 +6,7 @@ It runs at the end of the scheduler's construction: by then all graphs are captu
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import re
 import time
@@ -14,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.model import Fix, How, Patch
-from sglang_bcg_fixes.process import current, report, watch
+from sglang_bcg_fixes.process import report, watch
 from sglang_bcg_fixes.process.log import logger, say
+from sglang_bcg_fixes.process.metrics import Metrics
 from sglang_bcg_fixes.process.selfcheck import check, judge
 from sglang_bcg_fixes.process.selfcheck.check import Case, Check, NoGraphs, ReplayDied, Unchecked
 from sglang_bcg_fixes.source.finding import Verdict
-from sglang_bcg_fixes.source.tree import Source
 
 if TYPE_CHECKING:
     from sglang_bcg_fixes.process.process import Process
@@ -55,17 +56,16 @@ class Outcome:
         return f"self-check: {self.verdict}: {self.reason}"
 
 
-def hooks(source: Source) -> Iterator[Patch]:
-    if source.find(SCHEDULER):
-        yield watch.watch("selfcheck", SCHEDULER, How.AFTER, after_scheduler)
+def hooks(process: Process) -> Iterator[Patch]:
+    if process.source.find(SCHEDULER):
+        yield watch.hook("selfcheck", SCHEDULER, How.AFTER, functools.partial(after_scheduler, process))
 
 
-def after_scheduler(result: None, self: Any, *args: Any, **kwargs: Any) -> None:
-    process = current.process()
+def after_scheduler(process: Process, result: None, self: Any, *args: Any, **kwargs: Any) -> None:
     model_runner = self.tp_worker.model_runner
     conclude(process, model_runner, look(model_runner))
     # batches of the check are nobody's requests
-    watch.look_again("the self-check was over", model_runner)
+    watch.look_again(process, "the self-check was over", model_runner)
 
 
 def conclude(process: Process, model_runner: Any, outcome: Outcome) -> None:
@@ -81,7 +81,7 @@ def conclude(process: Process, model_runner: Any, outcome: Outcome) -> None:
     # what has a place in the code of that layer comes first
     modules = {type(module).__module__ for module in outcome.layer.modules()} if outcome.layer is not None else set()
     unmended.sort(key=lambda fix: not any(where.partition(":")[0] in modules for where in places_of(fix)))
-    react(model_runner, outcome, process.settings.selfcheck == "strict", [fix.id for fix in unmended])
+    react(process, model_runner, outcome, [fix.id for fix in unmended])
 
 
 def places_of(fix: Fix) -> list[str]:
@@ -124,8 +124,8 @@ def judged(model_runner: Any, cases: tuple[Case, ...], seconds: float) -> Outcom
     return Outcome(verdict, "; ".join([said, *others]), cases, seconds)
 
 
-def react(model_runner: Any, outcome: Outcome, strict: bool, unmended: list[str]) -> None:
-    is_bad = outcome.verdict == check.WRONG
+def react(process: Process, model_runner: Any, outcome: Outcome, unmended: list[str]) -> None:
+    is_bad, strict = outcome.verdict == check.WRONG, process.settings.selfcheck == "strict"
     if not is_bad and not (strict and outcome.verdict == NOT_CHECKED):
         level = logging.WARNING if outcome.verdict == NOT_CHECKED else logging.INFO
         say(level, f"bcg-fixes {outcome.line()}")
@@ -138,7 +138,7 @@ def react(model_runner: Any, outcome: Outcome, strict: bool, unmended: list[str]
             f"bcg-fixes refuses to serve ({flags.SELFCHECK}=strict): {outcome.line()}. {pointed}Start without prefill "
             f"graphs, or with {flags.SELFCHECK}=warn"
         )
-    turn_off(model_runner)
+    turn_off(model_runner, process.metrics)
     say(
         logging.WARNING,
         f"bcg-fixes {outcome.line()}. Prefill runs eagerly in this server from now on, which is right and slower. "
@@ -146,14 +146,14 @@ def react(model_runner: Any, outcome: Outcome, strict: bool, unmended: list[str]
     )
 
 
-def turn_off(model_runner: Any) -> None:
+def turn_off(model_runner: Any, metrics: Metrics) -> None:
     runner = check.graph_runner(model_runner)
-    setattr(runner, check.question(runner), refuse_for_good)
+    setattr(runner, check.question(runner), functools.partial(refuse_for_good, metrics))
 
 
-def refuse_for_good(*args: Any, **kwargs: Any) -> bool:
-    """In the place of the runner's own answer, after the self-check has failed."""
-    current.process().metrics.count("the self-check has failed")
+def refuse_for_good(metrics: Metrics, *args: Any, **kwargs: Any) -> bool:
+    """The runner's answer to every batch once the self-check has failed."""
+    metrics.count("the self-check has failed")
     return False
 
 

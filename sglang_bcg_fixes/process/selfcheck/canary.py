@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 import logging
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.engine.swapped import replaced
 from sglang_bcg_fixes.model import How, Patch
-from sglang_bcg_fixes.process import current, watch
+from sglang_bcg_fixes.process import watch
 from sglang_bcg_fixes.process.selfcheck import at_start, check, judge, pools
-from sglang_bcg_fixes.source.tree import Source
+
+if TYPE_CHECKING:
+    from sglang_bcg_fixes.process.process import Process
 
 NAME = "canary"
 
@@ -68,26 +71,39 @@ class Canary:
         return runner if getattr(runner, check.question(runner))(forward_batch) else None
 
 
-# gone with the model runner
-_canaries: weakref.WeakKeyDictionary[Any, Canary] = weakref.WeakKeyDictionary()
+class Canaries:
+    """The canary of each model runner of this process, dropped with the runner."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self._by_runner: weakref.WeakKeyDictionary[Any, Canary] = weakref.WeakKeyDictionary()
+
+    def of(self, model_runner: Any) -> Canary:
+        if model_runner not in self._by_runner:
+            _ranks, any_rank = at_start.tensor_parallel_ranks()
+            self._by_runner[model_runner] = Canary(self.process.settings.canary, any_rank)
+        return self._by_runner[model_runner]
 
 
-def hooks(source: Source) -> Iterator[Patch]:
-    if source.find(watch.FORWARD):
-        yield watch.watch(NAME, watch.FORWARD, How.AROUND, around_forward)
+def hooks(process: Process) -> Iterator[Patch]:
+    if process.source.find(watch.FORWARD):
+        body = functools.partial(around_forward, Canaries(process))
+        yield watch.hook(NAME, watch.FORWARD, How.AROUND, body)
 
 
-def around_forward(original: Callable[..., Any], self: Any, forward_batch: Any, *args: Any, **kwargs: Any) -> Any:
+def around_forward(
+    canaries: Canaries, original: Callable[..., Any], self: Any, forward_batch: Any, *args: Any, **kwargs: Any
+) -> Any:
     # which has to see what the replay wrote, and not what an eager run wrote after it
     if check.is_running():
         return original(self, forward_batch, *args, **kwargs)
-    canary = canary_of(self)
+    canary = canaries.of(self)
     runner = canary.runner_that_replays(self, forward_batch)
     if runner is None:
         return original(self, forward_batch, *args, **kwargs)
     canary.admitted += 1
     if canary.pending:
-        judge_pending(self, canary, canary.pending)
+        judge_pending(canaries.process, self, canary, canary.pending)
     if canary.admitted % canary.every:
         return original(self, forward_batch, *args, **kwargs)
     # each run notes in its batch what it has done with it
@@ -109,22 +125,14 @@ def refuse(forward_batch: Any) -> bool:
     return False
 
 
-def canary_of(model_runner: Any) -> Canary:
-    if model_runner not in _canaries:
-        _ranks, any_rank = at_start.tensor_parallel_ranks()
-        _canaries[model_runner] = Canary(current.process().settings.canary, any_rank)
-    return _canaries[model_runner]
-
-
 def observe(model_runner: Any, forward_batch: Any, states: Any, output: Any) -> list[judge.Observation]:
     found = pools.places(model_runner, forward_batch.out_cache_loc, states)
     return judge.observe(found, output.logits_output.next_token_logits.clone())
 
 
-def judge_pending(model_runner: Any, canary: Canary, comparison: Comparison) -> None:
+def judge_pending(process: Process, model_runner: Any, canary: Canary, comparison: Comparison) -> None:
     canary.pending = None
     canary.compared += 1
-    process = current.process()
     process.report.canary = {"every": canary.every, "compared": canary.compared}
     wrong = comparison.wrong()
     if canary.any_rank(wrong is not None):
