@@ -29,18 +29,32 @@ def rebind_copies(old: Any, new: Any, done: list[Change]) -> None:
 def refuse_stale_holders(changes: list[Change]) -> None:
     """Raise when a table, class, partial or closure of SGLang still holds a function that was replaced.
 
-    For every fix, all that SGLang has imported is looked at anew: what it holds may have changed since the last one.
+    The changes are those of any number of fixes in the order of time. All that SGLang has imported is walked, once.
     """
-    replaced = {id(core(change.before)): change for change in changes if change.before is not MISSING}
+    # of several that replaced the same function, the first
+    replaced = {id(core(change.before)): change for change in reversed(changes) if change.before is not MISSING}
+    if not replaced:
+        return
     for module in sglang_modules():
         for name, value in list(vars(module).items()):
             for item in held_by(value, module.__name__):
                 function = core(item) if issubclass(type(item), WRAPPED) else item
                 if id(function) in replaced:
-                    raise PatchError(
-                        f"{module.__name__}:{name}{path_to(item, value)} still holds the old "
-                        f"{replaced[id(function)].slot.where}; declare it in `aliases`, or patch it itself"
-                    )
+                    raise stale(f"{module.__name__}:{name}{path_to(item, value)}", replaced[id(function)])
+    # SGLang no longer has what a later fix replaced, but that fix goes on to call it
+    for change in changes:
+        for item in (change.before, *held_by(change.before, "")):
+            earlier = replaced.get(id(core(item)))
+            if earlier and earlier.number < change.number and owner(earlier) != owner(change):
+                raise stale(f"{change.slot.where} inside fix {owner(change)}", earlier)
+
+
+def stale(where: str, change: Change) -> PatchError:
+    return PatchError(f"{where} still holds the old {change.slot.where}; declare it in `aliases`, or patch it itself")
+
+
+def owner(change: Change) -> str:
+    return str(getattr(core(change.after), MARK))
 
 
 def held_by(value: Any, module_name: str) -> Iterable[Any]:

@@ -15,19 +15,26 @@ class Ledger:
 
     def __init__(self) -> None:
         self._changes: dict[str, list[Change]] = {}
+        # changed since the last `check`
+        self._unchecked: list[Patched] = []
 
     def applied(self) -> list[str]:
         return list(self._changes)
 
     def apply(self, fix: Patched) -> None:
         """Change every patch point of the fix, or raise and leave everything as it was."""
+        self.change(fix)
+        for error in self.check().values():
+            raise error
+
+    def change(self, fix: Patched) -> None:
+        """Like `apply`, but leave the search for stale holders, which walks all of SGLang, to a later `check`."""
         if fix.id in self._changes:
             raise PatchError(f"{fix.id} is applied already")
         done: list[Change] = []
         try:
             for point in fix.patches:
                 change_point(fix.id, point, done)
-            refuse_stale_holders(done)
             problems = self._differences(done)
             if problems:
                 raise PatchError("; ".join(problems))
@@ -35,6 +42,30 @@ class Ledger:
             put_back(done)
             raise
         self._changes[fix.id] = done
+        self._unchecked.append(fix)
+
+    def check(self) -> dict[str, Exception]:
+        """Search once for stale holders of all that was changed; by id, why a fix was undone."""
+        unchecked, self._unchecked = self._unchecked, []
+        changes = sorted((change for fix in unchecked for change in self._changes[fix.id]), key=lambda c: c.number)
+        try:
+            refuse_stale_holders(changes)
+        except Exception as error:
+            put_back(changes)
+            for fix in unchecked:
+                del self._changes[fix.id]
+            return {unchecked[0].id: error} if len(unchecked) == 1 else self._one_by_one(unchecked)
+        return {}
+
+    def _one_by_one(self, fixes: list[Patched]) -> dict[str, Exception]:
+        """Apply what can be; only so does each answer for its own stale holders."""
+        failed: dict[str, Exception] = {}
+        for fix in fixes:
+            try:
+                self.apply(fix)
+            except Exception as error:
+                failed[fix.id] = error
+        return failed
 
     def read_back(self, fix_id: str) -> list[str]:
         """What is no longer as it was applied; empty when all of it is live, by itself or inside what others added."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import importlib
+import itertools
 import sys
 import types
 from typing import Any
@@ -59,6 +60,8 @@ class Change:
     slot: Slot
     before: Any
     after: Any
+    # in the order of time: changes of several fixes come off in reverse
+    number: int = dataclasses.field(default_factory=itertools.count().__next__)
 
 
 def sglang_modules() -> list[types.ModuleType]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from sglang_bcg_fixes import flags
@@ -34,7 +36,11 @@ class Process:
         self.watches = Ledger()
         self.watcher = ImportWatcher()
         self.report = report.Report(made)
-        self.applying: set[str] = set()
+        self.waiting: dict[str, list[Decision[Any]]] = {}
+        # patched and not yet settled, and why some could not be
+        self.is_patching = False
+        self.patched: dict[str, Decision[Any]] = {}
+        self.failed: dict[str, Exception] = {}
         self.told = ""
         self.is_unseen = False
         self.metrics = Metrics()
@@ -44,15 +50,12 @@ class Process:
         for choice in self.plan.kernels:
             if choice.impl:
                 active.use(choice)
-        for decision in self.plan.decisions:
-            self.carry_out(decision)
-        # behind the fixes, so that it stands round what they make of a runner
-        for hook in watch.hooks(self) if self.patches else ():
-            self.watch(hook)
-        for hook in at_start.hooks(self) if self.settings.selfcheck != "off" else ():
-            self.watch(hook)
-        for hook in canary.hooks(self) if self.settings.canary else ():
-            self.watch(hook)
+        self.carry_out(self.plan.decisions)
+        # behind the fixes, so that it stands around what they make of a runner
+        hooks = list(watch.hooks(self)) if self.patches else []
+        hooks += at_start.hooks(self) if self.settings.selfcheck != "off" else ()
+        hooks += canary.hooks(self) if self.settings.canary else ()
+        self.watch(hooks)
         self.report.seconds = time.perf_counter() - started
         self.tell()
 
@@ -78,53 +81,85 @@ class Process:
             say(logging.WARNING, message)
         flags.export_digest(self.plan.digest)
 
-    def carry_out(self, decision: Decision[Any]) -> None:
-        """Apply now what SGLang has imported, and the rest when it does: some processes never do."""
-        modules = decision.modules
-        if decision.action is not Action.APPLY:
-            self.settle(decision, decision.action.value, decision.reason)
-        elif not modules or any(name in sys.modules for name in modules):
-            self.apply(decision)
-        else:
-            self.settle(decision, report.WAITING, f"SGLang has not imported {' or '.join(modules)} in this process")
-            for name in modules:
-                self.watcher.call_after(name, lambda: self.apply_late(decision))
+    def carry_out(self, decisions: Iterable[Decision[Any]]) -> None:
+        """Patch what SGLang has imported, and the rest when it does: some processes never do.
 
-    def apply_late(self, decision: Decision[Any]) -> None:
-        # where one of the modules imports another, this is called again when the outer one is complete
-        is_ready = self.report.state(decision.id) == report.WAITING
-        is_ready &= not self.watcher.is_executing(decision.modules)
-        # to apply it imports the rest of its modules, and each of them calls this
-        if is_ready and decision.id not in self.applying:
-            self.apply(decision)
+        To patch imports modules that other decisions wait for. They are carried out within, and the outermost call
+        searches for stale holders and settles all of them.
+        """
+        is_outermost = not self.is_patching
+        self.is_patching = True
+        for decision in decisions:
+            if decision.action is not Action.APPLY:
+                self.settle(decision, decision.action.value, decision.reason)
+            elif not decision.modules or any(name in sys.modules for name in decision.modules):
+                self.patch(decision)
+            else:
+                self.wait(decision)
+        if is_outermost:
+            self.is_patching = False
+            self.conclude()
+
+    def patch(self, decision: Decision[Any]) -> None:
+        self.patched[decision.id] = decision
+        try:
+            self.ledger.change(decision.subject)
+        except Exception as error:
+            self.failed[decision.id] = error
+
+    def conclude(self) -> None:
+        failed = {**self.failed, **self.ledger.check()}
+        patched = list(self.patched.values())
+        self.patched.clear()
+        self.failed.clear()
+        for decision in patched:
+            problem = failed.get(decision.id)
+            if problem is None:
+                self.settle(decision, report.APPLIED, decision.reason)
+                continue
+            logger.error("bcg-fixes: %s could not be applied and was rolled back", decision.id, exc_info=problem)
+            self.settle(decision, report.FAILED, f"{type(problem).__name__}: {problem}")
+
+    def wait(self, decision: Decision[Any]) -> None:
+        modules = decision.modules
+        self.settle(decision, report.WAITING, f"SGLang has not imported {' or '.join(modules)} in this process")
+        for name in modules:
+            if name not in self.waiting:
+                self.watcher.call_after(name, functools.partial(self.carry_out_late, name))
+            self.waiting.setdefault(name, []).append(decision)
+
+    def carry_out_late(self, module: str) -> None:
+        # where one of its modules imports another, a decision is ready when the outer one is complete
+        ready = [
+            decision
+            for decision in self.waiting[module]
+            if self.report.state(decision.id) == report.WAITING
+            and decision.id not in self.patched
+            and not self.watcher.is_executing(decision.modules)
+        ]
+        is_outermost = not self.is_patching
+        self.carry_out(ready)
+        if ready and is_outermost:
             # a server imports two dozen modules one after the other, and one line says it all
             if self.report.ids(report.WAITING):
                 self.write()
             else:
                 self.tell()
 
-    def apply(self, decision: Decision[Any]) -> None:
-        self.applying.add(decision.id)
-        try:
-            self.ledger.apply(decision.subject)
-        except Exception as error:
-            logger.exception("bcg-fixes: %s could not be applied and was rolled back", decision.id)
-            self.settle(decision, report.FAILED, f"{type(error).__name__}: {error}")
-        else:
-            self.settle(decision, report.APPLIED, decision.reason)
-        finally:
-            self.applying.remove(decision.id)
-
-    def watch(self, hook: Patch, otherwise: str = "fixes may get lost unseen") -> None:
-        """Apply one of the hooks that look again, as soon as SGLang has imported its module."""
-        [module] = modules_of(hook)
-        if module not in sys.modules:
-            self.watcher.call_after(module, lambda: self.watch(hook, otherwise))
-            return
-        try:
-            self.watches.apply(hook)
-        except Exception as error:
-            say(logging.WARNING, f"bcg-fixes: {hook.id} are not watched, so {otherwise}: {error}")
+    def watch(self, hooks: Iterable[Patch], loss: str = "fixes may get lost unseen") -> None:
+        """Apply the hooks that look again, each as soon as SGLang has imported its module."""
+        failed: dict[str, Exception] = {}
+        for hook in hooks:
+            [module] = modules_of(hook)
+            if module not in sys.modules:
+                self.watcher.call_after(module, functools.partial(self.watch, [hook], loss))
+                continue
+            try:
+                self.watches.change(hook)
+            except Exception as error:
+                failed[hook.id] = error
+        for name, problem in {**failed, **self.watches.check()}.items():
+            say(logging.WARNING, f"bcg-fixes: {name} are not watched, so {loss}: {problem}")
 
     def read_back(self, occasion: str) -> None:
         """Look at every applied fix again where SGLang finds it now; one that is gone is said, or ends the process."""
@@ -150,8 +185,7 @@ class Process:
     def show_metrics(self) -> None:
         """From now on: SGLang shows metrics, and has told prometheus_client where."""
         if self.metrics.start(procfs.title(os.getpid()) or multiprocessing.current_process().name):
-            for hook in watch.refusal_hooks(self):
-                self.watch(hook, "nobody counts why prefills are not replayed")
+            self.watch(watch.refusal_hooks(self), "nobody counts why prefills are not replayed")
 
     def lose(self, outcome: report.Outcome) -> None:
         decision, problem = outcome.decision, outcome.detail
