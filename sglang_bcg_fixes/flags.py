@@ -7,7 +7,7 @@ import difflib
 import os
 import pathlib
 import tempfile
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping
 
 from sglang_bcg_fixes.model import Fix, Kernel
 
@@ -219,16 +219,14 @@ def cache_dir(environ: Mapping[str, str] | None = None) -> pathlib.Path:
     return pathlib.Path(base) / "sglang-bcg-fixes"
 
 
-def export_digest(digest: str, environ: MutableMapping[str, str] | None = None) -> None:
+def export_digest(digest: str) -> None:
     """Let the processes that this one starts know what was planned here."""
-    environ = os.environ if environ is None else environ
-    environ[PLAN_DIGEST] = digest
+    os.environ[PLAN_DIGEST] = digest
 
 
-def instruments(environ: Mapping[str, str] | None = None) -> list[str]:
-    """What `verify` wants to be watched or refused in this process, by name."""
-    environ = os.environ if environ is None else environ
-    return [name.strip() for name in environ.get(INSTRUMENTS, "").split(",") if name.strip()]
+def instruments() -> list[str]:
+    """The names of the instruments that `verify` wants in this process."""
+    return [name.strip() for name in os.environ.get(INSTRUMENTS, "").split(",") if name.strip()]
 
 
 def environment_without_ours() -> dict[str, str]:
@@ -237,10 +235,9 @@ def environment_without_ours() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
 
-def plugin_choice(environ: Mapping[str, str] | None = None) -> str:
+def plugin_choice() -> str:
     """SGLang's own SGLANG_PLUGINS: the names it will load; empty means every installed plugin."""
-    environ = os.environ if environ is None else environ
-    return environ.get("SGLANG_PLUGINS", "").strip()
+    return os.environ.get("SGLANG_PLUGINS", "").strip()
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -164,7 +164,8 @@ class Kernel:
 
     `probe` answers affected where the places to change are known; `known` is like that of a fix: in any other form
     of source SGLang keeps its own code. `awaits` names the modules whose import is waited for, where not each one that
-    is changed will do: with the first of them the others are imported.
+    is changed will do: with the first of them the others are imported. One that is not `bit_exact` rounds differently
+    from SGLang's own code, so `auto` takes it only on a source that a GPU has run it on.
     """
 
     op: str
@@ -173,7 +174,7 @@ class Kernel:
     probe: Callable[[Source], Finding]
     known: Mapping[str, str] = dataclasses.field(default_factory=dict)
     patches: tuple[PatchPoint, ...] = ()
-    tolerance: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    bit_exact: bool = True
     awaits: tuple[str, ...] = ()
 
     @property

@@ -61,7 +61,7 @@ FIELDS: Mapping[type, Mapping[str, Wanted]] = {
         "probe": FUNCTION,
         "known": MAPPING,
         "patches": many("PatchPoint", one(PatchPoint)),
-        "tolerance": MAPPING,
+        "bit_exact": ("True or False", one(bool)),
         "awaits": many("modules", is_text),
     },
     PatchPoint: {

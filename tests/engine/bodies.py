@@ -72,7 +72,7 @@ def fix(name: str, *points: PatchPoint) -> Fix:
 
 
 def kernel(op: str, *impls: Impl, finding: Finding = KNOWN, points: Iterable[PatchPoint] = ()) -> Kernel:
-    return Kernel(op, "Test", impls, lambda source: finding, {}, tuple(points), {})
+    return Kernel(op, "Test", impls, lambda source: finding, {}, tuple(points))
 
 
 def through_kernel(original: Original, *args: Any, **kwargs: Any) -> list[Any]:

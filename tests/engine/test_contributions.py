@@ -98,10 +98,10 @@ def test_a_probe_that_gives_no_finding_is_unknown(extra: Extra, tmp_path: pathli
 
 
 def test_a_kernel_that_is_declared_wrongly_is_named_and_the_fixes_are_used(extra: Extra) -> None:
-    site = extra(text=with_kernel().replace("{}, points, {})", "{}, points, None)"))
+    site = extra(text=with_kernel().replace("{}, points, True)", "{}, points, None)"))
     done = command(site, "list")
     healthy(done)
-    words = "extra-fixes contributes extra_op, which cannot be used: its Kernel's tolerance is None, not a mapping"
+    words = "extra-fixes contributes extra_op, which cannot be used: its Kernel's bit_exact is None, not True or False"
     assert words in done.stderr and "extra_fix" in done.stdout and "extra_op" not in done.stdout
 
 

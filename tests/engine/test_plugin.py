@@ -346,7 +346,7 @@ def bcg_kernels():
         Impl("triton", Accepted, "tests.engine.bodies"),
     )
     points = (PatchPoint(("sglang.srt.target:KERNEL_POINT",), How.AROUND, "tests.engine.bodies:through_kernel"),)
-    return [Kernel("extra_op", "Something is quicker.", impls, lambda source: KERNEL_PROBE, {}, points, {})]
+    return [Kernel("extra_op", "Something is quicker.", impls, lambda source: KERNEL_PROBE, {}, points, True)]
 """
 )
 
@@ -372,7 +372,7 @@ def test_a_kernel_is_called_inside_the_fixes_and_told_of_with_what_was_rejected(
 
 
 def test_a_kernel_waits_for_the_module_that_it_names(extra: Extra, tmp_path: pathlib.Path) -> None:
-    site = extra(text=with_kernel().replace("points, {})]", "points, {}, ('sglang.srt.outer',))]"))
+    site = extra(text=with_kernel().replace("points, True)]", "points, True, ('sglang.srt.outer',))]"))
     code = (
         "from sglang.srt import target\n"
         "assert target.function(1) == ['around', 'function', 1, 1], 'it waits'\n"

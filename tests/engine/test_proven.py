@@ -46,7 +46,7 @@ def test_recorded_results_decide_what_is_on_by_default(release_root: Root, op: s
     for release in wheels.RELEASES:
         auto = choice(kernel, release_root(release))
         assert auto.proven is (release in PROVEN[op]), release
-        if not kernel.tolerance:
+        if kernel.bit_exact:
             # of integers, which a CPU has seen to be equal
             assert auto.name == "cuda"
             continue

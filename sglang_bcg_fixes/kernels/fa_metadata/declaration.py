@@ -73,5 +73,5 @@ KERNEL = Kernel(
         PatchPoint((EAGER,), How.AROUND, f"{BODIES}:eager"),
         PatchPoint(REPLAYS, How.AROUND, f"{BODIES}:replay"),
     ),
-    tolerance={},
+    bit_exact=True,
 )

@@ -244,7 +244,7 @@ def environment_of(arm: str, case: Case, known: registry.Registry, alone: str | 
         if fix.patches and asked_for and arm not in (STOCK, CHECKED):
             found[fix.flag] = "on"
     # answers are compared bit for bit, and these kernels round differently from SGLang's
-    found |= {kernel.flag: "off" for kernel in known.kernels if kernel.tolerance}
+    found |= {kernel.flag: "off" for kernel in known.kernels if not kernel.bit_exact}
     # to show a defect or a difference, graphs that fail the check must stay
     found[flags.SELFCHECK] = "warn" if arm in (PATCHED, CHECKED) else "off"
     if arm == REFERENCE:
