@@ -79,8 +79,8 @@ def modules_of(patched: Patched) -> list[str]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Mitigation:
-    """A way round a defect with SGLang's own flags.
+class Workaround:
+    """Flags of SGLang that avoid a defect.
 
     `option` must exist in the installed source for the flags to be offered: flag names differ between releases.
     """
@@ -108,7 +108,7 @@ class Fix:
     probe: Callable[[Source], Finding]
     known: Mapping[str, str] = dataclasses.field(default_factory=dict)
     patches: tuple[PatchPoint, ...] = ()
-    mitigations: tuple[Mitigation, ...] = ()
+    workarounds: tuple[Workaround, ...] = ()
     default: str = "auto"
     guard: bool = False
     after: tuple[str, ...] = ()
@@ -226,7 +226,7 @@ class Decision(Generic[Subject]):
         """The next step for a user whose server does not start without it."""
         return (
             f"Set SGLANG_BCG_FIXES=auto, or {self.subject.flag}=off, to serve without it; `bcg-fixes doctor` shows a "
-            f"way round"
+            f"workaround"
         )
 
     @property

@@ -57,8 +57,8 @@ def fix_page(fix: Fix, verdicts: dict[str, dict[str, str]]) -> str:
         lines += [f"## {section}", "", folded(fix.section(section)), ""]
     if fix.upstream:
         lines += ["## Upstream", "", *(f"- {link}" for link in fix.upstream), ""]
-    lines += ["## Workarounds", "", *(f"- `{way.flags}`: {way.effect}" for way in fix.mitigations), ""]
-    if not fix.mitigations:
+    lines += ["## Workarounds", "", *(f"- `{way.flags}`: {way.effect}" for way in fix.workarounds), ""]
+    if not fix.workarounds:
         lines[-1:] = ["No flag of SGLang avoids it.", ""]
     if fix.patches:
         lines += ["## What is patched", ""]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from sglang_bcg_fixes.model import Mitigation
+from sglang_bcg_fixes.model import Workaround
 
 # newer name first: a release that knows both has deprecated the older
 PREFILL_GRAPHS_OFF = (
-    Mitigation(
+    Workaround(
         flags="--cuda-graph-backend-prefill disabled",
         option="--cuda-graph-backend-prefill",
         effect="prefill runs eagerly: correct, slower on short prompts",
     ),
-    Mitigation(
+    Workaround(
         flags="(leave out) --enable-breakable-cuda-graph",
         option="--enable-breakable-cuda-graph",
         effect="releases without --cuda-graph-backend-prefill make breakable graphs only when asked to",
@@ -19,12 +19,12 @@ PREFILL_GRAPHS_OFF = (
 )
 
 DECODE_GRAPHS_OFF = (
-    Mitigation(
+    Workaround(
         flags="--cuda-graph-backend-decode disabled",
         option="--cuda-graph-backend-decode",
         effect="decode and target verification run eagerly: correct, slower",
     ),
-    Mitigation(
+    Workaround(
         flags="--disable-cuda-graph",
         option="--disable-cuda-graph",
         effect="decode and target verification run eagerly: correct, slower",
@@ -32,7 +32,7 @@ DECODE_GRAPHS_OFF = (
 )
 
 DECODE_PADDING_OFF = (
-    Mitigation(
+    Workaround(
         flags="--disable-cuda-graph-padding",
         option="--disable-cuda-graph-padding",
         effect="decode uses a graph only if one of exactly that batch size was captured, else it is eager",
@@ -40,7 +40,7 @@ DECODE_PADDING_OFF = (
 )
 
 NO_BREAKABLE_GRAPHS_AND_NO_PADDING = (
-    Mitigation(
+    Workaround(
         flags="--disable-cuda-graph-padding, and (leave out) --enable-breakable-cuda-graph",
         option="--disable-cuda-graph-padding",
         effect="no decode graph has padded rows and no prefill runner has a buffer of the wrong type",
@@ -48,12 +48,12 @@ NO_BREAKABLE_GRAPHS_AND_NO_PADDING = (
 )
 
 DRAFT_WITHOUT_TRITON = (
-    Mitigation(
+    Workaround(
         flags="--speculative-draft-attention-backend fa3 (or flashinfer), or, with topk 1, --disable-cuda-graph",
         option="--speculative-draft-attention-backend",
         effect="the draft model's extend step leaves the Triton backend's graph path",
     ),
-    Mitigation(
+    Workaround(
         flags="--attention-backend fa3 (or flashinfer), or, with topk 1, --disable-cuda-graph",
         option="--attention-backend",
         effect="the Triton backend's graph path is not used",
@@ -61,7 +61,7 @@ DRAFT_WITHOUT_TRITON = (
 )
 
 FEWER_PREFILL_GRAPHS = (
-    Mitigation(
+    Workaround(
         flags="--piecewise-cuda-graph-tokens 512 1024 2048 (few sizes), or (leave out) --enable-breakable-cuda-graph",
         option="--piecewise-cuda-graph-tokens",
         effect="one hidden-state tensor is kept per size, so few sizes use little memory",
@@ -69,7 +69,7 @@ FEWER_PREFILL_GRAPHS = (
 )
 
 PAGES_OF_ONE_TOKEN = (
-    Mitigation(
+    Workaround(
         flags="--page-size 1",
         option="--page-size",
         effect="slots and pages are the same thing",
@@ -77,7 +77,7 @@ PAGES_OF_ONE_TOKEN = (
 )
 
 NO_OVERLAPPING_HALVES = (
-    Mitigation(
+    Workaround(
         flags="(leave out) --enable-two-batch-overlap",
         option="--enable-two-batch-overlap",
         effect="batches are not split",
@@ -85,7 +85,7 @@ NO_OVERLAPPING_HALVES = (
 )
 
 ONE_BRANCH_OF_DRAFTS = (
-    Mitigation(
+    Workaround(
         flags="--speculative-eagle-topk 1",
         option="--speculative-eagle-topk",
         effect="drafts form one chain, which needs no separate table",

@@ -9,7 +9,7 @@ from typing import Any
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.cli import pip_faults
 from sglang_bcg_fixes.cli.harmless import HARMLESS
-from sglang_bcg_fixes.model import Action, Decision, Fix, Mitigation
+from sglang_bcg_fixes.model import Action, Decision, Fix, Workaround
 from sglang_bcg_fixes.planning import plan
 from sglang_bcg_fixes.planning.registry import Registry
 from sglang_bcg_fixes.process import report_folders
@@ -62,7 +62,7 @@ class Examination:
                     **decision.as_dict(),
                     "title": fix.title,
                     "flag": fix.flag if fix.patches else None,
-                    "mitigation": dataclasses.asdict(way) if (way := mitigation(fix, self.source)) else None,
+                    "mitigation": dataclasses.asdict(way) if (way := workaround(fix, self.source)) else None,
                 }
                 for decision in self.plan.fixes
                 for fix in (decision.subject,)
@@ -104,7 +104,7 @@ class Examination:
         text = ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items())
         text += f"; {sum(d.action is Action.APPLY for d in self.plan.fixes)} would be mended"
         if unmended:
-            text += f"; {len(unmended)} without a fix in this version, use their way round: {', '.join(unmended)}"
+            text += f"; {len(unmended)} without a fix in this version, use their workaround: {', '.join(unmended)}"
         if self.wanted_but_missing:
             text += f"; WANTED AND MISSING: {', '.join(d.id for d in self.wanted_but_missing)}"
         return text
@@ -127,7 +127,7 @@ def installed_version(distribution: str) -> str | None:
 
 
 def describe(decision: Decision[Fix], source: Source, everything: bool) -> list[str]:
-    """A header, and for what concerns this source also evidence, action, switch and way round."""
+    """A header, and for what concerns this source also evidence, action, switch and workaround."""
     fix, finding = decision.subject, decision.finding
     lines = [f"{finding.verdict.value:9} {fix.id}: {fix.title}"]
     if finding.verdict in (Verdict.FIXED, Verdict.ABSENT) and not everything:
@@ -140,15 +140,15 @@ def describe(decision: Decision[Fix], source: Source, everything: bool) -> list[
     lines.append(f"{'':10}action     {WOULD[decision.action]}{f': {decision.reason}' if is_off else ''}")
     if fix.patches:
         lines.append(f"{'':10}switch     {fix.flag}={'on' if is_off else 'off'}")
-    way = mitigation(fix, source)
-    told = f"{way.flags}  ({way.effect})" if way else "no flag of this release avoids it"
-    lines.append(f"{'':10}way round  {told}")
+    way = workaround(fix, source)
+    shown = f"{way.flags}  ({way.effect})" if way else "no flag of this release avoids it"
+    lines.append(f"{'':10}workaround {shown}")
     return lines
 
 
-def mitigation(fix: Fix, source: Source) -> Mitigation | None:
-    """The first way round whose option this release has."""
-    return next((way for way in fix.mitigations if source.has_option(way.option)), None)
+def workaround(fix: Fix, source: Source) -> Workaround | None:
+    """The first workaround whose option this release has."""
+    return next((way for way in fix.workarounds if source.has_option(way.option)), None)
 
 
 def loading_problem() -> str | None:

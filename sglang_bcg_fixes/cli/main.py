@@ -182,7 +182,7 @@ def explanation(fix: Fix) -> str:
         lines += [section, textwrap.indent(textwrap.fill(fix.section(section), 100), "  "), ""]
     if fix.upstream:
         lines += ["Upstream", *(f"  {link}" for link in fix.upstream), ""]
-    lines += ["Ways round, by the flags of the release", *(f"  {w.flags}  ({w.effect})" for w in fix.mitigations), ""]
+    lines += ["Workarounds, by the flags of the release", *(f"  {w.flags}  ({w.effect})" for w in fix.workarounds), ""]
     if fix.patches:
         points = [f"  {' or '.join(point.where)} ({point.how.value})" for point in fix.patches]
         lines += ["What is patched", *points, "", f"Switch: {fix.flag}=auto|off|on, by default {fix.default}"]

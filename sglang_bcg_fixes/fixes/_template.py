@@ -41,6 +41,6 @@ FIX = Fix(
     upstream=("https://github.com/sgl-project/sglang/issues/0",),
     probe=probe,
     patches=(PatchPoint(where=(f"{MODULE}:SomeClass.some_method",), how=How.AROUND, body=body),),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=("the GPU case that shows it",),
 )

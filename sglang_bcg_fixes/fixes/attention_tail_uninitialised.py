@@ -42,6 +42,6 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(PatchPoint(BREAKS, How.GRAPH_BREAK, run_and_zero_tail),),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

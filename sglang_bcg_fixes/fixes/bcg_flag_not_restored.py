@@ -58,5 +58,5 @@ FIX = Fix(
     probe=probe,
     patches=(PatchPoint(SCOPES, How.AROUND, restore_the_flag),),
     default="off",
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
 )

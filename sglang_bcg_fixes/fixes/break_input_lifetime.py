@@ -44,6 +44,6 @@ FIX = Fix(
     ),
     probe=probe,
     patches=(PatchPoint(WEAK_PLACES, How.AROUND, keep_and_view),),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

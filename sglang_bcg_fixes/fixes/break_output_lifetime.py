@@ -37,6 +37,6 @@ FIX = Fix(
     upstream=("https://github.com/sgl-project/sglang/pull/30584",),
     probe=probe,
     patches=(PatchPoint(WEAK_PLACES, How.AROUND, keep_and_view),),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

@@ -65,6 +65,6 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(PatchPoint((BREAK,), How.GRAPH_BREAK, run_with_real_positions),),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

@@ -78,6 +78,6 @@ FIX = Fix(
         PatchPoint((TRIM,), How.AROUND, keep_when_trimming, needed=trims),
         PatchPoint(REPLAYS, How.AROUND, keep_when_replaying, needed=lambda source: not trims(source)),
     ),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

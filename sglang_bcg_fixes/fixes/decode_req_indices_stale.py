@@ -45,6 +45,6 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(PatchPoint(where=(OLD_BUFFERS,), how=How.BEFORE, body=zero_padded_rows),),
-    mitigations=DECODE_PADDING_OFF,
+    workarounds=DECODE_PADDING_OFF,
     verify=("gpt_oss_decode_padding",),
 )

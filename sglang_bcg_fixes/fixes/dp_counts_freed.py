@@ -45,6 +45,6 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(PatchPoint((f"{PREFILL}.capture_prepare",), How.AROUND, keep_the_batch),),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

@@ -165,6 +165,6 @@ FIX = Fix(
         PatchPoint((EAGER,), How.AROUND, eager_prefix_alone),
         PatchPoint((FORWARD,), How.AROUND, zero_rows_of_nobody),
     ),
-    mitigations=DRAFT_WITHOUT_TRITON,
+    workarounds=DRAFT_WITHOUT_TRITON,
     verify=("eagle_triton_draft_extend",),
 )

@@ -54,6 +54,6 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(PatchPoint(MAY_REPLAY, How.AROUND, refuse_images),),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     default="off",
 )

@@ -108,6 +108,6 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(PatchPoint((f"{PREFILL}.capture",), How.BEFORE, give_the_draft_a_buffer),),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     default="off",
 )

@@ -61,6 +61,6 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(PatchPoint((FILL,), How.AROUND, of_the_tokens_so_far),),
-    mitigations=PAGES_OF_ONE_TOKEN,
+    workarounds=PAGES_OF_ONE_TOKEN,
     verify=("eagle_prefix_only_worker",),
 )

@@ -65,6 +65,6 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(PatchPoint((BREAK,), How.GRAPH_BREAK, run_and_zero_tail),),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=("kimi_linear_prefill_graph",),
 )

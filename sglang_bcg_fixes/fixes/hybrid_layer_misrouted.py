@@ -14,7 +14,7 @@ import ast
 import copy
 from typing import Any
 
-from sglang_bcg_fixes.model import Fix, How, Mitigation, PatchPoint
+from sglang_bcg_fixes.model import Fix, How, PatchPoint, Workaround
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.syntax import Definition
 from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
@@ -67,8 +67,8 @@ FIX = Fix(
     upstream=("https://github.com/sgl-project/sglang/pull/23331",),
     probe=probe,
     patches=(PatchPoint((f"{RUNNERS_CONFIG}._config_draft_model",), How.BEFORE, give_the_draft_its_own),),
-    mitigations=(
-        Mitigation(
+    workarounds=(
+        Workaround(
             flags="(leave out) --speculative-adaptive",
             option="--speculative-adaptive",
             effect="the target's list is made before there is a draft",

@@ -120,7 +120,7 @@ FIX = Fix(
         PatchPoint((f"{PREFILL}.capture", f"{OLD_PREFILL}._warmup"), How.BEFORE, prefer_structure),
         PatchPoint((f"{OLD_PREFILL}.__init__",), How.AFTER, say_where_the_layers_are, needed=is_old),
     ),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     default="off",
     verify=("llama_stack_by_structure",),
 )

@@ -75,6 +75,6 @@ FIX = Fix(
             body=run_and_zero_tail,
         ),
     ),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=("qwen3_next_prefill_graph", "qwen3_5_text_prefill_graph", "qwen3_5_prefill_graph"),
 )

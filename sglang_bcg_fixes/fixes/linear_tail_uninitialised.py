@@ -58,7 +58,7 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(PatchPoint((BREAK,), How.GRAPH_BREAK, run_and_zero_tail),),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=(
         "qwen3_next_prefill_graph",
         "qwen3_5_text_prefill_graph",

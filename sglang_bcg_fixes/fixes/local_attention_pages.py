@@ -156,6 +156,6 @@ FIX = Fix(
         PatchPoint((EAGER,), How.AROUND, plan_eager, needed=eager_is_wrong),
         PatchPoint((REPLAY,), How.AROUND, plan_replay),
     ),
-    mitigations=PAGES_OF_ONE_TOKEN,
+    workarounds=PAGES_OF_ONE_TOKEN,
     verify=("llama_prefix_cache",),
 )

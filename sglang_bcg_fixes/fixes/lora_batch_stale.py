@@ -65,6 +65,6 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(PatchPoint(MAY_REPLAY, How.AROUND, refuse_adapters),),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

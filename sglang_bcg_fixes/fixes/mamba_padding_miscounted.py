@@ -86,6 +86,6 @@ FIX = Fix(
         # inherited: the others, which receive the number, keep the original
         PatchPoint((f"{LIGHTNING}._replay_metadata",), How.AROUND, BODY, needed=lightning_guesses_alone),
     ),
-    mitigations=DECODE_GRAPHS_OFF,
+    workarounds=DECODE_GRAPHS_OFF,
     verify=("qwen3_next_adaptive_speculation",),
 )

@@ -91,6 +91,6 @@ FIX = Fix(
     ),
     probe=probe,
     patches=(PatchPoint(MAY_REPLAY, How.AROUND, can_run),),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=("falcon_h1_checkpoints",),
 )

@@ -50,6 +50,6 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(PatchPoint((f"{PREFILL}.load_batch",), How.BEFORE, clear_the_mask),),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=("qwen3_next_prefix_cache",),
 )

@@ -74,6 +74,6 @@ FIX = Fix(
         *(PatchPoint((where,), How.AROUND, as_under_a_piecewise_graph) for where in PLAN),
         PatchPoint((WARM_UP,), How.AROUND, under_a_breakable_graph, needed=warms_up_outside),
     ),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=("kimi_linear_prefill_graph",),
 )

@@ -64,6 +64,6 @@ FIX = Fix(
             as_under_a_piecewise_graph,
         ),
     ),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=("kimi_linear_prefill_graph",),
 )

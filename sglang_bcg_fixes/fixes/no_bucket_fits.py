@@ -51,6 +51,6 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(PatchPoint((CAPTURE,), How.AROUND, as_record),),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

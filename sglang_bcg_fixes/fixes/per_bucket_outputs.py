@@ -39,5 +39,5 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    mitigations=FEWER_PREFILL_GRAPHS,
+    workarounds=FEWER_PREFILL_GRAPHS,
 )

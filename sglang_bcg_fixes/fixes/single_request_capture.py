@@ -361,6 +361,6 @@ FIX = Fix(
         PatchPoint((f"{OLD_PREFILL}.replay",), How.REPLACE, replay),
     ),
     after=("linear_attention_captured", "mla_dispatch_unaware"),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_several_requests",),
 )

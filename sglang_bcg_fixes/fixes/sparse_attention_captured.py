@@ -118,6 +118,6 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(PatchPoint((f"{PREFILL}.capture",), How.AROUND, capture_with_breaks),),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

@@ -104,6 +104,6 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(PatchPoint((f"{BACKEND}:{MIXER}",), How.AROUND, break_round_the_mixer),),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=("falcon_h1_prefill_graph", "falcon_h1_checkpoints"),
 )

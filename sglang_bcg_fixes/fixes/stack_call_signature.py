@@ -260,6 +260,6 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(PatchPoint(where=RUN_FORWARD, how=How.AROUND, body=call_layers_by_name),),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=("phi_prefill_graph", "cohere_prefill_graph", "qwen3_next_prefill_graph"),
 )

@@ -53,6 +53,6 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(PatchPoint((STORE,), How.AROUND, look_up_those_of_the_call),),
-    mitigations=NO_OVERLAPPING_HALVES,
+    workarounds=NO_OVERLAPPING_HALVES,
     verify=("gpt_oss_decode_padding",),
 )

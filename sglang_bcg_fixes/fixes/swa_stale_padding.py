@@ -88,6 +88,6 @@ FIX = Fix(
         PatchPoint((FILL,), How.BEFORE, zero_padded_locations, needed=padding_is_stale),
         PatchPoint((SHARE,), How.BEFORE, make_locations_int32, needed=types_differ),
     ),
-    mitigations=NO_BREAKABLE_GRAPHS_AND_NO_PADDING,
+    workarounds=NO_BREAKABLE_GRAPHS_AND_NO_PADDING,
     verify=("gpt_oss_decode_padding", "gpt_oss_breakable_start"),
 )

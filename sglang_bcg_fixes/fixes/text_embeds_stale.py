@@ -101,6 +101,6 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(PatchPoint((EXECUTE,), How.AROUND, fill_before_replay),),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

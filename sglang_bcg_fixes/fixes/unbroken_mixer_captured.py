@@ -218,6 +218,6 @@ FIX = Fix(
     guard=True,
     # wraps that fix's methods, which would look for layers in vain
     after=("single_request_capture",),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

@@ -52,6 +52,6 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(PatchPoint((PREPARE,), How.AROUND, translate_both),),
-    mitigations=ONE_BRANCH_OF_DRAFTS,
+    workarounds=ONE_BRANCH_OF_DRAFTS,
     verify=("gpt_oss_decode_padding",),
 )

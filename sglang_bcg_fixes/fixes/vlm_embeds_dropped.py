@@ -163,6 +163,6 @@ FIX = Fix(
         PatchPoint(MAY_REPLAY, How.AROUND, refuse_positions, needed=drops_positions_only),
         PatchPoint((VOTE,), How.AROUND, vote_against_deepstack, needed=vote_knows_images),
     ),
-    mitigations=PREFILL_GRAPHS_OFF,
+    workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sglang_bcg_fixes.model import Fix, How, Impl, Kernel, Mitigation, PatchPoint
+from sglang_bcg_fixes.model import Fix, How, Impl, Kernel, PatchPoint, Workaround
 
 # what a field has to be, in words, and how that is found out
 Wanted = tuple[str, Callable[[Any], bool]]
@@ -49,7 +49,7 @@ FIELDS: Mapping[type, Mapping[str, Wanted]] = {
         "probe": FUNCTION,
         "known": MAPPING,
         "patches": many("PatchPoint", one(PatchPoint)),
-        "mitigations": many("Mitigation", one(Mitigation)),
+        "workarounds": many("Workaround", one(Workaround)),
         "default": ("auto, off or on", lambda value: value in ("auto", "off", "on")),
         "after": many("ids", is_name),
         "verify": many("texts", is_text),
@@ -71,7 +71,7 @@ FIELDS: Mapping[type, Mapping[str, Wanted]] = {
         "aliases": many("places", is_place),
         "needed": FUNCTION,
     },
-    Mitigation: {"flags": TEXT, "option": TEXT, "effect": TEXT},
+    Workaround: {"flags": TEXT, "option": TEXT, "effect": TEXT},
     Impl: {"name": TEXT, "accepts": FUNCTION, "module": TEXT, "only_by_name": ("a text", one(str))},
 }
 

@@ -210,7 +210,7 @@ class Process:
         if decision.mends:
             say(
                 logging.WARNING,
-                f"bcg-fixes: {decision.id} is not applied ({state}): {detail}. `bcg-fixes doctor` shows a way round; "
+                f"bcg-fixes: {decision.id} is not applied ({state}): {detail}. `bcg-fixes doctor` shows a workaround; "
                 f"{decision.subject.flag}=off silences this; please report it with the output of "
                 f"`bcg-fixes doctor --json`",
             )

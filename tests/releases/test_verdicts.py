@@ -64,7 +64,7 @@ def test_verdicts_are_those_of_the_table(release: str, release_root: Root) -> No
 @pytest.mark.parametrize(("fix", "release"), AFFECTED, ids=lambda value: getattr(value, "id", value))
 def test_an_affected_release_has_a_way_round(fix: Fix, release: str, release_root: Root) -> None:
     source = source_in(release_root(release))
-    offered = [way.option for way in fix.mitigations if source.has_option(way.option)]
+    offered = [way.option for way in fix.workarounds if source.has_option(way.option)]
     assert offered or "No flag" in fix.section("Change")
 
 

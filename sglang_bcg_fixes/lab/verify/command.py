@@ -428,7 +428,7 @@ def known_defects(case: Case, known: registry.Registry, source: Source) -> list[
     found = []
     for decision in made.fixes:
         if decision.action is Action.NO_FIX and decision.id in case.watches:
-            ways = [way.flags for way in decision.subject.mitigations if source.has_option(way.option)]
+            ways = [way.flags for way in decision.subject.workarounds if source.has_option(way.option)]
             found.append(f"{decision.id} has no fix in this version; workaround: {(ways or ['none'])[0]}")
     return found
 
