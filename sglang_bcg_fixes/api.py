@@ -1,4 +1,4 @@
-"""What a package may contribute through the entry-point group `sglang_bcg_fixes`; hooks return data only."""
+"""Hooks of the entry-point group `sglang_bcg_fixes`, through which packages contribute data."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ KERNEL_STATES = ("auto", "off", "reference", "triton", "cuda")
 
 
 class FlagError(Exception):
-    """A setting that cannot be meant, with the nearest one that could."""
+    """An invalid setting, with the nearest valid one."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Flag:
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What the environment asks for."""
+    """The settings in the environment."""
 
     mode: str
     fixes: Mapping[str, str]
@@ -132,14 +132,14 @@ def read(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mapping[str, 
             mistakes.append(f"{name}={value} is none of {', '.join(allowed)}{nearest(value.lower(), allowed)}")
     canary = given.get(CANARY, rows[CANARY].default)
     if not canary.isdecimal():
-        mistakes.append(f"{CANARY}={canary} is no number of prefills, such as 100")
+        mistakes.append(f"{CANARY}={canary} is not a number of prefills; set 0 or more, such as 100")
     if mistakes:
         raise FlagError("; ".join(mistakes) + ". `bcg-fixes list` shows every flag")
     mode = chosen[FIXES]
     off_by: dict[str, str] = {}
 
     def state_of(flag: str, *switches: str) -> str:
-        """What its own flag says counts; `auto` gives way to a switch that is off."""
+        """The state by its own flag; `auto` gives way to a switch that is off."""
         off = [name for name in switches if chosen[name] == "off"]
         if chosen[flag] == "auto" and off:
             off_by[flag] = f"{off[0]}=off"
@@ -162,16 +162,16 @@ def read(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mapping[str, 
 
 
 def report_dir(environ: Mapping[str, str] | None = None) -> pathlib.Path:
-    """Where this user's processes report: told, or a folder that only this user can have made."""
+    """This user's report folder: configured, or one that only this user can have made."""
     environ = os.environ if environ is None else environ
-    return configured_report_dir(environ) or pathlib.Path(tempfile.gettempdir()) / f"sglang-bcg-fixes-{os.getuid()}"
+    return chosen_report_dir(environ) or pathlib.Path(tempfile.gettempdir()) / f"sglang-bcg-fixes-{os.getuid()}"
 
 
 def report_dir_of(environ: Mapping[str, str], user: int) -> pathlib.Path:
-    """Where a process with this environment reports, which may be another user's."""
+    """The report folder of a process with this environment, which may be another user's."""
     temporary = [environ[name] for name in ("TMPDIR", "TEMP", "TMP") if environ.get(name)]
     base = next((folder for folder in temporary if os.path.isdir(folder)), "/tmp")
-    return configured_report_dir(environ) or pathlib.Path(base) / f"sglang-bcg-fixes-{user}"
+    return chosen_report_dir(environ) or pathlib.Path(base) / f"sglang-bcg-fixes-{user}"
 
 
 def look_alikes(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mapping[str, str] | None = None) -> list[str]:
@@ -192,26 +192,26 @@ def look_alikes(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mappin
 
 
 def squeezed(name: str) -> str:
-    """As names are alike to who types them."""
+    """A name without the characters that are easily mistyped."""
     return name.replace("_", "").replace("-", "").upper()
 
 
-def configured_report_dir(environ: Mapping[str, str]) -> pathlib.Path | None:
+def chosen_report_dir(environ: Mapping[str, str]) -> pathlib.Path | None:
     runtime = environ.get("XDG_RUNTIME_DIR", "").strip()
-    return told_report_dir(environ) or (pathlib.Path(runtime) / "sglang-bcg-fixes" if runtime else None)
+    return configured_report_dir(environ) or (pathlib.Path(runtime) / "sglang-bcg-fixes" if runtime else None)
 
 
-def told_report_dir(environ: Mapping[str, str] | None = None) -> pathlib.Path | None:
+def configured_report_dir(environ: Mapping[str, str] | None = None) -> pathlib.Path | None:
     environ = os.environ if environ is None else environ
-    told = environ.get(REPORT_DIR, "").strip()
-    return pathlib.Path(told) if told else None
+    folder = environ.get(REPORT_DIR, "").strip()
+    return pathlib.Path(folder) if folder else None
 
 
 def cache_dir(environ: Mapping[str, str] | None = None) -> pathlib.Path:
     environ = os.environ if environ is None else environ
-    told = environ.get(CACHE_DIR, "").strip()
-    if told:
-        return pathlib.Path(told)
+    folder = environ.get(CACHE_DIR, "").strip()
+    if folder:
+        return pathlib.Path(folder)
     # pathlib raises where there is neither HOME nor a user of this number, as in many containers
     base = environ.get("XDG_CACHE_HOME", "").strip() or os.path.expanduser("~/.cache")
     if base.startswith("~"):
@@ -230,7 +230,7 @@ def instruments() -> list[str]:
 
 
 def environment_without_ours() -> dict[str, str]:
-    """What a process is given that chooses its plugins and their settings itself."""
+    """The environment for a process that chooses its plugins and their settings itself."""
     ours = (PREFIX, "SGLANG_PLUGINS")
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 

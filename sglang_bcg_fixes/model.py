@@ -1,4 +1,4 @@
-"""The nouns of this package, frozen and free of torch: what a fix is, what a probe found, what was decided."""
+"""The nouns of this package, frozen and free of torch: fixes, kernels, patches, decisions."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _loaded: list[Process] = []
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """Syntax trees are a hundred thousand objects in no cycle, and looking for one there goes through all of torch."""
+    """Pause the GC: ASTs are 100k objects without a cycle, and each collection would scan torch."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -35,7 +35,7 @@ def collector_paused() -> Iterator[None]:
 
 @collector_paused()
 def load() -> Process:
-    """Probe the installed SGLang, mend what it needs, read it back, say so; once per process."""
+    """Probe the installed SGLang, apply what it needs, read it back and log it; once per process."""
     if not _loaded:
         started = time.perf_counter()
         try:
@@ -45,7 +45,7 @@ def load() -> Process:
                 say(logging.WARNING, f"bcg-fixes: {words}")
             source = releases.installed()
             if source is None:
-                raise releases.ReleaseError("no SGLang can be imported here; install it beside this package")
+                raise releases.ReleaseError("no SGLang can be imported here; install it in this environment")
             made = plan.make(known, settings, source)
             source.forget()
             _loaded.append(Process(settings, source, made))
@@ -53,10 +53,10 @@ def load() -> Process:
         except (flags.FlagError, registry.RegistryError, plan.PlanError, releases.ReleaseError) as error:
             raise SystemExit(f"bcg-fixes refuses to start: {error}") from error
         except Exception as error:
-            # a contribution that is no list of fixes, for one; SGLang would go on with no fix or with half of them
+            # such as a broken contribution; SGLang would go on with no fix or with half of them
             logger.exception("bcg-fixes has failed")
             raise SystemExit(
-                f"bcg-fixes refuses to start, for it has failed: {type(error).__name__}: {error}. Please report the "
-                f"traceback; without bcg_fixes in SGLANG_PLUGINS the server starts, without any fix"
+                f"bcg-fixes refuses to start, because it has failed: {type(error).__name__}: {error}. Please report "
+                f"the traceback; without bcg_fixes in SGLANG_PLUGINS the server starts, without any fix"
             ) from error
     return _loaded[0]

@@ -152,7 +152,7 @@ def workaround(fix: Fix, source: Source) -> Workaround | None:
 
 
 def loading_problem() -> str | None:
-    """Why SGLang would not load this plugin in the environment at hand, or None."""
+    """Explain why SGLang would not load this plugin in this environment, or return None."""
     names = {entry.name for entry in importlib.metadata.entry_points(group=PLUGIN_GROUP)}
     if ENTRY_POINT not in names:
         return (

@@ -1,4 +1,4 @@
-"""Spots in SGLang's source that look like defects and are none, each with the test that shows it on real releases."""
+"""Code of SGLang that looks defective and is right, each with a test on real releases."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Harmless:
-    """`test` is "file::function" in the repository; no probe asks for such a spot, and no server pays for it."""
+    """`test` is "file::function" in the repository; no probe looks for it, so no server pays."""
 
     id: str
     title: str

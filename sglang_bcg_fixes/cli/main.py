@@ -1,4 +1,4 @@
-"""`bcg-fixes` doctor, explain, list, status, verify, bench; none of them imports SGLang or torch into this process."""
+"""`bcg-fixes` doctor, explain, list, status, verify, bench; none imports SGLang or torch here."""
 
 from __future__ import annotations
 
@@ -232,7 +232,7 @@ def run_status(options: argparse.Namespace) -> int:
         print(note, file=sys.stderr if options.json else sys.stdout)
     if options.json:
         print(json.dumps(live, indent=1))
-        # beside the JSON, which is a list of processes
+        # not in the JSON, which is a list of processes
         for difference in differences:
             print(f"bcg-fixes status: ranks differ: {difference}", file=sys.stderr)
         return MISSING if differences else GOOD

@@ -48,7 +48,7 @@ def kernels_unbounded(source: Source, versions: Versions) -> str | None:
 
 
 def requirement(source: Source, name: str) -> str | None:
-    """What SGLang's own metadata asks of a distribution: "" for any version, None where it does not ask for it."""
+    """SGLang's requirement on a distribution: "" for any version, None if it has none."""
     metadata = source.text(f"sglang-{source.version}.dist-info/METADATA") or ""
     found = re.search(rf"^Requires-Dist: {re.escape(name)}(?![\w.-]) *([^;\n]*)(;.*)?$", metadata, re.MULTILINE)
     return found.group(1).strip() if found and "extra ==" not in (found.group(2) or "") else None

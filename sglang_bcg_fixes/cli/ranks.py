@@ -1,4 +1,4 @@
-"""Which of the reporting processes are one server's, and whether its ranks have the same fixes.
+"""The processes of each server, and the differences between the fixes of its ranks.
 
 Ranks that run different code give different answers to the same collective, or hang in it. A process belongs to the
 outermost of its ancestors that reports, and SGLang gives its schedulers titles, such as `sglang::scheduler_TP0`.
@@ -33,7 +33,7 @@ def with_ranks(contents: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def differences(contents: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What the schedulers of one server do not have in common."""
+    """List the differences between the schedulers of one server."""
     found = []
     for server in dict.fromkeys(content["server"] for content in contents):
         ranks = [each for each in contents if each["server"] == server and is_rank(each)]
@@ -47,7 +47,7 @@ def is_rank(content: Mapping[str, Any]) -> bool:
 
 
 def is_loaded(content: Mapping[str, Any]) -> bool:
-    """Whether SGLang has imported what is patched; nothing is read back where nothing is."""
+    """Tell whether SGLang has imported what is patched; without patches nothing is read back."""
     there = {row["state"] for row in report.rows(content)}
     return bool(content["read_back"]) or not {report.APPLIED, report.WAITING} & there
 
@@ -57,7 +57,7 @@ def name(content: Mapping[str, Any]) -> str:
 
 
 def compared(rank: Mapping[str, Any], first: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Where two ranks differ, told of each."""
+    """List the differences of two ranks, in words for each."""
     found = []
     if rank["plan"] != first["plan"]:
         found.append((f"plans {rank['plan']}", f"plans {first['plan']}"))

@@ -1,4 +1,4 @@
-"""`python -m sglang_bcg_fixes -- MODULE ARGUMENTS...`: the plugin for modules in which SGLang loads none."""
+"""`python -m sglang_bcg_fixes -- MODULE ...`: the plugin for modules that load no plugins."""
 
 from __future__ import annotations
 

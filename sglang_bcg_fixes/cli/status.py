@@ -1,4 +1,4 @@
-"""What `bcg-fixes status` adds to a process's report: what its counters say at this moment."""
+"""Additions of `bcg-fixes status` to a process's report: the counters at this moment."""
 
 from __future__ import annotations
 

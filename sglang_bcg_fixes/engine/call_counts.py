@@ -1,4 +1,4 @@
-"""How often each patched place was reached: counted where it is patched, shown to other processes once for each batch.
+"""Calls of each patched place: counted in its wrapper, shown to other processes once a batch.
 
 What is shown lies in memory without a file on any disk, which nobody can cut short under a running server, and which is
 gone with the process. `bcg-fixes status` opens it through /proc: the server needs no thread and no signal to answer.
@@ -64,8 +64,8 @@ class Tally:
 
     def show(self) -> None:
         if self._shown is not None:
-            told = array.array(FORMAT, self.counts[:CAPACITY]).tobytes()
-            self._shown[: len(told)] = told
+            content = array.array(FORMAT, self.counts[:CAPACITY]).tobytes()
+            self._shown[: len(content)] = content
 
     def start_anew(self) -> None:
         """In a forked child: what it reaches, its parent has not, and the memory is its parent's."""
@@ -83,7 +83,7 @@ TALLY = Tally()
 
 
 def tracing_check() -> Callable[[], bool]:
-    """What torch's compiler takes for true while it traces the caller, and what is false for everybody else.
+    """A function that torch's compiler sees as true while it traces the caller, and that is false otherwise.
 
     A counter that it traces is a reason to compile again at every call. Where torch has not been imported nothing is
     traced: the code of SGLang that can be brings torch along, and is patched after its import.

@@ -29,7 +29,7 @@ class NoBreaksHere(Exception):
 
 
 def is_product(value: Any) -> bool:
-    """Whether this object was made by any release's `eager_on_graph`."""
+    """Tell whether this object was made by any release's `eager_on_graph`."""
     code = getattr(graph_call(value), "__code__", None)
     return code is not None and code.co_name == "wrapper" and code.co_filename.endswith("breakable_cuda_graph.py")
 
@@ -79,7 +79,7 @@ def around(original: Callable[..., Any], body: Callable[..., Any], number: int) 
 
 
 def decorate(inner: Callable[..., Any], capture_stub: Callable[..., Any] | None) -> Any:
-    """The installed release's own decorator round a function, in the form that this release takes its arguments."""
+    """Apply the installed release's own decorator, with its arguments in that release's form."""
     eager_on_graph = load("breakable_cuda_graph").eager_on_graph
     arguments = {} if capture_stub is None else {"capture_stub": capture_stub}
     if "fn" in inspect.signature(eager_on_graph).parameters:

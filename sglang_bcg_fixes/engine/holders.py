@@ -1,4 +1,4 @@
-"""Who else holds a function that is replaced: copies that can follow, and tables, classes and closures that cannot."""
+"""Other holders of a replaced function: copies that follow, tables and closures that cannot."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def owner(change: Change) -> str:
 
 
 def held_by(value: Any, module_name: str) -> Iterable[Any]:
-    """What a module-level name holds one level down.
+    """List what a module-level name holds one level down.
 
     Nothing of the value is asked for but what its type is known to have: SGLang keeps objects that import whole
     packages at the first attribute, and mappings that do at the first item.
@@ -83,7 +83,7 @@ def held_by(value: Any, module_name: str) -> Iterable[Any]:
 
 
 def path_to(item: Any, value: Any) -> str:
-    """How to get to what `held_by` found in a value; the repr of a key is anybody's code, and asked for only here."""
+    """The path to what `held_by` found in a value; the repr of a key is foreign code, called only here."""
     kind = type(value)
     if issubclass(kind, type):
         return next(f".{name}" for name, held in vars(value).items() if held is item)

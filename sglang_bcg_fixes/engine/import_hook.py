@@ -1,4 +1,4 @@
-"""Call back as soon as a module has been imported, so that nothing is imported earlier than without the plugin."""
+"""Callbacks right after a module's import, so that nothing is imported earlier than without us."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ImportWatcher(importlib.abc.MetaPathFinder):
         self._executing: set[str] = set()
 
     def is_executing(self, modules: Iterable[str]) -> bool:
-        """Whether one of these awaited modules has begun and not yet finished: half of its names are missing."""
+        """Tell whether one of these awaited modules is half imported: some of its names are missing."""
         return not self._executing.isdisjoint(modules)
 
     def call_after(self, module: str, callback: Callable[[], None]) -> None:

@@ -1,4 +1,4 @@
-"""Patch points put into effect: all of a fix or none of it, written down, read back, and undone exactly."""
+"""Applied patch points: all of a fix or none of it, recorded, read back, and undone exactly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang_bcg_fixes.model import Patched, PatchPoint
 
 
 class Ledger:
-    """What has been changed in this process."""
+    """The changes in this process."""
 
     def __init__(self) -> None:
         self._changes: dict[str, list[Change]] = {}
@@ -68,11 +68,11 @@ class Ledger:
         return failed
 
     def read_back(self, fix_id: str) -> list[str]:
-        """What is no longer as it was applied; empty when all of it is live, by itself or inside what others added."""
+        """List the places that are no longer live, by themselves or inside a later wrapper."""
         return self._differences(self._changes[fix_id])
 
     def wrapped(self, fix_id: str) -> list[str]:
-        """Where somebody else's function stands round what was applied."""
+        """List the places where a foreign wrapper stands around ours."""
         found = [(change.slot.where, change.slot.today()) for change in self._changes[fix_id] if is_live(change)]
         return [f"{where} is inside {describe(value)}" for where, value in found if not is_ours(core(value))]
 
@@ -93,7 +93,7 @@ class Ledger:
 
 
 def is_live(change: Change) -> bool:
-    """Whether the slot holds what was put there, itself or inside what later fixes or other plugins put round it."""
+    """Tell whether the slot still holds our function, by itself or inside a later wrapper."""
     return any(value is core(change.after) for value in layers(core(change.slot.today())))
 
 

@@ -29,17 +29,17 @@ class Slot:
     is_item: bool = False
 
     def own(self) -> Any:
-        """What stands there itself, unbound and not inherited."""
+        """The value itself, unbound and not inherited."""
         return (self.owner if self.is_item else vars(self.owner)).get(self.name, MISSING)
 
     def raw(self) -> Any:
-        """What stands there or is inherited, without the binding that attribute access does."""
+        """The value or the inherited one, without the binding that attribute access does."""
         if self.own() is MISSING and isinstance(self.owner, type):
             return next((vars(base)[self.name] for base in self.owner.__mro__ if self.name in vars(base)), MISSING)
         return self.own()
 
     def today(self) -> Any:
-        """What SGLang finds there now: the class or the table may be another one than when it was patched."""
+        """The value that SGLang finds there now: its class or table may have been replaced since."""
         module, _, path = self.where.partition(":")
         slot = slot_in(sys.modules.get(module, MISSING), self.where, path)
         return MISSING if slot is None else slot.raw()
@@ -55,7 +55,7 @@ class Slot:
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """One slot that was changed. Originals live here: a module global of ours would be rebound like any other."""
+    """One changed slot, which keeps the original: a module global would be rebound like any other."""
 
     slot: Slot
     before: Any
@@ -114,7 +114,7 @@ def split_item(path: str) -> tuple[str, Any]:
 
 def core(value: Any) -> Any:
     """The function inside a staticmethod, classmethod or property; other values as they are."""
-    # not isinstance, which asks what is no instance for its __class__: a proxy imports what it stands for then
+    # not isinstance, which may read __class__: a lazy proxy then imports what it stands for
     kind = type(value)
     if issubclass(kind, staticmethod | classmethod):
         return value.__func__

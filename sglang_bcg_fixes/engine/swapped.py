@@ -9,7 +9,7 @@ from typing import Any
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """What the owner had of its own comes back; what it had from its class shows again."""
+    """Replace an attribute for a while; afterwards the owner's own value, or its class's, is back."""
     had_its_own, before = name in vars(owner), vars(owner).get(name)
     setattr(owner, name, value)
     try:

@@ -1,4 +1,4 @@
-"""What is put in the place of a function: the same kind of object, which says whose it is and what it calls."""
+"""Wrappers: the same kind of object as the function, marked with the fix and what it calls."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def layers(outermost: Any) -> Iterator[Any]:
 
 
 def callees(value: Any) -> Iterable[Any]:
-    """What a function may call: ours say it, and a stranger's cannot call what it does not hold.
+    """List what a function may call: ours record it, a foreign one calls only what it holds.
 
-    `__wrapped__` alone is no proof: SGLang's own hooks set it on functions that never call what they replaced.
+    `__wrapped__` alone proves nothing: SGLang's own hooks set it on functions that never call what they replaced.
     """
     kind = type(value)
     if is_ours(value):
@@ -64,7 +64,7 @@ def is_ours(value: Any) -> bool:
 
 
 def is_empty(cell: types.CellType) -> bool:
-    """Whether a closure's variable has not been given a value yet."""
+    """Tell whether a closure's variable has no value yet."""
     return cell == types.CellType()
 
 
@@ -135,7 +135,7 @@ def wrap(
 
 
 def refuse_other_parameters(where: str, original: Any, how: How, body: Callable[..., Any]) -> None:
-    """Raise unless the body names the original's first parameters in their order, and others by keyword in both."""
+    """Raise unless the body names the original's first parameters in order, others by keyword only."""
     theirs, their_keywords = parameter_names(original)
     ours, our_keywords = parameter_names(body)
     # the first one is the original, or its result

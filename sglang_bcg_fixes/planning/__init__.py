@@ -1,1 +1,1 @@
-"""What can be applied, and what is: pure functions of fixes, settings and source."""
+"""Decisions: pure functions of fixes, settings and source."""

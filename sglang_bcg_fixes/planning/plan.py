@@ -1,4 +1,4 @@
-"""What to do about each defect in this process: a pure function of fixes, settings and source."""
+"""The plan for one process: a pure function of fixes, settings and source."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def on_kernel(kernel: Kernel, settings: Settings, source: Source) -> Choice:
 
 
 def ask(fix: Fix | Kernel, source: Source) -> Finding:
-    """The verdict on one defect; a source in a form that nobody has read is unknown, whatever it looks like."""
+    """The verdict on one defect; a source in a form that nobody has read is always unknown."""
     try:
         finding = fix.probe(source)
     except Drifted as drift:
@@ -89,7 +89,7 @@ def ask(fix: Fix | Kernel, source: Source) -> Finding:
         # one bad probe must not take the others down; unknown is shown, never silent
         return unknown(f"its probe failed: {type(error).__name__}: {error}")
     if not isinstance(finding, Finding):
-        return unknown(f"its probe gives a {type(finding).__name__}, which is no Finding")
+        return unknown(f"its probe gives a {type(finding).__name__}, which is not a Finding")
     read = forms.read_for(fix.id) | fix.known.keys()
     new = [item for item in finding.evidence if item.form not in read]
     if new and finding.verdict is not Verdict.UNKNOWN:

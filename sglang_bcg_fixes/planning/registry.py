@@ -1,4 +1,4 @@
-"""Everything that can be applied: our own fixes by a scan of the package, other packages' by entry point."""
+"""All fixes and kernels: ours by a scan of the package, other packages' by entry point."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sglang_bcg_fixes.model import Fix, Kernel
 from sglang_bcg_fixes.planning import well_formed
 
 T = TypeVar("T")
-# of the lab, which only a server that is measured imports
+# part of the lab: only a server that is being measured imports it
 INSTRUMENTS = "sglang_bcg_fixes.lab.verify.instruments"
 
 
@@ -28,7 +28,7 @@ class RegistryError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Registry:
-    """What can be used; `owners` has the package of each fix or kernel that is not ours."""
+    """Usable fixes and kernels; `owners` has the package of each that is not ours."""
 
     fixes: tuple[Fix, ...]
     kernels: tuple[Kernel, ...]
@@ -40,7 +40,7 @@ class Registry:
 
 
 class BuiltIn:
-    """What this package has: the files in `fixes/` without an underscore in front, and what kernels/ declares."""
+    """The plugin's own: files in `fixes/` without a leading underscore, and what `kernels/` declares."""
 
     @api.hookimpl
     def bcg_fixes(self) -> Sequence[Fix]:
@@ -57,7 +57,7 @@ def fix_modules() -> list[str]:
 
 
 def kernel_modules() -> list[str]:
-    """Of the operations that declare themselves; a folder without `declaration.py` is help for others."""
+    """The operations that declare themselves; a folder without `declaration.py` is a helper."""
     folders = [f"{kernels.__name__}.{info.name}" for info in pkgutil.iter_modules(kernels.__path__) if info.ispkg]
     return [f"{name}.declaration" for name in sorted(folders) if importlib.util.find_spec(f"{name}.declaration")]
 
@@ -73,7 +73,7 @@ def declared_in(module: ModuleType) -> Fix:
 
 
 def discover() -> Registry:
-    """All fixes and kernels; a package that contributes what cannot be used is an error that names it."""
+    """All fixes and kernels; one that cannot be used is an error that names its package."""
     found = collect()
     if found.problems:
         raise RegistryError("; ".join(found.problems))
@@ -81,7 +81,7 @@ def discover() -> Registry:
 
 
 def collect() -> Registry:
-    """All that can be used, and what cannot: a sentence for each, with its package."""
+    """Everything usable, and a sentence on each thing that is not, with its package."""
     manager = pluggy.PluginManager(api.PROJECT)
     manager.add_hookspecs(api)
     manager.register(BuiltIn(), name=api.PROJECT)
@@ -134,7 +134,7 @@ def contributed(
     owners: dict[str, str],
     problems: list[str],
 ) -> list[T]:
-    """What each package gives, ours first; what is wrong with it goes to the problems, and its name to the owners."""
+    """Collect what each package gives, ours first, and note its problems and owners."""
     found: list[T] = []
     for given in sorted(hook.get_hookimpls(), key=lambda each: (each.plugin_name in entries, each.plugin_name)):
         entry = entries.get(given.plugin_name)
@@ -161,7 +161,9 @@ def items_of(given: pluggy.HookImpl, owner: str, problems: list[str]) -> Sequenc
         problems.append(f"{owner}: its {name}() fails ({type(error).__name__}: {error}); {way_out(owner)}")
         return ()
     if not isinstance(items, tuple | list):
-        problems.append(f"{owner}: its {name}() gives {well_formed.shown(items)}, which is no list; {way_out(owner)}")
+        problems.append(
+            f"{owner}: its {name}() gives {well_formed.shown(items)}, which is not a list; {way_out(owner)}"
+        )
         return ()
     return items
 

@@ -1,4 +1,4 @@
-"""What a package contributes, looked at before anything rests on it: until then its types are anybody's guess."""
+"""Checks of what a package contributes, before anything relies on its types."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from sglang_bcg_fixes.model import Fix, How, Impl, Kernel, PatchPoint, Workaround
 
-# what a field has to be, in words, and how that is found out
+# the words for what a field must be, and its check
 Wanted = tuple[str, Callable[[Any], bool]]
 
 
@@ -25,7 +25,7 @@ def is_place(value: Any) -> bool:
 
 
 def many(words: str, is_right: Callable[[Any], bool]) -> Wanted:
-    """A tuple or a list of these; a text is no list of texts, though Python takes it for one."""
+    """A tuple or list of these; a string does not count, though Python iterates it too."""
     return f"a tuple of {words}", lambda value: isinstance(value, tuple | list) and all(map(is_right, value))
 
 
@@ -77,9 +77,9 @@ FIELDS: Mapping[type, Mapping[str, Wanted]] = {
 
 
 def fault(item: Any, kind: type) -> str | None:
-    """What is wrong with the first field that is, or None."""
+    """Describe the first field that is wrong, or return None."""
     if not isinstance(item, kind):
-        return f"it declares {shown(item)}, which is no {kind.__name__}"
+        return f"it declares {shown(item)}, which is not a {kind.__name__}"
     for name, (words, is_right) in FIELDS[kind].items():
         value = getattr(item, name)
         if not is_right(value):
@@ -92,7 +92,7 @@ def fault(item: Any, kind: type) -> str | None:
 
 
 def shown(value: Any) -> str:
-    """Enough of it to find it by; its repr is the package's own code."""
+    """A short form to find it by; its repr is the package's own code and may raise."""
     try:
         return f"{value!r:.60}"
     except Exception as error:

@@ -1,1 +1,1 @@
-"""The plugin in one process: what is in place, what is still to come, and what is said of both."""
+"""The plugin in one process: applied fixes, waiting ones, and the report on both."""

@@ -1,4 +1,4 @@
-"""Why a prefill that could have been a replay runs eagerly: SGLang counts such passes and gives no reason."""
+"""The reason why a prefill runs eagerly: SGLang counts such passes without one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang_bcg_fixes.engine.wrappers import INNER, MARK, is_ours
 
 
 def why(runner: Any, batch: Any) -> str:
-    """A fix that refused it, or the first of the reasons that SGLang's releases have, as far as the batch shows it."""
+    """The fix that refused it, or the first of SGLang's own reasons that the batch shows."""
     fix = refusing_fix(runner, batch)
     if fix is not None:
         return f"fix {fix}"

@@ -1,4 +1,4 @@
-"""What the plugin says: logged, and seen even before SGLang has set up logging."""
+"""The plugin's messages: logged, or printed until SGLang has set up logging."""
 
 from __future__ import annotations
 

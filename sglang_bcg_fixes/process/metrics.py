@@ -1,7 +1,7 @@
 """The states of the fixes for Prometheus, and why prefills were not replayed, in servers that show metrics.
 
 SGLang's schedulers write to files that its HTTP server reads. prometheus_client decides at its import whether it does
-that, so it is imported here at the first look at a runner: by then SGLang has told it where, or shows no metrics.
+that, so it is imported when a runner is first seen: by then SGLang has set the folder, or shows no metrics.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ logger = logging.getLogger("sglang_bcg_fixes")
 
 
 class Metrics:
-    """What this process shows; the process is a label, because a fix may be lost in one rank alone."""
+    """The metrics of this process, which is a label: a fix may be lost in one rank alone."""
 
     def __init__(self) -> None:
         self._process: str | None = None
@@ -29,7 +29,7 @@ class Metrics:
         self._fallbacks: Any = None
 
     def start(self, process: str) -> bool:
-        """Whether it has begun with this call; what fails once is not tried again."""
+        """Start unless that was tried before; tell whether this call did it."""
         if self._process is not None:
             return False
         self._process = process
@@ -67,7 +67,7 @@ class Metrics:
 
     @contextlib.contextmanager
     def _giving_up(self) -> Iterator[None]:
-        """No batch fails for want of a number: an error is logged, and nothing is shown from then on."""
+        """Log an error and stop showing metrics: no batch may fail because of them."""
         try:
             yield
         except Exception:

@@ -1,4 +1,4 @@
-"""The plugin in this process: what was planned, what is in place, what is still to come."""
+"""The plugin in this process: the plan, what is applied, and what still waits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from sglang_bcg_fixes.source.tree import Source
 
 
 class Process:
-    """The plugin in this process: what was planned, what is in place, what is still to come."""
+    """The plugin in this process: the plan, what is applied, and what still waits."""
 
     def __init__(self, settings: flags.Settings, source: Source, made: plan.Plan) -> None:
         self.settings = settings
@@ -41,8 +41,8 @@ class Process:
         self.is_patching = False
         self.patched: dict[str, Decision[Any]] = {}
         self.failed: dict[str, Exception] = {}
-        self.told = ""
-        self.is_unseen = False
+        self.last_line = ""
+        self.has_warned_of_report = False
         self.metrics = Metrics()
 
     def start(self, started: float) -> None:
@@ -57,20 +57,20 @@ class Process:
         hooks += canary.hooks(self) if self.settings.canary else ()
         self.watch(hooks)
         self.report.seconds = time.perf_counter() - started
-        self.tell()
+        self.log_line()
 
     @property
     def patches(self) -> bool:
-        """Whether a fix or a kernel is to be put in place here."""
+        """Tell whether any fix or kernel is to be applied here."""
         return bool(self.plan.applied)
 
     @property
     def leaves_alone(self) -> bool:
-        """Whether nothing is put in place and nothing checked: then there is nothing to count or to take away."""
+        """Tell whether nothing is applied or checked, so that nothing needs counters or cleaning up."""
         return not self.patches and self.settings.selfcheck == "off" and not self.settings.canary
 
     def compare_with_parent(self) -> None:
-        """Ranks that run different code can hang a collective, so a difference is said, and refused under strict."""
+        """Warn, or refuse under strict, if the parent plans differently: such ranks can hang a collective."""
         if self.settings.parent_digest not in (None, self.plan.digest):
             message = (
                 f"bcg-fixes: this process plans {self.plan.digest}, its parent planned {self.settings.parent_digest}: "
@@ -144,7 +144,7 @@ class Process:
             if self.report.ids(report.WAITING):
                 self.write()
             else:
-                self.tell()
+                self.log_line()
 
     def watch(self, hooks: Iterable[Patch], loss: str = "fixes may get lost unseen") -> None:
         """Apply the hooks that look again, each as soon as SGLang has imported its module."""
@@ -162,7 +162,7 @@ class Process:
             say(logging.WARNING, f"bcg-fixes: {name} are not watched, so {loss}: {problem}")
 
     def read_back(self, occasion: str) -> None:
-        """Look at every applied fix again where SGLang finds it now; one that is gone is said, or ends the process."""
+        """Look up every applied fix again where SGLang finds it now; warn of a lost one, or end the process."""
         before = self.report.read_back
         try:
             found = watch.look(occasion, self.ledger, self.plan)
@@ -178,12 +178,12 @@ class Process:
             self.report.note(name, report.LOST if name in found.lost else report.APPLIED, found.lost.get(name))
         if before is None or not found.agrees_with(before):
             say(logging.INFO, f"bcg-fixes {report.process_name()}: {found.line()}")
-        self.tell()
+        self.log_line()
         for name in newly_lost:
             self.lose(self.report.outcomes[name])
 
     def show_metrics(self) -> None:
-        """From now on: SGLang shows metrics, and has told prometheus_client where."""
+        """Show metrics from now on: SGLang does, and prometheus_client knows the folder by now."""
         if self.metrics.start(procfs.title(os.getpid()) or multiprocessing.current_process().name):
             self.watch(watch.refusal_hooks(self), "nobody counts why prefills are not replayed")
 
@@ -199,7 +199,7 @@ class Process:
         say(logging.WARNING, f"bcg-fixes: {decision.id} was applied and is LOST: {problem}. {way_out}")
 
     def settle(self, decision: Decision[Any], state: str, detail: str) -> None:
-        """Note what became of a decision; a wanted fix that is missing is said, or ends the process."""
+        """Record the state of a decision; warn of a wanted fix that is missing, or end."""
         self.report.outcomes[decision.id] = report.Outcome(decision, state, detail)
         if state not in report.MISSING:
             return
@@ -215,23 +215,23 @@ class Process:
                 f"`bcg-fixes doctor --json`",
             )
 
-    def tell(self) -> None:
-        """The whole line, where it has changed."""
+    def log_line(self) -> None:
+        """Log the whole line if it has changed."""
         line = self.report.line()
-        if line != self.told:
+        if line != self.last_line:
             say(logging.INFO, line)
             logger.debug("bcg-fixes in detail:\n%s", self.report.table())
-        self.told = line
+        self.last_line = line
         self.write()
 
     def write(self) -> None:
-        """For `bcg-fixes status`; what cannot be written is said once, and nothing is served worse for it."""
+        """Write the report for `bcg-fixes status`; best effort, with one warning if it cannot be written."""
         self.metrics.show(self.report.states())
         try:
             if not self.leaves_alone:
                 call_counts.TALLY.publish()
             report.write(self.report, flags.report_dir(), is_taken_along=not self.leaves_alone)
         except (OSError, report.ReportError) as error:
-            if not self.is_unseen:
+            if not self.has_warned_of_report:
                 say(logging.WARNING, f"bcg-fixes: `bcg-fixes status` will not see this process: {error}")
-            self.is_unseen = True
+            self.has_warned_of_report = True

@@ -1,4 +1,4 @@
-"""What the kernel tells of other processes, in /proc: nothing has to be asked of a server, and nothing runs in it."""
+"""Other processes as the kernel shows them in /proc: nothing runs in the server for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ TITLE = "sglang::"
 
 
 def fields(pid: int) -> list[str] | None:
-    """Of /proc/PID/stat from the state on; None where there is no such process any more."""
+    """The fields of /proc/PID/stat from the state on; None if the process is gone."""
     try:
         # the name in parentheses may contain anything, so count the fields behind it
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -29,7 +29,7 @@ def user(pid: int) -> int | None:
 
 
 def environ(pid: int) -> dict[str, str] | None:
-    """What a process was started with; None where it has ended, or is not this user's to look at."""
+    """The environment a process started with; None if it is gone or another user's."""
     try:
         text = pathlib.Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
@@ -39,7 +39,7 @@ def environ(pid: int) -> dict[str, str] | None:
 
 
 def start_ticks(pid: int) -> str | None:
-    """When a process started, in the kernel's ticks: tells it from a later one with the same number.
+    """The start of a process in kernel ticks, which differs for a later one with the same pid.
 
     None where it has ended, even if nobody has waited for it: in a container often nobody does.
     """
@@ -54,7 +54,7 @@ def parent(pid: int) -> int:
 
 
 def title(pid: int) -> str | None:
-    """What SGLang has called a process, such as scheduler_TP0."""
+    """The title that SGLang gave a process, such as scheduler_TP0."""
     try:
         text = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace").strip()
     except (FileNotFoundError, ProcessLookupError):

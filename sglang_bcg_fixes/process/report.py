@@ -1,4 +1,4 @@
-"""What was planned and what came of it: one log line, a table, and a file per process for `bcg-fixes status`."""
+"""The plan and its outcome: one log line, a table, and a file per process for `bcg-fixes status`."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def process_name() -> str:
 def write(report: Report, folder: pathlib.Path, is_taken_along: bool = True) -> pathlib.Path:
     """Put this process's report where `status` finds it.
 
-    Taken along, it is gone when the process ends in order; left, it is removed by the next process that starts.
+    Taken along, it is removed when the process ends in order; otherwise by the next process that starts.
     """
     make_private(folder)
     remove_stale(folder)
@@ -170,9 +170,9 @@ def is_live(content: dict[str, Any]) -> bool:
 
 
 def read_all(folder: pathlib.Path) -> Iterator[tuple[pathlib.Path, dict[str, Any]]]:
-    """Every report; an empty one where a machine or a disk has failed in the middle of it.
+    """Every report; an empty one if a crash has left it broken.
 
-    Root reads the folders of others, so that what is no file is passed over: nobody writes to a pipe that waits there.
+    Root reads other users' folders, so anything but a regular file is skipped: reading a pipe would block.
     """
     for file in sorted(folder.glob("*.json")):
         try:

@@ -1,4 +1,4 @@
-"""Every folder that a server of this machine may report in: its own environment decides, not that of who asks."""
+"""Every folder that a server of this machine may report in, by its own environment."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SHOWN = {"process", "sglang", "plan", "fixes", "kernels"}
 
 
 def chosen() -> list[pathlib.Path]:
-    """The one that was told, or all that can be."""
-    told = flags.told_report_dir()
-    return [told] if told else every()
+    """The configured folder, or every possible one."""
+    folder = flags.configured_report_dir()
+    return [folder] if folder else every()
 
 
 def every() -> list[pathlib.Path]:
-    """Our own first, then those of the processes that we may ask, and where folders of ended ones can be."""
+    """Our own first, then those of processes that we may read, then the usual places."""
     found = [flags.report_dir(), *of_processes(), *usual()]
     own, *others = dict.fromkeys(found)
     return [own, *(folder for folder in others if folder.is_dir())]
@@ -44,7 +44,7 @@ def usual() -> Iterator[pathlib.Path]:
 
 
 def problem(folder: pathlib.Path) -> str | None:
-    """Why a folder is not read, where it is there: somebody else could have put reports there."""
+    """Explain why an existing folder is not trusted: somebody else could have put reports there."""
     try:
         found = folder.lstat()
     except FileNotFoundError:
@@ -54,7 +54,7 @@ def problem(folder: pathlib.Path) -> str | None:
     is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
     if is_private and os.getuid() in (0, found.st_uid):
         return None
-    return f"{folder} is not read, for it is not a private folder of this user; servers do not report there"
+    return f"{folder} is not read, because it is not a private folder of this user; servers do not report there"
 
 
 def live(folders: list[pathlib.Path]) -> list[dict[str, Any]]:
@@ -79,9 +79,9 @@ def running() -> str:
 
 
 def nobody(folders: list[pathlib.Path]) -> str:
-    """What is said where no running process reports: where we looked, and why that may not be all."""
+    """The message if no running process reports: the folders read, and why there may be more."""
     text = f"no running process reports in {', '.join(map(str, folders))}: none has loaded the plugin, or it reports "
-    if flags.told_report_dir():
+    if flags.configured_report_dir():
         elsewhere = live(every())
         more = f"; {len(elsewhere)} report elsewhere" if elsewhere else ""
         return f"{text}elsewhere{more}; unset {flags.REPORT_DIR} to look wherever servers of this user can"

@@ -1,8 +1,8 @@
-"""What is watched while a server runs: each graph runner that has been built, and each batch.
+"""Re-verify patches when a graph runner is built and when the first batch arrives.
 
-When a runner stands, every fix and kernel that was applied is looked at again, where SGLang finds it then: another
-plugin may have come later. A process that builds no runner is looked at when its first batch comes. Batches are
-counted, so that a fix which nothing has reached by then can be told from one whose time has not come.
+Every applied fix and kernel is then looked up again where SGLang finds it, because another plugin may have patched the
+same place later. The first batch serves a process that builds no runner. Batches are counted, so that a fix that was
+never reached can be told from one whose time has not come.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FORWARD = f"{runners.EXECUTOR}.model_runner:ModelRunner.forward"
 
 @dataclasses.dataclass(frozen=True)
 class ReadBack:
-    """What was found live in this process, when, and how many batches it had counted by then.
+    """The fixes found live in this process, the occasion, and the number of batches counted by then.
 
-    Drafts are captured by what counts batches, so only those behind the last read-back are anybody's requests.
+    The capture of a draft's graphs counts batches too, so only those after the last read-back are user traffic.
     """
 
     occasion: str
@@ -58,7 +58,7 @@ class ReadBack:
 
 
 def look(occasion: str, ledger: Ledger, made: Plan) -> ReadBack:
-    """What of the plan is applied, and whether it still is."""
+    """Look up everything that was applied, and find what is lost."""
     applied = [decision.id for decision in made.applied if decision.id in ledger.applied()]
     problems = {name: "; ".join(ledger.read_back(name)) for name in applied}
     return ReadBack(

@@ -1,1 +1,1 @@
-"""What one SGLang looks like, read and never imported."""
+"""The source of one SGLang, read and never imported."""

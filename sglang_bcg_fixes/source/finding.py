@@ -7,7 +7,7 @@ import enum
 
 
 class Verdict(str, enum.Enum):
-    """What the source of one SGLang says about one defect.
+    """The state of one defect in the source of one SGLang.
 
     Latent: the code is there that goes wrong, and nothing that this release ships leads to it; only other code can.
     """

@@ -17,7 +17,7 @@ VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-z0-
 
 
 class ReleaseError(Exception):
-    """There is no such SGLang, and what to do about it."""
+    """The SGLang asked for does not exist; the message names the next step."""
 
 
 def installed() -> Source | None:
@@ -55,7 +55,7 @@ def in_wheel(file: pathlib.Path) -> Source:
 
 def kept(version: str, cache: pathlib.Path, python: str = "3.11") -> pathlib.Path | None:
     """The wheel of a release that was fetched before, or None."""
-    refuse_what_is_no_version(version)
+    refuse_unless_version(version)
     for pattern in (f"sglang-{version}-{tag(python)}-*.whl", f"sglang-{version}-py3-*.whl"):
         for file in cache.glob(pattern):
             return file
@@ -66,12 +66,12 @@ def tag(python: str) -> str:
     return f"cp{python.replace('.', '')}"
 
 
-def refuse_what_is_no_version(version: str) -> None:
+def refuse_unless_version(version: str) -> None:
     if VERSION.fullmatch(version):
         return
     meant = version.strip().lower().removeprefix("v")
     hint = f"did you mean {meant}?" if VERSION.fullmatch(meant) else "give one such as 0.5.12.post1"
-    raise ReleaseError(f"'{version}' is no release of SGLang; {hint}")
+    raise ReleaseError(f"'{version}' is not a release of SGLang; {hint}")
 
 
 def fetch(version: str, cache: pathlib.Path, python: str = "3.11") -> pathlib.Path:

@@ -1,4 +1,4 @@
-"""Definitions in syntax trees: what one does, calls and is called, and a hash of it that no layout changes."""
+"""Definitions in syntax trees: text, calls, names, and a hash that does not depend on layout."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ class Definition:
         return tuple(ast.unparse(node) for node in getattr(self.node, "decorator_list", ()))
 
     def mentions(self, text: str) -> bool:
-        """Whether its code, comments and layout apart, contains this text as `ast.unparse` writes it."""
+        """Tell whether its code, written by `ast.unparse`, contains this text."""
         return text in self.text
 
     @functools.cached_property
     def header(self) -> Definition:
-        """The function without its body: all that a caller has to know, and a form that changes only with that."""
+        """The function without its body, with a form that changes only with what a caller must know."""
         assert isinstance(self.node, ast.FunctionDef)
         node = ast.FunctionDef(self.node.name, self.node.args, [], [], self.node.returns, lineno=self.node.lineno)
         return Definition(f"{self.where}'s header", self.file, node)
@@ -105,7 +105,7 @@ class Definition:
 
 
 def is_enabled_break(node: ast.expr) -> bool:
-    """Whether an expression is `eager_on_graph` put to use: bare, or called with anything but False."""
+    """Tell whether an expression uses `eager_on_graph`: bare, or called with anything but False."""
     if isinstance(node, ast.Call):
         disabled = any(isinstance(a, ast.Constant) and a.value is False for a in (*node.args, *keyword_values(node)))
         return not disabled and ast.unparse(node.func).endswith("eager_on_graph")

@@ -23,7 +23,7 @@ class Unreadable(Exception):
 
 
 class Files(Protocol):
-    """Where the source comes from: a folder or a wheel."""
+    """Access to the source files: a folder or a wheel."""
 
     def read(self, path: str) -> str | None: ...
 
@@ -59,7 +59,7 @@ class Wheel:
         return text_of(self._content(path), f"{path} in {self.file}") if path in self.names else None
 
     def check(self) -> None:
-        """Read all that may be asked for once: a file that is damaged is no source that nobody knows."""
+        """Read every file once: a damaged one must not pass for an unknown source."""
         for path in sorted(self.names):
             if path.endswith((".py", "/METADATA")):
                 self._content(path)
@@ -82,7 +82,7 @@ def text_of(content: bytes, name: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise Unreadable(f"{name} is no UTF-8 text ({error}); install or fetch this SGLang again") from error
+        raise Unreadable(f"{name} is not UTF-8 text ({error}); install or fetch this SGLang again") from error
 
 
 class Source:
@@ -128,7 +128,7 @@ class Source:
         raise Drifted(f"no {' or '.join(alternatives)}")
 
     def has_option(self, option: str) -> bool:
-        """Whether SGLang's command line knows this option ("--attention-backend") in this release."""
+        """Tell whether this release's command line has an option such as "--attention-backend"."""
         # an option is a string in the parser or, in later releases, a field of the class it is derived from
         field = rf"^    {option.removeprefix('--').replace('-', '_')}\s*:"
         return f'"{option}"' in self._options or re.search(field, self._options, re.MULTILINE) is not None
@@ -139,7 +139,7 @@ class Source:
         return "\n".join(self.text(file) or "" for file in files)
 
     def is_graph_break(self, module: str, name: str) -> bool:
-        """Whether a name (or "Class.method") of the module is made a break by SGLang's `eager_on_graph`."""
+        """Tell whether SGLang's `eager_on_graph` makes this name (or "Class.method") a break."""
         found = self.find(f"{module}:{name}")
         if found is None:
             return False
@@ -159,7 +159,7 @@ class Source:
 
 
 def files_of(module: str) -> tuple[str, str]:
-    """Where the source of a module can be."""
+    """The paths where the source of a module can be."""
     stem = module.replace(".", "/")
     return f"{stem}.py", f"{stem}/__init__.py"
 

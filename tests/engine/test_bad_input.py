@@ -104,14 +104,14 @@ def test_a_file_that_is_no_text_is_named(wheel: Callable[..., pathlib.Path], tmp
     name = f"{MODULE} in {file}" if kind == "wheel" else str(tmp_path / "unpacked" / MODULE)
     with pytest.raises(tree.Unreadable) as caught:
         where.read(MODULE)
-    assert str(caught.value).startswith(f"{name} is no UTF-8 text (") and "again" in str(caught.value)
+    assert str(caught.value).startswith(f"{name} is not UTF-8 text (") and "again" in str(caught.value)
 
 
 def test_a_folder_whose_version_is_no_text_is_named(tmp_path: pathlib.Path) -> None:
     (tmp_path / "sglang" / "srt").mkdir(parents=True)
     file = tmp_path / "sglang" / "_version.py"
     file.write_bytes(b"__version__ = '\xff'")
-    refused(doctor("--root", str(tmp_path)), f"{file} is no UTF-8 text", "install or fetch this SGLang again")
+    refused(doctor("--root", str(tmp_path)), f"{file} is not UTF-8 text", "install or fetch this SGLang again")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_what_is_no_release_is_not_asked_for(tmp_path: pathlib.Path, release: st
     (tmp_path / "wheels").mkdir()
     (tmp_path / "wheels" / "sglang-0.5.18-cp311-cp311-x.whl").write_text("what a pattern would find")
     done = doctor("--release", release, SGLANG_BCG_CACHE_DIR=str(tmp_path))
-    refused(done, f"'{release}' is no release of SGLang; {hint}")
+    refused(done, f"'{release}' is not a release of SGLang; {hint}")
     assert "fetching" not in done.stderr
 
 

@@ -31,7 +31,7 @@ WRONG = [
         "return ['x'] or [Fix(",
         "extra-fixes contributes a fix or kernel, which cannot be used: it declares",
     ),
-    ("return [Fix(", "return 7 or [Fix(", "extra-fixes: its bcg_fixes() gives 7, which is no list"),
+    ("return [Fix(", "return 7 or [Fix(", "extra-fixes: its bcg_fixes() gives 7, which is not a list"),
     ("    return [Fix(", "    1 / 0\n    return [Fix(", "extra-fixes: its bcg_fixes() fails (ZeroDivisionError: "),
     ("def bcg_fixes", "def bcg_fixxes", "of extra-fixes cannot be loaded (PluginValidationError: unknown hook"),
     ('id="extra_fix"', 'id="no_bucket_fits"', "more than one package declares the fix id no_bucket_fits"),
@@ -94,7 +94,7 @@ def test_a_probe_that_gives_no_finding_is_unknown(extra: Extra, tmp_path: pathli
     site = extra("None")
     done = command(site, "doctor")
     healthy(done, 1)
-    assert "its probe gives a NoneType, which is no Finding" in done.stdout and "WANTED AND MISSING" in done.stdout
+    assert "its probe gives a NoneType, which is not a Finding" in done.stdout and "WANTED AND MISSING" in done.stdout
 
 
 def test_a_kernel_that_is_declared_wrongly_is_named_and_the_fixes_are_used(extra: Extra) -> None:

@@ -281,14 +281,14 @@ def test_a_kernel_whose_points_cannot_be_chosen_takes_no_other_along(extra: Extr
 def test_a_failure_of_ours_is_not_left_to_sglang_to_swallow(extra: Extra, tmp_path: pathlib.Path, when: str) -> None:
     done = scenario(extra(), tmp_path / "r", "plugin_process", "failure_caught", when)
     assert done.returncode == 1 and "swallowed" not in done.stdout, done.stderr
-    assert "bcg-fixes refuses to start, for it has failed: " in done.stderr and "Traceback" in done.stderr
+    assert "bcg-fixes refuses to start, because it has failed: " in done.stderr and "Traceback" in done.stderr
 
 
 def test_a_contribution_that_is_no_list_of_fixes_ends_the_process(extra: Extra, tmp_path: pathlib.Path) -> None:
     text = EXTRA.replace("return [Fix(", "return (Fix(").replace(")]\n", "))\n")
     done = load(extra(text=text), tmp_path / "reports")
     assert done.returncode == 1 and "bcg-fixes refuses to start: extra-fixes: its bcg_fixes() gives " in done.stderr
-    assert "which is no list; mend or uninstall extra-fixes" in done.stderr and "Traceback" not in done.stderr
+    assert "which is not a list; mend or uninstall extra-fixes" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_failure_is_shown_rolled_back_and_not_called_applied(extra: Extra, tmp_path: pathlib.Path) -> None:

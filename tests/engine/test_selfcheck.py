@@ -139,8 +139,8 @@ def test_books_are_put_back_in_place_and_for_every_pool_that_a_pool_has() -> Non
     ("name", "value", "words"),
     [
         ("SGLANG_BCG_SELFCHECK", "strickt", "did you mean strict"),
-        ("SGLANG_BCG_CANARY", "often", "is no number of prefills"),
-        ("SGLANG_BCG_CANARY", "-1", "is no number of prefills"),
+        ("SGLANG_BCG_CANARY", "often", "is not a number of prefills"),
+        ("SGLANG_BCG_CANARY", "-1", "is not a number of prefills"),
     ],
 )
 def test_a_mistake_in_its_flags_is_told(name: str, value: str, words: str) -> None:

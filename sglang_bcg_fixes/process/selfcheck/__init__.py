@@ -1,1 +1,1 @@
-"""The self-check: before a server takes its first request, replayed prefills against the same code run eagerly."""
+"""The self-check before the first request: replayed prefills against the same code run eagerly."""

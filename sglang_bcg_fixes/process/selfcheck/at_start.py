@@ -1,4 +1,4 @@
-"""When the check runs, and what follows from it: a line in the log, graphs that are off, or no server.
+"""The check at start-up and its consequence: a log line, graphs turned off, or no server.
 
 It runs at the end of the scheduler's construction: by then all graphs are captured, and no request has come.
 """
@@ -31,7 +31,7 @@ NO_GRAPHS, NOT_CHECKED = "no graphs", "not checked"
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What the check of one server found, in this rank."""
+    """The result of the check of one server, in this rank."""
 
     verdict: str
     reason: str
@@ -64,12 +64,12 @@ def hooks(process: Process) -> Iterator[Patch]:
 def after_scheduler(process: Process, result: None, self: Any, *args: Any, **kwargs: Any) -> None:
     model_runner = self.tp_worker.model_runner
     conclude(process, model_runner, look(model_runner))
-    # batches of the check are nobody's requests
+    # re-baseline the counters: batches of the self-check are not user traffic
     watch.look_again(process, "the self-check was over", model_runner)
 
 
 def conclude(process: Process, model_runner: Any, outcome: Outcome) -> None:
-    """Have it in the report, say it, and act on it."""
+    """Report the outcome, log it, and act on it."""
     process.report.selfcheck = outcome.as_dict()
     # with no fix in place nobody else has begun to
     watch.show_metrics(process, model_runner)
@@ -89,7 +89,7 @@ def places_of(fix: Fix) -> list[str]:
 
 
 def look(model_runner: Any) -> Outcome:
-    """Run the check; what goes wrong in the check itself is said and never taken for a result."""
+    """Run the check; an error of the check itself is logged and never taken for a result."""
     started, bytes_before = time.perf_counter(), allocated_bytes(model_runner.device)
     ranks, any_rank = tensor_parallel_ranks()
     cases: list[Case] = []
@@ -160,7 +160,7 @@ def refuse_for_good(metrics: Metrics, *args: Any, **kwargs: Any) -> bool:
 def wrong_outcome(
     model: Any, batch: str, first: judge.Difference | None, cases: tuple[Case, ...] = (), seconds: float = 0.0
 ) -> Outcome:
-    """With the layer where the two first differ; what keys and values are made of comes from the layer before."""
+    """Name the layer where the two first differ; keys and values are fed by the layer before."""
     if first is None:
         return Outcome(check.WRONG, f"{batch}: found by another rank", cases, seconds)
     (name, layer), (name_before, before) = (layer_of(model, number) for number in (first.layer, first.layer - 1))
@@ -176,7 +176,7 @@ def wrong_outcome(
 
 
 def layer_of(model: Any, number: int) -> tuple[str, Any]:
-    """The module of that number with an attention of that number in it, and how to call it; or the number alone."""
+    """The name and module of the layer with this number; the number alone if there is none."""
     for name, module in model.named_modules():
         if re.search(rf"(^|\.){number}$", name) and any(
             getattr(inner, "layer_id", None) == number for inner in module.modules()
@@ -186,7 +186,7 @@ def layer_of(model: Any, number: int) -> tuple[str, Any]:
 
 
 def tensor_parallel_ranks() -> tuple[int, Callable[[bool], bool]]:
-    """How many ranks work together, and how they find out what holds for any of them."""
+    """The number of ranks that work together, and a function that is true if any of them says so."""
     import torch
     from sglang.srt.distributed import parallel_state
 
@@ -209,7 +209,7 @@ def allocated_bytes(device: str) -> int:
 
 
 def is_lost(device: str) -> bool:
-    """Whether the GPU answers nothing any more, as after an illegal access to memory."""
+    """Tell whether the GPU no longer answers, as after an illegal memory access."""
     import torch
 
     if torch.device(device).type != "cuda":

@@ -1,4 +1,4 @@
-"""The synthetic batches, and how one runs: through SGLang's own one-batch benchmark, which every release has."""
+"""Synthetic batches, run through SGLang's one-batch benchmark, which every release has."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BENCHMARKS = ("sglang.benchmark.one_batch", "sglang.bench_one_batch")
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """Prompts by length. What pads them to a bucket in a graph is a request of its own where code runs eagerly."""
+    """Prompts by length; run eagerly, one more request stands for the padding of the graph."""
 
     name: str
     lengths: tuple[int, ...]
@@ -83,7 +83,7 @@ class OneBatch:
     def run(
         self, batch: Batch, seed: int, padded: bool, last: contextlib.AbstractContextManager[None]
     ) -> tuple[Any, Requests]:
-        """The logits behind each prompt, and where the requests stand in the table. A prefix has a run of its own."""
+        """The logits after each prompt, and the rows of its requests; a prefix runs on its own first."""
         import numpy
 
         prompts = self.prompts(batch, seed, padded)

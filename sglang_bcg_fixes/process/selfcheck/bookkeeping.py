@@ -1,4 +1,4 @@
-"""What requests leave behind in a server's pools, remembered and put back: free lists, tables, tensors of slots.
+"""Save and restore what requests leave in a server's pools: free lists, tables, slot tensors.
 
 SGLang's pools are plain objects that hold numbers, lists and tensors, in every release under other names. So nothing is
 named here: whatever an object of `sglang.srt.mem_cache` holds is remembered, but for the big tensors behind the slots.

@@ -45,7 +45,7 @@ class Comparison:
 
 @dataclasses.dataclass
 class Canary:
-    """What one model runner has compared so far; the same in all ranks, which see the same batches."""
+    """The comparisons of one model runner so far; equal in all ranks, which see the same batches."""
 
     every: int
     any_rank: Callable[[bool], bool]

@@ -27,13 +27,13 @@ SECONDS = 3.0
 RUNS = 3
 # the prompts of a batch, and the one that pads
 REQUESTS = 4
-# whether what runs just now is a check's and not a request's
+# true while a check runs and not a request
 _is_running = [False]
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What became of one batch."""
+    """The result of one batch."""
 
     batch: Batch
     verdict: str
@@ -46,7 +46,7 @@ class Case:
 
 
 class Unchecked(Exception):
-    """Nothing can be said about this server, and why."""
+    """The reason why this server cannot be checked."""
 
 
 class NoGraphs(Unchecked):
@@ -93,7 +93,7 @@ def refuse_what_cannot_be_checked(model_runner: Any) -> None:
 
 
 class Switch:
-    """Whether the runner may replay, and how often its graphs then have been: to be admitted is not enough."""
+    """Allows or refuses replays, and counts them: a batch that is admitted may still run eagerly."""
 
     def __init__(self, model_runner: Any, runner: Any) -> None:
         self.model_runner = model_runner
@@ -165,7 +165,7 @@ class Check:
         return int(min(free, self.model_runner.model_config.context_len - 1))
 
     def run(self) -> Iterator[Case]:
-        """Each batch while there is time and nothing is wrong; ranks work together, so they must agree on that."""
+        """Check each batch while there is time and nothing is wrong, on which all ranks must agree."""
         model_runner = self.model_runner
         books = Bookkeeping(model_runner.req_to_token_pool, model_runner.token_to_kv_pool_allocator)
         randomness, passes = Randomness(model_runner.device), model_runner.forward_pass_id
@@ -204,7 +204,7 @@ class Check:
         return Case(batch, verdict, first, time.perf_counter() - began)
 
     def observe(self, batch: Batch, seed: int, books: Bookkeeping, replay: bool) -> list[judge.Observation]:
-        """What one run writes and answers, from the same beginning as every other.
+        """Run a batch from the same initial state as every other, and sample what it writes and answers.
 
         Run eagerly, a batch is as long as its graph is: another number of rows is reason enough for other kernels.
         """
@@ -229,7 +229,7 @@ class Check:
 
 @dataclasses.dataclass
 class Clock:
-    """Whether there is time for a batch, by the quickest run so far: small ones cost more than their tokens."""
+    """The time budget, by the quickest run so far: small batches cost more than their tokens."""
 
     started: float
     seconds_a_token: float = 0.0

@@ -1,4 +1,4 @@
-"""Whether two runs of one batch gave the same, layer by layer, and where they part first.
+"""Comparison of two runs of one batch, layer by layer, and their first difference.
 
 Nothing is guessed about rounding that can be measured: each batch runs eagerly twice, and what these two runs differ by
 is allowed to a replay four times over. Where they are equal in every bit, a replay may still take another kernel for
@@ -25,7 +25,7 @@ MOST = 0.2
 
 @dataclasses.dataclass(frozen=True)
 class Observation:
-    """What one run of a batch wrote in one layer, or answered."""
+    """The values that one run of a batch wrote in one layer, or answered."""
 
     layer: int
     kind: str
@@ -34,7 +34,7 @@ class Observation:
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """How far two runs are apart in one place, in parts of the size of the values, and how far they may be."""
+    """The distance of two runs in one place, relative to the size of the values, and its limit."""
 
     layer: int
     kind: str
@@ -81,7 +81,7 @@ def allowed(place: Observation, noise: float, dtype: Any) -> float:
 
 
 def distances(ones: list[Observation], others: list[Observation]) -> Any:
-    """By place: 0 where all is equal, 1.4 where nothing has to do with each other. On the device, without waiting."""
+    """By place: 0 if all is equal, 1.4 if unrelated; computed on the device, without waiting."""
     import torch
 
     found = []
@@ -93,5 +93,5 @@ def distances(ones: list[Observation], others: list[Observation]) -> Any:
 
 
 def is_blind(eager: list[Observation]) -> bool:
-    """Whether the run wrote nothing that could be compared: a check that sees nothing must not call it right."""
+    """Tell whether the run wrote nothing to compare: such a check must not call it right."""
     return not any(each.values.float().any() for each in eager if each.kind != LOGITS)

@@ -1,4 +1,4 @@
-"""What each layer writes for a request into SGLang's pools: keys and values by token, recurrent states by request."""
+"""Each layer's slots in SGLang's pools: keys and values by token, recurrent states by request."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-# of each tensor, spread over all slots: enough to see a wrong layer, little enough to keep
+# sample size per tensor: large enough to expose a wrong layer, small enough to hold
 SAMPLED_SLOTS, SAMPLED_VALUES = 256, 2**18
 # where requests have the slots of their checkpoints, in the releases that have such
 CHECKPOINTS = "req_index_to_mamba_ping_pong_track_buffer_mapping"
@@ -83,7 +83,7 @@ def states_of(model_runner: Any, slots: Any) -> Iterator[Place]:
 
 
 def state_slots(model_runner: Any, requests: Any) -> Any:
-    """Where the requests with these rows of the table have their states; None where no layer has any."""
+    """The state slots of the requests with these rows of the table; None if no layer has states."""
     pool = model_runner.req_to_token_pool
     return pool.get_mamba_indices(requests).long() if hasattr(pool, "mamba_map") else None
 
@@ -113,7 +113,7 @@ class Requests:
         return places(model_runner, self.slots(model_runner), state_slots(model_runner, self.rows))
 
     def empty(self, model_runner: Any) -> None:
-        """So that nothing is left of them, and what a later run does not write cannot pass for what they wrote."""
+        """Zero all they wrote, so that it cannot pass for what a later run fails to write."""
         checkpoints = checkpoint_slots(model_runner, self.rows)
         if checkpoints is not None:
             for place in states_of(model_runner, checkpoints):
