@@ -831,7 +831,7 @@ NEEDS_CUDA = "its code asks for CUDA, or for kernels that are there on CUDA only
 NEEDS_PACKAGE = "it imports a package that is not among the requirements here"
 NEEDS_TRANSFORMERS = "it imports what the release of transformers here does not have"
 NEEDS_CODE = "its configuration is made by code that comes with its weights"
-OF_A_DRAFT = "a draft takes the hidden states of a target, and runs in tests of its own: tests/fixes/test_draft_states_dropped.py"
+OF_A_DRAFT = "a draft takes the hidden states of a target, and runs in tests of its own: test_draft_states_dropped.py"
 UNTRIED = "no tiny configuration has been written for it yet"
 UNABLE: dict[str, tuple[str, ...]] = {
     NEEDS_CUDA: (
