@@ -88,39 +88,11 @@ def test_a_holder_of_what_an_earlier_fix_has_put_there_is_found() -> None:
 
 
 def test_fixes_that_are_checked_together_answer_for_their_own_holders() -> None:
-    check("""
-        from sglang.srt import tables
-        from sglang_bcg_fixes.engine import ledger as engine
-        original, search, searches = target.function, engine.refuse_stale_holders, []
-        engine.refuse_stale_holders = lambda changes: searches.append(len(changes)) or search(changes)
-        ledger.change(fix("one", point("Thing.made")))
-        ledger.change(fix("two", point("Thing.static")))
-        assert ledger.check() == {} == ledger.check() and searches == [2, 0]
-        ledger.change(fix("three", point("function")))
-        ledger.change(fix("four", point("Thing.method")))
-        ledger.change(fix("five", point("function", body="outer")))
-        failed = ledger.check()
-        assert list(failed) == ["three", "five"], failed
-        assert all("sglang.srt.tables:BY_NAME['function'] still holds" in str(error) for error in failed.values())
-        assert target.function is original and ledger.applied() == ["one", "two", "four"]
-        assert target.Thing().method(1)[0] == "around" and ledger.read_back("four") == [] == ledger.read_back("one")
-    """)
+    check("checked_together")
 
 
 def test_a_holder_that_a_later_fix_has_replaced_is_found() -> None:
-    check("""
-        from sglang.srt import tables
-        original = target.function
-        entry = PatchPoint(("sglang.srt.tables:BY_NAME['function']",), How.AROUND, "tests.engine.bodies:outer")
-        ledger.change(fix("one", point("function")))
-        ledger.change(fix("two", entry))
-        failed = ledger.check()
-        assert list(failed) == ["one"] and "BY_NAME['function'] still holds" in str(failed["one"]), failed
-        assert target.function is original and ledger.applied() == ["two"]
-        assert tables.BY_NAME["function"](1) == ["outer", "function", 1, 1]
-        ledger.undo("two")
-        assert tables.BY_NAME["function"] is original
-    """)
+    check("holder_replaced_by_a_later_fix")
 
 
 def test_what_a_fix_imports_itself_is_looked_at_too() -> None:

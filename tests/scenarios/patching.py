@@ -18,6 +18,7 @@ from typing import Any
 
 from sglang.srt import target
 
+from sglang_bcg_fixes.engine import ledger as ledger_module
 from sglang_bcg_fixes.engine.ledger import Ledger
 from sglang_bcg_fixes.engine.slots import PatchError
 from sglang_bcg_fixes.engine.wrappers import fixes_in
@@ -175,6 +176,45 @@ def holder_of_an_earlier_fix() -> None:
     assert target.function is tables.BY_NAME["function"] is ones and ledger.applied() == ["one"]
     ledger.apply(fix("two", point("function", body="outer", aliases=(alias,))))
     assert tables.BY_NAME["function"](1) == ["outer", "around", "function", 1, 1]
+
+
+def checked_together() -> None:
+    from sglang.srt import tables
+
+    original, search, searches = target.function, ledger_module.refuse_stale_holders, []
+
+    def counted(changes: Any) -> Any:
+        searches.append(len(changes))
+        return search(changes)
+
+    ledger_module.refuse_stale_holders = counted
+    ledger.change(fix("one", point("Thing.made")))
+    ledger.change(fix("two", point("Thing.static")))
+    assert ledger.check() == {} == ledger.check() and searches == [2, 0]
+    ledger.change(fix("three", point("function")))
+    ledger.change(fix("four", point("Thing.method")))
+    ledger.change(fix("five", point("function", body="outer")))
+    failed = ledger.check()
+    assert list(failed) == ["three", "five"], failed
+    assert all("sglang.srt.tables:BY_NAME['function'] still holds" in str(error) for error in failed.values())
+    assert target.function is original is tables.BY_NAME["function"]
+    assert ledger.applied() == ["one", "two", "four"]
+    assert target.Thing().method(1)[0] == "around" and ledger.read_back("four") == [] == ledger.read_back("one")
+
+
+def holder_replaced_by_a_later_fix() -> None:
+    from sglang.srt import tables
+
+    original = target.function
+    entry = PatchPoint(("sglang.srt.tables:BY_NAME['function']",), How.AROUND, "tests.engine.bodies:outer")
+    ledger.change(fix("one", point("function")))
+    ledger.change(fix("two", entry))
+    failed = ledger.check()
+    assert list(failed) == ["one"] and "BY_NAME['function'] still holds" in str(failed["one"]), failed
+    assert target.function is original and ledger.applied() == ["two"]
+    assert tables.BY_NAME["function"](1) == ["outer", "function", 1, 1]
+    ledger.undo("two")
+    assert tables.BY_NAME["function"] is original
 
 
 def imported_by_the_fix() -> None:
