@@ -181,13 +181,14 @@ def holder_of_an_earlier_fix() -> None:
 def checked_together() -> None:
     from sglang.srt import tables
 
-    original, search, searches = target.function, ledger_module.refuse_stale_holders, []
+    original, searches = target.function, []
+    search = vars(ledger_module)["refuse_stale_holders"]
 
     def counted(changes: Any) -> Any:
         searches.append(len(changes))
         return search(changes)
 
-    ledger_module.refuse_stale_holders = counted
+    vars(ledger_module)["refuse_stale_holders"] = counted
     ledger.change(fix("one", point("Thing.made")))
     ledger.change(fix("two", point("Thing.static")))
     assert ledger.check() == {} == ledger.check() and searches == [2, 0]
