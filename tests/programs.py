@@ -39,4 +39,10 @@ def modules(program: str) -> Iterator[str]:
 def ways_of(program: str) -> frozenset[bool]:
     calls = [node for node in ast.walk(ast.parse(program)) if isinstance(node, ast.Call)]
     imports = [call for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "import_sglang"]
-    return frozenset(any(ast.unparse(given) == "with_graphs=True" for given in call.keywords) for call in imports)
+    return frozenset(way for call in imports for way in ways_of_call(call))
+
+
+def ways_of_call(call: ast.Call) -> set[bool]:
+    """Both ways where the program decides when it runs."""
+    given = next((keyword.value for keyword in call.keywords if keyword.arg == "with_graphs"), ast.Constant(False))
+    return {bool(given.value)} if isinstance(given, ast.Constant) else {True, False}

@@ -190,6 +190,9 @@ WITH, WITHOUT = "one_batch.import_sglang(with_graphs=True)", "one_batch.import_s
         (("-c", WITHOUT), False),
         (("-c", f"{WITH}\n{WITHOUT}"), None),
         (("-c", f"said = {WITH!r}"), None),
+        # decided when it runs
+        (("-c", "one_batch.import_sglang(with_graphs=asked)"), None),
+        (("-m", "tests.scenarios.harmless_conditions"), None),
         (("-c", "import sglang"), None),
         (("-m", "cpu_sglang.prefill"), True),
         (("-m", "tests.bench.cpu_layer"), False),
