@@ -12,6 +12,7 @@ change (#37448) does; `fixed`, this package's fixes. Then what each arm costs: t
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import os
@@ -58,7 +59,8 @@ class Ways:
     """How a tensor comes to a break. `breaks` makes one of a function, or leaves it as it is for the eager answer."""
 
     def __init__(self, breaks: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        self.into, self.new, self.add_into, self.in_a_dictionary = map(breaks, (into, new, add_into, in_a_dictionary))
+        self.into, self.new = breaks(into), breaks(new)
+        self.add_into, self.in_a_dictionary = breaks(add_into), breaks(in_a_dictionary)
 
     def written_by_the_graph_before_the_break(self, x: Any, kept: Any) -> Any:
         y = x * 2
@@ -137,7 +139,7 @@ def observe(way: str, device: str) -> str:
         kept = kept_before(size, device)
         eager(x[:size], kept)
         torch.cuda.synchronize()
-        graphs[size] = capture(module, pool, stream, lambda run=run, kept=kept: run(kept=kept))
+        graphs[size] = capture(module, pool, stream, functools.partial(run, kept=kept))
         del kept, run
     gc.collect()
     for churn in range(CHURNS):

@@ -95,8 +95,9 @@ def build(name: str, call_of: Callable[[int], Any], problem: gdn_layer.Problem, 
     # compiles
     step()
     device.synchronize()
-    graphs = [device.capture(work) for work in (lambda: spans("prepare"), lambda: spans("advance"), step)]
-    return Arm(name, "", *graphs, calls=calls)
+    works = (lambda: spans("prepare"), lambda: spans("advance"), step)
+    prepared, advanced, whole = (device.capture(work) for work in works)
+    return Arm(name, "", prepared, advanced, whole, calls)
 
 
 def results(arm: Arm, problem: gdn_layer.Problem, device: gdn_layer.Device) -> list[torch.Tensor]:

@@ -18,7 +18,6 @@ import collections
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import os
 import pathlib
 import signal
@@ -148,10 +147,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.folder is None:
         raise SystemExit("--folder: name one for the files")
     options.folder.mkdir(parents=True, exist_ok=True)
-    left, over = collections.deque(chosen), threading.Event()
+    left, over, version = collections.deque(chosen), threading.Event(), source.version
+
+    def make(gpu: str) -> list[bool]:
+        return list(work(gpu, left, options.folder, version, options.seconds, over))
+
     with ended_by_signals(), concurrent.futures.ThreadPoolExecutor(len(devices)) as pool:
-        make = functools.partial(work, names=left, folder=options.folder, version=source.version)
-        working = [pool.submit(lambda gpu=gpu: list(make(gpu, seconds=options.seconds, over=over))) for gpu in devices]
+        working = [pool.submit(make, gpu) for gpu in devices]
         try:
             there = [is_there for each in working for is_there in each.result()]
         finally:

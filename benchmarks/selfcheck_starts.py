@@ -23,6 +23,7 @@ from typing import Any
 from sglang_bcg_fixes.lab.bench.rows import number
 from sglang_bcg_fixes.lab.verify import cases, command, environment
 from sglang_bcg_fixes.lab.verify.compare import FOR_INFORMATION, GREEN, RED, Judged
+from sglang_bcg_fixes.lab.verify.servers import Outcome
 from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.process.selfcheck import check
 from sglang_bcg_fixes.source import releases
@@ -41,13 +42,13 @@ def runs_of(
             yield dataclasses.replace(run, calls=(), server=dataclasses.replace(run.server, job=job))
 
 
-def judged(run: command.Run, outcome: command.Outcome) -> Judged:
+def judged(run: command.Run, outcome: Outcome) -> Judged:
     found = outcome.selfcheck
     said = f"{found['verdict']}: {found['reason']}" if found else f"no self-check: {outcome.ending}"
     if run.arm == CHECKED:
-        return Judged(FOR_INFORMATION, said, [])
+        return Judged(FOR_INFORMATION, said, ())
     is_right = outcome.finished and found is not None and found["verdict"] == check.RIGHT
-    return Judged(GREEN if is_right else RED, "" if is_right else said, [])
+    return Judged(GREEN if is_right else RED, "" if is_right else said, ())
 
 
 def report(found: Sequence[command.Row]) -> Iterator[str]:

@@ -59,7 +59,12 @@ def on_cpu(
 
 
 def beside(
-    root: pathlib.Path, *arguments: str, timeout: int = 300, cold: bool = False, **environment: str
+    root: pathlib.Path,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    timeout: int = 300,
+    cold: bool = False,
+    **settings: str,
 ) -> tuple[Any, str]:
     """The result of `on_cpu` without kernels, and its whole log."""
     with tempfile.TemporaryDirectory() as reports:
@@ -70,7 +75,8 @@ def beside(
                 "SGLANG_BCG_REPORT_DIR": reports,
                 # fixes are looked at without kernels, which have tests of their own and are slow where none compiles
                 "SGLANG_BCG_KERNEL_FA_METADATA": "off",
-                **environment,
+                **(environment or {}),
+                **settings,
             },
             timeout=timeout,
             cold=cold,

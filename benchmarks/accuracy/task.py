@@ -73,7 +73,8 @@ def draw(rng: random.Random, length: int, for_tests: bool, more: int = 0) -> Pro
 
 def any_length(rng: random.Random, longest: int = LONGEST) -> int:
     """Spread evenly over the logarithm, so that every size of prefill graph is used and padded."""
-    return round(SHORTEST * (longest / SHORTEST) ** rng.random())
+    factor: float = (longest / SHORTEST) ** rng.random()
+    return round(SHORTEST * factor)
 
 
 def test_problems(count: int = QUESTIONS) -> list[Problem]:

@@ -69,11 +69,17 @@ CELL = re.compile(r"(.+) → \*\*(.+)\*\*(?: \((\d)\))?")
 RELEASES = [release.strip(" |") for release in RELEASES]
 
 
+def parts(pattern: re.Pattern[str], text: str) -> tuple[Any, ...]:
+    found = pattern.fullmatch(text)
+    assert found, text
+    return found.groups()
+
+
 def rows() -> Iterator[Row]:
     for name, of, *cells in table_with(NEWEST):
-        label, note = re.fullmatch(r"(.+?)(?: \((\d)\))?", name).groups()
+        label, note = parts(re.compile(r"(.+?)(?: \((\d)\))?"), name)
         for release, cell in zip(RELEASES, cells, strict=True):
-            stock, patched, own = CELL.fullmatch(cell).groups() if cell != NOT_RUN else (NOT_RUN, NOT_RUN, None)
+            stock, patched, own = parts(CELL, cell) if cell != NOT_RUN else (NOT_RUN, NOT_RUN, None)
             yield Row(CASES[label], release, of, stock, patched, own or note or "")
 
 
@@ -155,6 +161,7 @@ def test_the_runs_are_of_the_commits_and_gpus_that_are_named() -> None:
     said = re.search(
         r"on (\S+): 0\.5\.23 with the fixes of commit (\w+) on an (H\d+), the others .* (\w+) on (H\d+)s\.", text
     )
+    assert said
     date, newest_commit, newest_gpu, commit, gpu = said.groups()
     for release in RELEASES:
         found = json.loads((RESULTS / f"verify-{release}.json").read_text())

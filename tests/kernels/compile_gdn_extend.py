@@ -58,7 +58,8 @@ def compiled(kernel: Any, constants: dict[str, Any], **options: Any) -> dict[str
 def main() -> None:
     tuning, found = form.Tuning(), []
     for track in (False, True):
-        of_tables = {"TRACK": track, "MAX_SEQUENCES": 128, "CHUNK": metadata.CHUNK, "ROWS": metadata.ROWS, "BOUNDS": 2}
+        of_tables: dict[str, Any] = {"TRACK": track, "MAX_SEQUENCES": 128, "BOUNDS": 2}
+        of_tables |= {"CHUNK": metadata.CHUNK, "ROWS": metadata.ROWS}
         of_tables |= {"CHUNK_FIELDS": metadata.CHUNK_FIELDS, "SEQUENCE_FIELDS": metadata.SEQUENCE_FIELDS}
         if not track:
             of_tables |= dict.fromkeys(("track_mask", "track_slots", "track_lengths"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ class Call:
 
     operation: str
     inputs: dict[str, Any]
-    outputs: dict[str, Tensor | None]
+    outputs: Mapping[str, Tensor | None]
     buffers: dict[str, Tensor]
 
     def run(self, form: Any) -> None:

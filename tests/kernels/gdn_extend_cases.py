@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sglang_bcg_fixes.kernels.gdn_extend import Shape, metadata, reference
+from sglang_bcg_fixes.kernels.gdn_extend import Shape, metadata, reference, stepwise
 from sglang_bcg_fixes.kernels.gdn_extend import triton as form
 from sglang_bcg_fixes.kernels.gdn_extend.metadata import CHUNK
 
@@ -156,7 +156,7 @@ class Launched:
     def __init__(
         self,
         step: Step,
-        tuning: form.Tuning,
+        tuning: form.Tuning | stepwise.Tuning,
         around: Surroundings = Surroundings(),
         chunk: int = CHUNK,
         modules: tuple[Any, Any] = (form, metadata),

@@ -7,6 +7,7 @@ import re
 import struct
 import types
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,9 @@ SIGNATURES = {
 
 def device(launcher: Callable[..., on_host.Launch], multiprocessors: int) -> cuda.Kernels:
     """What cuda.py has of a device whose launches are made by this function, in the driver's place."""
-    loaded = program.Loaded({kernel: kernel for kernel in PROGRAM.kernels}, "the tests", lambda: 0)
+    # names, where the driver has functions
+    functions: dict[str, Any] = {kernel: kernel for kernel in PROGRAM.kernels}
+    loaded = program.Loaded(functions, "the tests", lambda: 0)
     properties = types.SimpleNamespace(multi_processor_count=multiprocessors)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(program, "load", lambda *_: loaded)

@@ -30,7 +30,7 @@ def test_what_is_kept_comes_back_and_belongs_to_this_user_alone(folder: pathlib.
 
 
 def test_a_name_stands_for_everything_that_the_code_depends_on() -> None:
-    parts = ["header", b"source", "--std=c++17", "13.0 13000"]
+    parts: list[bytes | str] = ["header", b"source", "--std=c++17", "13.0 13000"]
     names = {cubins.key(*parts)}
     for place in range(len(parts)):
         names.add(cubins.key(*parts[:place], "other", *parts[place + 1 :]))

@@ -31,7 +31,7 @@ def last(library: ctypes.CDLL) -> Launch:
     return Launch.in_dll(library, "last")
 
 
-def launcher(library: ctypes.CDLL, stream: int, shared_bytes: int = 0):
+def launcher(library: ctypes.CDLL, stream: int, shared_bytes: int = 0) -> driver.Launch:
     ctypes.c_size_t.in_dll(library, "parameter_bytes").value = LAYOUT.size
     function = driver.load(CUBIN, ("kernel",))["kernel"]
     return driver.launcher(function, 256, LAYOUT, lambda: stream, shared_bytes)

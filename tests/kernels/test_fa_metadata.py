@@ -135,7 +135,7 @@ def test_the_reference_by_hand() -> None:
     assert branches.tolist() == [[1, 2, -7], [0, 5, 1]]
 
 
-WRONG = {
+WRONG: dict[str, dict[str, Any]] = {
     "page_size 3": {"page_size": 3},
     "page_size 2048": {"page_size": 2048},
     "seq_lens is torch.float32": {"seq_lens": torch.zeros(2)},

@@ -61,13 +61,13 @@ def host(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> cuda.Kernels
 
 
 @pytest.mark.parametrize("operation", cases.OPERATIONS)
-def test_random_cases_equal_the_reference(operation: str, host) -> None:
+def test_random_cases_equal_the_reference(operation: str, host: cuda.Kernels) -> None:
     for seed in range(SEEDS):
         assert not cases.differences(operation, seed, cuda, reference, cases.Sizes(), "cpu")
 
 
 @pytest.mark.parametrize("operation", cases.OPERATIONS)
-def test_many_rows_and_wide_tables_equal_the_reference(operation: str, host) -> None:
+def test_many_rows_and_wide_tables_equal_the_reference(operation: str, host: cuda.Kernels) -> None:
     for seed in range(MANY_SEEDS[operation]):
         assert not cases.differences(operation, seed, cuda, reference, MANY, "cpu")
 
@@ -87,7 +87,11 @@ def long_branches() -> cases.Call:
 def many_sums() -> cases.Call:
     """More requests than are summed at once."""
     lengths = torch.arange(2500) % 7
-    inputs = {"seq_lens": lengths, "req_pool_indices": lengths * 0, "req_to_token": torch.ones(1, 8).int()}
+    inputs: dict[str, Any] = {
+        "seq_lens": lengths,
+        "req_pool_indices": lengths * 0,
+        "req_to_token": torch.ones(1, 8).int(),
+    }
     inputs |= {"page_size": 1, "extend_lens": lengths % 3}
     sums = {"cu_seqlens_k": (2501,), "cu_seqlens_q": (2501,)}
     return call("fa_metadata", inputs, cache_seqlens=(2500,), page_table=(2500, 8), **sums)
@@ -109,7 +113,7 @@ def many_drafts(requests: int, draft_tokens: int) -> cases.Call:
     """More rows than are summed at once."""
     lengths, rows = torch.arange(requests) % 5, requests * draft_tokens
     flags = torch.rand(int((lengths + draft_tokens).sum()) * draft_tokens, generator=torch.Generator().manual_seed(0))
-    inputs = {"seq_lens": lengths, "req_pool_indices": lengths, "custom_mask": flags < 0.5}
+    inputs: dict[str, Any] = {"seq_lens": lengths, "req_pool_indices": lengths, "custom_mask": flags < 0.5}
     inputs |= {"req_to_token": torch.arange(5 * 99).view(5, 99).int(), "draft_tokens": draft_tokens}
     inputs["cu_seqlens"] = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).int()
     shapes = {"cache_seqlens": (rows,), "cu_seqlens_k": (rows + 1,), "cu_seqlens_q": (rows + 1,)}
@@ -128,18 +132,20 @@ CHOSEN = {
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_chosen_cases_equal_the_reference(name: str, host) -> None:
+def test_chosen_cases_equal_the_reference(name: str, host: cuda.Kernels) -> None:
     assert not cases.differences_in(CHOSEN[name](), cuda, reference)
 
 
 @pytest.mark.parametrize("operation", cases.OPERATIONS)
-def test_the_grid_and_the_parameters_follow_from_shapes_alone(operation: str, host, monkeypatch) -> None:
+def test_the_grid_and_the_parameters_follow_from_shapes_alone(
+    operation: str, host: cuda.Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What a graph keeps of a launch must not depend on what the tensors hold."""
     for seed in range(SEEDS):
         call = cases.draw(operation, random.Random(seed))
         launches = []
         for _ in range(2):
-            kept = []
+            kept: list[tuple[Any, ...]] = []
             recorded = {
                 field.name: lambda *numbers, name=field.name, kept=kept: kept.append((name, *numbers))
                 for field in dataclasses.fields(cuda.Kernels)
@@ -153,14 +159,16 @@ def test_the_grid_and_the_parameters_follow_from_shapes_alone(operation: str, ho
         assert launches[0] == launches[1] and launches[0]
 
 
-def test_only_lengths_that_are_rewritten_in_place_cost_a_second_launch(host, monkeypatch) -> None:
+def test_only_lengths_that_are_rewritten_in_place_cost_a_second_launch(
+    host: cuda.Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launches: list[int] = []
     counted = dataclasses.replace(host, fa_metadata=lambda *numbers: launches.append(numbers[0]))
     monkeypatch.setattr(cuda, "on_device", lambda device: counted)
     lengths, other = torch.ones(3, dtype=torch.int32), torch.ones(3, dtype=torch.int32)
     table = torch.zeros(3, 8, dtype=torch.int32)
 
-    def count(cache: torch.Tensor, **more: object) -> int:
+    def count(cache: torch.Tensor, **more: Any) -> int:
         launches.clear()
         cuda.fa_metadata(FaMetadata(lengths, lengths, table, cache, None, table, 1, **more))
         return len(launches)
@@ -169,10 +177,13 @@ def test_only_lengths_that_are_rewritten_in_place_cost_a_second_launch(host, mon
     assert [count(lengths, delta=1), count(lengths, drop_last=True)] == [2, 2]
 
 
-def test_few_flags_are_counted_twice_and_many_wait_for_the_rows(host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_flags_are_counted_twice_and_many_wait_for_the_rows(
+    host: cuda.Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
     launches: list[str] = []
     names = ("fa_metadata", "verify_expand")
-    counted = dataclasses.replace(host, **{name: lambda *_, n=name: launches.append(n) for name in names})
+    counting: dict[str, Any] = {name: lambda *_, n=name: launches.append(n) for name in names}
+    counted = dataclasses.replace(host, **counting)
     monkeypatch.setattr(cuda, "on_device", lambda device: counted)
     many_drafts(100, 8).run(cuda)
     assert launches == ["verify_expand"]

@@ -183,8 +183,10 @@ def test_an_output_that_does_not_fit_is_refused() -> None:
 def test_where_it_runs(capability: tuple[int, int], runs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     answer = form.ready(0)
-    assert isinstance(answer, Accepted if runs else Rejected)
-    assert runs or f"sm_{capability[0]}{capability[1]}" in answer.reason
+    if runs:
+        assert isinstance(answer, Accepted)
+    else:
+        assert isinstance(answer, Rejected) and f"sm_{capability[0]}{capability[1]}" in answer.reason
 
 
 QWEN3_NEXT = Shape(key_heads=16, value_heads=32, keys=128, values=128, width=4)
@@ -196,7 +198,7 @@ def test_what_is_refused() -> None:
     right: dict[str, Any] = {"kind": torch.bfloat16, "activation": "silu", "conv": conv, "state": state}
     assert refusal(QWEN3_NEXT, **right) is None
     assert refusal(QWEN3_NEXT, **{**right, "state": state[::2]}) is None
-    wrong = {
+    wrong: dict[str, tuple[Shape, dict[str, Any]]] = {
         "heads of 96 keys and 128 values": (dataclasses.replace(QWEN3_NEXT, keys=96), {}),
         "32 value heads on 12 key heads": (dataclasses.replace(QWEN3_NEXT, key_heads=12), {}),
         "a convolution of width 6": (dataclasses.replace(QWEN3_NEXT, width=6), {}),
@@ -221,7 +223,8 @@ def test_tokens_past_the_capacity_are_not_written() -> None:
         for each in (tables.chunks, tables.sequences)
     ]
     tables.chunks, tables.sequences = (each[: len(each) // 4] for each in behind)
-    tables.fill(*(torch.tensor(each, dtype=torch.int32) for each in ([30, 30, 30], [1, 2, 3], [0, 0, 0])))
+    lengths, slots, prefixes = (torch.tensor(each).int() for each in ([30, 30, 30], [1, 2, 3], [0, 0, 0]))
+    tables.fill(lengths, slots, prefixes)
     assert int(tables.sequences[:1, 1].max()) == 20 and tables.counts.tolist()[1:3] == [20, 1]
     assert all(bool((each[len(each) // 4 :] == -7).all()) for each in behind)
 
@@ -230,7 +233,8 @@ def test_tokens_past_the_capacity_are_not_written() -> None:
 def test_tables_by_hand(kind: torch.dtype) -> None:
     tables = metadata.Tables(200, 6, "cpu")
     given = ([65, 0, 3, 128], [4, 7, -1, 9], [0, 0, 8, 1])
-    tables.fill(*(torch.tensor(each, dtype=kind) for each in given))
+    lengths, slots, prefixes = (torch.tensor(each, dtype=kind) for each in given)
+    tables.fill(lengths, slots, prefixes)
     assert tables.counts.tolist()[:3] == [5, 196, 2]
     none = [-1, -1]
     assert tables.chunks[:5, :7].tolist() == [

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks import gdn_tuning
 from sglang_bcg_fixes.kernels.gdn_extend import triton
-from sglang_bcg_fixes.lab.bench import gdn_layer
+from sglang_bcg_fixes.lab.bench import gdn_layer, timing
 from tests.bench.cpu_device import Cpu, once
 
 SHAPE = gdn_layer.Shape(layers=1, key_heads=1, value_heads=2, head=32)
@@ -22,7 +22,7 @@ def test_only_a_tuning_with_the_same_bits_is_timed(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(triton, "Tuning", few)
     monkeypatch.setattr(triton, "FOR_FEW_ROWS", {"advance_stages": 1})
     monkeypatch.setattr(gdn_tuning, "CHANGES", changes)
-    monkeypatch.setattr(gdn_tuning.timing, "in_turn", once)
+    monkeypatch.setattr(timing, "in_turn", once)
     launch = triton.Call.launch
 
     def wrong_with_two_stages(call: triton.Call) -> None:

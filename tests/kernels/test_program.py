@@ -10,7 +10,7 @@ import pathlib
 import pytest
 
 from sglang_bcg_fixes import flags
-from sglang_bcg_fixes.kernels.cuda import cubins, nvrtc, program
+from sglang_bcg_fixes.kernels.cuda import cubins, driver, nvrtc, program
 from sglang_bcg_fixes.kernels.fa_metadata.program import PROGRAM
 from sglang_bcg_fixes.model import Accepted, Rejected
 from tests import processes
@@ -37,7 +37,9 @@ def compiled(code: program.MachineCode) -> bool:
     return "compiled by NVRTC" in code.origin
 
 
-def test_it_is_compiled_once_and_then_found(small, nvrtc_13, fake_driver, tmp_path: pathlib.Path) -> None:
+def test_it_is_compiled_once_and_then_found(
+    small: program.Program, nvrtc_13: nvrtc.Compiler, fake_driver: ctypes.CDLL, tmp_path: pathlib.Path
+) -> None:
     first = program.machine_code(small, HOPPER, 13)
     assert first.cubin.startswith(b"\x7fELF") and b"kernel" in first.cubin
     assert compiled(first) and "sm_90a" in first.origin and str(tmp_path / "cache") in first.origin
@@ -46,13 +48,17 @@ def test_it_is_compiled_once_and_then_found(small, nvrtc_13, fake_driver, tmp_pa
 
 
 def test_another_source_architecture_or_driver_is_compiled_anew(
-    small, nvrtc_13, fake_driver, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    small: program.Program,
+    nvrtc_13: nvrtc.Compiler,
+    fake_driver: ctypes.CDLL,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     program.machine_code(small, HOPPER, 13)
     assert compiled(program.machine_code(small, (8, 0), 13))
     small.file.write_text(SOURCE.replace("1", "2"))
     assert compiled(program.machine_code(small, HOPPER, 13))
-    monkeypatch.setattr(program.driver, "version", lambda: 13010)
+    monkeypatch.setattr(driver, "version", lambda: 13010)
     assert compiled(program.machine_code(small, HOPPER, 13))
     monkeypatch.setattr(nvrtc, "OPTIONS", ("--std=c++17",))
     assert compiled(program.machine_code(small, HOPPER, 13))
@@ -61,7 +67,12 @@ def test_another_source_architecture_or_driver_is_compiled_anew(
 
 @pytest.mark.parametrize("damage", ["cut off", "altered", "writable", "a link"])
 def test_what_cannot_be_trusted_is_compiled_again_and_replaced(
-    damage: str, small, nvrtc_13, fake_driver, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    damage: str,
+    small: program.Program,
+    nvrtc_13: nvrtc.Compiler,
+    fake_driver: ctypes.CDLL,
+    tmp_path: pathlib.Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     good = program.machine_code(small, HOPPER, 13).cubin
     (file,) = kept(tmp_path)
@@ -82,7 +93,11 @@ def test_what_cannot_be_trusted_is_compiled_again_and_replaced(
 
 
 def test_a_cache_that_cannot_be_written_costs_a_compilation_and_says_so(
-    small, nvrtc_13, fake_driver, tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+    small: program.Program,
+    nvrtc_13: nvrtc.Compiler,
+    fake_driver: ctypes.CDLL,
+    tmp_path: pathlib.Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "cache").write_text("a file where the folder would be")
     with caplog.at_level(logging.WARNING):
@@ -92,7 +107,7 @@ def test_a_cache_that_cannot_be_written_costs_a_compilation_and_says_so(
 
 
 def test_code_built_ahead_is_taken_where_it_was_built_from_this_source(
-    small, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    small: program.Program, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # neither a compiler nor a driver is asked
     monkeypatch.setattr(nvrtc, "compiler", lambda major: pytest.fail("it was compiled"))
@@ -106,14 +121,16 @@ def test_code_built_ahead_is_taken_where_it_was_built_from_this_source(
     assert "is damaged or was built from another source" in caplog.text
 
 
-def test_code_built_ahead_runs_on_later_chips_of_its_major_only(small) -> None:
+def test_code_built_ahead_runs_on_later_chips_of_its_major_only(small: program.Program) -> None:
     small.file.with_suffix(".sm_80.cubin").write_bytes(cubins.seal(cubins.key(small.source(), "sm_80"), b"\x7fELF"))
     small.file.with_suffix(".sm_90a.cubin").write_bytes(cubins.seal(cubins.key(small.source(), "sm_90a"), b"\x7fELF"))
     found = {c: bool(program.precompiled(small, c)) for c in [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (9, 1), (10, 0)]}
     assert [capability for capability, there in found.items() if there] == [(8, 0), (8, 6), (8, 9), (9, 0)]
 
 
-def test_a_program_for_one_architecture_runs_on_no_other(small, nvrtc_13, fake_driver) -> None:
+def test_a_program_for_one_architecture_runs_on_no_other(
+    small: program.Program, nvrtc_13: nvrtc.Compiler, fake_driver: ctypes.CDLL
+) -> None:
     hoppers = dataclasses.replace(small, only="sm_90a")
     # even what lies in a wheel
     small.file.with_suffix(".sm_80.cubin").write_bytes(cubins.seal(cubins.key(small.source(), "sm_80"), b"\x7fELF"))
@@ -122,20 +139,26 @@ def test_a_program_for_one_architecture_runs_on_no_other(small, nvrtc_13, fake_d
     assert answer == Rejected("small.cuh is written for sm_90a, and this is an sm_80")
 
 
-def test_a_chip_that_the_compiler_does_not_know_is_a_reason(small, nvrtc_13, fake_driver) -> None:
+def test_a_chip_that_the_compiler_does_not_know_is_a_reason(
+    small: program.Program, nvrtc_13: nvrtc.Compiler, fake_driver: ctypes.CDLL
+) -> None:
     answer = program.ready(lambda: program.machine_code(small, (42, 0), 13))
     assert isinstance(answer, Rejected)
     assert "does not know sm_420a; install the nvidia-cuda-nvrtc of a later CUDA 13" in answer.reason
 
 
-def test_a_source_that_does_not_compile_is_a_reason_with_the_log(small, nvrtc_13, fake_driver) -> None:
+def test_a_source_that_does_not_compile_is_a_reason_with_the_log(
+    small: program.Program, nvrtc_13: nvrtc.Compiler, fake_driver: ctypes.CDLL
+) -> None:
     small.file.write_text("__global__ void kernel() { undeclared(); }")
     answer = program.ready(lambda: program.machine_code(small, HOPPER, 13))
     assert isinstance(answer, Rejected)
     assert "cannot compile small.cuh" in answer.reason and '"undeclared" is undefined' in answer.reason
 
 
-def test_no_compiler_is_a_reason(small, fake_driver, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_compiler_is_a_reason(
+    small: program.Program, fake_driver: ctypes.CDLL, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(nvrtc, "places", lambda major: iter([tmp_path / f"libnvrtc.so.{major}"]))
     # no loader knows this version; it may well know a real one
     monkeypatch.setattr(program, "CUDA_MAJORS", (77,))
@@ -147,7 +170,7 @@ def test_no_compiler_is_a_reason(small, fake_driver, tmp_path: pathlib.Path, mon
 
 
 def test_a_library_that_is_no_compiler_is_a_reason(
-    small, fake_driver, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    small: program.Program, fake_driver: ctypes.CDLL, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "libnvrtc.so.78").write_bytes(b"not a library")
     monkeypatch.setattr(nvrtc, "places", lambda major: iter([tmp_path / f"libnvrtc.so.{major}"]))
@@ -155,26 +178,26 @@ def test_a_library_that_is_no_compiler_is_a_reason(
     assert isinstance(answer, Rejected) and "NVRTC cannot be loaded" in answer.reason
 
 
-def test_no_driver_is_a_reason(small, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(program.driver, "LIBRARY", "libcuda-that-is-not-there.so.1")
-    program.driver.library.cache_clear()
+def test_no_driver_is_a_reason(small: program.Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver, "LIBRARY", "libcuda-that-is-not-there.so.1")
+    driver.library.cache_clear()
     answer = program.installed(small)
     assert isinstance(answer, Rejected) and "the NVIDIA driver is not installed here" in answer.reason
 
 
-def test_a_driver_that_refuses_is_a_reason(small, fake_driver: ctypes.CDLL) -> None:
+def test_a_driver_that_refuses_is_a_reason(small: program.Program, fake_driver: ctypes.CDLL) -> None:
     ctypes.c_int.in_dll(fake_driver, "fail_with").value = 209
-    answer = program.ready(lambda: program.driver.load(b"\x7fELF", ("kernel",)))
+    answer = program.ready(lambda: driver.load(b"\x7fELF", ("kernel",)))
     assert isinstance(answer, Rejected) and "no kernel image is available" in answer.reason
 
 
-def test_a_header_that_is_missing_is_a_reason(small, fake_driver) -> None:
+def test_a_header_that_is_missing_is_a_reason(small: program.Program, fake_driver: ctypes.CDLL) -> None:
     small.file.unlink()
     answer = program.installed(small)
     assert isinstance(answer, Rejected) and "reinstall sglang-bcg-fixes" in answer.reason
 
 
-def test_a_mistake_of_ours_is_not_taken_for_a_machine_without_cuda(small) -> None:
+def test_a_mistake_of_ours_is_not_taken_for_a_machine_without_cuda(small: program.Program) -> None:
     with pytest.raises(ZeroDivisionError):
         program.ready(lambda: 1 // 0)
 
@@ -200,7 +223,9 @@ def test_the_plan_can_ask_without_torch(fake_driver_file: pathlib.Path) -> None:
     assert done.stdout.startswith("Accepted") or "no NVRTC is installed" in done.stdout
 
 
-def test_a_machine_with_driver_and_compiler_is_accepted(small, nvrtc_13, fake_driver) -> None:
+def test_a_machine_with_driver_and_compiler_is_accepted(
+    small: program.Program, nvrtc_13: nvrtc.Compiler, fake_driver: ctypes.CDLL
+) -> None:
     assert program.installed(small) == Accepted()
 
 

@@ -15,7 +15,7 @@ import sys
 import time
 import types
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -70,7 +70,7 @@ class Recorder:
 
     def expect(self, signature: dict[str, str]) -> None:
         """The driver does not know how many parameters there are."""
-        passed = [SIZES.get(kind, 8) for kind in signature.values() if kind != "constexpr"]
+        passed: list[ctypes.c_int | int] = [SIZES.get(kind, 8) for kind in signature.values() if kind != "constexpr"]
         sizes = (ctypes.c_int * 64).in_dll(self.library, "parameter_sizes")
         sizes[: len(passed)] = passed
         ctypes.c_int.in_dll(self.library, "parameter_count").value = len(passed)
@@ -83,15 +83,23 @@ class Recorder:
 
 
 def main() -> None:
-    torch._C._cuda_getCurrentRawStream = lambda _: STREAM  # type: ignore[attr-defined]
+    torch._C._cuda_getCurrentRawStream = lambda device: STREAM
     triton.runtime.driver.set_active(fake_gpu())
     recorder = Recorder(sys.argv[1])
     seen = {"alike": 0, "short": 0}
-    slow, fast = [], []
+    slow: list[float] = []
+    fast: list[float] = []
     ours = triton_launch.Launcher.__call__
 
-    def compared(self: Any, programs: int, tensors: Any, fixed: Any, others: Any, constants: Any) -> None:
-        arguments = (*tensors, *fixed, *others, *constants)
+    def compared(
+        self: triton_launch.Launcher,
+        programs: int,
+        tensors: Sequence[torch.Tensor | None],
+        strides: tuple[int, ...],
+        numbers: Sequence[int],
+        constants: tuple[int | bool, ...],
+    ) -> None:
+        arguments = (*tensors, *strides, *numbers, *constants)
 
         def through_triton() -> Any:
             return self.kernel[(programs,)](*arguments, num_warps=self.warps)
@@ -101,12 +109,12 @@ def main() -> None:
         expected = recorder.launched(through_triton)
         kinds = len(self.compiled)
         for _ in range(2):
-            assert recorder.launched(lambda: ours(self, programs, tensors, fixed, others, constants)) == expected
+            assert recorder.launched(lambda: ours(self, programs, tensors, strides, numbers, constants)) == expected
         seen["alike"] += 1
         seen["short"] += len(self.compiled) == kinds
         for way, times in (
             (through_triton, slow),
-            (lambda: ours(self, programs, tensors, fixed, others, constants), fast),
+            (lambda: ours(self, programs, tensors, strides, numbers, constants), fast),
         ):
             began = time.perf_counter()
             for _ in range(20):

@@ -22,7 +22,7 @@ def run(release_root: Root) -> Callable[..., Any]:
     def run(release: str, scenario: str, **environ: str) -> Any:
         arguments = ("-m", "tests.scenarios.padded_decode", scenario)
         whole = {"SGLANG_BCG_FIXES": "strict", **environ}
-        return processes.beside(release_root(release), *arguments, timeout=300, **whole)[0]
+        return processes.beside(release_root(release), *arguments, timeout=300, environment=whole)[0]
 
     return run
 

@@ -72,7 +72,7 @@ MUTANTS = {
 def run(observer: str, root: pathlib.Path) -> Found:
     program = ("-m", "tests.scenarios.fa_metadata_steps", observer, json.dumps(MUTANTS))
     found: Found
-    found, _ = processes.beside(root, *program, timeout=600, **{KERNEL.flag: "triton"})
+    found, _ = processes.beside(root, *program, timeout=600, environment={KERNEL.flag: "triton"})
     return found
 
 

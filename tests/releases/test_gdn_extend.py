@@ -47,7 +47,7 @@ def run(release_root: Root) -> Callable[..., Found]:
             release_root(release),
             *("-m", "tests.releases.gdn_prefill", scenario),
             # as the model's own, which is in half precision here
-            **{KERNEL.flag: form, "SGLANG_MAMBA_CONV_DTYPE": "float16", **environment},
+            environment={KERNEL.flag: form, "SGLANG_MAMBA_CONV_DTYPE": "float16", **environment},
             timeout=600,
         )
         return found

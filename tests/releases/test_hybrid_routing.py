@@ -131,7 +131,7 @@ def run(root: pathlib.Path, reports: pathlib.Path, fix: Fix, scenario: str, *arg
     # the others are not looked at here, and this one must be there
     only = {"SGLANG_BCG_FIXES": "off", fix.flag: "on", "SGLANG_BCG_REPORT_DIR": str(reports)}
     found: dict[str, Any]
-    found, _ = processes.beside(root, "-m", f"tests.scenarios.{scenario}", *arguments, timeout=600, **only)
+    found, _ = processes.beside(root, "-m", f"tests.scenarios.{scenario}", *arguments, timeout=600, environment=only)
     return found
 
 

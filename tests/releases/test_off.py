@@ -6,13 +6,14 @@ import json
 import pathlib
 import types
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from sglang_bcg_fixes.model import modules_of
+from sglang_bcg_fixes.model import Patched, modules_of
 from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.process import watch
+from sglang_bcg_fixes.process.process import Process
 from sglang_bcg_fixes.process.selfcheck import at_start, canary
 from sglang_bcg_fixes.source import releases
 from tests import processes, wheels
@@ -28,8 +29,11 @@ def touched(root: pathlib.Path) -> list[str]:
     """Every module of this release that the plugin may change, whatever its flags say."""
     source, known = releases.in_folder(root), registry.discover()
     makers = (watch.hooks, watch.refusal_hooks, at_start.hooks, canary.hooks)
-    hooks = [hook for make in makers for hook in make(types.SimpleNamespace(source=source))]
-    names = [name for each in (*known.fixes, *known.kernels, *hooks) for name in modules_of(each)]
+    # the source is all that hooks are made from
+    process = cast(Process, types.SimpleNamespace(source=source))
+    hooks = [hook for make in makers for hook in make(process)]
+    patched: list[Patched] = [*known.fixes, *known.kernels, *hooks]
+    names = [name for each in patched for name in modules_of(each)]
     names += [name for kernel in known.kernels for name in kernel.awaits]
     return [name for name in dict.fromkeys(names) if source.has_module(name)]
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pathlib
 import types
 from collections.abc import Callable
+from typing import cast
 
 import pytest
 
 from sglang_bcg_fixes.anatomy import runners
 from sglang_bcg_fixes.process import watch
+from sglang_bcg_fixes.process.process import Process
 from sglang_bcg_fixes.source.tree import Folder, Source
 from tests import processes
 from tests.wheels import NEWEST, RELEASES
@@ -20,7 +22,8 @@ def test_every_release_has_the_places_that_are_watched(
     release: str, release_root: Callable[[str], pathlib.Path]
 ) -> None:
     source = Source(Folder(release_root(release)))
-    process = types.SimpleNamespace(source=source)
+    # the source is all that they are made from
+    process = cast(Process, types.SimpleNamespace(source=source))
     places = [place for hook in watch.hooks(process) for point in hook.patches for place in point.where]
     assert len(places) == len(runners.BY_PHASE) + 1
     assert [place for place in places if source.find(place) is None] == []

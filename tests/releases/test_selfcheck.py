@@ -36,7 +36,10 @@ def checked(release_root: Callable[[str], pathlib.Path]) -> Callable[..., tuple[
     def run(release: str, model: str, *options: str, mode: str = "warn", **environ: str) -> tuple[dict[str, Any], str]:
         arguments = ("-m", "tests.releases.selfcheck_run", model, *options)
         return processes.beside(
-            release_root(release), *arguments, timeout=300, **{"SGLANG_BCG_SELFCHECK": mode, **environ}
+            release_root(release),
+            *arguments,
+            timeout=300,
+            environment={"SGLANG_BCG_SELFCHECK": mode, **environ},
         )
 
     return run

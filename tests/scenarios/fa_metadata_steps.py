@@ -13,6 +13,7 @@ from typing import Any
 from cpu_sglang import one_batch
 from sglang_bcg_fixes import plugin
 from sglang_bcg_fixes.kernels.fa_metadata.declaration import KERNEL, MODULE
+from sglang_bcg_fixes.model import Choice
 from tests.kernels.flash_backend import Backend
 from tests.releases import flash_steps
 from tests.scenarios import named
@@ -34,6 +35,7 @@ def observe(_: str) -> Found:
     odd = {name: run() for name, run in odd_steps(world)}
     wrong = [name for name, run, right in chunks_in_pages(world) if run() != right]
     outcome = plugin.load().report.outcomes[KERNEL.op]
+    assert isinstance(outcome.decision, Choice)
     return {
         "outcome": [outcome.decision.name, outcome.state],
         "steps": len(steps),
