@@ -14,14 +14,13 @@ from tests.wheels import NEWEST
 Run = Callable[[str, str], Any]
 
 
-def found_by(scenario: str, root: pathlib.Path) -> Any:
-    arguments = ("-m", "tests.scenarios.harmless_conditions", scenario)
-    return processes.beside(root, *arguments, SGLANG_PLUGINS="__none__")[0]
+def found_by(module: str, scenario: str, root: pathlib.Path) -> Any:
+    return processes.beside(root, "-m", f"tests.scenarios.{module}", scenario, SGLANG_PLUGINS="__none__")[0]
 
 
 @pytest.fixture
 def run(release_root: Callable[[str], pathlib.Path]) -> Run:
-    return lambda release, scenario: found_by(scenario, release_root(release))
+    return lambda release, scenario: found_by("harmless_conditions", scenario, release_root(release))
 
 
 @pytest.mark.parametrize("release", ["0.5.11", NEWEST])
@@ -57,7 +56,7 @@ def test_a_layer_with_an_indexer_gets_the_metadata_of_full_attention(run: Run, r
 
 @pytest.fixture(scope="module")
 def large_bucket(release_root: Callable[[str], pathlib.Path]) -> Any:
-    return found_by("large_bucket", release_root("0.5.15.post1"))
+    return found_by("harmless_replays", "large_bucket", release_root("0.5.15.post1"))
 
 
 def test_a_graph_larger_than_the_context_is_right_for_several_requests(large_bucket: Any) -> None:
@@ -71,7 +70,7 @@ def test_the_mask_of_padding_changes_the_experts_of_padded_rows_only(large_bucke
 
 @pytest.fixture(scope="module")
 def hybrid_runner(release_root: Callable[[str], pathlib.Path]) -> Any:
-    return found_by("hybrid_runner", release_root("0.5.18"))
+    return found_by("harmless_replays", "hybrid_runner", release_root("0.5.18"))
 
 
 def test_a_new_request_does_not_see_what_is_in_its_state_slot(hybrid_runner: Any) -> None:

@@ -7,12 +7,15 @@ from typing import Any
 from cpu_sglang import one_batch
 from sglang_bcg_fixes import plugin
 from sglang_bcg_fixes.fixes import hybrid_layer_misrouted as fix
-from tests.scenarios import named, released
+from tests.scenarios import named
 
 
 def configuration(*pairs: str) -> dict[str, Any]:
     """Tell the layers of full attention that a target's configuration names, before its draft is built and after."""
-    loaded = released.load("qwen3next", with_graphs=False)
+    one_batch.import_sglang()
+    one_batch.load_plugins()
+    loaded = one_batch.load("qwen3next")
+    one_batch.randomize(loaded.model_runner.model)
     process = plugin.load()
     paths = dict(pair.split("=", 1) for pair in pairs)
     found: dict[str, Any] = {

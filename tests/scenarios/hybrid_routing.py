@@ -15,7 +15,7 @@ import torch
 from cpu_sglang import stand_ins
 from sglang_bcg_fixes import plugin
 from sglang_bcg_fixes.fixes import layers_routed_by_id as fix
-from tests.scenarios import named, released
+from tests.scenarios import named, plugins
 
 # whose layer, its id, where it belongs
 Rows = dict[str, tuple[str, int, str]]
@@ -31,7 +31,7 @@ POINTS = ("forward", "forward_decode", "forward_extend", "_is_full_attn")
 def routing(target_rows: str, draft_rows: str, builds: str, has_inkling: str, stand_in_names: str) -> dict[str, Any]:
     stand_ins.install()
     sys.modules.update({name: mock.MagicMock() for name in json.loads(stand_in_names)})
-    released.with_plugins()
+    plugins.load()
     process = plugin.load()
     states = [process.report.state(fix.FIX.id)]
     found: dict[str, Any] = {"early": sorted({RUNNER, fix.MODULE} & set(sys.modules))}

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from tests.releases.decode_buffers import breakable_runner_shares, buffers, fill
-from tests.scenarios import named, released
+from tests.scenarios import named, plugins
 
 
 def rows() -> dict[str, Any]:
-    released.with_plugins()
+    plugins.load()
     shared = buffers()
     fill(shared, [1, 2, 3, 4], [5, 6, 7, 8])
     whole = [shared.req_pool_indices.tolist(), shared.out_cache_loc_swa.tolist()]
@@ -22,7 +22,7 @@ def rows() -> dict[str, Any]:
 
 def slots() -> dict[str, Any]:
     """Store in a padded replay, when request four has left the batch and another one has its slot."""
-    released.with_plugins()
+    plugins.load()
     pool = window_pool(head_dim=4)
     shared = buffers()
     shared.share_buffers()
@@ -43,7 +43,7 @@ def slots() -> dict[str, Any]:
 
 def stored_by_type() -> dict[str, Any]:
     """Store to eager locations, which are int32, and to those of a graph, which have their buffer's type."""
-    released.with_plugins()
+    plugins.load()
     from sglang.srt.layers.attention.triton_ops.trtllm_fp8_kv_kernel import fused_fp8_set_kv_buffer
 
     graph = buffers()
@@ -70,7 +70,7 @@ def stored_by_type() -> dict[str, Any]:
 
 
 def start() -> str | list[str]:
-    released.with_plugins()
+    plugins.load()
     return breakable_runner_shares(buffers())
 
 
