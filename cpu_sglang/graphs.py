@@ -340,7 +340,10 @@ def _only_reaching(blocks: Iterable[_Block]) -> Iterator[None]:
 def _check_reach(pointers: numpy.ndarray, mask: numpy.ndarray | None) -> None:
     if _reachable is None:
         return
-    touched = (pointers if mask is None else pointers[numpy.broadcast_to(mask, pointers.shape)]).astype(numpy.uint64)
+    if mask is not None:
+        # the interpreter keeps some masks as integers, which would be taken for positions
+        pointers = pointers[numpy.broadcast_to(mask, pointers.shape).astype(bool)]
+    touched = pointers.astype(numpy.uint64)
     if not touched.size:
         return
     begins, ends = _reachable

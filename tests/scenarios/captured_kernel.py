@@ -17,6 +17,17 @@ def gather(source: Any, index: Any, target: Any, n: tl.constexpr) -> None:
     tl.store(target + offsets, tl.load(source + tl.load(index + offsets)))
 
 
+@triton.jit  # type: ignore[untyped-decorator]
+def gather_known(source: Any, index: Any, target: Any, n: tl.constexpr) -> None:
+    """Leave out a row whose index is -1, as kernels do with padded rows."""
+    row = tl.program_id(0)
+    offsets = tl.arange(0, n)
+    place = tl.load(index + row)
+    mask = offsets < n
+    mask &= place != -1
+    tl.store(target + row * n + offsets, tl.load(source + place * n + offsets, mask=mask, other=7.0))
+
+
 def main() -> None:
     stand_ins.install()
     graphs.install()
@@ -34,6 +45,24 @@ def main() -> None:
         assert "illegal memory access" in repr(error), error
     else:
         raise AssertionError("the kernel followed an index in freed memory")
+    padded_rows()
+
+
+def padded_rows() -> None:
+    source, index, target, graph = torch.arange(4.0), torch.tensor([1, 0]), torch.zeros(4), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        gather_known[(2,)](source, index, target, 2)
+    index.copy_(torch.tensor([1, -1]))
+    # nothing that is masked out is touched, wherever it would lie
+    graph.replay()
+    assert target.tolist() == [2, 3, 7, 7], target
+    index.copy_(torch.tensor([1, -2]))
+    try:
+        graph.replay()
+    except Exception as error:
+        assert "illegal memory access" in repr(error), error
+    else:
+        raise AssertionError("the kernel read memory that it was not given")
 
 
 if __name__ == "__main__":
