@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +27,33 @@ def install(server_args: Any) -> None:
                 setattr(mamba, spelling, getattr(kernels, name))
     # as the scheduler does, and SGLang's benchmark from 0.5.21
     first_of(STATE_UPDATES).initialize_mamba_selective_state_update_backend(server_args)
+
+
+def allow_extra_buffer() -> dict[str, str]:
+    """Let a CPU keep states for the prefix cache in an extra buffer; return the server arguments that ask for it."""
+    # refused on a CPU, whose kernels SGLang knows of leave none
+    server_args: Any = importlib.import_module("sglang.srt.server_args")
+    server_args.is_musa = lambda: True
+    hook = "sglang.srt.arg_groups.mamba_hook"
+    if importlib.util.find_spec(hook):
+        # later releases ask there
+        asking: Any = importlib.import_module(hook)
+        machine = LikeMusa(asking.get_platform())
+        asking.get_platform = lambda: machine
+    # before 0.5.13, and since
+    return dict.fromkeys(("mamba_scheduler_strategy", "mamba_radix_cache_strategy"), "extra_buffer")
+
+
+class LikeMusa:
+    """The machine as it is, but for this."""
+
+    is_musa = True
+
+    def __init__(self, machine: Any) -> None:
+        self.machine = machine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.machine, name)
 
 
 def first_of(names: tuple[str, ...]) -> ModuleType:

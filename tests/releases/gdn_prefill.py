@@ -23,7 +23,7 @@ import types
 from collections.abc import Sequence
 from typing import Any
 
-from cpu_sglang import graphs, one_batch, prefill
+from cpu_sglang import graphs, mamba, one_batch, prefill
 from sglang_bcg_fixes.kernels import active
 
 Found = dict[str, Any]
@@ -278,32 +278,10 @@ def in_cuda() -> Found:
     return {**scenario(world, SHORT, prefill.BUCKETS), "launched": launched}
 
 
-class LikeMusa:
-    """The machine as it is, but for this."""
-
-    is_musa = True
-
-    def __init__(self, machine: Any) -> None:
-        self.machine = machine
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.machine, name)
-
-
 def checkpoints() -> Found:
     """With the prefix cache's extra buffer, which wants states from inside an extend."""
     one_batch.import_sglang(with_graphs=True)
-    # SGLang refuses it on a CPU, whose kernels it knows of leave none
-    importlib.import_module("sglang.srt.server_args").is_musa = lambda: True  # type: ignore[attr-defined]
-    hook = "sglang.srt.arg_groups.mamba_hook"
-    if importlib.util.find_spec(hook):
-        # later releases ask there
-        asking: Any = importlib.import_module(hook)
-        machine = LikeMusa(asking.get_platform())
-        asking.get_platform = lambda: machine
-    options: dict[str, Any] = {"disable_radix_cache": False, "context_length": 256}
-    # before 0.5.13, and since
-    options |= dict.fromkeys(("mamba_scheduler_strategy", "mamba_radix_cache_strategy"), "extra_buffer")
+    options = {"disable_radix_cache": False, "context_length": 256, **mamba.allow_extra_buffer()}
     return scenario(World(**options), LONG, (80,))
 
 
