@@ -1,0 +1,146 @@
+"""Weights are reloaded, and the prefill graphs still read the old ones
+
+Symptom: After /update_weights_from_disk with "recapture_cuda_graph": true, replayed prefills answer from the old
+weights, or from whatever has been written to their memory since, or end in "illegal memory access". It takes a model
+whose weights get new storage when they are loaded, as those of GPT-OSS in MXFP4 do: that is what the option is for.
+Cause: The update captures the decode graphs anew, and leaves the prefill graphs, which read the storage of parameters
+that were replaced and freed.
+Change: A successful update with that option also captures the breakable prefill graphs anew, through SGLang's own
+initialiser. The buffers that it captures with are zeroed first, as at start-up: a capture runs the model, and would
+write to the KV slots of the last batch. The old graphs are freed once the new ones are there. If the capture fails,
+prefill runs eagerly, and one error says why. So does the prefill of a draft model: its graphs are captured in contexts
+of its worker, which an update has left. Updates without the option, updates that fail, and other kinds of prefill graph
+are left as they are.
+Remove when: Every release that has to be served captures both kinds anew.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+from sglang_bcg_fixes.anatomy.runners import EXECUTOR
+from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+
+MODEL_RUNNER = f"{EXECUTOR}.model_runner:ModelRunner"
+UPDATER = f"{EXECUTOR}.model_runner_components.weight_updater:WeightUpdater"
+# newer location first
+UPDATES = (f"{UPDATER}.update_weights_from_disk", f"{MODEL_RUNNER}.update_weights_from_disk")
+# attribute of the model runner -> its method that fills it
+INITIALISERS = {
+    "prefill_cuda_graph_runner": "init_prefill_cuda_graph",
+    "piecewise_cuda_graph_runner": "init_piecewise_cuda_graphs",
+}
+HANDED_OVER = re.compile(r"recapture_cuda_graph=self\.(\w+)")
+CAPTURES = re.compile(r"self\.((?:re)?(?:init|capture)_\w*graphs?)\(")
+CAPTURES_PREFILL = {*INITIALISERS.values(), "init_cuda_graphs"}
+# owners of breakable graphs, by release
+OWNERS = ("BreakableCudaGraphRunner", "BreakableCudaGraphBackend")
+OFF = "SGLANG_BCG_FIX_RELOAD_KEEPS_PREFILL_GRAPHS=off"
+DRAFT_IS_EAGER = (
+    "bcg-fixes reload_keeps_prefill_graphs: the draft model has new weights and its prefill graphs read the old ones. "
+    "Its prefill runs eagerly from now on; start the server again to capture it. %s keeps the old graphs"
+)
+PREFILL_IS_EAGER = (
+    "bcg-fixes reload_keeps_prefill_graphs: the weights are reloaded, but the prefill graphs could not be captured "
+    "anew. Prefill runs eagerly from now on; start the server again, with a lower --mem-fraction-static if memory ran "
+    "out. %s keeps the graphs of the old weights"
+)
+
+logger = logging.getLogger("sglang_bcg_fixes")
+
+
+def probe(source: Source) -> Finding:
+    update = source.need(*UPDATES)
+    if "recapture_cuda_graph" not in update.parameters:
+        return absent("an update of the weights captures nothing", update)
+    read = [update]
+    if update.where == UPDATES[0]:
+        read.append(source.need(f"{MODEL_RUNNER}.init_weight_updater"))
+        to_follow = HANDED_OVER.findall(read[-1].text) if "self.recapture_cuda_graph" in update.calls else []
+    else:
+        to_follow = CAPTURES.findall(update.text)
+    if not to_follow:
+        return unknown("the graphs are captured anew in a way that no known release does", *read)
+    # grows on the way
+    for name in to_follow:
+        read.append(source.need(f"{MODEL_RUNNER}.{name}"))
+        to_follow += [called for called in CAPTURES.findall(read[-1].text) if called not in to_follow]
+    if CAPTURES_PREFILL.intersection(to_follow):
+        return fixed("an update captures decode and prefill graphs anew", *read)
+    read.append(source.need(*(f"{MODEL_RUNNER}.{name}" for name in INITIALISERS.values())))
+    return affected("an update captures the decode graphs anew, and keeps the prefill graphs", *read)
+
+
+def update_weights(
+    original: Callable[..., tuple[bool, str]],
+    self: Any,
+    model_path: str,
+    load_format: str,
+    weight_name_filter: Callable[[str], bool] | None = None,
+    recapture_cuda_graph: bool = False,
+) -> tuple[bool, str]:
+    succeeded, message = original(self, model_path, load_format, weight_name_filter, recapture_cuda_graph)
+    if succeeded and recapture_cuda_graph:
+        replace_graphs(self.get_model_runner() if hasattr(self, "get_model_runner") else self)
+    return succeeded, message
+
+
+def replace_graphs(model_runner: Any) -> None:
+    for attribute, initialiser in INITIALISERS.items():
+        old = getattr(model_runner, attribute, None)
+        owner = getattr(old, "backend", old)
+        # after a failed self-check it refuses every batch; a new one would not
+        if type(owner).__name__ not in OWNERS or {"can_run", "can_run_graph"}.intersection(vars(old)):
+            continue
+        if model_runner.is_draft_worker:
+            setattr(model_runner, attribute, None)
+            logger.warning(DRAFT_IS_EAGER, OFF)
+        else:
+            zero_buffers(old)
+            try:
+                getattr(model_runner, initialiser)()
+            except Exception:
+                setattr(model_runner, attribute, None)
+                logger.exception(PREFILL_IS_EAGER, OFF)
+        # not earlier: torch refuses to capture into a pool that no graph uses any longer
+        free(owner)
+
+
+def zero_buffers(runner: Any) -> None:
+    """Forget the last batch; other runners share these buffers, and fill them before each replay."""
+    import torch
+
+    # 0.5.11 and 0.5.12 have no registry, and 0.5.13 has nothing else
+    if hasattr(runner, "buffer_registry"):
+        buffers = [runner.buffer_registry.get_slot(name).buffer for name in runner.buffer_registry.slot_names()]
+    else:
+        buffers = list(vars(runner.buffers).values())
+    for buffer in buffers:
+        if isinstance(buffer, torch.Tensor):
+            buffer.zero_()
+
+
+def free(owner: Any) -> None:
+    """Drop the graphs, which reference cycles would keep."""
+    if hasattr(owner, "cleanup"):
+        owner.cleanup()
+    else:
+        owner.graphs.clear()
+        owner.output_buffers.clear()
+
+
+FIX = Fix(
+    id="reload_keeps_prefill_graphs",
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    patches=(PatchPoint(UPDATES, How.AROUND, update_weights),),
+    workarounds=PREFILL_GRAPHS_OFF,
+    verify=("llama_prefix_cache",),
+)
