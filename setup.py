@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Packaging: the metadata, the entry points from entry_points.toml, and the CUDA sources from csrc/.
 
 Nothing is compiled by default: the plugin compiles at first use, with the compiler that torch brings. Where that is not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whose memory does a graph break read and write when it is replayed? The installed SGLang's own breaks, on a GPU.
 
     python benchmarks/break_lifetimes.py --json break_lifetimes.json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the plugin costs a process: the time of load() beyond SGLang's own imports, and of one patched call.
 
     make cost

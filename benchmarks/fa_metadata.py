@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashAttention's metadata on a GPU: every form against the reference, and its times against SGLang's own.
 
     python benchmarks/fa_metadata.py                    # with the installed SGLang: some minutes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decode and verify step times of a server, with FlashAttention's metadata in one launch and without.
 
     python benchmarks/fa_steps.py --jsonl fa_steps.jsonl        # a GPU, FlashAttention 3, and some minutes

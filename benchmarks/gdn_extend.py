@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gated delta net's extend on a GPU: every kind of step against the fp32 reference, eagerly and replayed.
 
     python benchmarks/gdn_extend.py --cases 100                 # the CUDA form

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Times of the two kernels of a gated delta net layer on a GPU, with the default tuning and with others.
 
     python benchmarks/gdn_tuning.py --json gdn_tuning-cuda.json                 # needs no SGLang

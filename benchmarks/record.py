@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Everything that benchmarks/results holds of one SGLang, measured again: the installed one, on this machine's GPUs.
 
     python benchmarks/record.py --folder recorded                       # some hours on one GPU, less on several

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Does the self-check cry wolf, what does it notice, and what does it cost a start? Servers are started, not asked.
 
     python benchmarks/selfcheck_starts.py --starts 50 --json selfcheck_starts.json      # a GPU, and some minutes

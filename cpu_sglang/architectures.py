@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tiny configuration for each architecture that a release can build and run on the CPU.
 
 Tests of single defects use those in models/; here each differs from its family's own as little as size allows.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The draft model's extend step on the real attention backends of a released SGLang: eager, and through a CUDA graph.
 
 A real ModelRunner supplies settings, memory pools and layers. Requests are laid out in its pools by hand, so that the

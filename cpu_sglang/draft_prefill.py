@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A draft model's prefill, with the hidden states of its target, on a released SGLang's real ModelRunner.
 
 Its target knows nothing of the draft: the states are random, so that a missing one shows.

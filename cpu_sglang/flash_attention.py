@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The two FlashAttention functions that SGLang's FlashAttentionBackend calls, in plain torch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """CUDA graphs on a machine without a GPU: capture writes a tape of operations, replay runs the tape.
 
 Code that a real graph gets wrong must come out wrong here, and code that it gets right must come out right.

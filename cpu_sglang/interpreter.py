@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Make Triton's interpreter (TRITON_INTERPRET=1) run SGLang's kernels; tried with 3.6.0 and 3.7.1."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start SGLang's own server on a machine without a GPU: python -m cpu_sglang.launch ARGUMENTS...
 
 SGLang spawns its processes, and a spawned python process imports the main module of its parent. So this module, being

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Set-up that Mamba2 mixers need without a GPU or a scheduler, all of it SGLang's own code."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One batch through a released SGLang's real ModelRunner, in this process and without a scheduler.
 
 SGLang's own one-batch benchmark builds what a server would: ServerArgs, ModelRunner, memory pools, attention backends

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare a release's breakable prefill graphs with its own eager prefill: same process, weights and prompts.
 
 The runner, the capture, the breaks and the replay are SGLang's; only the CUDA graph under them is a stand-in (see

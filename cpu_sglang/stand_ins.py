@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stand-ins that let a released, unmodified SGLang be imported and run on a machine without a GPU.
 
 Everything of SGLang itself stays real. Packages that exist only as CUDA builds are replaced by modules whose every

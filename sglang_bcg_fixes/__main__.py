@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from sglang_bcg_fixes.cli.main import main
 
 if __name__ == "__main__":

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hooks of the entry-point group `sglang_bcg_fixes`, through which packages contribute data."""
 
 from __future__ import annotations

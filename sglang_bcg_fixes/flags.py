@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every setting, from the environment alone; no other module reads or writes it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The nouns of this package, frozen and free of torch: fixes, kernels, patches, decisions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The door that SGLang calls: `SGLANG_PLUGINS=bcg_fixes` runs `load()` in every process that loads plugins.
 
 SGLang logs and swallows every Exception that comes out of a plugin, so a refusal to start is a SystemExit.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A release with one file changed, as somebody's fork or the next version would have it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Code run in a process of its own, so that nothing it imports or patches stays behind."""
 
 from __future__ import annotations

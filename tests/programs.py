@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Programs of the tests, read before they run: how each one has SGLang imported."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Python processes that begin with torch and its like imported: most of what a release's tests took was those imports.
 
 A `Starter` keeps one process that has imported them and nothing of SGLang or of ours, and has it fork for each run. To

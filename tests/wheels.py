@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The releases that everything is tested against: fetched by pip once, unpacked once, kept in the user's cache."""
 
 from __future__ import annotations

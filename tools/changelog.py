@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Move the fragments of changes/ to CHANGELOG.md, under a version; `make changelog V=0.2.0`."""
 
 from __future__ import annotations

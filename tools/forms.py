@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Show the definitions of a new release or fix that nobody has read yet; after a yes, record them.
 
     python tools/forms.py release 0.5.24 [--root FOLDER] [--yes]    # make release V=0.5.24

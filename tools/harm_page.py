@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Generate docs/harm.md and its picture from the servers recorded by tests/harm."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write the generated pages of docs/: flags, defects, kinds of request, harm, fixes; or --check them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copy fixes/_template.py to fixes/<id>.py and print the next steps; `make fix ID=<id>`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Serve a tiny model with a released, unmodified SGLang and this checkout's plugin; needs only Python.
 
     make serve                    # or: python tools/serve.py; Ctrl-C ends it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Install a released SGLang and this checkout's plugin into their own virtual environment."""
 
 from __future__ import annotations

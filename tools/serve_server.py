@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start a server in its own process group, wait for it with a time limit, and leave nothing behind."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A hybrid model that is small enough for any machine: Qwen3-Next, four layers, random weights, no tokenizer.
 
 SGLang's own `--load-format dummy` draws weights so small that the residual stream drowns the layers, and a wrong layer

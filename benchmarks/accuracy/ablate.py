@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What do the trained model's answers hang on? Questions in plain torch, with the linear layers' state damaged.
 
     python benchmarks/accuracy/ablate.py --model benchmarks/accuracy/checkpoint

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """1,319 few-shot questions to the trained hybrid model on the installed SGLang: stock, patched, reference and eager.
 
     python benchmarks/accuracy/evaluate.py --json benchmarks/results/accuracy-0.5.12.post1.json

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Qwen3-Next's architecture in plain torch, small enough to be trained in minutes; written from the formulas.
 
 Three layers of gated delta net to one of full attention, a mixture of experts in each. Every expert is chosen for every

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A few-shot task whose answers are in the state that a prompt leaves behind. Token ids only, nothing to download.
 
 A prompt is a list of facts (`name = value ;`) scattered in noise, five solved examples, and a question:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Train the small hybrid model on the few-shot task and write it as a folder that SGLang loads.
 
     python benchmarks/accuracy/train.py --out OUT --minutes 5

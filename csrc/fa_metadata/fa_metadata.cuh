@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // FlashAttention's metadata: four kernels, one launch each. The contract is in sglang_bcg_fixes/kernels/fa_metadata.
 //
 // Grids depend on shapes, never on values, so a captured launch is right for other lengths. No host headers:

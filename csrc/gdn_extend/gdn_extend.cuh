@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Extend of the gated delta rule, for Hopper: `prepare` and `advance` do what their namesakes in triton.py do, through
 // the same scratch. The contract is in sglang_bcg_fixes/kernels/gdn_extend.
 //

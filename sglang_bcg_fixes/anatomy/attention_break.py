@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The graph break around attention, and the padded rows of its output."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The batch of the current capture or replay, and its padded rows."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keep the tensors of a graph break that a replay needs and that no CUDA graph owns.
 
 A graph's memory pool keeps what the graph's own segments made: each replay rewrites it before a break reads it, so its

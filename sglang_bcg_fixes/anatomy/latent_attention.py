@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Latent attention (MLA): code that chooses its form, made to choose as under a piecewise graph."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Inputs of a model's layers in a captured prefill, and the function that replaces them at replay."""
 
 from __future__ import annotations

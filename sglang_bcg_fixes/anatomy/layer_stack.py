@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Find a model's stack of layers, the part that a prefill graph can replay for any number of requests.
 
 Decided by structure. Names differ from model to model: `model`, `language_model.model`, `transformer`, `thinker.model`.

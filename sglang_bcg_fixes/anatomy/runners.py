@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Locations of SGLang's CUDA graph runners, by release; a release has at most one of a kind."""
 
 from __future__ import annotations

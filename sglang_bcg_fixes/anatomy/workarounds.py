@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Workarounds by SGLang's own flags, shared by the fixes that need the same one."""
 
 from __future__ import annotations

@@ -1,1 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
 """`bcg-fixes`: commands for people; no server imports them."""

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The examination of one SGLang's source, without importing it and without a GPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Code of SGLang that looks defective and is right, each with a test on real releases."""
 
 from __future__ import annotations

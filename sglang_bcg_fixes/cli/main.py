@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`bcg-fixes` doctor, explain, list, status, verify, bench; none imports SGLang or torch here."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Known faults of an installation: SGLang's own source is right, and what pip put next to it is not."""
 
 from __future__ import annotations

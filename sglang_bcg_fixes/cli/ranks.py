@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The processes of each server, and the differences between the fixes of its ranks.
 
 Ranks that run different code give different answers to the same collective, or hang in it. A process belongs to the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m sglang_bcg_fixes -- MODULE ...`: the plugin for modules that load no plugins."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Additions of `bcg-fixes status` to a process's report: the counters at this moment."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls of each patched place: counted in its wrapper, shown to other processes once a batch.
 
 What is shown lies in memory without a file on any disk, which nobody can cut short under a running server, and which is

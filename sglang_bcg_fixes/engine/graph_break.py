@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The patch kind for graph breaks: functions that the installed SGLang runs eagerly between captured segments.
 
 A break made by `eager_on_graph` hands the inner function to its replay, so hooking the break from outside changes

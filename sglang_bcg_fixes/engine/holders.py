@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Other holders of a replaced function: copies that follow, tables and closures that cannot."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Callbacks right after a module's import, so that nothing is imported earlier than without us."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Applied patch points: all of a fix or none of it, recorded, read back, and undone exactly."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Places that hold a function, found by name, and what stands there."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An attribute that is another one for a while: of an instance, a module of a model, or a class."""
 
 from __future__ import annotations

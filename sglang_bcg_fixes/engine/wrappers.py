@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wrappers: the same kind of object as the function, marked with the fix and what it calls."""
 
 from __future__ import annotations

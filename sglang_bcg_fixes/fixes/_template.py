@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One line that says what goes wrong, without a full stop at the end
 
 Symptom: The user's view: the wrong answer, the crash, the flags it takes.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention leaves the padded rows of its output uninitialised
 
 Symptom: Intermittent NaN or garbage in models whose later layers read every row of the padded batch: expert routing,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Leaving a breakable graph scope also ends the scope around it
 
 Symptom: None seen in a released SGLang, which does not nest these scopes. Code that nests them would take the ordinary

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A graph break replays with inputs whose memory may belong to another tensor
 
 Symptom: Wrong greedy output, NaN or "illegal memory access" in prefill with breakable CUDA graphs on, often only after

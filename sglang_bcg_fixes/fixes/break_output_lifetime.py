@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A graph break writes its output into memory that may belong to another tensor
 
 Symptom: Wrong greedy output, NaN or "illegal memory access" in prefill with breakable CUDA graphs on; nothing in the

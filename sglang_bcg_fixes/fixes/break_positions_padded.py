@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The attention break passes the backend padded positions next to narrowed slots
 
 Symptom: With --dcp-size above 1 and the Triton backend, a prefill that does not fill its graph leaves wrong keys and

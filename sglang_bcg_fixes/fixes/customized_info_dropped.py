@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A replayed prefill drops what a model adds to its answer
 
 Symptom: With a model that fills in customized_info (SGLang's own models do not; plugins' and private ones may),

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Padded rows of a decode graph point at the rows of former requests
 
 Symptom: None seen by itself: with ordinary and latent attention the padded rows only read what they should not, and

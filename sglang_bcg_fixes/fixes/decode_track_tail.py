@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A replayed decode saves Mamba2 state to slots that are not the request's
 
 Symptom: NemotronH, Falcon-H1 and Granite 4 answer wrong where the prefix cache resumes from a decoded token, as

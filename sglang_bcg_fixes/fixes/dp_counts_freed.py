@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prefill graphs under DP attention read token counts from freed memory
 
 Symptom: With --enable-dp-attention, intermittent wrong answers or "illegal memory access", once that memory has been

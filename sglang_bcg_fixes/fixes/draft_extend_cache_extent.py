@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The draft model's extend step counts its new tokens twice
 
 Symptom: EAGLE, EAGLE3 and STANDALONE with the Triton attention backend accept fewer draft tokens than they should;

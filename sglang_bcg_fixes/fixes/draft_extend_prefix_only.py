@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A draft worker that passes the prefix alone gets too short a cache extent
 
 Symptom: None with the workers that SGLang ships. With another worker, such as one of a build from main, few draft

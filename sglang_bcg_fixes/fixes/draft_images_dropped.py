@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Images do not reach the replayed prefill of a draft model
 
 Symptom: With EAGLE3 speculation and a multimodal model, drafts for prompts with images are accepted less often; answers

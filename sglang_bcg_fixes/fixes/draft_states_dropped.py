@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A replayed draft prefill drops the hidden states of the target
 
 Symptom: With NEXTN (EAGLE) speculation and default flags, the drafts of Qwen3-Next, of Qwen3's and EXAONE's mixtures of

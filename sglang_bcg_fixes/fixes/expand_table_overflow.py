@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The draft's page table is written past its width
 
 Symptom: The server stops with a device-side assert, "index out of bounds", or "illegal memory access": EAGLE with topk

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sparse DeepSeek models leave the padded rows of their attention uninitialised
 
 Symptom: Intermittent NaN or garbage in DeepSeek-V3.2, GLM-5 and other models with sparse latent attention, whose later

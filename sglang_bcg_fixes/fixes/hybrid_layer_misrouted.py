@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A draft from the same checkpoint changes its target's configuration
 
 Symptom: Up to 0.5.13.post1, with --speculative-adaptive and a draft that is part of the same checkpoint, a hybrid model

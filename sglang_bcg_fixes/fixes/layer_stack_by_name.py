@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The prefill runner finds a model's layers by attribute name
 
 Symptom: A model whose attribute names the runner does not know gets no prefill graphs. Where breakable graphs are asked

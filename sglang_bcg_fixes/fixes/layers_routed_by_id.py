@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hybrid attention is chosen by layer id instead of by layer kind
 
 Symptom: None with the models and drafts that SGLang ships. A source between releases crashes with Ring and Ling, whose

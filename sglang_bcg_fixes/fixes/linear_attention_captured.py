@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Linear attention is captured into the prefill graph.
 
 Symptom: With breakable CUDA graphs on, models with gated delta net or KDA layers (Qwen3-Next, Qwen3.5, Kimi-Linear)

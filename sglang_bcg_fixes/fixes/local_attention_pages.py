@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Local attention reads the wrong pages when a page is larger than one token
 
 Symptom: Llama 4 on FlashAttention with --page-size above 1 answers wrongly with HTTP 200: its local layers see a few

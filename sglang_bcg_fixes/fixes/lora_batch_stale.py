@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prefill graphs apply the LoRA adapters of the batch that ran before their capture
 
 Symptom: With --enable-lora, prompts are answered with another request's adapter or with none, or a prefill ends with

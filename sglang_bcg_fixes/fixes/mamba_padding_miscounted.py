@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Hybrid models take a request of length one for padding
 
 Symptom: With speculative decoding and CUDA graphs, the last request of a batch of a hybrid model (gated delta net,

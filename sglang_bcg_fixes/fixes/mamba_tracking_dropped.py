@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prefill graphs do not write the Mamba2 state that the prefix cache relies on
 
 Symptom: NemotronH answers worse on the second and later runs of the same prompts, when prefixes are found in the cache:

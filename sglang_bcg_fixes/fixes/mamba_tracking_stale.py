@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A mixed batch rewrites the checkpoints of an earlier prefill
 
 Symptom: With --enable-mixed-chunk, the extra-buffer strategy of the Mamba prefix cache and lightning attention (Ling

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Latent attention is dispatched as if no breakable graph were captured
 
 Symptom: DeepSeek, Kimi-Linear and other models with latent attention (MLA) stop at start-up, while prefill graphs are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Latent attention replays are prepared for the form that was not captured
 
 Symptom: DeepSeek, Kimi-Linear and other models with latent attention (MLA) stop at their first replayed prefill on

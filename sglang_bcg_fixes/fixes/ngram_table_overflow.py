@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The last request's n-gram embeddings are stored past the end of their table
 
 Symptom: With as many requests as --max-running-requests allows, LongCat models with n-gram embeddings read and

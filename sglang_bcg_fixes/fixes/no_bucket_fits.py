@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No prefill graph size fits, and the server does not start
 
 Symptom: The server stops at start-up with "'EagerRunner' object has no attribute 'runner'", right after warning that no

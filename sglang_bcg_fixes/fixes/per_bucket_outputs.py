@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every prefill graph keeps its own hidden-state tensor
 
 Symptom: Breakable CUDA graphs use more memory than they need: 0.73 GiB for hidden size 4096 with the default sizes up

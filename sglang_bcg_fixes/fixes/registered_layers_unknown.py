@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A linear model registered with SGLang cannot be served
 
 Symptom: The server does not start for a model that another package registered with register_linear_attn_model:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights are reloaded, and the prefill graphs still read the old ones
 
 Symptom: After /update_weights_from_disk with "recapture_cuda_graph": true, replayed prefills answer from the old

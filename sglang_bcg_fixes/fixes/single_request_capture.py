@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prefill graphs serve batches of one request only
 
 Symptom: With breakable CUDA graphs on, a prefill batch of two or more requests never replays a graph; it is right, and

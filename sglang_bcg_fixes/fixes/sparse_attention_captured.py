@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MiniMax-M3's sparse attention is captured into the prefill graph
 
 Symptom: MiniMax-M3 with breakable prefill graphs answers wrongly with HTTP 200, or the server dies with "illegal memory

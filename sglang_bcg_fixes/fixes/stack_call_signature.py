@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The prefill runner calls a model's layers with arguments that they do not take
 
 Symptom: The server stops at start-up while prefill graphs are captured, with a TypeError about input_embeds or the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts of a batch store their sliding window keys in the whole batch's slots
 
 Symptom: MiMo-V2 with --enable-two-batch-overlap stops with a shape mismatch in set_kv_buffer; a kernel that does not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Padded decode rows write into the sliding window cache of running requests
 
 Symptom: On 0.5.11, models with a sliding window pool (MiMo V2.5 Pro, Gemma, GPT-OSS) lose accuracy under load, 80.3

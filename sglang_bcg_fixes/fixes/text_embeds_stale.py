@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A text prompt replays the embeddings of an earlier batch
 
 Symptom: A multimodal model answers a text as if it had been given the previous prompt, with HTTP 200. It takes an

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A mixer with its own state is captured without checking that it breaks the graph
 
 Symptom: A model whose mixer has no graph break (one of your own, or one that a later release adds, as Falcon-H1 was)

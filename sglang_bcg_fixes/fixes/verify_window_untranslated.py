@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draft verification reads the wrong slots of the sliding window cache
 
 Symptom: A model with its own sliding window cache (GPT-OSS and others), verified on FlashAttention with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Image embeddings do not reach the replayed prefill graph
 
 Symptom: A multimodal model answers as if there were no image, with HTTP 200, or every prompt to it fails with "Boolean

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The implementation of each operation in this process, and its fallbacks to SGLang's own code."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A shortcut past Triton's own launcher, which inspects every argument of every call to find the compiled kernel.
 
 The first call of each kind goes through Triton, which compiles and loads; later calls launch what it returned. Every

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan for one process: a pure function of fixes, settings and source."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """On which sources a GPU has run each kernel, from kernels/proven.json: by release, the file of results that shows it.
 
 As with a verdict, the source counts and not its version: one whose every definition that the kernel rests on is that of

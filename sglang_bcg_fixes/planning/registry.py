@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All fixes and kernels: ours by a scan of the package, other packages' by entry point."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of what a package contributes, before anything relies on its types."""
 
 from __future__ import annotations

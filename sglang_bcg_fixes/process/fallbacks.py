@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reason why a prefill runs eagerly: SGLang counts such passes without one."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plugin's messages: logged, or printed until SGLang has set up logging."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The states of the fixes for Prometheus, and why prefills were not replayed, in servers that show metrics.
 
 SGLang's schedulers write to files that its HTTP server reads. prometheus_client decides at its import whether it does

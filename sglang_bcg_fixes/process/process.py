@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plugin in this process: the plan, what is applied, and what still waits."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Other processes as the kernel shows them in /proc: nothing runs in the server for it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan and its outcome: one log line, a table, and a file per process for `bcg-fixes status`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every folder that a server of this machine may report in, by its own environment."""
 
 from __future__ import annotations

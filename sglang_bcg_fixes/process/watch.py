@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Re-verify patches when a graph runner is built and when the first batch arrives.
 
 Every applied fix and kernel is then looked up again where SGLang finds it, because another plugin may have patched the

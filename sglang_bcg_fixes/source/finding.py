@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The answer of a probe: a verdict on one defect, the reason, and the definitions that it rests on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The forms of SGLang's definitions that somebody has read, from forms.json.
 
 By definition and form: the releases that have it, and the fixes and kernels it was read for. In any other form a

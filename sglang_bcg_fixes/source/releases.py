@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The SGLang at hand: installed, in a folder, in a wheel or fetched by pip; never imported."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Definitions in syntax trees: text, calls, names, and a hash that does not depend on layout."""
 
 from __future__ import annotations

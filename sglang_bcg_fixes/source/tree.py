@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Questions to the source of one SGLang, answered from its syntax trees; nothing of it is imported."""
 
 from __future__ import annotations

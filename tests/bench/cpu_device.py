@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """For benches where there is no GPU: a device on which what is captured is simply done again; measuring once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """sglang_bcg_fixes.lab.bench.gdn_layer where there is no GPU: a real SGLang's layer, tiny, in Triton's interpreter.
 
 The interpreter knows float16 better than bfloat16; SGLang's kernels take both.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layer bench: what is not right has no time; and the installed SGLang's own layer, on the real wheels."""
 
 from __future__ import annotations

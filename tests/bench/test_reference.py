@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The fp32 reference against the same recurrence written as loops over tokens, heads and single numbers, in fp64."""
 
 from __future__ import annotations

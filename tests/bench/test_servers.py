@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Servers that are asked in turn, with servers that misbehave; tests/verify/fake_engine.py says how."""
 
 from __future__ import annotations

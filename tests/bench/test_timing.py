@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arms in turn, with a clock that only the arms move."""
 
 from __future__ import annotations

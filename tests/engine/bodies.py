@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bodies of the fixes of these tests."""
 
 from __future__ import annotations

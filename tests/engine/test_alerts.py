@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The alerts that travel with the package, against what a process really shows to Prometheus."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What cannot be examined: one sentence that names it and the next step, exit 2, no traceback."""
 
 from __future__ import annotations

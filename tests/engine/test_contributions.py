@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A package that declares a fix wrongly is named, and breaks no command but what is asked of that fix."""
 
 from __future__ import annotations

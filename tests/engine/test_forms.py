@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A new release changes tables and no fix: what nobody has read is shown, and written down after a yes."""
 
 from __future__ import annotations

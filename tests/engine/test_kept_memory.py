@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whose memory an address is, as the allocator tells it."""
 
 from __future__ import annotations

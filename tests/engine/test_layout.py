@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Imports point downwards: a floor knows those below it, and a server never imports the commands or the lab."""
 
 from __future__ import annotations

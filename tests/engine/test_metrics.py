@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a process shows to Prometheus: the real client, in the mode with many processes that SGLang uses."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A ninth fix is one file: nothing else has to know of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every kind of definition, changed and restored in many orders; each case in a process of its own."""
 
 from __future__ import annotations

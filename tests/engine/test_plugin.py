@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plugin in a process, with a fix that another package contributes and the fake SGLang as its patient."""
 
 from __future__ import annotations

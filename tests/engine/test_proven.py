@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A kernel that rounds otherwise is on by default only where results of a GPU are recorded for such a source."""
 
 from __future__ import annotations

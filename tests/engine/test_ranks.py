@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedulers of one server, and of two, as `bcg-fixes status` compares them."""
 
 from __future__ import annotations

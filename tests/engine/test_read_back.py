@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a running process says of its fixes later on: still live, and reached."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the README says of answers and times, against the recorded files."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reports are found where servers put them, whatever the environment of who asks; no folder stops a server."""
 
 from __future__ import annotations

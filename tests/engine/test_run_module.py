@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`python -m sglang_bcg_fixes -- MODULE ...`: the plugin where SGLang loads none."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which implementation runs, where that is known only at the first use."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the self-check tries and how it judges, without a model."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Environments under which a release is looked at."""
 
 from __future__ import annotations

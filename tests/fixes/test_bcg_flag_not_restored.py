@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The scope of a breakable graph inside another one, on every release's own context manager."""
 
 from __future__ import annotations

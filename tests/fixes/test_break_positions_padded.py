@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which tokens a rank stores with decode context parallelism, asked of the Triton backend inside a padded break."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model that adds something to its answer: does it come out of a real replay?"""
 
 from __future__ import annotations

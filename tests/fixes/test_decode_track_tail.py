@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints that decode graphs of Falcon-H1 leave, on the real runner: red, green, and releases that are right."""
 
 from __future__ import annotations

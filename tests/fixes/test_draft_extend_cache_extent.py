@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The two fixes of the draft model's extend step: probes on drifted sources, and bodies at their edges."""
 
 from __future__ import annotations

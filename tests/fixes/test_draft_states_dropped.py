@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What drafts of a model's own checkpoint make of prompts and of the target's states, eagerly and replayed."""
 
 from __future__ import annotations

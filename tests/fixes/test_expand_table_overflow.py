@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tables of draft steps as the real backend allots them, filled with pages by the function that its replays call."""
 
 from __future__ import annotations

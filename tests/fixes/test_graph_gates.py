@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batches that a prefill graph would answer wrongly run without it, and those that it serves rightly keep it."""
 
 from __future__ import annotations

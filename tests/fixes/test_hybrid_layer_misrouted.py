@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the probe of the shared configuration answers on drifted sources, and what a copy is."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The check of SGLang's choice of the layers: on real models, and on one of our own whose names mislead it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the probe of the routing by ids answers on drifted sources, and that a layer's kind is looked at once."""
 
 from __future__ import annotations

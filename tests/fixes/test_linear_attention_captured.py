@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The probe of the first fix on drifted sources, and its body where it could do harm."""
 
 from __future__ import annotations

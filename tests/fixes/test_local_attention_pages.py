@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Local attention on pages of sixteen tokens: the real FlashAttentionBackend, against what it must amount to."""
 
 from __future__ import annotations

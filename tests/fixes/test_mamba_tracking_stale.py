@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The mask of checkpoints that a replayed mixed batch hands to its layers: real scheduler batch, runner and buffers."""
 
 from __future__ import annotations

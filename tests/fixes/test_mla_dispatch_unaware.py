@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tiny DeepSeek under breakable graphs, and the real dispatch and planning of the backends that need a GPU."""
 
 from __future__ import annotations

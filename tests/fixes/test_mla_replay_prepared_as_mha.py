@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tiny DeepSeek under breakable graphs of the release that prepares its replays wrongly."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table of n-gram embeddings as the real runner allots it, beside the real pool that numbers the requests."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server whose prefill graph sizes are all too large, as far as the real ModelRunner comes with it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The real wrapper of attention backends with a model that another package has registered."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights that are reloaded from disk under the prefill graphs of a real runner, loader and capture."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of the fix on small modules; tests/releases/test_kinds_of_request.py runs it on the real runner."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sparse layers in a prefill graph: the real layer, runner, capture and replay round a backend that reads the batch."""
 
 from __future__ import annotations

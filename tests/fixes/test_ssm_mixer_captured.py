@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The break round the mixer in parts, and drifted sources; tests/releases/test_mixers.py runs it on real releases."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Binding by name at its edges: what stands there already, what cannot be placed, and sources that drifted."""
 
 from __future__ import annotations

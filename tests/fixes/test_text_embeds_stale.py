@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model with a slot for embeddings that hands its layers token ids: the real runner, capture and replay."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which modules are found to handle states without a break; tests/releases/test_mixers.py asks real models."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table that sliding window layers verify drafts with, put together by the real backend and its kernel."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Python time that the plugin adds to one prefill and one decode step, by fix.
 
 What a fix runs is timed without what it goes on to call of SGLang's, in a replayed prefill and in a decode step.

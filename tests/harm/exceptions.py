@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a patched server has less than a stock one: which fix does that, and what wrong answer it prevents.
 
 `shown_by` is STOCK_ROW where the stock server's own row shows the wrong answer, and otherwise the test that does.

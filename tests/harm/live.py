@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rows that every run of the tests makes again: few enough for minutes, and all of every release among them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The harm matrix: its rows, what a row must not be, and the one command that records what is missing.
 
     python -m tests.harm.matrix [--release RELEASE] [--architecture NAME] [--arm ARM]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a patched server must not be beside a stock one, on the same release, model and batches."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One release's answers for many models: a process that has imported it forks a child for each row of the matrix.
 
     PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m tests.harm.served JOBS.json ROWS.jsonl

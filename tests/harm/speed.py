@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the plugin's Python adds to a step of a server, by release and fix; recorded in speed.json by `make harm`.
 
 python -m tests.harm.speed [--release RELEASE] [--again]

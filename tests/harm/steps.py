@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One batch's answer, prefill and one decode step, with the calls of patched places that it took."""
 
 from __future__ import annotations

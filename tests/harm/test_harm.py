@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """No server is worse off with the plugin than without it: what was recorded of all, and a part of it made again."""
 
 from __future__ import annotations

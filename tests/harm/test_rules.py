@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A patched server that is worse off is told by its row."""
 
 from __future__ import annotations

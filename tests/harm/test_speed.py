@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the plugin's Python may add to a step, and that the clock finds what it takes."""
 
 from __future__ import annotations

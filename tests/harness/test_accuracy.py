@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The few-shot task, the model that is trained on it, and how its answers are counted: benchmarks/accuracy."""
 
 from __future__ import annotations

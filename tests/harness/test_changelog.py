@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fragments of changes/ become a version's section of CHANGELOG.md, each exactly once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Links of the pages lead somewhere, and no section of a fix's page is empty."""
 
 from __future__ import annotations

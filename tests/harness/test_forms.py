@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A behaviour is tried on every set of forms that there is, and on all releases where everything is asked for."""
 
 from __future__ import annotations

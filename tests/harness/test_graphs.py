@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The stand-in for CUDA graphs on cases whose outcome on a GPU is known, and its mutants, which must be noticed."""
 
 from __future__ import annotations

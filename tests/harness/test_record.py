@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """benchmarks/record.py: files are made on several GPUs, whatever one of the recordings does."""
 
 from __future__ import annotations

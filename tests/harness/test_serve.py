@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`make serve`: once for real, and every way in which it must fail, with servers that do just that."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process that starts with torch imported is one as any other to the code that it runs."""
 
 from __future__ import annotations

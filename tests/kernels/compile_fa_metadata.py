@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every kernel of the Triton form compiled for GPUs that are not here; run in a process without the interpreter."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every kernel compiled for a Hopper GPU that is not here; run in a process without the interpreter. Prints JSON."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Enough of CUDA to run a kernel's source on the host: every thread of a block is a fiber of its own, and blocks run
 // one after the other. What a GPU may do in any order is done in an order drawn from a seed. A barrier or a warp
 // operation that not every thread of the block or warp reaches ends the run with a message; on a GPU it hangs or is

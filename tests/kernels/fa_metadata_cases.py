@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random calls of the four operations, for every form on every device.
 
 A case is drawn from a `random.Random`, so a seed reproduces it. Each output is a view into a larger buffer filled with

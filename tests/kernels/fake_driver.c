@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A driver for machines without one: it keeps what it was given, and fails where it is told to.
 #include <stdlib.h>
 #include <string.h>

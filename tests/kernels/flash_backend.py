@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The metadata methods of the installed SGLang's FlashAttentionBackend, without a model, a runner or its kernels.
 
 The class and all of its methods are the real ones; only the attributes that its constructor takes from a runner are set

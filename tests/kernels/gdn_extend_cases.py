@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps that every form must get right, with NaN in all memory that it must not use.
 
 The tests run them small, on Triton's interpreter; a GPU runs the same ones at a model's sizes.

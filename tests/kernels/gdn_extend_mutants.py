@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wrong kernels, each by one line, and whether the cases notice; run with the names of some of them."""
 
 from __future__ import annotations

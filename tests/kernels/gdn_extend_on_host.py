@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """csrc/gdn_extend compiled with g++, in the driver's place: the CUDA form on tensors of the host."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tests of a header under csrc/ have in common: its structs, its machine code, and one mistake in it."""
 
 from __future__ import annotations

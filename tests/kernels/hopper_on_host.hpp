@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Hopper's instructions on the host, as gdn_extend.cuh names them: mbarriers, asynchronous copies, dynamic shared
 // memory, and wgmma groups that have to be waited for.
 //

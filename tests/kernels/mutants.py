@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the tables of wrong kernels share: a module with one line changed, and whether that is noticed."""
 
 from __future__ import annotations

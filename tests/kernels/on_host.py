@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A header under csrc/ compiled with g++ and run on the CPU, so that the kernels' source is tested without a GPU."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cache of machine code: nothing but what was put there by this user, whole, comes out of it."""
 
 from __future__ import annotations

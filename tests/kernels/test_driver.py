@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Launches through ctypes, against a driver that keeps what it was given."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashAttention's metadata: Triton's form against the reference, in every integer, on Triton's interpreter."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CUDA form of fa_metadata: its source run on the host, compiled for three architectures, and its packing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gated delta net's extend: the Triton form against the fp32 reference, small, on Triton's interpreter."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """benchmarks/gdn_tuning.py: a tuning with other answers, or none, has no times."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CUDA sources travel: into a wheel, into a source distribution, and with machine code where it was asked for."""
 
 from __future__ import annotations

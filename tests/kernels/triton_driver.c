@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What Triton's own launcher asks of a driver, on a machine without one: it keeps the last launch.
 #include <stddef.h>
 #include <string.h>

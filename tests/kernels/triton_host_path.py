@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Everything between a call and the driver, with a driver that only keeps what it is given: no GPU, nothing runs.
 
 Run with Triton's own launchers, and the fake driver where they look for the real one. Each call is made three times:

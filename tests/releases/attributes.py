@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Everything that can be seen of a release's modules in a process, in words that another process can compare.
 
 python -m tests.releases.attributes MODULES, a JSON list of what is imported behind SGLang's plugins.

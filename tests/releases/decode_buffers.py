@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The real buffers of 0.5.11's to 0.5.12.post1's decode graphs, and batches of a few rows to fill them with."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every fix with every other one, in a released SGLang: what each of them mends, observed side by side.
 
     PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m tests.releases.fix_pairs OUT.json '' ID+ID ID+ID+ID...

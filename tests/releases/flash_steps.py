@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps of a released FlashAttentionBackend, on requests laid out by hand, and what it fills for each of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real release's gated delta net under prefill graphs, its layers captured with kernels of ours, on the CPU.
 
     PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 SGLANG_BCG_KERNEL_GDN_EXTEND=reference \\
@@ -281,7 +282,7 @@ def in_cuda() -> Found:
 def checkpoints() -> Found:
     """With the prefix cache's extra buffer, which wants states from inside an extend."""
     one_batch.import_sglang(with_graphs=True)
-    options = {"disable_radix_cache": False, "context_length": 256, **mamba.allow_extra_buffer()}
+    options: dict[str, Any] = {"disable_radix_cache": False, "context_length": 256, **mamba.allow_extra_buffer()}
     return scenario(World(**options), LONG, (80,))
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Batches that a prefill graph may not serve: does the runner replay them, and what do the layers get?
 
     PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m tests.releases.graph_admission WHAT

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where real models have their layers: what a release's own prefill runner answers, by name, and what structure does.
 
     PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m tests.releases.layer_stacks OUT.json [MODEL...]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prefill of small multimodal models on 0.5.11: which batches replay, and is the answer the eager one?
 
     PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m tests.releases.multimodal_prefill OUT.json MODEL

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A release's own prefill graphs under the self-check, in a process of its own: what it says, does and leaves behind.
 
 python -m tests.releases.selfcheck_run MODEL [--freed-memory kept] [--break WHAT]

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decode batches that are padded to a captured size: the real buffers and the real KV pool, red and green."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The draft model's extend step on the real attention backends of every release: how much of the cache it attends to.
 
 Each release runs in one process, `tests/scenarios/draft_extend_extent.py`, which notes every step with two models.

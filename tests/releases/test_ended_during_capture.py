@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process that is told to end while a real release captures its prefill graphs."""
 
 from __future__ import annotations

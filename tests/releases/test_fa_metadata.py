@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashAttention's metadata in one launch, against what each release's own backend fills: every integer, on the CPU."""
 
 from __future__ import annotations

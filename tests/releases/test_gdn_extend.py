@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gated delta net captured with kernels of ours, against each release's own eager prefill, on the CPU."""
 
 from __future__ import annotations

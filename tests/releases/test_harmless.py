@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `sglang_bcg_fixes/cli/harmless.py` says of real releases."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which attention every kind of layer goes to, on the real backend of every release, without and with the fix."""
 
 from __future__ import annotations

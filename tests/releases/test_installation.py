@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which releases a fresh `pip install` breaks, and which installed versions do."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each kind of batch gets from each release's prefill runner, against the checked-in table.
 
 `python -m tests.releases.test_kinds_of_request` writes the table anew, which takes half an hour. It holds SGLang's own

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layers of real models, found by structure and by SGLang's names; `layer_stacks.json` has what the names find.
 
 `python -m tests.releases.test_layer_stack` writes that table anew; read what changed against the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mixers with a state of their own in real releases: broken once, and refused where no break is known."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Multimodal models on 0.5.11: text replays, batches with images run eagerly, and both are right."""
 
 from __future__ import annotations

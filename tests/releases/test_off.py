@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`SGLANG_BCG_FIXES=off`: the oldest and the newest release, with the plugin and without, cannot be told apart."""
 
 from __future__ import annotations

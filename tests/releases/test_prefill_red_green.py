@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Released SGLang's breakable prefill graphs against its own eager prefill, without and with the plugin, on a CPU."""
 
 from __future__ import annotations

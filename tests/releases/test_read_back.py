@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The hooks that look again, in real releases, and what a real runner of prefill graphs tells of its fixes."""
 
 from __future__ import annotations

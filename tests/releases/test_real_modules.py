@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plugin on the modules of every real release: what it changes, what it leaves, and that it can be taken off."""
 
 from __future__ import annotations

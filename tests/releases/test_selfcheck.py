@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The self-check on released SGLang's own runners and pools, on the CPU: it knows no defect and finds them all."""
 
 from __future__ import annotations

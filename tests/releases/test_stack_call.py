@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every release's own call of a model's layers, made to every stack of layers that it has, without and with the fix.
 
 The call is cut out of the release's runner and the headers out of its models, so all of it is bound as Python binds it,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real server with two tensor parallel ranks on the CPU, and another plugin that takes a fix from one of them."""
 
 from __future__ import annotations

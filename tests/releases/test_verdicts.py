@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every probe answers on every release, and that a source it does not know makes it say so.
 
 `python -m tests.releases.test_verdicts` writes the table anew; read what changed against the releases' source.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server of benchmarks/accuracy that with graphs answers wrongly once, and then dies or hangs.
 
 Arguments: `dies` or `hangs`, and the job's file.

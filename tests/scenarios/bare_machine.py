@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands on a machine that lacks something: packages, a folder that can be written, memory."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Answers of a release's graph breaks, and the memory kept for them: without the fixes, with them, with worse ones."""
 
 from __future__ import annotations

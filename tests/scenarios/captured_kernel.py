@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An interpreted kernel inside the stand-in for CUDA graphs: one operation, whose reach is checked."""
 
 from __future__ import annotations

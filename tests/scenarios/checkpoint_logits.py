@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokens and logits of a checkpoint on a release. Arguments: its folder, and the prompts as JSON."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server that is healthy at once and gives every request the same completion.
 
 Arguments: its port, a line for its log, the completion's ids as JSON, and the HTTP status of its answers.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokens that a rank stores with decode context parallelism, as Triton's backend has it in a break."""
 
 from __future__ import annotations

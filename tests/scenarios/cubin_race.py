@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process that keeps machine code in a folder and reads it back, while others do the same.
 
 Arguments: the folder, and the letter that its own code is made of. It prints how often it read another's.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows that are a rank's own, computed by SGLang in a captured graph and read after a replay."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints that decode graphs of a Mamba2 model leave in the pool of states, beside those of an eager decode.
 
 A small Falcon-H1 on a release's real decode runner, with batches of the real scheduler's type. Every decode step runs

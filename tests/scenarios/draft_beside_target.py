@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A target and a draft of one checkpoint, the draft built by its own constructor, as a server builds it."""
 
 from __future__ import annotations

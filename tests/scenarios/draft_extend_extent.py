@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The draft model's extend step on the real attention backends: how much of the cache it attends to.
 
 For every step it is noted what the backends list in eager mode, in capture and in replay, and, where the Triton backend

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An EAGLE3 draft on prompts with and without an image, run eagerly and replayed.
 
 Argument: the folder of its model.

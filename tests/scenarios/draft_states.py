@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A draft beside Qwen3-Next on the states of its target, run eagerly and replayed.
 
 Argument: the folder of its model.

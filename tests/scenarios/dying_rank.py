@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two ranks that check themselves at start; the second one dies in the middle, and the first finds its graphs right."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashAttention's metadata as a release's own backend fills it, and as ours does, for every step."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Acts of a process beside the fake SGLang: build a runner, run a batch, suffer a change, ask `bcg-fixes status`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The padded rows behind the break of sparse latent attention, with a backend of real rows only."""
 
 from __future__ import annotations

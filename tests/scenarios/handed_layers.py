@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arguments that each multimodal model of 0.5.11 hands its layers when it is captured, on torch's meta device."""
 
 from __future__ import annotations

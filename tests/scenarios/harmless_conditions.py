@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Conditions that `sglang_bcg_fixes/cli/harmless.py` calls harmless, in parts of a release without the plugin."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The attention that the real hybrid backend sends each kind of layer to, with the fix and without it."""
 
 from __future__ import annotations

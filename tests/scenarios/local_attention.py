@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Local attention on pages of sixteen tokens: what replays of the real FlashAttentionBackend read."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows that hybrid models take for padding: real backends, called as the decode runner calls them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The mask of checkpoints that a replayed mixed batch hands to its layers, on the real runner."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics of a process beside the fake SGLang, in the mode with many processes that SGLang uses."""
 
 from __future__ import annotations

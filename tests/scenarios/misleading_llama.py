@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`cpu_sglang.prefill` with a whole Llama, logits and all, where SGLang expects the layers alone.
 
 It has an attribute `layers`, by which SGLang finds layers.

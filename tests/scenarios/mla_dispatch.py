@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tiny DeepSeek under breakable graphs, and the real dispatch and plans of backends for GPUs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tiny DeepSeek under breakable graphs; with `--undo` once more when the fix has been undone."""
 
 from __future__ import annotations

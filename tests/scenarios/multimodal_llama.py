@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ways in which a model with images comes to its layers, on a small Llama.
 
 The runner, the capture and the replay are SGLang's, and so is the routine for images where one is named.

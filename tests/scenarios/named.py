@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The entry of a module of scenarios: its first argument names the function that is run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Changes that another plugin makes to what this one has patched in the fake SGLang."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CUDA source in the package of this folder, and the origin of its machine code for Hopper."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decode batches that are padded to a captured size, in the real buffers and the real KV pool of 0.5.11 to 0.5.12."""
 
 from __future__ import annotations

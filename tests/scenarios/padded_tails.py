@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The padded rows of attention's outputs after a real replay, where uninitialised memory is NaN."""
 
 from __future__ import annotations

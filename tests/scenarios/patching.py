@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Definitions of every kind in the fake SGLang, changed and restored in many orders; each asserts by itself."""
 
 from __future__ import annotations

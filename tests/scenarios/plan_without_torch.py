@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan's question about a CUDA program, which must import nothing large. Argument: a driver."""
 
 from __future__ import annotations

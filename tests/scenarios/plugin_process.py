@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes beside the fake SGLang that load the plugin; most scenarios assert by themselves."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The beginning of a scenario beside a release that runs no model, so that it imports of SGLang only what it names."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Metrics of a real runner of prefill graphs that is asked for batches of every length."""
 
 from __future__ import annotations

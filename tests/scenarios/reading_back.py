@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process beside the fake SGLang that has loaded the plugin, and what it says of its fixes later on."""
 
 from __future__ import annotations

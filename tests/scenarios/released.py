@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The beginning of a scenario beside a release, without a GPU: a model as a server loads it."""
 
 from __future__ import annotations

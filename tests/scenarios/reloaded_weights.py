@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights reloaded from disk on a release's real runner, beside its prefill graphs.
 
 The runner, the loader, the update and the capture are SGLang's. Two conditions are made: the update takes this machine

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The graphs that the real runner replays for each number of tokens, and if the answer is right."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A real runner of prefill graphs, and what `bcg-fixes status` tells of its fixes and of their calls."""
 
 from __future__ import annotations

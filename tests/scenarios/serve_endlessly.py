@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`make serve` with a server that never answers and with nothing to install."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The main process of a server beside the fake SGLang, and the schedulers that it starts, as status shows them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parts of single_request_capture that need a release. Argument: the name of one of PARTS."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process that captures its prefill graphs for a minute; it ends in order on SIGTERM where it is told to."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small model with latent attention on a release's real runner, and what backends plan for it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small Llama on a release's real runner."""
 
 from __future__ import annotations

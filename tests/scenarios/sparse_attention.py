@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sparse layers in a real prefill graph, with a backend that reads the lengths of its batch."""
 
 from __future__ import annotations

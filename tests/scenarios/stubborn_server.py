@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server whose child ignores a polite end, as a process that is stuck in a kernel does."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The line in which a program beside a release tells what it found.
 
     PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 SGLANG_PLUGINS=bcg_fixes python -m tests.scenarios.NAME ARGUMENTS

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model with a slot for embeddings that hands its layers token ids, captured and replayed."""
 
 from __future__ import annotations

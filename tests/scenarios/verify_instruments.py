@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Instruments on a release's modules, and what they note. Argument: their names, with commas."""
 
 from __future__ import annotations

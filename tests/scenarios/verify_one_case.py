@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`bcg-fixes verify` with servers that need no GPU. Argument: what the interpreter has, as JSON."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiny models, each loaded in a process of its own. Argument: their folders by name, as JSON."""
 
 from __future__ import annotations

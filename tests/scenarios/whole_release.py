@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every attribute of every module of a release, before the plugin is loaded, while it is, and after it is taken off."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The halves of a batch in a real sliding window pool."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The table that sliding window layers verify drafts with, made by the real backend's kernel.
 
 With the argument `--apply` also after the fix.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Processes of a user that the system does not know and that has no home."""
 
 from __future__ import annotations

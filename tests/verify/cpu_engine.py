@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server of `verify` without a GPU: one batch at a time through the real ModelRunner, prefill graphs on a tape.
 
 It stands in the place of sglang_bcg_fixes.lab.verify.server and reads the same job, whose buckets it captures.

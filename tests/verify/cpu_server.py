@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """sglang_bcg_fixes.lab.verify.server where there is no GPU.
 
 SGLang spawns its processes, and a spawned python process imports the main module of its parent: so the stand-ins are in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server of `verify` that needs nothing: answers follow from the prompts, and MISBEHAVIOUR says what goes wrong.
 
 MISBEHAVIOUR is "arm=what" with commas between; arms are told apart as SGLang's plugin would: by the environment.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cases as data: their names, their scripts, and their flags on every release."""
 
 from __future__ import annotations

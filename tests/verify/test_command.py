@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`bcg-fixes verify` with servers that do just what it must notice."""
 
 from __future__ import annotations

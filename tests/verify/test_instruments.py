@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The counters and the refusals on the modules of every real release."""
 
 from __future__ import annotations

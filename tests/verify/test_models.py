@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tiny models on real releases: every weight of the checkpoint is taken, and no parameter is left without one."""
 
 from __future__ import annotations

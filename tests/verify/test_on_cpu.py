@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The whole command without a GPU: a real SGLang's runner and prefill graphs, on the tape that stands in for CUDA's."""
 
 from __future__ import annotations

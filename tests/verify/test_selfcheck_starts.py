@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """benchmarks/selfcheck_starts.py, with servers that say just what it must notice."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cache of compiled kernels for this user alone; damaged or foreign files are compiled again."""
 
 from __future__ import annotations

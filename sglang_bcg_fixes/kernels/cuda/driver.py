@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The CUDA driver through ctypes: loads into torch's context, launches at the least host cost."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """NVRTC, the compiler that torch depends on: CUDA source in, machine code for one GPU out.
 
 Called through ctypes. `cuda.bindings` and `cuda.core` come with SGLang too, but they load this same library, need one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A header of csrc/ and its kernels, loaded into torch's context."""
 
 from __future__ import annotations

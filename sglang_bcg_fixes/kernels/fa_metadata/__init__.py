@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashAttention's metadata: the contract of four operations, which every form keeps.
 
     fa_metadata      lengths, their sums, and the tables of pages: every mode

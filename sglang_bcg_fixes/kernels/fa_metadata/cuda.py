@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashAttention's metadata in CUDA C++, csrc/fa_metadata: one launch each, at least host cost."""
 
 from __future__ import annotations

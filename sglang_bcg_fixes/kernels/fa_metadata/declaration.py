@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashAttention's metadata in one launch, eager and before each replay of a graph
 
 SGLang's FlashAttentionBackend recomputes lengths, sums and page tables in every step: 4 to 33 torch operations eagerly,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One job for each operation: its arguments, and what the contract asks of them.
 
 A form trusts a job; its builder checks it once, before the first launch. A check reads shapes, never the device. Jobs

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The source of the CUDA form. Imports no torch: the plan asks before a server has imported it."""
 
 from __future__ import annotations

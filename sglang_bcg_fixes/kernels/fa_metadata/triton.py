@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FlashAttention's metadata in one Triton launch each; see the package for the contract.
 
 fa_metadata's grid is one program for lengths and sums, `share` programs for each row of the tables, and one for every

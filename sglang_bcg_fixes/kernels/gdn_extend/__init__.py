@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Extend of a gated delta net layer, from projections to output, for captured graphs: the contract of its forms.
 
     Tables(max_tokens, max_sequences, device)          work tables of a step, in static device buffers

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Capture gated delta net layers in prefill graphs, on our kernels instead of SGLang's eager break.
 
 While a runner captures its graphs, a layer that our kernels support is captured with them, without a break. Its tables

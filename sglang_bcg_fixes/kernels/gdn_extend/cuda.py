@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gated delta net's extend in CUDA C++ for Hopper: csrc/gdn_extend/gdn_extend.cuh.
 
 It shares the tables with triton.py, and falls back to its kernels for head sizes other than 128.

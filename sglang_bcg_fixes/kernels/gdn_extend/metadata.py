@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Work tables of a step, in device buffers that never move, filled by one launch without a sync."""
 
 from __future__ import annotations

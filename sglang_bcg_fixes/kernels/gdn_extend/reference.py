@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gated delta rule in fp32, token by token: slow, and simple enough to be trusted."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Extend of the gated delta rule in two Triton kernels, with the same launches for every batch of a captured graph.
 
 `prepare` is parallel over tokens: convolution, gates, norms, and the 64x64 matrices of each chunk. `advance` walks

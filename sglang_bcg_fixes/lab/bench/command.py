@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`bcg-fixes bench`: choose the measurements, write each one as soon as it is made, and print tables."""
 
 from __future__ import annotations

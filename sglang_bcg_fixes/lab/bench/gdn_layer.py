@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One gated delta net layer as a graph break runs it, and the same kernels captured: the installed SGLang's own code.
 
     python -m sglang_bcg_fixes.lab.bench.gdn_layer JOB

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models with full-size layers and a small vocabulary, so that several servers fit on one GPU.
 
 Qwen3-Next-80B-A3B has its 48 layers, but 16 experts instead of 512: 8 GB. Qwen3.5-4B has 8 of its 32 layers, text only.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plots of measured rows; matplotlib is an extra."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measurements as lines of JSON. A row with wrong answers has no numbers, so none can be quoted."""
 
 from __future__ import annotations

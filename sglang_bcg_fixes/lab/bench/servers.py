@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time to first token and throughput of servers that are alive at once and take turns.
 
 First every server answers the same prompts. One that answers wrongly, that never replays, or that dies is not timed.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Interleave measurements of all arms, so that drift affects them alike; needs no SGLang or torch."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cases of `bcg-fixes verify` as data: a tiny model, its server's flags, the calls, and what is compared.
 
 Fixes name their cases, in `Fix.verify`; cases do not name fixes.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`bcg-fixes verify`: plan the servers, run them, and judge and report their answers."""
 
 from __future__ import annotations

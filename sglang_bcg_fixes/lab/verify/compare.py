@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Judge replayed graphs: pure functions from servers' answers and counters to a verdict on each arm."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Examine an interpreter: its SGLang, this plugin, a GPU.
 
 Runs inside it: python -m sglang_bcg_fixes.lab.verify.environment

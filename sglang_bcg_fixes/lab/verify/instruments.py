@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Instruments that `bcg-fixes verify` puts into its servers: replay counters, and refusals for the reference.
 
 To the plugin they are fixes, switched on by SGLANG_BCG_INSTRUMENTS alone. A counter does not change what SGLang does.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tiny models with random weights, written as checkpoints that an unmodified SGLang loads; nothing is downloaded.
 
 Weights are drawn at a scale at which the logits spread, so that a wrong layer shows in the answers: SGLang's own

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One server of `bcg-fixes verify`, in this process and its children: python -m sglang_bcg_fixes.lab.verify.server JOB.
 
 JOB is a file with the engine's arguments and the calls. Each event is written as one line of JSON, so that the parent

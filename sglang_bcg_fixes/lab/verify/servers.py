@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run servers in process groups, with time limits; a hang or a crash is a result too."""
 
 from __future__ import annotations

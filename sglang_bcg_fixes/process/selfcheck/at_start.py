@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The check at start-up and its consequence: a log line, graphs turned off, or no server.
 
 It runs at the end of the scheduler's construction: by then all graphs are captured, and no request has come.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Synthetic batches, run through SGLang's one-batch benchmark, which every release has."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Save and restore what requests leave in a server's pools: free lists, tables, slot tensors.
 
 SGLang's pools are plain objects that hold numbers, lists and tensors, in every release under other names. So nothing is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """While serving: every N-th replayed prefill is run eagerly as well, and the two are compared.
 
 The request gets what the eager run answered and wrote, so it is right either way. Nothing waits for the comparison: its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replayed prefills against the same code with replay refused, between the capture and the first request.
 
 Everything runs through SGLang's own functions: the model runner prepares the batch, asks its graph runner, replays or

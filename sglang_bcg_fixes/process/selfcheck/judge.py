@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Comparison of two runs of one batch, layer by layer, and their first difference.
 
 Nothing is guessed about rounding that can be measured: each batch runs eagerly twice, and what these two runs differ by

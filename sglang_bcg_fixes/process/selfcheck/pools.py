@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Each layer's slots in SGLang's pools: keys and values by token, recurrent states by request."""
 
 from __future__ import annotations

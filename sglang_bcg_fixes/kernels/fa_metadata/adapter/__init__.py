@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The methods we install over FlashAttentionBackend's metadata methods: the same fields, filled by a launch or two.
 
 Nothing here allocates what SGLang preallocates, and nothing waits for the device. Batches that are not known to give

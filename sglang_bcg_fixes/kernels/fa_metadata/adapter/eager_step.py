@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """init_forward_metadata: every tensor is new, and as wide as the batch's longest request."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Differences between releases of the two methods, by the form of their source."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The method before a replay: fills the buffers of a graph that was captured for `bs` rows."""
 
 from __future__ import annotations

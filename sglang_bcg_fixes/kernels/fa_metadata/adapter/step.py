@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The base of both kinds of step: the known backend, the checks, the launch."""
 
 from __future__ import annotations

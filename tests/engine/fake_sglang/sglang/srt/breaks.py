@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An operation that is a break, and one that should be and is not."""
 
 from sglang.srt.model_executor.breakable_cuda_graph import breakable_cuda_graph as graphs

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 from sglang.srt.target import function
 from sglang.srt.target import function as renamed
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An object that would import a package when an attribute is asked for, as SGLang's LazyImport does."""
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One definition of every kind that can be patched."""
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every batch of a server goes through, and what a runner of graphs is built from."""
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A runner of graphs, which is ready when it has been built."""
 
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`eager_on_graph` in the three forms that releases have, cut down to what replay keeps; FORM picks one."""
 
 import functools
