@@ -41,7 +41,7 @@ CUT_OFF = "ended before it was done"
 
 @dataclasses.dataclass(frozen=True)
 class Recording:
-    """What python is told; FILE stands for the file that is written, and one that `resumes` goes on with it."""
+    """Arguments of python, with FILE for the file that it writes; one that `resumes` goes on with that file."""
 
     words: tuple[str, ...]
     suffix: str = "json"

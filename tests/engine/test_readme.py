@@ -102,7 +102,7 @@ RECORDED = newest()
 
 
 def said_of(server: Found) -> str:
-    """What the table says of one server."""
+    """Word one server as the table does."""
     if "before it served" in server["why"]:
         return "no start"
     if "proves nothing" in server["why"]:
