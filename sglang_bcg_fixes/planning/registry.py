@@ -98,7 +98,7 @@ def collect() -> Registry:
             problems.append(str(error))
     owners: dict[str, str] = {}
     fixes = contributed(manager.hook.bcg_fixes, Fix, entries, owners, problems)
-    kernels = contributed(manager.hook.bcg_kernels, Kernel, entries, owners, problems)
+    kernels = contributed(manager.hook.bcg_kernels, Kernel, entries, owners, problems, fixes)
     return Registry(
         fixes=tuple(sorted(fixes, key=lambda fix: fix.id)),
         kernels=tuple(sorted(kernels, key=lambda kernel: kernel.op)),
@@ -134,8 +134,9 @@ def contributed(
     entries: Mapping[str, importlib.metadata.EntryPoint],
     owners: dict[str, str],
     problems: list[str],
+    others: Sequence[Any] = (),
 ) -> list[T]:
-    """Collect what each package gives, ours first, and note its problems and owners."""
+    """Collect what each package gives, ours first, and note its problems and owners; ids of `others` are taken."""
     found: list[T] = []
     for given in sorted(hook.get_hookimpls(), key=lambda each: (each.plugin_name in entries, each.plugin_name)):
         entry = entries.get(given.plugin_name)
@@ -145,7 +146,7 @@ def contributed(
             continue
         owner = owner_of(entry)
         for item in items_of(given, owner, problems):
-            wrong = well_formed.fault(item, kind) or already_declared(item, found, owners)
+            wrong = well_formed.fault(item, kind) or already_declared(item, [*others, *found], owners)
             if wrong:
                 problems.append(f"{owner} contributes {name_of(item)}, which cannot be used: {wrong}; {way_out(owner)}")
                 continue
@@ -171,9 +172,11 @@ def items_of(given: pluggy.HookImpl, owner: str, problems: list[str]) -> Sequenc
 
 def already_declared(item: Any, found: Sequence[Any], owners: Mapping[str, str]) -> str | None:
     name = item.id
-    if name not in {other.id for other in found}:
+    # a report has one state for each id
+    other = next((other for other in found if other.id == name), None)
+    if other is None:
         return None
-    kind = "fix id" if isinstance(item, Fix) else "kernel"
+    kind = "fix id" if isinstance(other, Fix) else "kernel"
     return f"more than one package declares the {kind} {name}, {owners.get(name, 'sglang-bcg-fixes')} is the other"
 
 

@@ -98,6 +98,16 @@ def test_a_probe_that_gives_no_finding_is_unknown(extra: Extra, tmp_path: pathli
     assert "its probe gives a NoneType, which is not a Finding" in done.stdout and "WANTED AND MISSING" in done.stdout
 
 
+def test_a_kernel_that_takes_the_id_of_a_fix_is_named(extra: Extra) -> None:
+    text = with_kernel()
+    assert "'extra_op'" in text or '"extra_op"' in text
+    site = extra(text=text.replace("extra_op", "no_bucket_fits"))
+    done = command(site, "list")
+    healthy(done)
+    words = "extra-fixes contributes no_bucket_fits, which cannot be used: more than one package declares the fix id"
+    assert words in done.stderr and "extra_fix" in done.stdout
+
+
 def test_a_kernel_that_is_declared_wrongly_is_named_and_the_fixes_are_used(extra: Extra) -> None:
     site = extra(text=with_kernel().replace("{}, points, True)", "{}, points, None)"))
     done = command(site, "list")
