@@ -326,8 +326,8 @@ def test_what_was_answered_before_an_interrupt_is_kept(
 
 @pytest.mark.parametrize(("differing", "times"), [(0, {"median": 5}), (1, None)])
 def test_no_time_is_given_for_wrong_answers(differing: int, times: dict[str, float] | None) -> None:
-    server = servers.Server("1 patched", pathlib.Path(), {"engine": {}}, {})
+    server = servers.Server("1 patched", pathlib.Path(), {"engine": {"model_path": "a/folder/checkpoint"}}, {})
     outcome = servers.Outcome(servers.FINISHED, 1.0, 0.5, [], [], [], [])
     phases = {"serial": {"differs_from": {"reference": differing}}}
     found = evaluate.result_of("patched", server, outcome, phases, [{"first_token_ms": {"median": 5}}])
-    assert found["first_token_ms"] == times
+    assert found["first_token_ms"] == times and found["engine"] == {"model_path": "checkpoint"}

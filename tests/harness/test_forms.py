@@ -61,6 +61,7 @@ def test_a_name_that_nothing_was_read_for_is_an_error(about: tuple[str, ...]) ->
     ids=["test", "test-all"],
 )
 def test_every_release_is_tried_where_everything_is(options: tuple[str, ...], wanted: tuple[str, ...]) -> None:
-    done = processes.python("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *options, FILE)
+    words = ("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *options, FILE)
+    done = processes.python(*words, environment={"PYTEST_ADDOPTS": ""})
     collected = [line.partition("[")[2].rstrip("]") for line in done.stdout.splitlines() if "[" in line]
     assert collected == list(wanted), done.stdout + done.stderr
