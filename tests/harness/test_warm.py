@@ -156,7 +156,9 @@ def test_the_releases_used_last_are_kept_and_nothing_is_left_behind(
 UNLIKE = {
     "a variable is set": "import os; os.environ['SGLANG_TOLD'] = 'so'\none_batch.import_sglang()",
     "it is not called": "if False: one_batch.import_sglang()",
-    "it is called otherwise": "one_batch.import_sglang(with_graphs=bool(1))",
+    "it is called otherwise": (
+        "if False: one_batch.import_sglang()\ncall = one_batch.import_sglang\ncall(with_graphs=True)"
+    ),
 }
 
 
