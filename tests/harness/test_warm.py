@@ -114,7 +114,9 @@ def root(release_root: Callable[[str], pathlib.Path], request: pytest.FixtureReq
 
 
 def test_with_sglang_imported_it_is_given_what_a_cold_one_is(root: pathlib.Path) -> None:
-    cold, warmed = (processes.on_cpu(root, "-c", SEEN, "one", cold=cold) for cold in (True, False))
+    # of its own, so that no test before this one has had it imported
+    told = {"SGLANG_TOLD": "by this test"}
+    cold, warmed = (processes.on_cpu(root, "-c", SEEN, "one", cold=cold, environment=told) for cold in (True, False))
     ours, new = processes.result(warmed), processes.result(cold)
     assert ours.pop("parent") != new.pop("parent")
     assert (ours.pop("was imported"), new.pop("was imported")) == (True, False)
