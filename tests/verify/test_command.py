@@ -119,10 +119,20 @@ def test_nothing_of_another_sglang_is_kept(
     verify: Verify, here: dict[str, object], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert verify("--once") == 0
+    assert verify("--quick", "--resume") == 2
+    assert "recorded with another quick" in capsys.readouterr().err
     here["versions"] = {"torch": "3"}
     assert verify("--once", "--resume") == 2
     assert "recorded with another versions" in capsys.readouterr().err
     assert verify("--once") == 0
+
+
+def test_a_file_that_cannot_be_read_is_named(
+    verify: Verify, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "found.json").write_text('{"servers": [')
+    assert verify("--once", "--resume") == 2
+    assert "found.json cannot be read" in capsys.readouterr().err
 
 
 def test_equal_answers_and_replays_are_green(verify: Verify, rows: Rows, capsys: pytest.CaptureFixture[str]) -> None:

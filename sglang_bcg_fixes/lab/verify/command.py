@@ -37,6 +37,7 @@ ARMS = (STOCK, PATCHED, ALONE, CHECKED, EAGER)
 GIB_PER_SERVER, MOST_JOBS = 8, 4
 # seconds of a start when four share a machine, and the first ones' extra for compiling kernels
 SECONDS_PER_SERVER, SECONDS_ONCE = 50, 40
+SAME_WHEN_RESUMED = ("bcg_fixes", "commit", "sglang", "versions", "gpu", "driver")
 ENGINE = "sglang_bcg_fixes.lab.verify.server"
 MODELS = "sglang_bcg_fixes.lab.verify.models"
 
@@ -308,9 +309,13 @@ def whole_cases(options: argparse.Namespace, here: dict[str, Any], runs: Sequenc
         raise VerifyError("--resume goes on with a file: name it with --json FILE")
     if not options.json.exists():
         return []
-    found = json.loads(options.json.read_text())
-    same = ("bcg_fixes", "commit", "sglang", "versions", "gpu", "driver")
-    if different := [name for name in same if found.get(name) != here.get(name)]:
+    try:
+        found = json.loads(options.json.read_text())
+    except ValueError as error:
+        raise VerifyError(f"--resume: {options.json} cannot be read ({error}); remove it to begin anew") from error
+    # a quick run asks less of a server of the same name
+    now = {**{name: here.get(name) for name in SAME_WHEN_RESUMED}, "quick": options.quick}
+    if different := [name for name in now if found.get(name) != now[name]]:
         raise VerifyError(
             f"{options.json} was recorded with another {' and '.join(different)}; without --resume it is replaced, "
             f"or name another --json FILE"
