@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cpu_sglang import one_batch
-from tests.scenarios import telling
+from tests.scenarios import padded_break, telling
 
 ROWS, REAL, SIZE, RANKS = 8, 5, 4, 2
 
@@ -26,16 +26,7 @@ def main() -> None:
         dcp_kv_mask=None,
         out_cache_loc=torch.arange(ROWS),
     )
-    context = types.SimpleNamespace(
-        forward_batch=batch,
-        attention_layers=[None],
-        mha_companion_layers=None,
-        num_tokens=ROWS,
-        raw_num_tokens=REAL,
-    )
-    for name in ("get_tc_piecewise_forward_context", "get_forward_context"):
-        if hasattr(radix_attention, name):
-            setattr(radix_attention, name, lambda: context)
+    padded_break.enter(radix_attention, batch, ROWS, REAL)
     stored = []
 
     def store(layer: Any, slots: Any, keys: Any, values: Any, *scales: Any, dcp_kv_mask: Any) -> None:

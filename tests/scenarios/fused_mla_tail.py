@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cpu_sglang import one_batch
-from tests.scenarios import telling
+from tests.scenarios import padded_break, telling
 
 HEADS, ROWS, REAL, SIZE = 2, 8, 5, 4
 
@@ -47,16 +47,7 @@ def main() -> None:
     from sglang.srt.models.deepseek_common.attention_forward_methods import forward_mla
 
     batch = types.SimpleNamespace(num_token_non_padded_cpu=REAL, out_cache_loc=torch.arange(ROWS))
-    context = types.SimpleNamespace(
-        forward_batch=batch,
-        attention_layers=[None],
-        mha_companion_layers=None,
-        num_tokens=ROWS,
-        raw_num_tokens=REAL,
-    )
-    for name in ("get_tc_piecewise_forward_context", "get_forward_context"):
-        if hasattr(radix_attention, name):
-            setattr(radix_attention, name, lambda: context)
+    padded_break.enter(radix_attention, batch, ROWS, REAL)
     radix_attention.get_attn_backend = lambda: types.SimpleNamespace(forward=attend)
     telling.with_and_without(lambda: run(forward_mla))
 
