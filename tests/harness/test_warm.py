@@ -202,12 +202,12 @@ WITH, WITHOUT = "one_batch.import_sglang(with_graphs=True)", "one_batch.import_s
         (("-m", "cpu_sglang.prefill"), True),
         (("-m", "tests.bench.cpu_layer"), False),
         (("-m", "sglang_bcg_fixes"), None),
-        (("-c", "from tests.scenarios import small_llama"), True),
-        (("-c", "from tests.scenarios.small_llama import load"), True),
-        (("-c", "import tests.scenarios.small_llama"), True),
+        (("-c", "from tests.scenarios import released"), True),
+        (("-c", "from tests.scenarios.released import load"), True),
+        (("-c", "import tests.scenarios.released"), True),
         # what it says itself goes before what a module does that it may not call
-        (("-c", f"from tests.scenarios import small_llama\n{WITHOUT}"), False),
-        (("-c", "from tests.scenarios import small_llama; from tests.bench import cpu_layer"), None),
+        (("-c", f"from tests.scenarios import released\n{WITHOUT}"), False),
+        (("-c", "from tests.scenarios import released; from tests.bench import cpu_layer"), None),
     ],
 )
 def test_how_a_program_imports_sglang_is_read_from_its_source(arguments: tuple[str, ...], found: Any) -> None:

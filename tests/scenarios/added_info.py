@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 from cpu_sglang import graphs, one_batch, prefill
-from tests.scenarios import small_llama, telling
+from tests.scenarios import released, telling
 
 
 def main() -> None:
-    loaded = small_llama.load()
+    loaded = released.load("llama")
     runner = loaded.model_runner
     answers, logits, run = list[Any](), runner.model.logits_processor.forward, runner.forward
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from cpu_sglang import graphs, one_batch, prefill
-from tests.scenarios import small_llama, telling
+from tests.scenarios import released, telling
 
 
 def main() -> None:
-    loaded = small_llama.load()
+    loaded = released.load("llama")
     runner = loaded.model_runner
     from sglang.srt.layers import dp_attention
     from sglang.srt.model_executor.runner.prefill_cuda_graph_runner import PrefillCudaGraphRunner

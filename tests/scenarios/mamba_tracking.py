@@ -10,7 +10,7 @@ import torch
 
 from cpu_sglang import graphs, one_batch, prefill
 from tests.releases import kinds_of_request
-from tests.scenarios import small_llama, telling
+from tests.scenarios import released, telling
 
 
 def tracked(batch: Any, model: Any) -> None:
@@ -43,7 +43,7 @@ def drops_the_mask(loaded: one_batch.LoadedModel) -> bool:
 
 
 def main() -> None:
-    loaded = small_llama.load()
+    loaded = released.load("llama")
     runner = loaded.model_runner
     from sglang.srt.model_executor.runner.prefill_cuda_graph_runner import PrefillCudaGraphRunner
 

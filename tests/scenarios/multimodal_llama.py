@@ -11,7 +11,7 @@ from typing import Any
 
 from cpu_sglang import graphs, prefill
 from tests.releases import graph_admission, kinds_of_request
-from tests.scenarios import small_llama, telling
+from tests.scenarios import released, telling
 
 # as SGLang has them where an image is: no rows of the table
 OUTSIDE = 1_000_000
@@ -104,7 +104,7 @@ def observe(loaded: Any) -> dict[str, Any]:
 
 
 def main() -> None:
-    loaded = small_llama.load()
+    loaded = released.load("llama")
     telling.with_and_without(lambda: observe(loaded))
 
 

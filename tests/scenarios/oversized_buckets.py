@@ -6,11 +6,11 @@ from __future__ import annotations
 from typing import Any
 
 from cpu_sglang import one_batch, prefill
-from tests.scenarios import small_llama, telling
+from tests.scenarios import released, telling
 
 
 def main() -> None:
-    loaded = small_llama.load()
+    loaded = released.load("llama")
     runner = loaded.model_runner
     prompts = prefill._prompts([6, 5])
     eager = one_batch.generate(loaded, prompts, 2)[1]

@@ -18,7 +18,7 @@ from typing import Any
 from cpu_sglang import graphs, one_batch, prefill
 from sglang_bcg_fixes.engine.swapped import replaced
 from sglang_bcg_fixes.fixes import reload_keeps_prefill_graphs as fix
-from tests.scenarios import small_llama, telling
+from tests.scenarios import released, telling
 
 # for each bucket one, of one request: 0.5.11 replays no others
 BATCHES = ([8], [11])
@@ -128,7 +128,7 @@ class Server:
 
 
 def main() -> None:
-    server = Server(small_llama.load())
+    server = Server(released.load("llama"))
     with tempfile.TemporaryDirectory() as temporary:
         folders = [write_checkpoint(pathlib.Path(temporary, name), seed) for seed, name in enumerate("ab")]
 

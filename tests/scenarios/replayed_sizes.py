@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cpu_sglang import one_batch, prefill
-from tests.scenarios import small_llama, telling
+from tests.scenarios import released, telling
 
 LENGTHS: list[list[int]] = [[1], [2, 1], [4], [5], [3, 5], [9], [7, 8], [16]]
 
 
 def main() -> None:
-    loaded = small_llama.load()
+    loaded = released.load("llama")
     batches = {sum(lengths): prefill._prompts(lengths) for lengths in LENGTHS}
     eager = {tokens: one_batch.generate(loaded, prompts, 1)[1] for tokens, prompts in batches.items()}
     runner, chosen = prefill.capture_prefill(loaded.model_runner, (4, 8, 16)), list[int]()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from cpu_sglang import graphs, one_batch, prefill
-from tests.scenarios import small_llama, telling
+from tests.scenarios import released, telling
 
 BATCHES = [[6, 5], [9], [3, 4], [6, 5]]
 
@@ -67,7 +67,7 @@ class Backend:
 
 
 def main() -> None:
-    loaded = small_llama.load()
+    loaded = released.load("llama")
     runner = loaded.model_runner
     from sglang.srt.layers.radix_attention import RadixAttention
 

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 from cpu_sglang import graphs, one_batch, prefill
-from tests.scenarios import small_llama, telling
+from tests.scenarios import released, telling
 
 
 def main() -> None:
-    loaded = small_llama.load()
+    loaded = released.load("llama")
     runner = loaded.model_runner
     runner.is_multimodal = runner.model_config.is_multimodal = True
     batches = [prefill._prompts([6, 5]), prefill._prompts([9])]
