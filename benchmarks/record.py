@@ -66,6 +66,10 @@ RECORDINGS = {
     "accuracy": Recording(
         script("accuracy/evaluate.py", "--arms", "reference,stock,patched,kernels,eager,eager", "--json", "FILE")
     ),
+    **{
+        f"serving-{name}": Recording(script("serving.py", "--model", name, "--jsonl", "FILE"), "jsonl")
+        for name in ("qwen3_5_4b", "qwen3_5_35b_a3b")
+    },
     "break_lifetimes": Recording(script("break_lifetimes.py", "--json", "FILE")),
 }
 

@@ -1,0 +1,515 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Time users gain: HTTP servers with default flags, asked in turn, alone and by SGLang's own bench_serving.
+
+    python benchmarks/serving.py --model qwen3_5_4b --jsonl FILE         # or a folder that serving_models.py made
+    python benchmarks/serving.py --plot-only FILE
+
+Every server is `python -m sglang.launch_server` with the flags of SIZES, which only let several share a GPU. They start
+together; then all but one are stopped by a signal, so that none takes a core while another is measured. Rounds
+alternate: each asks every server once, in shuffled order. `stock` and `stock again` are the same command: their
+difference is chance. A server whose first tokens are not near those without prefill graphs is not timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import io
+import json
+import os
+import pathlib
+import random
+import re
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.lab.bench import rows, timing
+from sglang_bcg_fixes.lab.bench.rows import GREEN, RED, Row
+from sglang_bcg_fixes.lab.verify import environment
+from sglang_bcg_fixes.lab.verify.models import OF_IMAGES
+from sglang_bcg_fixes.lab.verify.servers import ended_by_signals
+
+HERE = pathlib.Path(__file__).parent
+PART = "serving"
+FIRST_TOKEN, WITH_IMAGE, CHAT, PREFILL = "first token", "first token, with an image", "chat-like", "prefill-heavy"
+STOCK, AGAIN, OURS, WITHOUT, NONE = (
+    "stock",
+    "stock again",
+    "bcg_fixes",
+    "bcg_fixes without its kernels",
+    "stock without prefill graphs",
+)
+WITH_PLUGIN = {"SGLANG_PLUGINS": "bcg_fixes"}
+ENVIRONMENTS = {OURS: WITH_PLUGIN, WITHOUT: {**WITH_PLUGIN, flags.KERNELS: "off"}}
+NO_PREFILL_GRAPHS = ("--cuda-graph-backend-prefill", "disabled")
+ARMS = {STOCK: (), AGAIN: (), OURS: (), WITHOUT: (), NONE: NO_PREFILL_GRAPHS}
+# flags that only say how much of a GPU one of several servers may take
+SIZES = {
+    "--max-running-requests": 64,
+    "--max-total-tokens": 280_000,
+    # up to five states for each request
+    "--max-mamba-cache-size": 320,
+    "--mem-fraction-static": 0.95,
+}
+LENGTHS, IMAGE_LENGTHS = (253, 1021, 4093, 8189), (253, 1021)
+IMAGE_SIDE, IMAGE_TOKENS = 512, 256
+CLIENTS = (16, 64)
+# tokens in, tokens out, and requests for each client
+WORKLOADS = {CHAT: (1024, 256, 1), PREFILL: (4096, 64, 1)}
+# requests whose median is one round's first-token time
+ASKED = 5
+SEED, WARM_UP_REQUESTS = 0, 3
+SECONDS_TO_START, SECONDS_TO_ANSWER = 400.0, 120.0
+# how far a first token's logprobs may be from those without graphs; unrelated ones are further apart
+NEAR, TOP = 2.0, 5
+REPLAYED = re.compile(r"Prefill batch.*cuda graph: (True|False)")
+PLUGIN_LINE = re.compile(r"bcg-fixes.*(?:applied|gdn_extend).*")
+Say = Callable[[str], None]
+LAUNCH = (sys.executable, "-m", "sglang.launch_server")
+
+
+class ServingError(Exception):
+    """Nothing can be measured; the message says what to do."""
+
+
+class Wrong(Exception):
+    """A server has ended, does not answer, or answers wrongly."""
+
+
+@dataclasses.dataclass
+class Server:
+    """An HTTP server in its own process group; `why` says why it is no longer timed."""
+
+    arm: str
+    port: int
+    log: pathlib.Path
+    process: subprocess.Popen[bytes]
+    seconds: float = 0.0
+    why: str = ""
+    compared: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, number)
+
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def is_healthy(self) -> bool:
+        if self.process.poll() is not None:
+            raise Wrong(f"ended with exit status {self.process.returncode}: {last_lines(self.text())}")
+        try:
+            with urllib.request.urlopen(f"{self.address}/health", timeout=5) as answer:
+                return bool(answer.status == 200)
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            return False
+
+    def generate(self, **request: Any) -> dict[str, Any]:
+        body = json.dumps(request).encode()
+        asked = urllib.request.Request(f"{self.address}/generate", body, {"Content-Type": "application/json"})
+        try:
+            with urllib.request.urlopen(asked, timeout=SECONDS_TO_ANSWER) as answer:
+                found: dict[str, Any] = json.loads(answer.read())
+        except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
+            raise Wrong(f"no answer ({error}): {last_lines(self.text())}") from error
+        return found
+
+    def stop(self) -> None:
+        # it may be stopped, and has nothing to save
+        self.signal(signal.SIGKILL)
+        self.process.wait()
+
+
+def last_lines(text: str, number: int = 12) -> str:
+    return "\n    ".join(["", *text.splitlines()[-number:]])
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Everything that a run of this program may be told."""
+
+    model: pathlib.Path
+    arms: Sequence[str] = tuple(ARMS)
+    rounds: int = timing.LEAST_ROUNDS
+    launch: Sequence[str] = LAUNCH
+    more: Sequence[str] = ()
+    lengths: Sequence[int] = LENGTHS
+    image_lengths: Sequence[int] = IMAGE_LENGTHS
+    clients: Sequence[int] = CLIENTS
+    words: int = 0
+
+    def command(self, arm: str, port: int) -> list[str]:
+        sizes = [str(word) for pair in SIZES.items() for word in pair]
+        where = ["--model-path", str(self.model), "--host", "127.0.0.1", "--port", str(port)]
+        return [*self.launch, *where, *sizes, *ARMS[arm], *self.more]
+
+
+def start(plan: Plan, arm: str, folder: pathlib.Path) -> Server:
+    port, log = free_port(), folder / f"{arm.replace(' ', '_')}.log"
+    environment = {**flags.environment_without_ours(), "SGLANG_PLUGINS": "__none__", **ENVIRONMENTS.get(arm, {})}
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            plan.command(arm, port),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return Server(arm, port, log, process)
+
+
+def free_port() -> int:
+    # a server takes more ports at distances of some thousand above this one
+    for port in random.SystemRandom().sample(range(20000, 30000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise ServingError("no free port between 20000 and 30000")
+
+
+def wait_until_healthy(every: Sequence[Server], say: Say) -> None:
+    began, waiting = time.monotonic(), list(every)
+    while waiting:
+        for each in list(waiting):
+            try:
+                if not each.is_healthy():
+                    if time.monotonic() - began < SECONDS_TO_START:
+                        continue
+                    each.why = f"not healthy within {SECONDS_TO_START:.0f} s: {last_lines(each.text())}"
+            except Wrong as wrong:
+                each.why = str(wrong)
+            each.seconds = round(time.monotonic() - began, 1)
+            waiting.remove(each)
+            say(f"{each.arm}: {each.why or f'started in {each.seconds:.0f} s'}")
+        time.sleep(0.5)
+
+
+@contextlib.contextmanager
+def alone(server: Server) -> Iterator[Server]:
+    """Let one of the stopped servers run."""
+    server.signal(signal.SIGCONT)
+    try:
+        yield server
+    finally:
+        server.signal(signal.SIGSTOP)
+
+
+class Prompts:
+    """New prompts of the model's words; the same for every server."""
+
+    def __init__(self, what: str, words: int) -> None:
+        self.random, self.words = random.Random(f"{SEED} {what}"), words
+
+    def tokens(self, length: int) -> dict[str, Any]:
+        return {"input_ids": [self.random.randrange(2, self.words) for _ in range(length)]}
+
+    def with_image(self, length: int) -> dict[str, Any]:
+        """An image of IMAGE_TOKENS tokens and words, `length` tokens together."""
+        start, end, image, _ = OF_IMAGES
+        words = " ".join(str(self.random.randrange(2, self.words)) for _ in range(max(1, length - IMAGE_TOKENS - 2)))
+        return {"text": f"{start} {image} {end} {words}", "image_data": [self.image()]}
+
+    def image(self) -> str:
+        from PIL import Image
+
+        made = io.BytesIO()
+        # a few large squares: a photograph's size as a file does not matter here
+        small = Image.frombytes("RGB", (8, 8), self.random.randbytes(8 * 8 * 3))
+        small.resize((IMAGE_SIDE, IMAGE_SIDE), Image.Resampling.NEAREST).save(made, "PNG")
+        return f"data:image/png;base64,{base64.b64encode(made.getvalue()).decode()}"
+
+
+def first_token(server: Server, request: dict[str, Any]) -> float:
+    """Milliseconds from the request to the answer of one token."""
+    began = time.perf_counter()
+    server.generate(**request, sampling_params={"max_new_tokens": 1, "temperature": 0})
+    return 1e3 * (time.perf_counter() - began)
+
+
+def judge(every: Sequence[Server], plan: Plan, say: Say) -> None:
+    """Compare every server's first tokens with those of the one without prefill graphs."""
+    prompts = Prompts("judge", plan.words)
+    asked = [prompts.tokens(length) for length in plan.lengths for _ in range(2)]
+    asked += [prompts.with_image(length) for length in plan.image_lengths for _ in range(2)]
+    answers: dict[str, list[dict[int, float]]] = {}
+    for each in every:
+        if each.why:
+            continue
+        with alone(each):
+            try:
+                answers[each.arm] = [top_of(each.generate(**request, **WANTED)) for request in asked]
+            except Wrong as wrong:
+                each.why = str(wrong)
+    if NONE not in answers:
+        why = [each.why for each in every if each.arm == NONE] or ["leave it in --arms"]
+        raise ServingError(f"'{NONE}' has no answers, and the others nothing to be compared with: {why[0]}")
+    for each in every:
+        if each.arm in answers:
+            each.compared = compare(answers[each.arm], answers[NONE])
+            if each.compared["largest_gap"] > NEAR:
+                each.why = f"first logprobs off by {each.compared['largest_gap']:.3g}, where {NEAR} is near"
+        say(f"{each.arm}: {each.why or GREEN} {each.compared}")
+
+
+WANTED: dict[str, Any] = {
+    "sampling_params": {"max_new_tokens": 1, "temperature": 0},
+    "return_logprob": True,
+    "top_logprobs_num": TOP,
+}
+
+
+def top_of(answer: dict[str, Any]) -> dict[int, float]:
+    """Logprobs of the likeliest first tokens, the likeliest first."""
+    return {token: logprob for logprob, token, *_ in answer["meta_info"]["output_top_logprobs"][0]}
+
+
+def compare(mine: Sequence[dict[int, float]], others: Sequence[dict[int, float]]) -> dict[str, Any]:
+    worst, equal = 0.0, 0
+    for one, other in zip(mine, others, strict=True):
+        both = one.keys() & other.keys()
+        worst = max([worst, *(abs(one[token] - other[token]) for token in both)]) if both else float("inf")
+        equal += next(iter(one)) == next(iter(other))
+    return {"equal": equal, "of": len(mine), "largest_gap": round(worst, 4)}
+
+
+def measured(
+    every: Sequence[Server],
+    plan: Plan,
+    case: tuple[str, int, int],
+    unit: str,
+    take: Callable[[Server, int], dict[str, float]],
+    say: Say,
+) -> list[Row]:
+    """Take one sample of every server in each round; `take` gets the number of the round."""
+    name, tokens, clients = case
+    numbers = {each.arm: iter(range(plan.rounds + timing.WARM_UP)) for each in every}
+    before = {each.arm: len(each.text()) for each in every}
+    load = os.getloadavg()[0]
+
+    def sampling(server: Server) -> timing.Sample:
+        number = next(numbers[server.arm])
+        if server.why:
+            return {}
+        with alone(server):
+            try:
+                return take(server, number)
+            except Wrong as wrong:
+                server.why = str(wrong)
+                return {}
+
+    samples = timing.in_turn({each.arm: functools.partial(sampling, each) for each in every}, plan.rounds)
+    found = []
+    for each in every:
+        taken = [sample for sample in samples[each.arm] if sample]
+        replays = REPLAYED.findall(each.text()[before[each.arm] :])
+        details = {
+            "rounds": taken,
+            "load": round(load, 1),
+            "answers": each.compared,
+            "prefills": {"replayed": replays.count("True"), "eager": replays.count("False")},
+            "seconds_to_start": each.seconds,
+        }
+        row = Row(PART, name, unit, each.arm, plan.model.name, tokens, clients, RED if each.why else GREEN, each.why)
+        row = dataclasses.replace(row, details=details)
+        found.append(row if each.why else row.with_times(timing.spreads(taken)[name]))
+        say(f"{name}, {tokens} tokens, {clients} clients, {each.arm}: {each.why or found[-1].median} {unit}")
+    return found
+
+
+def measure(plan: Plan, folder: pathlib.Path, say: Say) -> Iterator[list[Row]]:
+    with contextlib.ExitStack() as ending:
+        every = []
+        for arm in plan.arms:
+            every.append(start(plan, arm, folder))
+            ending.callback(every[-1].stop)
+        say(f"starting {len(every)} servers, load {os.getloadavg()[0]:.1f}")
+        wait_until_healthy(every, say)
+        for each in every:
+            for line in dict.fromkeys(PLUGIN_LINE.findall(each.text())):
+                say(f"{each.arm}: {line[:300]}")
+            each.signal(signal.SIGSTOP)
+        judge(every, plan, say)
+        for kind, lengths in ((FIRST_TOKEN, plan.lengths), (WITH_IMAGE, plan.image_lengths)):
+            for length in lengths:
+                yield first_tokens(every, plan, kind, length, say)
+        for name in WORKLOADS:
+            for clients in plan.clients:
+                yield served(every, plan, name, clients, folder, say)
+
+
+def first_tokens(every: Sequence[Server], plan: Plan, kind: str, length: int, say: Say) -> list[Row]:
+    prompts = Prompts(f"{kind} {length}", plan.words)
+    make = prompts.tokens if kind == FIRST_TOKEN else prompts.with_image
+    asked = [[make(length) for _ in range(ASKED)] for _ in range(plan.rounds + timing.WARM_UP)]
+
+    def take(server: Server, number: int) -> dict[str, float]:
+        return {kind: timing.quantile([first_token(server, each) for each in asked[number]], 0.5)}
+
+    return measured(every, plan, (kind, length, 1), "ms", take, say)
+
+
+def served(every: Sequence[Server], plan: Plan, name: str, clients: int, folder: pathlib.Path, say: Say) -> list[Row]:
+    """Rows of output tokens a second; bench_serving's other numbers are in the details of each round."""
+    tokens, new, each_asks = WORKLOADS[name]
+
+    def take(server: Server, number: int) -> dict[str, float]:
+        found = bench_serving(server, plan.model, (tokens, new, clients, clients * each_asks), number, folder)
+        if found["completed"] != clients * each_asks:
+            raise Wrong(f"bench_serving completed {found['completed']} of {clients * each_asks}")
+        return {
+            name: found["output_throughput"],
+            **{key: round(found[key], 3) for key in ("total_throughput", "median_ttft_ms", "median_tpot_ms")},
+        }
+
+    return measured(every, plan, (name, tokens, clients), rows.TOKENS_PER_SECOND, take, say)
+
+
+def bench_serving(
+    server: Server, model: pathlib.Path, load: tuple[int, int, int, int], seed: int, folder: pathlib.Path
+) -> dict[str, Any]:
+    """Run SGLang's own program in this process, which has imported it once, and read the line that it writes."""
+    (tokens, new, clients, asked), out = load, folder / "bench_serving.jsonl"
+    out.unlink(missing_ok=True)
+    words = f"""--backend sglang --host 127.0.0.1 --port {server.port} --model {model} --dataset-name random-ids
+        --random-input-len {tokens} --random-output-len {new} --random-range-ratio 1 --num-prompts {asked}
+        --max-concurrency {clients} --tokenize-prompt --seed {seed} --warmup-requests {WARM_UP_REQUESTS}
+        --flush-cache --disable-tqdm --output-file {out}"""
+    arguments, sys.argv = sys.argv, ["bench_serving", *words.split()]
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            runpy.run_module(program_of_sglang(), run_name="__main__")
+    except SystemExit as ended:
+        if ended.code:
+            raise Wrong(f"bench_serving: {last_lines(said.getvalue())}") from ended
+    finally:
+        sys.argv = arguments
+    found: dict[str, Any] = json.loads(out.read_text().splitlines()[-1])
+    return found
+
+
+@functools.cache
+def program_of_sglang() -> str:
+    """Name bench_serving's module; newer releases have it elsewhere and warn at the old name."""
+    newer = "sglang.benchmark.serving"
+    return newer if importlib.util.find_spec(newer) else "sglang.bench_serving"
+
+
+def model_of(name: str, made: pathlib.Path) -> pathlib.Path:
+    """The folder of that name, or a model made in a process of its own, which gives the GPU's memory back."""
+    if pathlib.Path(name, "config.json").is_file():
+        return pathlib.Path(name)
+    folder = made / name
+    if subprocess.run([sys.executable, str(HERE / "serving_models.py"), str(folder), name]).returncode:
+        raise SystemExit(f"--model {name}: it is no folder of a model, and none was made; see above")
+    return folder
+
+
+def words_of(model: pathlib.Path) -> int:
+    return len(json.loads((model / "tokenizer.json").read_text())["model"]["vocab"])
+
+
+def draw(file: pathlib.Path) -> pathlib.Path:
+    """Draw first-token times and throughput as ratios to stock, with the range of the rounds."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    good = [row for row in rows.read(file)[1] if row.verdict == GREEN and row.median]
+    arms = list(dict.fromkeys(row.arm for row in good))
+    figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.2), width_ratios=(3, 2))
+    for panel, kinds, title in (
+        (panels[0], (FIRST_TOKEN, WITH_IMAGE), "time to first token, ms (less is better)"),
+        (panels[1], tuple(WORKLOADS), "output tokens/s, stock = 1 (more is better)"),
+    ):
+        cases = [case for case in dict.fromkeys((r.measured, *r.case) for r in good) if case[0] in kinds]
+        width = 0.8 / len(arms)
+        for place, arm in enumerate(arms):
+            for at, case in enumerate(cases):
+                row = next((r for r in good if r.arm == arm and (r.measured, *r.case) == case), None)
+                base = next(r for r in good if r.arm == STOCK and (r.measured, *r.case) == case).median
+                if row is None or row.median is None or base is None:
+                    continue
+                scale = 1 / base if case[0] in WORKLOADS else 1.0
+                taken = [sample[case[0]] * scale for sample in row.details["rounds"]]
+                middle = row.median * scale
+                panel.bar(
+                    at + (place - (len(arms) - 1) / 2) * width,
+                    middle,
+                    width,
+                    yerr=[[middle - min(taken)], [max(taken) - middle]],
+                    color=f"C{place}",
+                    label=arm if at == 0 else None,
+                )
+        panel.set_xticks(range(len(cases)), [label_of(*case) for case in cases], fontsize=8)
+        panel.set_title(title, fontsize=10)
+        panel.grid(axis="y", alpha=0.3)
+    panels[0].set_yscale("log")
+    panels[0].legend(fontsize=8)
+    picture = file.with_suffix(".png")
+    figure.tight_layout()
+    figure.savefig(picture, dpi=120)
+    return picture
+
+
+def label_of(measured: str, shape: str, tokens: int, clients: int) -> str:
+    if measured in WORKLOADS:
+        return f"{measured}\n{tokens:,} in, {WORKLOADS[measured][1]} out\n{clients} clients"
+    return f"{tokens:,}" + ("\nwith an\nimage" if measured == WITH_IMAGE else "")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", metavar="NAME", help="one of serving_models.py, or a folder that it made")
+    parser.add_argument("--jsonl", type=pathlib.Path)
+    parser.add_argument("--arms", default=",".join(ARMS), metavar="A,B", help="in the order of the tables")
+    parser.add_argument("--rounds", type=int, default=timing.LEAST_ROUNDS)
+    parser.add_argument("--logs", type=pathlib.Path, help="where the servers' logs stay")
+    parser.add_argument("--plot-only", type=pathlib.Path, metavar="FILE")
+    options = parser.parse_args(arguments)
+    if options.plot_only:
+        print(draw(options.plot_only))
+        return 0
+    if not options.model or not options.jsonl:
+        parser.error("--model and --jsonl are needed")
+    arms = options.arms.split(",")
+    for arm in arms:
+        if arm not in ARMS:
+            raise SystemExit(f"--arms: no arm '{arm}'{flags.nearest(arm, list(ARMS))}; there are {', '.join(ARMS)}")
+    here = environment.look(sys.executable)
+    header = {**environment.header(here), "rounds": options.rounds, "flags": SIZES, "arms": {a: ARMS[a] for a in arms}}
+    file = rows.File(options.jsonl, header)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(ended_by_signals())
+        made = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bcg-serving-")))
+        folder = options.logs or made
+        folder.mkdir(parents=True, exist_ok=True)
+        model = model_of(options.model, made)
+        plan, found = Plan(model, arms, options.rounds, words=words_of(model)), []
+        for some in measure(plan, folder, lambda line: print(line, file=sys.stderr, flush=True)):
+            file.add(some)
+            found += some
+    return 0 if found and all(row.verdict == GREEN for row in found if row.arm in (OURS, WITHOUT)) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

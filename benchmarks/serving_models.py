@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Qwen3.5 in its published sizes with random weights: the text model, its tower, a tokenizer and an image processor.
+
+    python benchmarks/serving_models.py FOLDER NAME
+
+qwen3_5_4b has 16 of its 32 layers and qwen3_5_35b_a3b 8 of its 40, so that several servers fit on one GPU. Words of
+the tokenizer are numbers. Weights are drawn on the GPU if there is one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.lab.verify import models
+from sglang_bcg_fixes.lab.verify.models import OF_IMAGES, Shapes, norms, options, weights
+
+HEAD, WIDTH, ATTENTION_HEAD, PERIOD = 128, 4, 256, 4
+PATCH, POSITIONS = 16, 2304
+# the four markers of images follow the words
+WORDS, VOCABULARY = 248_064, 248_320
+NUMBERED = {name: WORDS + number for number, name in enumerate(OF_IMAGES)}
+# what an image may have, so that it is not shrunk
+PIXELS = {"shortest_edge": 256**2, "longest_edge": 4096**2}
+# safetensors of one file are read at once
+LAYERS_PER_FILE = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Tower:
+    depth: int
+    hidden: int
+    inner: int
+    heads: int = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+    """Sizes of one model; without `experts`, `inner` is that of a dense layer."""
+
+    layers: int
+    hidden: int
+    inner: int
+    heads: int
+    key_heads: int
+    tower: Tower
+    experts: int = 0
+    chosen: int = 0
+    linear_key_heads: int = 16
+    linear_value_heads: int = 32
+    words: int = WORDS
+    vocabulary: int = VOCABULARY
+
+    @property
+    def architecture(self) -> str:
+        return "Qwen3_5MoeForConditionalGeneration" if self.experts else "Qwen3_5ForConditionalGeneration"
+
+    @property
+    def kind(self) -> str:
+        return "qwen3_5_moe" if self.experts else "qwen3_5"
+
+
+MODELS = {
+    "qwen3_5_4b": Published(16, 2560, 9216, 16, 4, Tower(24, 1024, 4096)),
+    "qwen3_5_35b_a3b": Published(8, 2048, 512, 16, 2, Tower(27, 1152, 4304), experts=256, chosen=8),
+}
+
+
+def mlp(prefix: str, hidden: int, inner: int) -> Shapes:
+    return weights(prefix, gate_proj=(inner, hidden), up_proj=(inner, hidden), down_proj=(hidden, inner))
+
+
+def feed_forward(of: Published) -> Shapes:
+    if not of.experts:
+        return mlp("mlp.", of.hidden, of.inner)
+    return {
+        **weights("mlp.", gate=(of.experts, of.hidden), shared_expert_gate=(1, of.hidden)),
+        **mlp("mlp.shared_expert.", of.hidden, of.inner),
+        "mlp.experts.gate_up_proj": (of.experts, 2 * of.inner, of.hidden),
+        "mlp.experts.down_proj": (of.experts, of.hidden, of.inner),
+    }
+
+
+def linear_attention(of: Published) -> Shapes:
+    keys, values, heads = of.linear_key_heads * HEAD, of.linear_value_heads * HEAD, of.linear_value_heads
+    return {
+        **weights(
+            "linear_attn.",
+            in_proj_qkv=(2 * keys + values, of.hidden),
+            in_proj_z=(values, of.hidden),
+            in_proj_b=(heads, of.hidden),
+            in_proj_a=(heads, of.hidden),
+            conv1d=(2 * keys + values, 1, WIDTH),
+            norm=(HEAD,),
+            out_proj=(of.hidden, values),
+        ),
+        "linear_attn.dt_bias": (heads,),
+        "linear_attn.A_log": (heads,),
+    }
+
+
+def full_attention(of: Published) -> Shapes:
+    queries, keys = of.heads * ATTENTION_HEAD, of.key_heads * ATTENTION_HEAD
+    return weights(
+        "self_attn.",
+        q_proj=(2 * queries, of.hidden),
+        k_proj=(keys, of.hidden),
+        v_proj=(keys, of.hidden),
+        o_proj=(of.hidden, queries),
+        q_norm=(ATTENTION_HEAD,),
+        k_norm=(ATTENTION_HEAD,),
+    )
+
+
+def layer(of: Published, number: int) -> Shapes:
+    mixer = full_attention(of) if number % PERIOD == PERIOD - 1 else linear_attention(of)
+    return {**norms("input_layernorm", "post_attention_layernorm", size=of.hidden), **mixer, **feed_forward(of)}
+
+
+def block(of: Tower) -> Shapes:
+    pairs = {
+        "norm1": (of.hidden,),
+        "norm2": (of.hidden,),
+        "attn.qkv": (3 * of.hidden, of.hidden),
+        "attn.proj": (of.hidden, of.hidden),
+        "mlp.linear_fc1": (of.inner, of.hidden),
+        "mlp.linear_fc2": (of.hidden, of.inner),
+    }
+    return with_biases(pairs)
+
+
+def with_biases(pairs: Shapes) -> Shapes:
+    return {
+        f"{name}.{kind}": shape if kind == "weight" else shape[:1]
+        for name, shape in pairs.items()
+        for kind in ("weight", "bias")
+    }
+
+
+def ends(of: Published) -> Shapes:
+    merged = 4 * of.tower.hidden
+    tower = with_biases(
+        {
+            "patch_embed.proj": (of.tower.hidden, 3, 2, PATCH, PATCH),
+            "merger.norm": (of.tower.hidden,),
+            "merger.linear_fc1": (merged, merged),
+            "merger.linear_fc2": (of.hidden, merged),
+        }
+    )
+    return {
+        **weights("model.language_model.", embed_tokens=(of.vocabulary, of.hidden)),
+        **weights(lm_head=(of.vocabulary, of.hidden)),
+        **norms("model.language_model.norm", size=of.hidden),
+        **{f"model.visual.{name}": shape for name, shape in tower.items()},
+        "model.visual.pos_embed.weight": (POSITIONS, of.tower.hidden),
+    }
+
+
+def files(of: Published) -> Iterator[tuple[str, Shapes]]:
+    """Shapes of each checkpoint file."""
+    yield "ends", ends(of)
+    blocks = {
+        f"model.visual.blocks.{n}.{name}": s for n in range(of.tower.depth) for name, s in block(of.tower).items()
+    }
+    yield "tower", blocks
+    for first in range(0, of.layers, LAYERS_PER_FILE):
+        numbers = range(first, min(first + LAYERS_PER_FILE, of.layers))
+        named = {f"model.language_model.layers.{n}.{name}": s for n in numbers for name, s in layer(of, n).items()}
+        yield f"layers-{first}", named
+
+
+def config(of: Published) -> dict[str, Any]:
+    of_experts = options(
+        f"""num_experts={of.experts} num_experts_per_tok={of.chosen} moe_intermediate_size={of.inner}
+        shared_expert_intermediate_size={of.inner} norm_topk_prob=true decoder_sparse_step=1 mlp_only_layers=[]"""
+    )
+    rope = """{"rope_type":"default","rope_theta":10000000,"partial_rotary_factor":0.25,"""
+    rope += """"mrope_section":[11,11,10],"mrope_interleaved":true}"""
+    text = options(
+        f"""model_type="{of.kind}_text" num_hidden_layers={of.layers} hidden_size={of.hidden}
+        intermediate_size={of.inner} num_attention_heads={of.heads} num_key_value_heads={of.key_heads}
+        head_dim={ATTENTION_HEAD} vocab_size={of.vocabulary} hidden_act="silu" rms_norm_eps=1e-6
+        max_position_embeddings=262144 tie_word_embeddings=false full_attention_interval={PERIOD}
+        attention_bias=false attn_output_gate=true linear_conv_kernel_dim={WIDTH} linear_key_head_dim={HEAD}
+        linear_value_head_dim={HEAD} linear_num_key_heads={of.linear_key_heads}
+        linear_num_value_heads={of.linear_value_heads} partial_rotary_factor=0.25 rope_parameters={rope}
+        torch_dtype="bfloat16" bos_token_id=0 eos_token_id=1 pad_token_id=0"""
+    )
+    tower = options(
+        f"""model_type="{of.kind}" depth={of.tower.depth} hidden_size={of.tower.hidden}
+        intermediate_size={of.tower.inner} num_heads={of.tower.heads} in_channels=3 patch_size={PATCH}
+        temporal_patch_size=2 spatial_merge_size=2 num_position_embeddings={POSITIONS}
+        out_hidden_size={of.hidden} hidden_act="gelu_pytorch_tanh" deepstack_visual_indexes=[]"""
+    )
+    start, end, image, video = (of.words + number for number in range(len(OF_IMAGES)))
+    tokens = options(
+        f"vision_start_token_id={start} vision_end_token_id={end} image_token_id={image} video_token_id={video}"
+    )
+    return {
+        **options('torch_dtype="bfloat16" tie_word_embeddings=false bos_token_id=0 eos_token_id=1'),
+        "architectures": [of.architecture],
+        "model_type": of.kind,
+        **tokens,
+        "text_config": {**text, **(of_experts if of.experts else {})},
+        "vision_config": tower,
+    }
+
+
+def processors(of: Published) -> dict[str, dict[str, Any]]:
+    """Files of the tokenizer and the image processor: those of verify's tiny model, with this vocabulary."""
+    made = dict(models.PROCESSORS)
+    tokenizer = json.loads(json.dumps(made["tokenizer.json"]))
+    # the markers are no words: bench_serving draws its prompts from the words
+    tokenizer["model"]["vocab"] = {str(number): number for number in range(of.words)}
+    for number, each in enumerate(tokenizer["added_tokens"]):
+        each["id"] = of.words + number
+    made["tokenizer.json"] = tokenizer
+    made["tokenizer_config.json"] = {**made["tokenizer_config.json"], "model_max_length": 262144}
+    for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
+        made[name] = {**made[name], "size": PIXELS}
+    return made
+
+
+def make(of: Published, folder: pathlib.Path) -> None:
+    import torch
+    from safetensors.torch import save_file
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in {"config.json": config(of), **processors(of)}.items():
+        (folder / name).write_text(json.dumps(content))
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    source = torch.Generator(device).manual_seed(0)
+    index: dict[str, str] = {}
+    for part, shapes in files(of):
+        with torch.device(device):
+            drawn = {name: models.values(name, shape, 0, source) for name, shape in shapes.items()}
+            finished = models.with_norms_of_a_tower_of_one(drawn)
+        name = f"model-{part}.safetensors"
+        index |= dict.fromkeys(finished, name)
+        save_file({key: each.to(torch.bfloat16).cpu().contiguous() for key, each in finished.items()}, folder / name)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+
+
+def main(folder: str, name: str) -> None:
+    if name not in MODELS:
+        raise SystemExit(f"no model '{name}'{flags.nearest(name, list(MODELS))}; there are {', '.join(MODELS)}")
+    make(MODELS[name], pathlib.Path(folder))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

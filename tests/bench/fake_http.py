@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stand-in for SGLang's HTTP server, for tests of benchmarks/serving.py; with the plugin it obeys MISBEHAVIOUR."""
+
+from __future__ import annotations
+
+import argparse
+import http.server
+import json
+import os
+import sys
+from typing import Any
+
+MISBEHAVIOUR = os.environ.get("MISBEHAVIOUR", "") if os.environ["SGLANG_PLUGINS"] == "bcg_fixes" else ""
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    replays = True
+
+    def do_GET(self) -> None:
+        self.answer({})
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if MISBEHAVIOUR == "ends":
+            os._exit(3)
+        print(f"Prefill batch, #new-seq: 1, cuda graph: {self.replays}, input throughput", file=sys.stderr, flush=True)
+        off = 5.0 if MISBEHAVIOUR == "wrong" else 0.0
+        tops = [[[-1.0 - off, 7, None], [-2.0, 8, None]]]
+        self.answer({"meta_info": {"output_top_logprobs": tops} if asked.get("return_logprob") else {}})
+
+    def answer(self, content: dict[str, Any]) -> None:
+        body = json.dumps(content).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--cuda-graph-backend-prefill")
+    options, _ = parser.parse_known_args()
+    if MISBEHAVIOUR == "does not start":
+        raise SystemExit("it does not start")
+    Handler.replays = options.cuda_graph_backend_prefill != "disabled"
+    http.server.ThreadingHTTPServer(("127.0.0.1", options.port), Handler).serve_forever()
+
+
+if __name__ == "__main__":
+    main()

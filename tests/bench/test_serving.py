@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HTTP servers that are asked in turn by benchmarks/serving.py, and the published models that they serve."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from benchmarks import serving, serving_models
+from sglang_bcg_fixes.lab.bench import rows, timing
+from tests import processes
+
+ARMS = (serving.STOCK, serving.OURS, serving.NONE)
+TINY = serving_models.Published(
+    4, 64, 32, 2, 1, serving_models.Tower(1, 64, 128, 2), 2, 1, 1, 2, words=50, vocabulary=64
+)
+
+Measure = Callable[[str], list[rows.Row]]
+
+
+@pytest.fixture
+def measure(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Measure:
+    monkeypatch.setenv("PYTHONPATH", str(processes.REPOSITORY))
+
+    def benched(server: serving.Server, model: pathlib.Path, load: Any, seed: int, folder: pathlib.Path) -> Any:
+        serving.first_token(server, {"input_ids": [1]})
+        numbers = dict.fromkeys(
+            ("output_throughput", "total_throughput", "median_ttft_ms", "median_tpot_ms"), 1.0 + seed
+        )
+        return {"completed": load[3], **numbers}
+
+    monkeypatch.setattr(serving, "bench_serving", benched)
+    launch = (sys.executable, "-m", "tests.bench.fake_http")
+    plan = serving.Plan(tmp_path, ARMS, launch=launch, lengths=(9,), image_lengths=(300,), clients=(2,), words=50)
+
+    def measure(misbehaviour: str) -> list[rows.Row]:
+        monkeypatch.setenv("MISBEHAVIOUR", misbehaviour)
+        return [row for some in serving.measure(plan, tmp_path, print) for row in some]
+
+    return measure
+
+
+def test_every_server_is_asked_in_every_round(measure: Measure) -> None:
+    found = measure("")
+    cases = [(serving.FIRST_TOKEN, 9), (serving.WITH_IMAGE, 300), (serving.CHAT, 1024), (serving.PREFILL, 4096)]
+    assert [(row.measured, row.tokens, row.arm) for row in found] == [(*case, arm) for case in cases for arm in ARMS]
+    for row in found:
+        assert row.verdict == "green" and row.median and len(row.details["rounds"]) == timing.LEAST_ROUNDS
+        # each round and the one before them
+        asked = (serving.ASKED if row.unit == "ms" else 1) * (timing.LEAST_ROUNDS + timing.WARM_UP)
+        none = row.arm == serving.NONE
+        assert row.details["prefills"] == {"replayed": 0 if none else asked, "eager": asked if none else 0}
+    throughput = [row for row in found if row.measured == serving.CHAT]
+    assert {row.median for row in throughput} == {4.0}, "the seed is the number of the round, and the first is dropped"
+
+
+@pytest.mark.parametrize(
+    ("misbehaviour", "why"),
+    [("wrong", "off by 5"), ("ends", "ended with exit status 3|no answer"), ("does not start", "it does not start")],
+)
+def test_a_server_that_misbehaves_has_no_times(measure: Measure, misbehaviour: str, why: str) -> None:
+    found = measure(misbehaviour)
+    ours = [row for row in found if row.arm == serving.OURS]
+    assert ours and all(row.verdict == "red" and row.median is None for row in ours)
+    assert any(word in ours[0].why for word in why.split("|")), ours[0].why
+    assert all(row.verdict == "green" for row in found if row.arm != serving.OURS)
+
+
+def test_only_one_server_runs_while_it_is_measured(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[str, signal.Signals]] = []
+    send = serving.Server.signal
+
+    def remembered(self: serving.Server, number: signal.Signals) -> None:
+        sent.append((self.arm, number))
+        send(self, number)
+
+    monkeypatch.setattr(serving.Server, "signal", remembered)
+    measure("")
+    running: set[str] = set(ARMS)
+    stopped_once = False
+    for arm, number in sent:
+        if number == signal.SIGSTOP:
+            running.discard(arm)
+        elif number == signal.SIGCONT:
+            running.add(arm)
+        stopped_once = stopped_once or not running
+        assert not stopped_once or len(running) <= 1
+    assert stopped_once
+
+
+def test_no_server_outlives_the_measurement(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[serving.Server] = []
+    start = serving.start
+
+    def remembered(plan: serving.Plan, arm: str, folder: pathlib.Path) -> serving.Server:
+        started.append(start(plan, arm, folder))
+        return started[-1]
+
+    monkeypatch.setattr(serving, "start", remembered)
+    monkeypatch.setattr(serving, "judge", lambda *_: (_ for _ in ()).throw(serving.ServingError("ended early")))
+    with pytest.raises(serving.ServingError, match="ended early"):
+        measure("")
+    assert len(started) == len(ARMS)
+    for each in started:
+        with pytest.raises(ProcessLookupError):
+            os.kill(each.process.pid, 0)
+
+
+def test_prompts_of_an_image_are_as_long_as_they_say() -> None:
+    asked = serving.Prompts("test", 50).with_image(300)
+    assert len(asked["text"].split()) - 1 + serving.IMAGE_TOKENS == 300
+    assert asked["image_data"][0].startswith("data:image/png;base64,")
+    assert serving.IMAGE_TOKENS == (serving.IMAGE_SIDE // (2 * serving_models.PATCH)) ** 2
+
+
+def test_a_checkpoint_has_every_layer_and_a_vocabulary_without_markers(tmp_path: pathlib.Path) -> None:
+    serving_models.make(TINY, tmp_path)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())["weight_map"]
+    layers = {name.split(".")[3] for name in index if name.startswith("model.language_model.layers.")}
+    assert layers == {"0", "1", "2", "3"}
+    assert {name for name in index.values()} == {path.name for path in tmp_path.glob("*.safetensors")}
+    assert serving.words_of(tmp_path) == TINY.words
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["image_token_id"] == TINY.words + 2 < TINY.vocabulary
+    tokens = json.loads((tmp_path / "tokenizer.json").read_text())["added_tokens"]
+    assert [each["id"] for each in tokens] == [TINY.words + number for number in range(4)]
+
+
+def test_published_sizes_are_those_of_the_layer_bench() -> None:
+    from sglang_bcg_fixes.lab.bench.gdn_layer import SHAPES
+
+    for of in serving_models.MODELS.values():
+        assert (of.linear_key_heads, of.linear_value_heads) == (
+            SHAPES["qwen3_5_4b"].key_heads,
+            SHAPES["qwen3_5_4b"].value_heads,
+        )
+
+
+def test_a_picture_is_drawn_of_what_was_measured(measure: Measure, tmp_path: pathlib.Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = rows.File(tmp_path / "serving.jsonl", {"gpu": "none"})
+    file.add([dataclasses.replace(row) for row in measure("")])
+    assert serving.draw(file.path).stat().st_size > 10_000
+
+
+def test_a_model_that_is_neither_a_folder_nor_known_is_refused(
+    tmp_path: pathlib.Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="--model qwen3_5_4: it is no folder of a model"):
+        serving.model_of("qwen3_5_4", tmp_path)
+    assert "did you mean qwen3_5_4b?" in capfd.readouterr().err
