@@ -4,7 +4,7 @@
     python benchmarks/serving.py --model qwen3_5_4b --jsonl FILE         # or a folder that serving_models.py made
     python benchmarks/serving.py --plot-only FILE
 
-Every server is `python -m sglang.launch_server` with the flags of SIZES, which only let several share a GPU. They start
+Every server is `python -m sglang.launch_server` with the flags of SIZES, which only let several share a GPU, and without a chat at its start. They start
 together; then all but one are stopped by a signal, so that none takes a core while another is measured. Rounds
 alternate: each asks every server once, in shuffled order. `stock` and `stock again` are the same command: their
 difference is chance. A server whose first tokens are not near those without prefill graphs is not timed.
@@ -65,6 +65,8 @@ SIZES = {
     "--max-mamba-cache-size": 320,
     "--mem-fraction-static": 0.95,
 }
+# its own warm-up is a chat, and the model has no template for one
+WITHOUT_CHAT = ("--skip-server-warmup",)
 LENGTHS, IMAGE_LENGTHS = (253, 1021, 4093, 8189), (253, 1021)
 IMAGE_SIDE, IMAGE_TOKENS = 512, 256
 CLIENTS = (16, 64)
@@ -159,7 +161,7 @@ class Plan:
     def command(self, arm: str, port: int) -> list[str]:
         sizes = [str(word) for pair in SIZES.items() for word in pair]
         where = ["--model-path", str(self.model), "--host", "127.0.0.1", "--port", str(port)]
-        return [*self.launch, *where, *sizes, *ARMS[arm], *self.more]
+        return [*self.launch, *where, *sizes, *WITHOUT_CHAT, *ARMS[arm], *self.more]
 
 
 def start(plan: Plan, arm: str, folder: pathlib.Path) -> Server:
