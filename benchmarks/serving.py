@@ -4,10 +4,11 @@
     python benchmarks/serving.py --model qwen3_5_4b --jsonl FILE         # or a folder that serving_models.py made
     python benchmarks/serving.py --plot-only FILE
 
-Every server is `python -m sglang.launch_server` with the flags of SIZES, which only let several share a GPU, and without a chat at its start. They start
-together; then all but one are stopped by a signal, so that none takes a core while another is measured. Rounds
-alternate: each asks every server once, in shuffled order. `stock` and `stock again` are the same command: their
-difference is chance. A server whose first tokens are not near those without prefill graphs is not timed.
+Every server is `python -m sglang.launch_server` with the flags of SIZES, which only let several share a GPU, and without
+a chat at its start. They start together; then all but one are stopped by a signal, so that none takes a core while
+another is measured. Rounds alternate: each asks every server once, in shuffled order. `stock` and `stock again` are the
+same command: their difference is chance. A server whose first tokens are not near those without prefill graphs is not
+timed.
 """
 
 from __future__ import annotations
@@ -67,14 +68,14 @@ SIZES = {
 }
 # its own warm-up is a chat, and the model has no template for one
 WITHOUT_CHAT = ("--skip-server-warmup",)
-LENGTHS, IMAGE_LENGTHS = (253, 1021, 4093, 8189), (253, 1021)
+LENGTHS, IMAGE_LENGTHS = (253, 1021, 4093, 8189), (509, 1021)
 IMAGE_SIDE, IMAGE_TOKENS = 512, 256
 CLIENTS = (16, 64)
 # tokens in, tokens out, and requests for each client
 WORKLOADS = {CHAT: (1024, 256, 1), PREFILL: (4096, 64, 1)}
 # requests whose median is one round's first-token time
 ASKED = 5
-SEED, WARM_UP_REQUESTS = 0, 3
+SEED, WARM_UP_REQUESTS = 0, 1
 SECONDS_TO_START, SECONDS_TO_ANSWER = 400.0, 120.0
 # how far a first token's logprobs may be from those without graphs; unrelated ones are further apart
 NEAR, TOP = 2.0, 5
@@ -484,6 +485,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", metavar="NAME", help="one of serving_models.py, or a folder that it made")
     parser.add_argument("--jsonl", type=pathlib.Path)
     parser.add_argument("--arms", default=",".join(ARMS), metavar="A,B", help="in the order of the tables")
+    parser.add_argument("--clients", default=",".join(map(str, CLIENTS)), metavar="M,N", help="of bench_serving")
     parser.add_argument("--rounds", type=int, default=timing.LEAST_ROUNDS)
     parser.add_argument("--logs", type=pathlib.Path, help="where the servers' logs stay")
     parser.add_argument("--plot-only", type=pathlib.Path, metavar="FILE")
@@ -506,7 +508,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = options.logs or made
         folder.mkdir(parents=True, exist_ok=True)
         model = model_of(options.model, made)
-        plan, found = Plan(model, arms, options.rounds, words=words_of(model)), []
+        clients = [int(number) for number in options.clients.split(",")]
+        plan, found = Plan(model, arms, options.rounds, clients=clients, words=words_of(model)), []
         for some in measure(plan, folder, lambda line: print(line, file=sys.stderr, flush=True)):
             file.add(some)
             found += some
