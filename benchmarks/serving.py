@@ -4,11 +4,11 @@
     python benchmarks/serving.py --model qwen3_5_4b --jsonl FILE         # or a folder that serving_models.py made
     python benchmarks/serving.py --plot-only FILE
 
-Every server is `python -m sglang.launch_server` with the flags of SIZES, which only let several share a GPU, and without
-a chat at its start. They start together; then all but one are stopped by a signal, so that none takes a core while
-another is measured. Rounds alternate: each asks every server once, in shuffled order. `stock` and `stock again` are the
-same command: their difference is chance. A server whose first tokens are not near those without prefill graphs is not
-timed.
+Every server is `python -m sglang.launch_server` with the flags of SIZES, which only let several share a GPU, and
+without a chat at its start. They start together; then all but one are stopped by a signal, so that none takes a core
+while another is measured. Rounds alternate: each asks every server once, in shuffled order. `stock` and `stock again`
+are the same command: their difference is chance. A server whose first tokens are not near those without prefill graphs
+is not timed.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ CLIENTS = (16, 64)
 WORKLOADS = {CHAT: (1024, 256, 1), PREFILL: (4096, 64, 1)}
 # requests whose median is one round's first-token time
 ASKED = 5
-SEED, WARM_UP_REQUESTS = 0, 1
+SEED = 0
 SECONDS_TO_START, SECONDS_TO_ANSWER = 400.0, 120.0
 # how far a first token's logprobs may be from those without graphs; unrelated ones are further apart
 NEAR, TOP = 2.0, 5
@@ -394,7 +394,7 @@ def bench_serving(
     out.unlink(missing_ok=True)
     words = f"""--backend sglang --host 127.0.0.1 --port {server.port} --model {model} --dataset-name random-ids
         --random-input-len {tokens} --random-output-len {new} --random-range-ratio 1 --num-prompts {asked}
-        --max-concurrency {clients} --tokenize-prompt --seed {seed} --warmup-requests {WARM_UP_REQUESTS}
+        --max-concurrency {clients} --tokenize-prompt --seed {seed} --warmup-requests 0
         --flush-cache --disable-tqdm --output-file {out}"""
     arguments, sys.argv = sys.argv, ["bench_serving", *words.split()]
     try:
