@@ -153,6 +153,10 @@ def test_two_fixes_of_one_break_are_both_live(form: str, name: str) -> None:
     check("two_fixes_of_a_break", name, form=form)
 
 
+def test_what_this_package_puts_around_a_fix_for_a_while_is_not_named_as_foreign() -> None:
+    check("stands_inside_what_this_package_put_there")
+
+
 def test_a_break_that_is_a_method_keeps_binding_its_instance() -> None:
     check("break_of_a_method", form="object")
 

@@ -22,6 +22,7 @@ from sglang.srt import target
 from sglang_bcg_fixes.engine import ledger as ledger_module
 from sglang_bcg_fixes.engine.ledger import Ledger
 from sglang_bcg_fixes.engine.slots import PatchError
+from sglang_bcg_fixes.engine.swapped import replaced
 from sglang_bcg_fixes.engine.wrappers import fixes_in
 from sglang_bcg_fixes.model import How, PatchPoint
 from tests.engine import bodies
@@ -334,6 +335,21 @@ def two_fixes_of_a_break(name: str) -> None:
     assert ledger.wrapped("one") == [] == ledger.wrapped("two")
     ledger.undo("two")
     assert ledger.read_back("one") == []
+
+
+def stands_inside_what_this_package_put_there() -> None:
+    ledger.apply(fix("one", point("function")))
+    inner = target.function
+
+    def count(*args: Any, **kwargs: Any) -> Any:
+        return inner(*args, **kwargs)
+
+    with replaced(target, "function", count):
+        assert ledger.read_back("one") == []
+        assert [where for where in ledger.wrapped("one") if where.startswith("sglang.srt.target:function is inside ")]
+    count.__module__ = "sglang_bcg_fixes.process.selfcheck.check"
+    with replaced(target, "function", count):
+        assert ledger.read_back("one") == [] == ledger.wrapped("one")
 
 
 def break_of_a_method() -> None:
