@@ -73,6 +73,7 @@ IMAGE_SIDE, IMAGE_TOKENS = 512, 256
 CLIENTS = (16, 64)
 # tokens in, tokens out, and requests for each client
 WORKLOADS = {CHAT: (1024, 256, 1), PREFILL: (4096, 64, 1)}
+COLOURS = {STOCK: "tab:gray", AGAIN: "lightgray", OURS: "tab:green", WITHOUT: "tab:olive", NONE: "tab:red"}
 # requests whose median is one round's first-token time
 ASKED = 5
 SEED = 0
@@ -460,13 +461,12 @@ def draw(file: pathlib.Path) -> pathlib.Path:
                     middle,
                     width,
                     yerr=[[middle - min(taken)], [max(taken) - middle]],
-                    color=f"C{place}",
+                    color=COLOURS.get(arm, f"C{place}"),
                     label=arm if at == 0 else None,
                 )
         panel.set_xticks(range(len(cases)), [label_of(*case) for case in cases], fontsize=8)
         panel.set_title(title, fontsize=10)
         panel.grid(axis="y", alpha=0.3)
-    panels[0].set_yscale("log")
     panels[0].legend(fontsize=8)
     picture = file.with_suffix(".png")
     figure.tight_layout()
@@ -476,8 +476,8 @@ def draw(file: pathlib.Path) -> pathlib.Path:
 
 def label_of(measured: str, shape: str, tokens: int, clients: int) -> str:
     if measured in WORKLOADS:
-        return f"{measured}\n{tokens:,} in, {WORKLOADS[measured][1]} out\n{clients} clients"
-    return f"{tokens:,}" + ("\nwith an\nimage" if measured == WITH_IMAGE else "")
+        return f"{measured}\n{tokens:,} in\n{WORKLOADS[measured][1]} out\n{clients} clients"
+    return f"{tokens:,}\ntokens" + (",\nan image\namong them" if measured == WITH_IMAGE else "")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
