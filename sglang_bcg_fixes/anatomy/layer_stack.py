@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
@@ -55,6 +56,13 @@ def resolve(model: Module, attention_layers: Iterable[Module | None]) -> LayerSt
         found = " and ".join(stack.path or "the model itself" for stack in survivors.values())
         raise Unresolved(f"{type(model).__name__}: each of {found} could be the stack of layers")
     raise Unresolved("; ".join(refused) or f"{type(model).__name__}: no list of layers holds all its attention layers")
+
+
+def first_layer_of_experts(model: Module) -> float:
+    """Number of the first layer that sends each token to some of its experts; infinite if there is none."""
+    paths = (name.split(".") for name, _ in model.named_modules())
+    numbers = (next(filter(str.isdigit, path), None) for path in paths if path[-1] == "experts")
+    return min((int(number) for number in numbers if number), default=math.inf)
 
 
 def carriers(modules: dict[str, Module], wanted: set[int]) -> Iterator[str]:

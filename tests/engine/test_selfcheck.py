@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.anatomy import layer_stack
 from sglang_bcg_fixes.process.selfcheck import batches, bookkeeping, judge, pools
 from tests import processes
 
@@ -80,6 +81,28 @@ def test_rounding_grows_with_depth_and_with_the_type() -> None:
     assert judge.allowed(judge.Observation(0, judge.LOGITS, torch.ones(1)), 0.0, torch.float32) == judge.MOST
     # a state that is kept in fp32 is made of products in the model's type
     assert most(3, torch.float32, torch.bfloat16) == most(3, torch.bfloat16)
+
+
+def test_behind_experts_only_what_no_rounding_explains_counts() -> None:
+    def is_wrong(layer: int, replayed: float) -> bool:
+        eager, other = observed(1, 2, layer=layer), observed(1, replayed, layer=layer)
+        [found] = judge.differences(eager, eager, other, torch.float32, routed=1)
+        return found.is_too_large
+
+    assert is_wrong(0, 2.1) and is_wrong(1, 2.1), "these are computed before a token is sent anywhere"
+    assert not is_wrong(2, 2.1) and is_wrong(2, 3)
+
+
+def test_the_first_layer_of_experts_is_found_by_its_name() -> None:
+    def layer(*names: str) -> torch.nn.Module:
+        return torch.nn.ModuleDict({"mlp": torch.nn.ModuleDict({name: torch.nn.Identity() for name in names})})
+
+    layers = torch.nn.ModuleList(
+        [layer("gate_up_proj"), layer("shared_expert"), layer("experts", "gate"), layer("experts")]
+    )
+    model = torch.nn.ModuleDict({"language_model": torch.nn.ModuleDict({"layers": layers})})
+    assert layer_stack.first_layer_of_experts(model) == 2
+    assert layer_stack.first_layer_of_experts(layers[0]) == math.inf
 
 
 def test_a_run_that_wrote_nothing_is_not_called_right() -> None:

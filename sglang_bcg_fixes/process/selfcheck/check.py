@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.layer_stack import first_layer_of_experts
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.engine.swapped import replaced
 from sglang_bcg_fixes.process.selfcheck import batches, judge
@@ -156,6 +157,7 @@ class Check:
         self.any_rank = any_rank
         self.one = OneBatch(model_runner)
         self.switch = Switch(model_runner, self.runner)
+        self.routed = first_layer_of_experts(model_runner.model)
         self.page = int(model_runner.token_to_kv_pool_allocator.page_size)
         self.batches = batches.chosen(list(self.runner.capture_num_tokens), self.most_tokens())
         if not self.batches:
@@ -221,7 +223,7 @@ class Check:
     ) -> tuple[str, judge.Difference | None]:
         if not self.switch.replays:
             return NOT_REPLAYED, None
-        found = judge.differences(eager, again, replayed, self.model_runner.dtype)
+        found = judge.differences(eager, again, replayed, self.model_runner.dtype, self.routed)
         if judge.is_blind(eager) or any(not each.noise <= judge.MOST for each in found):
             return INCONCLUSIVE, None
         first = next((each for each in found if each.is_too_large), None)

@@ -5,14 +5,15 @@ Nothing is guessed about rounding that can be measured: each batch runs eagerly 
 is allowed to a replay four times over. Where they are equal in every bit, a replay may still take another kernel for
 the same product, so it may differ by what rounding each layer twice would do, growing as a random walk. What is rounded
 is in the model's numbers or in the values' own, whichever are coarser: a state in fp32 is made of products in bfloat16.
-Logits are those of a few last tokens, and rounding may send one of these to another expert: only what no rounding
-explains counts there, as everywhere in the end.
+Behind experts, and in the logits, rounding may send a token to another one, and a few tokens are compared: only what no
+rounding explains counts there, as everywhere in the end.
 A graph that reads what it must not gives something unrelated: a difference about as large as the values.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 from sglang_bcg_fixes.process.selfcheck.pools import Place
@@ -59,22 +60,26 @@ def observe(places: list[Place], logits: Any) -> list[Observation]:
 
 
 def differences(
-    eager: list[Observation], again: list[Observation], replayed: list[Observation], dtype: Any
+    eager: list[Observation],
+    again: list[Observation],
+    replayed: list[Observation],
+    dtype: Any,
+    routed: float = math.inf,
 ) -> list[Difference]:
-    """In the order of the layers, of a model that computes in this dtype."""
+    """In the order of the layers, of a model that computes in this dtype; `routed` is its first layer with experts."""
     noises, ones, others = (
         distances(one, other).tolist() for one, other in ((eager, again), (eager, replayed), (again, replayed))
     )
     return [
-        Difference(each.layer, each.kind, min(one, other), noise, allowed(each, noise, dtype))
+        Difference(each.layer, each.kind, min(one, other), noise, allowed(each, noise, dtype, routed))
         for each, noise, one, other in zip(eager, noises, ones, others, strict=True)
     ]
 
 
-def allowed(place: Observation, noise: float, dtype: Any) -> float:
+def allowed(place: Observation, noise: float, dtype: Any, routed: float = math.inf) -> float:
     import torch
 
-    if place.kind == LOGITS:
+    if place.kind == LOGITS or place.layer > routed:
         return MOST
     eps = max(torch.finfo(each).eps for each in (place.values.dtype, dtype))
     rounding = ROUNDINGS_A_LAYER * eps * (place.layer + 1) ** 0.5
