@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tiny models whose Kimi delta attention is captured, as in a server started with breakable prefill graphs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cpu_sglang import architectures, graphs, one_batch, prefill
+from sglang_bcg_fixes import plugin
+from tests.harm import served, steps
+from tests.releases import kinds_of_request
+from tests.scenarios import named
+
+# the last batches have padding, several requests, and one behind the padding of another
+BATCHES = ([11], [8], [6, 5], [9], [1])
+
+
+def answers(model: str) -> dict[str, Any]:
+    """How far each batch's replay is from the eager answer, and the breaks of each graph."""
+    one_batch.import_sglang(with_graphs=True)
+    configuration = architectures.CONFIGURATIONS[model]
+    loaded = served.load(
+        {"configuration": {**configuration.config, "architectures": [model]}, "server_args": configuration.server_args}
+    )
+    runner = loaded.model_runner
+    served.prepare(runner.model)
+    kinds_of_request.forget_pinned_memory()
+    eager = [steps.answer(loaded, lengths)[0] for lengths in BATCHES]
+    # a server's backend knows from the start that it will be captured
+    prefill._graph_config(runner).prefill.backend = "breakable"
+    runner.init_attention_backends()
+    made, _ = served.captured(runner, served.Said())
+    replays = graphs.counters.replays
+    replayed = [steps.answer(loaded, lengths)[0] for lengths in BATCHES]
+    return {
+        "differences": [served.difference(*pair) for pair in zip(eager, replayed, strict=True)],
+        "replays": graphs.counters.replays - replays,
+        "report": plugin.load().report.state("kda_raw_beta"),
+        "breaks": {size: breaks for size, (_, breaks) in made.items()},
+        "in graph": runner.attn_backend.use_captured_forward_metadata_for_breakable_cuda_graph,
+    }
+
+
+if __name__ == "__main__":
+    named.run(globals())
