@@ -231,6 +231,13 @@ __device__ __forceinline__ void set_shared(u32 to, int4 value) {
                  : "memory");
 }
 
+// asm, because the compiler splits what it cannot prove to be aligned into four stores
+__device__ __forceinline__ void set_global(void* to, int4 value) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(__cvta_generic_to_global(to)), "r"(value.x),
+                 "r"(value.y), "r"(value.z), "r"(value.w)
+                 : "memory");
+}
+
 // stores four transposed 8x8 matrices of halves from a wgmma accumulator; lanes 8n to 8n + 7 give the addresses of the
 // n-th one's columns
 __device__ __forceinline__ void stmatrix_x4_trans(u32 to, u32 first, u32 second, u32 third, u32 fourth) {
@@ -848,8 +855,8 @@ __device__ __forceinline__ void widen(float (&wide)[kEight], int4 piece) {
     for (int each = 0; each < kEight; ++each) wide[each] = widened<kBf16>(u16(u32(two[each / 2]) >> 16 * (each % 2)));
 }
 
-// SiLU of the causal convolution of a chunk's rows of one head, stored to `into` with row stride `into_row`. Queries
-// and keys are normalised to length `scale` and also go into the tiles. A thread walks along eight rows of eight
+// SiLU of the causal convolution of a chunk's rows of one head. Queries and keys are normalised to length `scale` and
+// go into the tiles; values are stored to `into` with row stride `into_row`. A thread walks along eight rows of eight
 // channels.
 template <bool kBf16, bool kIsNormed>
 __device__ __forceinline__ void convolve(const GdnPrepare& job, const Chunk& chunk, int first_channel, u32 window,
@@ -929,8 +936,11 @@ __device__ __forceinline__ void convolve(const GdnPrepare& job, const Chunk& chu
             }
             const int4 made = make_int4(two[0], two[1], two[2], two[3]);
             const int row = chunk.first_row + in_chunk;
-            if (row < chunk.end) *reinterpret_cast<int4*>(into + i64(row) * into_row + piece * kEight) = made;
-            if (kIsNormed) set_shared(tiles + piece / kPieces * kTile + swizzled(in_chunk, piece % kPieces), made);
+            if (kIsNormed) {
+                set_shared(tiles + piece / kPieces * kTile + swizzled(in_chunk, piece % kPieces), made);
+            } else if (row < chunk.end) {
+                set_global(into + i64(row) * into_row + piece * kEight, made);
+            }
         }
     }
 }
@@ -995,8 +1005,8 @@ __device__ __forceinline__ void store_rows(const GdnPrepare& job, const Chunk& c
     for (int step = 0; step < kChunk * kPieces / kGroup; ++step) {
         const int in_chunk = own_thread() / kPieces + step * (kGroup / kPieces), row = chunk.first_row + in_chunk;
         if (row < chunk.end) {
-            *reinterpret_cast<int4*>(rows + (of_head + row) * kChunk + piece * kEight) =
-                shared_piece(tile + swizzled(in_chunk, piece));
+            set_global(rows + (of_head + row) * kChunk + piece * kEight,
+                       shared_piece(tile + swizzled(in_chunk, piece)));
         }
     }
 }
@@ -1114,7 +1124,21 @@ __device__ __forceinline__ void invert(u32 memory) {
     }
 }
 
-// Reload the queries or keys that convolve() has stored; zeros past the chunk's end, which change no earlier row.
+// Copy queries or keys from their tiles to their rows of the scratch.
+__device__ __forceinline__ void store_tiles(const Chunk& chunk, u16* rows, u32 tiles) {
+    const int piece = own_thread() % kRowPieces;
+#pragma unroll
+    for (int step = 0; step < kChunk * kRowPieces / kGroup; ++step) {
+        const int in_chunk = own_thread() / kRowPieces + step * (kGroup / kRowPieces);
+        const int row = chunk.first_row + in_chunk;
+        if (row < chunk.end) {
+            set_global(rows + i64(row) * kKeys + piece * kEight,
+                       shared_piece(tiles + piece / kPieces * kTile + swizzled(in_chunk, piece % kPieces)));
+        }
+    }
+}
+
+// Reload what store_tiles() has stored; zeros past the chunk's end, which change no earlier row.
 __device__ __forceinline__ void load_tiles(const Chunk& chunk, const u16* rows, u32 tiles) {
     const int piece = own_thread() % kRowPieces;
     for (int in_chunk = own_thread() / kRowPieces; in_chunk < kChunk; in_chunk += kGroup / kRowPieces) {
@@ -1151,8 +1175,8 @@ __device__ __forceinline__ void make_matrices(const GdnPrepare& job, int number,
         turn_window(job, chunk, of_keys, windows + kWindowBytes);
         __syncthreads();
     }
-    convolve<kBf16, true>(job, chunk, of_queries, windows, job.queries + of_head, kKeys, kScale, queries);
-    convolve<kBf16, true>(job, chunk, of_keys, windows + kWindowBytes, job.keys + of_head, kKeys, 1.0f, keys);
+    convolve<kBf16, true>(job, chunk, of_queries, windows, nullptr, 0, kScale, queries);
+    convolve<kBf16, true>(job, chunk, of_keys, windows + kWindowBytes, nullptr, 0, 1.0f, keys);
     for (int first = 0; first < group; first += kMembers) {
         const int heads = at_most(group - first, kMembers), head = key_head * group + first;
         if (first > 0) {
@@ -1166,6 +1190,10 @@ __device__ __forceinline__ void make_matrices(const GdnPrepare& job, int number,
         wgmma_fence();
         multiply_tiles<kBf16>(kk, keys, keys);
         multiply_tiles<kBf16>(qk, queries, keys);
+        if (first == 0) {
+            store_tiles(chunk, job.queries + of_head, queries);
+            store_tiles(chunk, job.keys + of_head, keys);
+        }
         wgmma_wait<0>();
         // its barrier also ends the products' reads of the tiles that are written next
         gate<kBf16>(job, chunk, number, head, heads, memory);

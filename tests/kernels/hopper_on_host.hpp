@@ -233,6 +233,10 @@ inline void set_shared(unsigned to, float value) { std::memcpy(host::in_shared(t
 inline void set_shared(unsigned to, unsigned value) { std::memcpy(host::in_shared(to, 4), &value, 4); }
 inline void set_shared(unsigned to, uint16_t value) { std::memcpy(host::in_shared(to, 2), &value, 2); }
 inline void set_shared(unsigned to, int4 value) { std::memcpy(host::in_shared(to, 16), &value, 16); }
+inline void set_global(void* to, int4 value) {
+    if (reinterpret_cast<uintptr_t>(to) % 16) host::stop("a misaligned store");
+    std::memcpy(to, &value, 16);
+}
 inline float4 shared_four(unsigned from) { return host::read<float4>(from); }
 inline uint16_t shared_half(unsigned from) { return host::read<uint16_t>(from); }
 
