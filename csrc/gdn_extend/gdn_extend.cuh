@@ -221,6 +221,10 @@ __device__ __forceinline__ void set_shared(u32 to, u32 value) {
     asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
 }
 
+__device__ __forceinline__ void set_shared(u32 to, float2 values) {
+    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(values.x), "f"(values.y) : "memory");
+}
+
 __device__ __forceinline__ void set_shared(u32 to, u16 value) {
     asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(value) : "memory");
 }
@@ -238,8 +242,15 @@ __device__ __forceinline__ void set_global(void* to, int4 value) {
                  : "memory");
 }
 
-// stores four transposed 8x8 matrices of halves from a wgmma accumulator; lanes 8n to 8n + 7 give the addresses of the
-// n-th one's columns
+// stores four 8x8 matrices of halves from a wgmma accumulator; lanes 8n to 8n + 7 give the addresses of the n-th one's
+// rows
+__device__ __forceinline__ void stmatrix_x4(u32 to, u32 first, u32 second, u32 third, u32 fourth) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(first),
+                 "r"(second), "r"(third), "r"(fourth)
+                 : "memory");
+}
+
+// the same, transposed: the addresses are those of columns
 __device__ __forceinline__ void stmatrix_x4_trans(u32 to, u32 first, u32 second, u32 third, u32 fourth) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(first),
                  "r"(second), "r"(third), "r"(fourth)
@@ -994,7 +1005,7 @@ __device__ __forceinline__ void gate(const GdnPrepare& job, const Chunk& chunk, 
 
 // Offset of an element of a diagonal block; each row's groups of four are swizzled to avoid bank conflicts.
 __device__ __forceinline__ u32 in_block(int row, int column) {
-    return 4 * (row * kBlock + ((column / 4) ^ (row % 8)) * 4 + column % 4);
+    return 4 * (row * kBlock + ((column / 4) ^ (row % 4 * 2)) * 4 + column % 4);
 }
 
 // Copy a member's tile to its rows of the scratch.
@@ -1014,33 +1025,46 @@ __device__ __forceinline__ void store_rows(const GdnPrepare& job, const Chunk& c
 // Offset in a tile of two adjacent columns.
 __device__ __forceinline__ u32 pair_of(int row, int column) { return swizzled(row, column / 8) + 2 * (column % 8); }
 
-// From k k^T and q k^T: P, and the triangular system A, cut in blocks.
+// From k k^T and q k^T: P, and the triangular system A, cut in blocks. A lane computes its addresses once: from one
+// eight of columns to another, the swizzles change nothing but two bits of them.
 template <bool kBf16>
 __device__ __forceinline__ void weigh(const float (&kk)[32], const float (&qk)[32], int member, u32 memory) {
-    const int lane = own_thread() % kWarp, warp = own_thread() / kWarp;
+    const int lane = own_thread() % kWarp, warp = own_thread() / kWarp, own_half = 16 * warp / kBlock;
+    const int own_row = 16 * warp + lane / 4, own_column = 2 * (lane % 4);
     const u32 gates = memory + kGatesAt + 4 * member * kChunk, gains = memory + kGainsAt + 4 * member * kChunk;
-    const u32 scores = memory + kScoresAt + member * kTile, below = memory + kBelowAt + member * kTile;
-    const u32 blocks = memory + kQueriesAt + member * kTile;
+    // a lane's address for stmatrix: one of the warp's sixteen rows, of the first or the second eight of columns
+    const int given = swizzled(16 * warp + lane % 16, lane / 16);
+    const u32 scores = memory + kScoresAt + member * kTile + given, below = memory + kBelowAt + member * kTile + given;
+    const u32 block = memory + kQueriesAt + member * kTile + own_half * kBlockBytes;
+    const u32 in_own_block = block + in_block(own_row % kBlock, own_column);
+    float gate[2], gain[2];
 #pragma unroll
     for (int lower = 0; lower < 2; ++lower) {
-        const int row = 16 * warp + lane / 4 + 8 * lower;
-        const float gate = shared_float(gates + 4 * row), gain = shared_float(gains + 4 * row);
+        gate[lower] = shared_float(gates + 4 * (own_row + 8 * lower));
+        gain[lower] = shared_float(gains + 4 * (own_row + 8 * lower));
+    }
 #pragma unroll
-        for (int eight = 0; eight < kEights; ++eight) {
-            const int column = 8 * eight + 2 * (lane % 4), at = 4 * eight + 2 * lower;
+    for (int first_eight = 0; first_eight < kEights; first_eight += 2) {
+        u32 of_scores[4], of_below[4];
+#pragma unroll
+        for (int part = 0; part < 4; ++part) {
+            const int eight = first_eight + part / 2, lower = part % 2, at = 4 * eight + 2 * lower;
+            const int row = own_row + 8 * lower, column = own_column + 8 * eight;
             const float2 earlier = shared_pair(gates + 4 * column);
-            const float first = column <= row ? power_of_two(gate - earlier.x) : 0.0f;
-            const float second = column + 1 <= row ? power_of_two(gate - earlier.y) : 0.0f;
-            set_shared(scores + pair_of(row, column), halves<kBf16>(qk[at] * first, qk[at + 1] * second));
-            const float one = kk[at] * first * gain, other = kk[at + 1] * second * gain;
-            if (row / kBlock == column / kBlock) {
+            const float first = column <= row ? power_of_two(gate[lower] - earlier.x) : 0.0f;
+            const float second = column + 1 <= row ? power_of_two(gate[lower] - earlier.y) : 0.0f;
+            of_scores[part] = halves<kBf16>(qk[at] * first, qk[at + 1] * second);
+            const float2 pair = make_float2(kk[at] * first * gain[lower], kk[at + 1] * second * gain[lower]);
+            of_below[part] = halves<false>(pair.x, pair.y);
+            if (own_half == 8 * eight / kBlock) {
                 // only the part below a block's diagonal is ever read
-                const u32 block = blocks + row / kBlock * kBlockBytes;
-                set_shared(block + in_block(row % kBlock, column % kBlock), one);
-                set_shared(block + in_block(row % kBlock, column % kBlock + 1), other);
-            } else if (row > column) {
-                set_shared(below + pair_of(row, column), halves<false>(one, other));
+                const int eight_of_block = eight % (kBlock / 8);
+                set_shared((in_own_block ^ (32 * eight_of_block)) + 4 * kBlock * 8 * lower, pair);
             }
+        }
+        stmatrix_x4(scores ^ (16 * first_eight), of_scores[0], of_scores[1], of_scores[2], of_scores[3]);
+        if (own_half > 8 * first_eight / kBlock) {
+            stmatrix_x4(below ^ (16 * first_eight), of_below[0], of_below[1], of_below[2], of_below[3]);
         }
     }
 }

@@ -231,6 +231,7 @@ inline int4 shared_piece(unsigned from) { return host::read<int4>(from); }
 
 inline void set_shared(unsigned to, float value) { std::memcpy(host::in_shared(to, 4), &value, 4); }
 inline void set_shared(unsigned to, unsigned value) { std::memcpy(host::in_shared(to, 4), &value, 4); }
+inline void set_shared(unsigned to, float2 values) { std::memcpy(host::in_shared(to, 8), &values, 8); }
 inline void set_shared(unsigned to, uint16_t value) { std::memcpy(host::in_shared(to, 2), &value, 2); }
 inline void set_shared(unsigned to, int4 value) { std::memcpy(host::in_shared(to, 16), &value, 16); }
 inline void set_global(void* to, int4 value) {
@@ -248,6 +249,14 @@ inline float one_over(float number) { return 1 / number; }
 template <bool kBf16>
 float widened(uint16_t half) {
     return host::as_float<kBf16>(half);
+}
+
+inline void stmatrix_x4(unsigned to, unsigned first, unsigned second, unsigned third, unsigned fourth) {
+    const host::Handed* all = host::hand_over({{first, second, third, fourth}, to}, "stmatrix");
+    const int lane = threadIdx.x % host::kWarp, row = lane % 8;
+    unsigned straight[4];
+    for (int pair = 0; pair < 4; ++pair) straight[pair] = all[4 * row + pair].registers[lane / 8];
+    std::memcpy(host::in_shared(to, 16), straight, 16);
 }
 
 inline void stmatrix_x4_trans(unsigned to, unsigned first, unsigned second, unsigned third, unsigned fourth) {

@@ -263,6 +263,10 @@ MUTANTS = {
     "prepare: gates that begin anew in the middle": ("if (token >= kWarp) sum = first_half + sum;", ""),
     "prepare: what is written before all have read": ("// also: all blocks have been read __syncthreads();", ""),
     "prepare: a later token in the past": ("column + 1 <= row", "column <= row"),
+    "prepare: two eights of a row changed for each other": ("lane % 16, lane / 16)", "lane % 16, 1 - lane / 16)"),
+    "prepare: the upper rows of a block twice": ("+ 4 * kBlock * 8 * lower, pair", ", pair"),
+    "prepare: an eight of a block where the first one is": ("in_own_block ^ (32 * eight_of_block)", "in_own_block"),
+    "prepare: no keys for the next kernel": ("store_tiles(chunk, job.keys + of_head, keys);", ""),
     "prepare: the wrong sign below the blocks": ("-product[2 * pair] * gains.x", "product[2 * pair] * gains.x"),
     "prepare: the gain of another head": ("kGainsAt + 4 * (member * kChunk + column)", "kGainsAt + 4 * column"),
 }
