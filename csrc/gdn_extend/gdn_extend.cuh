@@ -305,12 +305,6 @@ __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.a
 
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 
-// waits until at most kLeft committed groups are in flight
-template <int kLeft>
-__device__ __forceinline__ void wgmma_wait() {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
-}
-
 #define BCG_16(d, i)                                                                                            \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
         "+f"(d[i + 7]), "+f"(d[i + 8]), "+f"(d[i + 9]), "+f"(d[i + 10]), "+f"(d[i + 11]), "+f"(d[i + 12]),      \
@@ -322,6 +316,25 @@ __device__ __forceinline__ void wgmma_wait() {
     BCG_32_REGISTERS                                                                                              \
     ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, " \
     "%53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+
+// what computes these values stays above this place, and what reads them below it
+template <int kCount>
+__device__ __forceinline__ void pin(float (&values)[kCount]) {
+#pragma unroll
+    for (int each = 0; each < kCount; ++each) asm volatile("" : "+f"(values[each]));
+}
+template <int kCount>
+__device__ __forceinline__ void pin(u32 (&values)[kCount]) {
+#pragma unroll
+    for (int each = 0; each < kCount; ++each) asm volatile("" : "+r"(values[each]));
+}
+
+// waits until at most kLeft committed groups are in flight, and none of them accumulates into d
+template <int kLeft, int... kSizes>
+__device__ __forceinline__ void wgmma_wait(float (&... d)[kSizes]) {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");
+    (pin(d), ...);
+}
 
 // both operands in shared memory
 #define BCG_WGMMA_SS(kind)                                                                                             \
@@ -579,12 +592,13 @@ __device__ __forceinline__ void begin_chunk(float (&n)[32], u32 tiles, int of_va
     wgmma_commit();
 }
 
-// d = S k^T or S q^T, for every token of the chunk
-template <bool kBf16>
+// d = S k^T or S q^T, for every token of the chunk, or the steps from kBegin to kEnd of it
+constexpr int kLookUpSteps = kKeys / 16;
+template <bool kBf16, int kBegin = 0, int kEnd = kLookUpSteps>
 __device__ __forceinline__ void look_up(float (&d)[32], const u32 (&S)[32], u32 tiles) {
     const u64 all = descriptor(tiles);
 #pragma unroll
-    for (int step = 0; step < kKeys / 16; ++step) {
+    for (int step = kBegin; step < kEnd; ++step) {
         const u64 right = further(all, step / 4 * (kTile / 16) + step % 4 * kAlongRow);
         wgmma_m64n64k16<kBf16, false>(d, &S[4 * step], right, step > 0);
     }
@@ -601,32 +615,35 @@ __device__ __forceinline__ void add_product(float (&d)[32], const u32 (&left)[16
     wgmma_commit();
 }
 
+// -exp(G) of a thread's tokens
+__device__ __forceinline__ void load_decays(float2 (&minus)[kEights], u32 decays) {
+#pragma unroll
+    for (int eight = 0; eight < kEights; ++eight) minus[eight] = shared_pair(decays + 32 * eight);
+}
+
 // n -= (exp(G) known) T^T, with known = S k^T: now n = r T^T
 template <bool kBf16>
 __device__ __forceinline__ void correct(float (&n)[32], const float (&known)[32], u32 (&left)[16], u32 tiles,
-                                        u32 decays) {
+                                        const float2 (&minus)[kEights]) {
 #pragma unroll
     for (int eight = 0; eight < kEights; ++eight) {
-        const float2 minus = shared_pair(decays + 32 * eight);
-        left[2 * eight] = halves<kBf16>(known[4 * eight] * minus.x, known[4 * eight + 1] * minus.y);
-        left[2 * eight + 1] = halves<kBf16>(known[4 * eight + 2] * minus.x, known[4 * eight + 3] * minus.y);
+        left[2 * eight] = halves<kBf16>(known[4 * eight] * minus[eight].x, known[4 * eight + 1] * minus[eight].y);
+        left[2 * eight + 1] =
+            halves<kBf16>(known[4 * eight + 2] * minus[eight].x, known[4 * eight + 3] * minus[eight].y);
     }
     wgmma_fence();
     add_product<kBf16>(n, left, tiles + kInverseTile);
 }
 
-// S += (exp(G_last - G) n) k; also rounds n itself, for finish()
+// S += (exp(G_last - G) n) k
 template <bool kBf16>
-__device__ __forceinline__ void learn(float (&S)[64], const float (&n)[32], u32 (&left)[16], u32 (&rounded)[16],
-                                      u32 tiles, u32 decays) {
+__device__ __forceinline__ void learn(float (&S)[64], const float (&n)[32], u32 (&left)[16], u32 tiles, u32 decays) {
 #pragma unroll
     for (int eight = 0; eight < kEights; ++eight) {
         const float2 to_end = shared_pair(decays + 4 * kChunk + 32 * eight);
         const float* const four = &n[4 * eight];
         left[2 * eight] = halves<kBf16>(four[0] * to_end.x, four[1] * to_end.y);
         left[2 * eight + 1] = halves<kBf16>(four[2] * to_end.x, four[3] * to_end.y);
-        rounded[2 * eight] = halves<kBf16>(four[0], four[1]);
-        rounded[2 * eight + 1] = halves<kBf16>(four[2], four[3]);
     }
     wgmma_fence();
     const u64 keys = descriptor(tiles + kKeyTiles);
@@ -637,36 +654,32 @@ __device__ __forceinline__ void learn(float (&S)[64], const float (&n)[32], u32 
     wgmma_commit();
 }
 
-// o = exp(G) o + n P^T, with o = S q^T of the state before the chunk: now o is the output
-template <bool kBf16>
-__device__ __forceinline__ void finish(float (&o)[32], const u32 (&n)[16], u32 tiles, u32 decays) {
+// o *= exp(G)
+__device__ __forceinline__ void decay(float (&o)[32], const float2 (&minus)[kEights]) {
 #pragma unroll
-    for (int eight = 0; eight < kEights; ++eight) {
-        const float2 minus = shared_pair(decays + 32 * eight);
-        o[4 * eight] *= -minus.x;
-        o[4 * eight + 1] *= -minus.y;
-        o[4 * eight + 2] *= -minus.x;
-        o[4 * eight + 3] *= -minus.y;
-    }
-    wgmma_fence();
-    add_product<kBf16>(o, n, tiles + kScoreTile);
+    for (int each = 0; each < 32; ++each) o[each] *= each % 2 ? -minus[each / 4].y : -minus[each / 4].x;
 }
 
-// Consumer warpgroup: one part of a head, chunk after chunk. Steady state from chunk t to t + 1, a wgmma group a line;
-// beside it, what the warps do while it and the groups above it, down to the last wait, are in flight:
+// Consumer warpgroup: one part of a head, chunk after chunk. Steady state of chunk t, a wgmma group a line; beside it,
+// what the warps do while it and the groups above it, down to the last wait, are in flight:
 //
-//   learn(t)            S += (exp(G_last - G) n) k       wait for chunk t + 1 in the ring
-//   begin_chunk(t + 1)  n = v T^T
-//   -- wgmma_wait<1>: S is there, n in flight
-//   finish(t)           o = exp(G) o + n P^T             store a checkpoint of S, round S to halves
-//   -- wgmma_wait<0>: o and n are there
-//   look_up(t + 1)      known = S k^T                    store the output of t, free its stage
-//   look_up(t + 1)      o = S q^T
+//   look_up(t)          known = S k^T                    store the output of t - 1, free its stage
+//   look_up(t)          o = S q^T, first half
 //   -- wgmma_wait<1>: known is there, o in flight
-//   correct(t + 1)      n -= (exp(G) known) T^T          scale S by exp(G_last)
-//   -- wgmma_wait<0>: n and o are there
+//   correct(t)          n -= (exp(G) known) T^T
+//   look_up(t)          o += S q^T, second half          scale S by exp(G_last)
+//   -- wgmma_wait<1>: n is there, o in flight
+//   learn(t)            S += (exp(G_last - G) n) k       round n to halves, wait for chunk t + 1 in the ring
+//   -- wgmma_wait<0>: S and o are there
+//   begin_chunk(t + 1)  n = v T^T                        round S to halves, store a checkpoint, scale o by exp(G)
+//   add_product(t)      o += n P^T
+//   -- wgmma_wait<0>: o and n are there, round the output to halves
 //
-// S can be rounded, stored and scaled beside these groups because they read its rounded copy.
+// S can be scaled beside the look-ups because they read its rounded copy. The queries are looked up in two halves so
+// that products are in flight both while known and while n becomes the next left operand. Some release of ptxas
+// serialises every product with more in flight over the wait for S, or if the next chunk still reads o. ptxas also
+// moves arithmetic past a wait unless there is a branch in between: so S is rounded before the branch of the
+// checkpoint.
 template <bool kBf16>
 __device__ __forceinline__ void compute(const GdnAdvance& job, const Cut& cut, int own_part) {
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x % kGroup / kWarp;
@@ -674,6 +687,7 @@ __device__ __forceinline__ void compute(const GdnAdvance& job, const Cut& cut, i
     const int of_values = kValueTiles + own_part * kTile;
     Pipeline pipe;
     float S[64], known[32], n[32], o[32];
+    float2 minus[kEights];
     u32 rounded[32], left[16], right[16];
     for (int number = blockIdx.x; number < cut.items; number += gridDim.x) {
         const Item item(job, cut, number);
@@ -686,51 +700,58 @@ __device__ __forceinline__ void compute(const GdnAdvance& job, const Cut& cut, i
         if (item.track_slot >= 0 && item.checkpoint == item.begin) store_state(checkpoint, S);
         round<kBf16>(rounded, S);
         u32 tiles = cut.tiles(pipe.stage), decays = cut.decays(pipe.stage);
+        u32 tiles_before = 0, empty_before = 0;
         mbarrier_wait(cut.full(pipe.stage), pipe.phase);
         fence_proxy_async();
         wgmma_fence();
         begin_chunk<kBf16>(n, tiles, of_values);
-        look_up<kBf16>(known, rounded, tiles + kKeyTiles);
-        look_up<kBf16>(o, rounded, tiles + kQueryTiles);
-        wgmma_wait<1>();
-        correct<kBf16>(n, known, left, tiles, decays + 4 * own_column);
-        scale(S, shared_float(decays + 8 * kChunk));
-        wgmma_wait<0>();
+        wgmma_wait<0>(n);
         int first_row = item.begin;
-        for (; first_row + kChunk < item.stop; first_row += kChunk) {
-            learn<kBf16>(S, n, left, right, tiles, decays + 4 * own_column);
-            const u32 tiles_before = tiles, decays_before = decays, empty_before = cut.empty(pipe.stage);
+        for (;; first_row += kChunk) {
+            wgmma_fence();
+            look_up<kBf16>(known, rounded, tiles + kKeyTiles);
+            wgmma_fence();
+            look_up<kBf16, 0, kLookUpSteps / 2>(o, rounded, tiles + kQueryTiles);
+            if (first_row > item.begin) {
+                store_output(job, item, right, tiles_before + of_values, part, first_row - kChunk);
+                if (lane == 0) mbarrier_arrive(empty_before);
+            }
+            load_decays(minus, decays + 4 * own_column);
+            wgmma_wait<1>(known);
+            correct<kBf16>(n, known, left, tiles, minus);
+            look_up<kBf16, kLookUpSteps / 2>(o, rounded, tiles + kQueryTiles);
+            scale(S, shared_float(decays + 8 * kChunk));
+            wgmma_wait<1>(n);
+            learn<kBf16>(S, n, left, tiles, decays + 4 * own_column);
+            round<kBf16>(right, n);
+            tiles_before = tiles;
+            empty_before = cut.empty(pipe.stage);
             pipe.advance(cut.stages);
+            if (first_row + kChunk >= item.stop) break;
             tiles = cut.tiles(pipe.stage);
             decays = cut.decays(pipe.stage);
             mbarrier_wait(cut.full(pipe.stage), pipe.phase);
             fence_proxy_async();
+            wgmma_wait<0>(o, S);
             wgmma_fence();
             begin_chunk<kBf16>(n, tiles, of_values);
-            wgmma_wait<1>();
-            finish<kBf16>(o, right, tiles_before, decays_before + 4 * own_column);
-            if (item.track_slot >= 0 && item.checkpoint == first_row + kChunk) store_state(checkpoint, S);
             round<kBf16>(rounded, S);
-            wgmma_wait<0>();
+            pin(rounded);
+            if (item.track_slot >= 0 && item.checkpoint == first_row + kChunk) store_state(checkpoint, S);
+            decay(o, minus);
+            wgmma_fence();
+            add_product<kBf16>(o, right, tiles_before + kScoreTile);
+            wgmma_wait<0>(o, n);
             round<kBf16>(right, o);
-            wgmma_fence();
-            look_up<kBf16>(known, rounded, tiles + kKeyTiles);
-            store_output(job, item, right, tiles_before + of_values, part, first_row);
-            if (lane == 0) mbarrier_arrive(empty_before);
-            wgmma_fence();
-            look_up<kBf16>(o, rounded, tiles + kQueryTiles);
-            wgmma_wait<1>();
-            correct<kBf16>(n, known, left, tiles, decays + 4 * own_column);
-            scale(S, shared_float(decays + 8 * kChunk));
-            wgmma_wait<0>();
         }
-        learn<kBf16>(S, n, left, right, tiles, decays + 4 * own_column);
-        finish<kBf16>(o, right, tiles, decays + 4 * own_column);
-        wgmma_wait<0>();
+        wgmma_wait<0>(o, S);
+        decay(o, minus);
+        wgmma_fence();
+        add_product<kBf16>(o, right, tiles + kScoreTile);
+        wgmma_wait<0>(o);
         round<kBf16>(right, o);
         store_output(job, item, right, tiles + of_values, part, first_row);
-        if (lane == 0) mbarrier_arrive(cut.empty(pipe.stage));
-        pipe.advance(cut.stages);
+        if (lane == 0) mbarrier_arrive(empty_before);
         if (item.track_slot >= 0 && item.checkpoint == item.stop) store_state(checkpoint, S);
         store_state(state, S);
     }
@@ -1126,7 +1147,7 @@ __device__ __forceinline__ void invert(u32 memory) {
                                                 further(below, step * kSixteenRows), step > 2);
         }
         wgmma_commit();
-        wgmma_wait<0>();
+        wgmma_wait<0>(product);
 #pragma unroll
         for (int pair = 0; pair < 8; ++pair) left[pair] = halves<false>(product[2 * pair], product[2 * pair + 1]);
         wgmma_fence();
@@ -1135,7 +1156,7 @@ __device__ __forceinline__ void invert(u32 memory) {
             wgmma_m64n64k16<false, true>(product, &left[4 * step], further(inverse, step * kSixteenRows), step > 0);
         }
         wgmma_commit();
-        wgmma_wait<0>();
+        wgmma_wait<0>(product);
         if (16 * warp >= kBlock) {
 #pragma unroll
             for (int pair = 0; pair < 8; ++pair) {
@@ -1218,7 +1239,7 @@ __device__ __forceinline__ void make_matrices(const GdnPrepare& job, int number,
             store_tiles(chunk, job.queries + of_head, queries);
             store_tiles(chunk, job.keys + of_head, keys);
         }
-        wgmma_wait<0>();
+        wgmma_wait<0>(kk, qk);
         // its barrier also ends the products' reads of the tiles that are written next
         gate<kBf16>(job, chunk, number, head, heads, memory);
         __syncthreads();

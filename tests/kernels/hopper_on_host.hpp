@@ -282,9 +282,13 @@ inline void wgmma_commit() {
     mine.open.clear();
 }
 
-template <int kLeft>
-void wgmma_wait() {
+template <int kCount, typename T>
+void pin(T (&)[kCount]) {}
+
+template <int kLeft, int... kSizes>
+void wgmma_wait(float (&... d)[kSizes]) {
     host::wait_for(kLeft);
+    if ((host::products[threadIdx.x].hidden.count(d) + ... + 0)) host::stop("an accumulator is still in flight");
     // a warp waits as one
     host::meet(host::own_warp(), "wgmma.wait_group");
 }

@@ -239,10 +239,10 @@ MUTANTS = {
     "advance: a chunk is read before it is there": ("mbarrier_wait(cut.full(pipe.stage), pipe.phase);", ""),
     "advance: a chunk is overwritten while it is read": ("mbarrier_wait(cut.empty(pipe.stage), pipe.phase ^ 1);", ""),
     "advance: a place is given back early": (
-        "store_output(job, item, right, tiles_before + of_values, part, first_row); "
+        "store_output(job, item, right, tiles_before + of_values, part, first_row - kChunk); "
         "if (lane == 0) mbarrier_arrive(empty_before);",
         "if (lane == 0) mbarrier_arrive(empty_before); "
-        "store_output(job, item, right, tiles_before + of_values, part, first_row);",
+        "store_output(job, item, right, tiles_before + of_values, part, first_row - kChunk);",
     ),
     "advance: the ring never begins a new round": ("phase ^= 1;", ""),
     "advance: a tile where another one is": ("kScoreTile = 5 * kTile", "kScoreTile = 4 * kTile"),
@@ -253,10 +253,19 @@ MUTANTS = {
     "advance: a checkpoint a chunk early": ("item.checkpoint == first_row + kChunk", "item.checkpoint == first_row"),
     "advance: no checkpoint at the end": ("item.checkpoint == item.stop", "false"),
     "advance: a state that forgets nothing": ("scale(S, shared_float(decays + 8 * kChunk));", ""),
-    "advance: the next chunk's decays": ("decays_before + 4 * own_column", "decays + 4 * own_column"),
-    "advance: a product that is not waited for": (
-        "wgmma_wait<0>(); round<kBf16>(right, o);",
-        "wgmma_wait<1>(); round<kBf16>(right, o);",
+    "advance: the decays of another thread's tokens": (
+        "load_decays(minus, decays + 4 * own_column);",
+        "load_decays(minus, decays);",
+    ),
+    "advance: a product that is not waited for": ("wgmma_wait<0>(o, n);", "wgmma_wait<1>();"),
+    "advance: an accumulator that is still in flight": ("wgmma_wait<1>(n);", "wgmma_wait<1>(n, o);"),
+    "advance: half of the queries looked up twice": (
+        "look_up<kBf16, kLookUpSteps / 2>(o,",
+        "look_up<kBf16, 0, kLookUpSteps / 2>(o,",
+    ),
+    "advance: an output that is rounded early": (
+        "wgmma_wait<0>(o, n); round<kBf16>(right, o);",
+        "round<kBf16>(right, o); wgmma_wait<0>(o, n);",
     ),
     "prepare: a window that stays as it was": ("own[past * job.conv_past] = after[past];", ""),
     "prepare: one input for another": ("inputs[(number + each) % kWidth]", "inputs[(number + each + 1) % kWidth]"),
