@@ -157,6 +157,28 @@ def test_a_source_that_does_not_compile_is_a_reason_with_the_log(
     assert "cannot compile small.cuh" in answer.reason and '"undeclared" is undefined' in answer.reason
 
 
+SPILLING = """extern "C" __global__ void __launch_bounds__(1024, 2) kernel(volatile float* x) {
+    float found[96];
+#pragma unroll
+    for (int each = 0; each < 96; ++each) found[each] = x[each];
+#pragma unroll
+    for (int each = 0; each < 96; ++each) x[each] = found[95 - each];
+}
+"""
+
+
+def test_slow_code_is_a_reason_every_time(
+    small: program.Program, nvrtc_13: nvrtc.Compiler, fake_driver: ctypes.CDLL, tmp_path: pathlib.Path
+) -> None:
+    small.file.write_text(SPILLING)
+    for _ in range(2):
+        answer = program.ready(lambda: program.machine_code(small, HOPPER, 13))
+        assert isinstance(answer, Rejected)
+        assert "makes slow code of small.cuh: ptxas warning : Registers are spilled" in answer.reason
+        assert "in function 'kernel'" in answer.reason and answer.reason.endswith("nvidia-cuda-nvrtc of CUDA 13")
+    assert not (tmp_path / "cache" / "cubins").exists()
+
+
 def test_no_compiler_is_a_reason(
     small: program.Program, fake_driver: ctypes.CDLL, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

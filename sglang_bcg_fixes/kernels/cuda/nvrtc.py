@@ -13,11 +13,15 @@ import dataclasses
 import functools
 import importlib.util
 import pathlib
+import re
 import sys
 from collections.abc import Iterator, Sequence
 
 # nvcc writes the same machine code from these; line numbers cost nothing at run time and serve ncu and the sanitizer
 OPTIONS = ("--std=c++17", "--generate-line-info")
+# serialised products are told without being asked for
+WARN_OF_SPILLS = "--ptxas-options=--warn-on-spills"
+SLOW = re.compile(r"^.*(?:Registers are spilled|wgmma\.mma_async instructions are serialized).*$", re.MULTILINE)
 # conda's environment, an installed toolkit
 OTHER_FOLDERS = (pathlib.Path(sys.prefix) / "lib", pathlib.Path("/usr/local/cuda/lib64"))
 
@@ -76,6 +80,11 @@ class Compiler:
         describe.restype = ctypes.c_char_p
         text: bytes = describe(code)
         return text.decode()
+
+
+def slow_code(log: str) -> list[str]:
+    """Lines of a log that tell of right but slow code: spilled registers, or products that wait for one another."""
+    return SLOW.findall(log)
 
 
 def dotted(version: tuple[int, int]) -> str:

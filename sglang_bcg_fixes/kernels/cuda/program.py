@@ -111,7 +111,7 @@ def machine_code(program: Program, capability: Capability, cuda_major: int) -> M
     if capability[0] * 10 + capability[1] not in compiler.architectures():
         known = f"NVRTC {nvrtc.dotted(compiler.version)} ({compiler.file})"
         raise Unavailable(f"{known} does not know {target}; install the nvidia-cuda-nvrtc of a later CUDA {cuda_major}")
-    options = [f"--gpu-architecture={target}", *nvrtc.OPTIONS]
+    options = [f"--gpu-architecture={target}", *nvrtc.OPTIONS, nvrtc.WARN_OF_SPILLS]
     source, made_with = program.source(), f"{nvrtc.dotted(compiler.version)} {driver.version()}"
     name = cubins.key(program.header, source, *options, made_with)
     try:
@@ -122,7 +122,13 @@ def machine_code(program: Program, capability: Capability, cuda_major: int) -> M
     if kept:
         return MachineCode(kept, f"{target}, compiled earlier, from {folder / name}")
     started = time.perf_counter()
-    cubin, _ = compiler.cubin(source, program.header, options)
+    cubin, log = compiler.cubin(source, program.header, options)
+    slow = nvrtc.slow_code(log)
+    if slow:
+        # nor is it kept: every process has to learn of it
+        by = f"NVRTC {nvrtc.dotted(compiler.version)} ({compiler.file})"
+        advice = f"install another nvidia-cuda-nvrtc of CUDA {cuda_major}"
+        raise Unavailable(f"{by} makes slow code of {program.header}: {slow[0]}; {advice}")
     made = f"{target}, compiled by NVRTC {nvrtc.dotted(compiler.version)} in {time.perf_counter() - started:.2f} s"
     try:
         cubins.keep(folder, name, cubin)
