@@ -28,7 +28,18 @@ from sglang_bcg_fixes.lab.bench import gdn_layer, timing
 from sglang_bcg_fixes.lab.bench.rows import GREEN, RED
 from sglang_bcg_fixes.lab.verify import environment
 
-CASES = ((256, 1), (256, 16), (256, 64), (1024, 1), (1024, 64), (4096, 1), (8192, 8), (16384, 1), (16384, 16))
+CASES = (
+    (256, 1),
+    (256, 16),
+    (256, 64),
+    (1024, 1),
+    (1024, 64),
+    (4096, 1),
+    (8192, 1),
+    (8192, 8),
+    (16384, 1),
+    (16384, 16),
+)
 AS_IT_IS, CHOSEN, FEW_TABLES = "as it is", "chosen", "chosen, tables for these sequences only"
 CHANGES: tuple[dict[str, Any], ...] = (
     {"prepare_registers": None},

@@ -39,7 +39,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="layers on FlashInfer's kernel too; it may compile for ten minutes",
     )
     command.add_argument("--quick", action="store_true", help="few sizes and few rounds")
-    command.add_argument("--shapes", default=",".join(gdn_layer.SHAPES), metavar="A,B", help="default: %(default)s")
+    shapes = f"default: %(default)s; also {', '.join(gdn_layer.BY_NAME)}"
+    command.add_argument("--shapes", default=",".join(gdn_layer.BY_DEFAULT), metavar="A,B", help=shapes)
     command.add_argument("--model", default=model.NAME, choices=list(servers.CASES), help="of the servers")
     command.add_argument(
         "--arms", default=",".join(servers.ARMS), metavar="A,B", help="of the servers (default: %(default)s)"

@@ -58,7 +58,17 @@ class Shape:
 
 
 # both have layers of the same size
-SHAPES = {"qwen3_next": Shape(36), "qwen3_5_4b": Shape(24)}
+BY_DEFAULT = {"qwen3_next": Shape(36), "qwen3_5_4b": Shape(24)}
+# other ratios of value heads to key heads, and what one GPU has of larger models under tensor parallelism
+BY_NAME = {
+    "qwen3_5_2b": Shape(18, 16, 16),
+    "qwen3_5_27b": Shape(48, 16, 48),
+    "qwen3_next_tp2": Shape(36, 8, 16),
+    "qwen3_next_tp4": Shape(36, 4, 8),
+    "qwen3_next_tp8": Shape(36, 2, 4),
+    "qwen3_5_397b_tp8": Shape(45, 2, 8),
+}
+SHAPES = BY_DEFAULT | BY_NAME
 
 
 def floor_us(shape: Shape, tokens: int, sequences: int, gpu: str) -> float | None:
