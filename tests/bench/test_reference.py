@@ -44,11 +44,15 @@ def naive(inputs: reference.Inputs) -> reference.Results:
     return reference.Results(torch.stack(outputs), torch.stack(windows), torch.stack(states))
 
 
+@pytest.mark.parametrize(("kind", "least"), [(None, 1e-5), (torch.float64, 1e-12)], ids=str)
 @pytest.mark.parametrize("lengths", [[1], [9], [4, 4], [2, 17, 1, 5]], ids=str)
-def test_reference_is_the_recurrence(lengths: list[int]) -> None:
+def test_reference_is_the_recurrence(lengths: list[int], kind: torch.dtype | None, least: float) -> None:
     inputs = gdn_layer.Problem(SHAPE, lengths, "cpu").inputs
-    errors = reference.errors(reference.recurrent(inputs), naive(inputs))
-    assert errors["conv"] == 0 and max(errors.values()) < 1e-5, errors
+    found, wanted = reference.recurrent(inputs, kind), naive(inputs)
+    assert reference.errors(found, wanted)["conv"] == 0
+    for one, other in ((found.output, wanted.output), (found.state, wanted.state)):
+        assert one.dtype == (kind or torch.float32)
+        assert float((one - other).norm() / other.norm()) < least
 
 
 def test_what_is_no_number_or_worse_than_sglang_is_wrong() -> None:

@@ -30,6 +30,24 @@ class After:
     conv: Any
     state: Any
 
+    def of_rank(self, number: int, ranks: int, whole: Shape) -> After:
+        return After(
+            of_rank(self.output, 1, number, ranks),
+            channels_of_rank(self.conv, 1, whole, number, ranks),
+            of_rank(self.state, 1, number, ranks),
+        )
+
+
+def of_rank(tensor: Any, dimension: int, number: int, ranks: int) -> Any:
+    return tensor.chunk(ranks, dimension)[number].contiguous()
+
+
+def channels_of_rank(tensor: Any, dimension: int, whole: Shape, number: int, ranks: int) -> Any:
+    """A rank's channels: its queries, its keys and its values, each of them a part of all."""
+    of_keys, of_values = whole.key_heads * whole.keys, whole.value_heads * whole.values
+    parts = tensor.split([of_keys, of_keys, of_values], dimension)
+    return torch.cat([of_rank(each, dimension, number, ranks) for each in parts], dimension)
+
 
 @dataclasses.dataclass(frozen=True)
 class Step:
@@ -73,6 +91,31 @@ class Step:
             mixed_qkv=self.mixed_qkv[rows],
             a=self.a[rows],
             b=self.b[rows],
+        )
+
+    def rank(self, number: int, ranks: int) -> Step:
+        """Extract the heads that one of several ranks has under tensor parallelism."""
+        whole = self.shape
+        shape = dataclasses.replace(whole, key_heads=whole.key_heads // ranks, value_heads=whole.value_heads // ranks)
+
+        def heads(tensor: Any) -> Any:
+            return of_rank(tensor, -1, number, ranks)
+
+        def channels(tensor: Any, dimension: int) -> Any:
+            return channels_of_rank(tensor, dimension, whole, number, ranks)
+
+        return dataclasses.replace(
+            self,
+            shape=shape,
+            mixed_qkv=channels(self.mixed_qkv, 1),
+            a=heads(self.a),
+            b=heads(self.b),
+            conv_weights=channels(self.conv_weights, 0),
+            bias=None if self.bias is None else channels(self.bias, 0),
+            A_log=heads(self.A_log),
+            dt_bias=heads(self.dt_bias),
+            conv=channels(self.conv, 1),
+            state=of_rank(self.state, 1, number, ranks),
         )
 
     @property
@@ -233,7 +276,7 @@ class Launched:
         return self.after()
 
 
-def wanted(step: Step, lengths: Sequence[int] | None = None) -> reference.Results:
+def wanted(step: Step, lengths: Sequence[int] | None = None, kind: Any = None) -> reference.Results:
     """Run the reference on the sequences with work, in order, on their first `lengths` tokens."""
     taken = step.with_work
     slots = [step.slots[number] for number in taken]
@@ -258,8 +301,23 @@ def wanted(step: Step, lengths: Sequence[int] | None = None) -> reference.Result
             conv=step.conv[slots].masked_fill(fresh[:, None, None], 0),
             state=step.state[slots],
             bias=step.bias,
-        )
+        ),
+        kind,
     )
+
+
+def of_each_head(step: Step, after: After) -> dict[str, Any]:
+    """RMS(error) / RMS(reference) of every head of every sequence of one length, against fp64."""
+    exact, shape = wanted(step, kind=torch.float64), step.shape
+    output = (len(step.lengths), step.lengths[0], shape.value_heads, shape.values)
+    pairs = {
+        "output": (after.output[: step.tokens].view(output).transpose(1, 2), exact.output.view(output).transpose(1, 2)),
+        "state": (after.state[step.slots], exact.state),
+    }
+    return {
+        name: ((got - right).square().mean((2, 3)) / right.square().mean((2, 3))).sqrt().flatten()
+        for name, (got, right) in pairs.items()
+    }
 
 
 def same_bits(one: Any, other: Any) -> bool:

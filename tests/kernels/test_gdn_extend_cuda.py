@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import gdn_extend
 from sglang_bcg_fixes.kernels.cuda import nvrtc
 from sglang_bcg_fixes.kernels.gdn_extend import Shape, cuda, metadata, reference, triton
 from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
@@ -108,14 +109,40 @@ def test_steps(name: str, span: int | None, host: cuda.Kernels) -> None:
     assert faults(step(lengths, **options), dataclasses.replace(AROUND, span=span)) == []
 
 
-@pytest.mark.parametrize("heads", [(1, 1), (1, 3), (2, 4)], ids=str)
+@pytest.mark.parametrize("heads", [(1, 1), (1, 3), (2, 2), (2, 4), (2, 6), (2, 8), (4, 8)], ids=str)
 def test_other_numbers_of_heads(heads: tuple[int, int], host: cuda.Kernels) -> None:
     assert faults(step([70, 5], Shape(*heads, 128, 128, 4), fresh=[1])) == []
+
+
+@pytest.mark.parametrize(("heads", "ranks"), [((8, 16), 4), ((2, 8), 2), ((3, 9), 3), ((4, 4), 2)], ids=str)
+def test_a_rank_has_the_bits_of_its_heads_in_the_whole_layer(
+    heads: tuple[int, int], ranks: int, kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda, "on_device", lambda device: kernels)
+    whole = step([66, 2], Shape(*heads, 128, 128, 4), fresh=[1], tracked={0: 65}, bias=True)
+    after = run(whole)
+    for number in {0, ranks - 1}:
+        own, of_rank = run(whole.rank(number, ranks)), after.of_rank(number, ranks, whole.shape)
+        assert cases.differences(own, of_rank, len(own.output)) == []
 
 
 def test_in_bfloat16(host: cuda.Kernels) -> None:
     # a few numbers: one of them may be rounded badly and be half of a result
     assert faults(step([3, 130], dtype=torch.bfloat16), tolerance=2 * reference.TOLERANCE) == []
+
+
+def test_heads_that_hardly_forget_are_held_against_fp64(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "on_device", lambda device: kernels)
+    found = gdn_extend.hardly_forget(130, cuda, "cpu", seeds=2)
+    assert all(0.001 < each["median"] <= each["worst"] < reference.TOLERANCE for each in found.values()), found
+    step = cases.draw(SHAPE, [3, 3], device="cpu", dtype=torch.float16, gates="near 0")
+    after = run(step, cases.Surroundings())
+    after.output[3, 1] = float("nan")
+    after.state[step.slots[0], 0] *= 1.5
+    heads = cases.of_each_head(step, after)
+    # by sequence, then by head
+    assert heads["output"].isnan().tolist() == [False, False, False, True]
+    assert [round(each, 2) for each in heads["state"].tolist()] == [0.5, 0, 0, 0]
 
 
 def test_weights_of_gates_in_either_type(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:

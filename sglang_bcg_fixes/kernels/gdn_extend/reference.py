@@ -45,26 +45,30 @@ class Inputs:
     bias: Any = None
 
 
-def recurrent(inputs: Inputs) -> Results:
-    """Run all sequences in parallel, token by token; the shorter ones are masked at their end."""
+def recurrent(inputs: Inputs, kind: Any = None) -> Results:
+    """Run all sequences in parallel, token by token; the shorter ones are masked at their end.
+
+    In fp32, or in the dtype `kind`: in fp64 its own rounding does not count, however long the sequences are.
+    """
     import torch
     from torch.nn import functional
 
+    kind = kind or torch.float32
     heads, size = inputs.state.shape[1], inputs.state.shape[3]
     lengths = torch.tensor(inputs.lengths, device=inputs.state.device)
 
     def side_by_side(tensor: Any) -> Any:
-        return torch.nn.utils.rnn.pad_sequence(tensor.float().split(list(inputs.lengths)), batch_first=True)
+        return torch.nn.utils.rnn.pad_sequence(tensor.to(kind).split(list(inputs.lengths)), batch_first=True)
 
     mixed, windows = [], []
-    for before, after in zip(inputs.conv.float(), inputs.mixed_qkv.float().split(list(inputs.lengths)), strict=True):
+    for before, after in zip(inputs.conv.to(kind), inputs.mixed_qkv.to(kind).split(list(inputs.lengths)), strict=True):
         window = torch.cat([before, after.T], 1)
         # not torch's convolution, which may use TF32
         width = inputs.conv_weights.shape[1]
         taps = torch.stack([window[:, tap : tap + len(after)] for tap in range(width)], -1)
-        convolved = (taps * inputs.conv_weights.float()[:, None]).sum(-1)
+        convolved = (taps * inputs.conv_weights.to(kind)[:, None]).sum(-1)
         if inputs.bias is not None:
-            convolved = convolved + inputs.bias.float()[:, None]
+            convolved = convolved + inputs.bias.to(kind)[:, None]
         mixed.append(functional.silu(convolved).T)
         windows.append(window[:, -before.shape[1] :])
     query, key, value = side_by_side(torch.cat(mixed)).split(
@@ -78,10 +82,12 @@ def recurrent(inputs: Inputs) -> Results:
 
     query, key = of_every_value_head(query) * size**-0.5, of_every_value_head(key)
     value = value.unflatten(-1, (heads, -1))
-    decay = side_by_side(-inputs.A_log.float().exp() * functional.softplus(inputs.a.float() + inputs.dt_bias.float()))
+    decay = side_by_side(
+        -inputs.A_log.to(kind).exp() * functional.softplus(inputs.a.to(kind) + inputs.dt_bias.to(kind))
+    )
     decay, gain = decay.exp(), side_by_side(inputs.b).sigmoid()
     ragged = len(set(inputs.lengths)) > 1
-    state, output = inputs.state.float().clone(), torch.zeros_like(value)
+    state, output = inputs.state.to(kind).clone(), torch.zeros_like(value)
     for step in range(max(inputs.lengths)):
         before = state
         state = state * decay[:, step, :, None, None]
