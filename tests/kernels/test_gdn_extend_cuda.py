@@ -9,17 +9,19 @@ import pathlib
 import re
 import struct
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 
-from benchmarks import gdn_extend
+from benchmarks import gdn_extend, gdn_tuning, gdn_variants
 from sglang_bcg_fixes.kernels.cuda import nvrtc
 from sglang_bcg_fixes.kernels.gdn_extend import Shape, cuda, metadata, reference, triton
 from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
+from sglang_bcg_fixes.lab.bench import gdn_layer, timing
 from sglang_bcg_fixes.model import Rejected
+from tests.bench.cpu_device import Cpu, once
 from tests.kernels import gdn_extend_cases as cases
 from tests.kernels import headers, on_host
 from tests.kernels.gdn_extend_on_host import FEW_BLOCKS, HOST, SIGNATURES, TEXT, build, device
@@ -143,6 +145,38 @@ def test_heads_that_hardly_forget_are_held_against_fp64(kernels: cuda.Kernels, m
     # by sequence, then by head
     assert heads["output"].isnan().tolist() == [False, False, False, True]
     assert [round(each, 2) for each in heads["state"].tolist()] == [0.5, 0, 0, 0]
+
+
+class Replaying(Cpu):
+    """Replays a capture with the kernels that it was made with, as a graph does."""
+
+    def capture(self, work: Callable[[], object]) -> Callable[[], object]:
+        own = cuda.on_device(0)
+
+        def replay() -> None:
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(cuda, "on_device", lambda device: own)
+                work()
+
+        return replay
+
+
+def test_only_variants_that_are_right_and_well_compiled_are_timed(
+    kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "in_turn", lambda arms, rounds, warm_up: once(arms, rounds))
+    nothing = {kind: lambda *_: None for kind in kernels.advance}
+    variants = {
+        "right": gdn_variants.Variant("", kernels, []),
+        "the same": gdn_variants.Variant("", kernels, []),
+        "slow": gdn_variants.Variant("", kernels, ["Registers are spilled"]),
+        "does nothing": gdn_variants.Variant("", dataclasses.replace(kernels, advance=nothing), []),
+    }
+    shape = gdn_layer.Shape(1, 1, 1)
+    rows = {row["variant"]: row for row in gdn_variants.case_of(variants, "tiny", shape, [3, 3], Replaying(), 5)}
+    assert {name for name, row in rows.items() if gdn_tuning.LAYER in row} == {"right", "the same"}
+    assert rows["slow"]["why"] == "Registers are spilled" and "output by" in rows["does nothing"]["why"]
+    assert [row["bits of the first"] for row in rows.values()] == [True, True, True, False]
 
 
 def test_weights_of_gates_in_either_type(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:

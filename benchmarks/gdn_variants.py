@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Several sources of the CUDA form beside one another on a GPU: times, errors, and whether they have the same bits.
+
+    git show main:csrc/gdn_extend/gdn_extend.cuh > before.cuh
+    python benchmarks/gdn_variants.py before=before.cuh now=csrc/gdn_extend/gdn_extend.cuh --json gdn_variants.json
+
+Every source runs under this checkout's Python, so its structs must be the same; needs no SGLang. A variant that is off
+from the fp32 reference, whose replay differs from its eager run, or that the compiler has made slow, is red. Bits that
+differ from the first variant's are told, and not red.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import hashlib
+import pathlib
+import sys
+from typing import Any
+from unittest import mock
+
+import torch
+
+from sglang_bcg_fixes.kernels.cuda import driver, nvrtc, program
+from sglang_bcg_fixes.kernels.gdn_extend import cuda, reference
+from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
+from sglang_bcg_fixes.lab.bench import gdn_layer, timing
+from sglang_bcg_fixes.lab.bench.rows import GREEN, RED
+from sglang_bcg_fixes.lab.verify import environment
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+
+from benchmarks import gdn_tuning
+
+ON_ONE_GPU = ((256, 1), (1024, 1), (4096, 1), (8192, 1), (16384, 1), (8192, 8), (16384, 16), (256, 64), (4096, 16))
+CASES = [("qwen3_next", *case) for case in ON_ONE_GPU]
+CASES += [(name, 8192, 1) for name in gdn_layer.BY_NAME if "_tp" in name]
+ROUNDS, WARM_UP = 9, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Variant:
+    """The kernels of one source, and what the compiler says against them."""
+
+    digest: str
+    kernels: cuda.Kernels
+    slow: list[str]
+
+
+def compiled(header: pathlib.Path) -> Variant:
+    source = header.read_bytes()
+    options = ["--gpu-architecture=sm_90a", *nvrtc.OPTIONS, nvrtc.WARN_OF_SPILLS]
+    compiler = nvrtc.compiler(int(str(torch.version.cuda).split(".")[0]))
+    cubin, log = compiler.cubin(source, PROGRAM.header, options)
+    # makes torch's context current
+    torch.cuda.synchronize()
+    functions = driver.load(cubin, PROGRAM.kernels)
+    loaded = program.Loaded(functions, str(header), lambda: torch.cuda.current_stream().cuda_stream)
+    with mock.patch.object(program, "load", lambda *_: loaded):
+        kernels = cuda.on_device.__wrapped__(0)
+    return Variant(hashlib.sha256(source).hexdigest()[:16], kernels, nvrtc.slow_code(log))
+
+
+@dataclasses.dataclass
+class Judged:
+    """A variant on one problem: its results, what is wrong with them, and its graphs."""
+
+    results: list[torch.Tensor]
+    errors: dict[str, float]
+    why: str
+    arm: gdn_tuning.Arm
+
+
+def judged(variant: Variant, problem: gdn_layer.Problem, wanted: reference.Results, device: gdn_layer.Device) -> Judged:
+    with mock.patch.object(cuda, "on_device", lambda device: variant.kernels):
+        arm = gdn_tuning.build("", gdn_layer.calls_of_ours(problem, gdn_layer.CUDA), problem, device)
+        replayed = gdn_tuning.results(arm, problem, device)
+        errors = problem.errors(wanted)
+        problem.restore()
+        for call in arm.calls:
+            call.launch()
+        device.synchronize()
+        eager = [problem.output, problem.conv[-1, 1:], problem.state[-1, 1:]]
+    # the reference is no kernel of SGLang's: the narrower tolerance counts
+    why = reference.why_wrong(errors, dict.fromkeys(errors, reference.TOLERANCE))
+    if not why and not same(replayed, eager):
+        why = "the replay differs from its own eager run"
+    return Judged(replayed, errors, why or "; ".join(variant.slow), arm)
+
+
+def same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(some, others, strict=True))
+
+
+def case_of(
+    variants: dict[str, Variant],
+    name: str,
+    shape: gdn_layer.Shape,
+    lengths: list[int],
+    device: gdn_layer.Device,
+    rounds: int,
+) -> list[dict[str, Any]]:
+    problem = gdn_layer.Problem(shape, lengths, device.name)
+    wanted = reference.recurrent(problem.inputs)
+    found = {each: judged(variant, problem, wanted, device) for each, variant in variants.items()}
+    first = next(iter(found.values()))
+    right = {
+        each: functools.partial(one.arm.timed, device, problem.layers) for each, one in found.items() if not one.why
+    }
+    samples = timing.in_turn(right, rounds, WARM_UP)
+    rows = []
+    for each, one in found.items():
+        row: dict[str, Any] = {"shape": name, "tokens": sum(lengths), "sequences": len(lengths), "variant": each}
+        row |= {"verdict": RED if one.why else GREEN, "why": one.why}
+        row |= {"bits of the first": same(one.results, first.results)}
+        row["errors"] = {what: round(error, 5) for what, error in one.errors.items()}
+        if each in samples:
+            row |= {what: spread.median for what, spread in timing.spreads(samples[each]).items()}
+        rows.append(row)
+        gdn_tuning.say(" ".join(f"{what} {value}" for what, value in row.items() if value != ""))
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("sources", nargs="+", metavar="NAME=HEADER")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"at least {timing.LEAST_ROUNDS}")
+    parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("gdn_variants.json"))
+    options = parser.parse_args()
+    named = [each.partition("=") for each in options.sources]
+    if not all(header for _, _, header in named):
+        parser.error("each source is NAME=HEADER")
+    variants = {name: compiled(pathlib.Path(header)) for name, _, header in named}
+    device, rows = gdn_layer.Cuda(), list[dict[str, Any]]()
+    content: dict[str, Any] = {**environment.header(environment.here()), "rounds": options.rounds}
+    content["variants"] = {name: {"sha256": each.digest, "slow code": each.slow} for name, each in variants.items()}
+    content["rows"] = rows
+    with torch.no_grad():
+        for name, tokens, sequences in CASES:
+            lengths = [tokens // sequences] * sequences
+            rows += case_of(variants, name, gdn_layer.SHAPES[name], lengths, device, options.rounds)
+            device.release()
+            # write early, so an interrupted run leaves results
+            options.json.write_text(gdn_tuning.with_a_line_for_each_row(content))
+    return 0 if all(row["verdict"] == GREEN for row in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
