@@ -24,6 +24,8 @@ kernel that is replayed and touches anything but the tensors it was given raises
 A tape and a weak reference (`weak_ref_tensors`) do not hold memory in this sense; a Python reference does.
 `freed_memory_is_garbage = False` models luck instead: freed memory keeps what was last written to it.
 
+A collective of torch.distributed is one operation: a replay waits until the other ranks take part (see ranks.py).
+
 Streams have an identity, and forks and joins are followed: an operation on a stream that takes no part in the capture
 is not recorded, and a fork that is not joined when the capture ends raises.
 
@@ -510,11 +512,26 @@ class _Recorder(TorchDispatchMode):
                 return python_function(*args, **kwargs)
         if _stream in _capture.seen_by:
             _refuse_to_read_the_device(function, args, kwargs)
+        if name.startswith("c10d::"):
+            function = _awaited(function)
         results = function(*args, **kwargs)
         if name == "aten::lift_fresh":
             host(results)
         _capture.record(function, args, kwargs, results)
         return results
+
+
+def _awaited(collective: Any) -> Callable[..., Any]:
+    """A kernel that ends when the collective has: what comes next in a graph waits for it."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        results = collective(*args, **kwargs)
+        for result in tree_flatten(results)[0]:
+            if not isinstance(result, torch.Tensor):
+                result.wait()
+        return results
+
+    return call
 
 
 # one object for all captures: a break inside a custom operator exits and enters it out of order

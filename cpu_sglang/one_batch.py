@@ -108,6 +108,11 @@ def _import_benchmark() -> Any:
 
 def load(model: str, **server_args: Any) -> LoadedModel:
     """Build `models/<model>` with dummy weights, after import_sglang(), load_plugins(); one per process."""
+    return load_rank(model, server_args)
+
+
+def load_rank(model: str, server_args: dict[str, Any], rank: int = 0, port: int | None = None) -> LoadedModel:
+    """Build the part of one of several ranks, which meet at the port: see ranks.py."""
     # SGLang unfreezes around each capture, and collections would scan all that was imported again
     gc.freeze = gc.unfreeze = lambda: None
     benchmark = _import_benchmark()
@@ -127,8 +132,11 @@ def load(model: str, **server_args: Any) -> LoadedModel:
     benchmark.latency_test_run_once = leave
     benchmark.get_tokenizer = lambda *_, **__: None
     sizes = benchmark.BenchArgs(batch_size=(1,), input_len=(4,), output_len=(2,))
+    ports = PortArgs.init_new(args)
+    if port is not None:
+        ports.nccl_port = port
     try:
-        benchmark.latency_test(args, PortArgs.init_new(args), sizes, 0, 0)
+        benchmark.latency_test(args, ports, sizes, rank, rank)
     except _Loaded as loaded:
         return LoadedModel(benchmark, loaded.args[0])
     raise RuntimeError("SGLang's one-batch benchmark ended before it measured anything")
