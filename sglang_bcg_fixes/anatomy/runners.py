@@ -12,6 +12,7 @@ OLD_PREFILL = f"{OLD_PREFILL_MODULE}:BreakableCudaGraphRunner"
 PREFILL = f"{PREFILL_MODULE}:PrefillCudaGraphRunner"
 OLD_DECODE = f"{EXECUTOR}.cuda_graph_runner:CudaGraphRunner"
 DECODE = f"{EXECUTOR}.runner.decode_cuda_graph_runner:DecodeCudaGraphRunner"
+EAGER = f"{EXECUTOR}.runner.eager_runner:EagerRunner"
 DRAFT = f"{SPECULATIVE}.eagle_draft_cuda_graph_runner:EAGLEDraftCudaGraphRunner"
 DRAFT_EXTEND = f"{SPECULATIVE}.eagle_draft_extend_cuda_graph_runner:EAGLEDraftExtendCudaGraphRunner"
 # called before each prefill replay; may refuse it

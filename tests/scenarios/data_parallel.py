@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A small model on several ranks with data parallel attention, and each rank's batch."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import tempfile
+from typing import Any
+
+from cpu_sglang import architectures, one_batch, prefill, ranks
+from tests.releases import kinds_of_request
+
+# of the prompts of each data parallel rank
+LENGTHS = ([5], [6, 5])
+
+
+def prepare() -> None:
+    """Import the release and its plugins once, before processes are forked for the ranks."""
+    one_batch.import_sglang(with_graphs=True)
+    one_batch.load_plugins()
+    # it imports what fixes wait for
+    one_batch._import_benchmark()
+
+
+def load(rank: ranks.Rank, architecture: str, **server_args: Any) -> one_batch.LoadedModel:
+    """Load it with random weights; llama will not do, since it has no data parallel attention."""
+    kinds_of_request.forget_pinned_memory()
+    config = {**architectures.CONFIGURATIONS[architecture].config, "architectures": [architecture]}
+    with tempfile.TemporaryDirectory() as folder:
+        pathlib.Path(folder, "config.json").write_text(json.dumps(config))
+        loaded = rank.load(folder, dp_size=len(LENGTHS), enable_dp_attention=True, **server_args)
+    one_batch.randomize(loaded.model_runner.model)
+    return loaded
+
+
+def part(rank: ranks.Rank) -> int:
+    """Number of the data parallel rank that this one belongs to."""
+    return rank.number * len(LENGTHS) // rank.count
+
+
+def answer(loaded: one_batch.LoadedModel, rank: ranks.Rank, steps: int) -> Any:
+    """Logits of this rank's batch; all ranks must take as many steps."""
+    return one_batch.generate(loaded, prefill._prompts(LENGTHS[part(rank)]), steps)[1]
