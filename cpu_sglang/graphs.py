@@ -55,6 +55,7 @@ from typing import Any, NamedTuple
 
 import numpy
 import torch
+import torch.distributed
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
@@ -534,6 +535,17 @@ def _awaited(collective: Any) -> Callable[..., Any]:
     return call
 
 
+def _unrecorded_wait(wait: Callable[..., Any]) -> Callable[..., Any]:
+    """Keep what gloo copies while it is waited for from the tape: the collective there waits by itself."""
+
+    @functools.wraps(wait)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with _unrecorded():
+            return wait(*args, **kwargs)
+
+    return call
+
+
 # one object for all captures: a break inside a custom operator exits and enters it out of order
 _recorder = _Recorder()
 
@@ -756,6 +768,7 @@ def install() -> None:
     _replace(torch.cuda.graphs, "graph", graph)
     for name in ("cpu", "numpy", "tolist"):
         _replace(torch.Tensor, name, _refused_while_capturing(name))
+    _replace(torch.distributed.Work, "wait", _unrecorded_wait(torch.distributed.Work.wait))
     sys.meta_path.insert(0, _finder)
     if os.environ.get("TRITON_INTERPRET") == "1":
         _capture_interpreted_kernels()

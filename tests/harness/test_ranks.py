@@ -13,7 +13,7 @@ def found(*arguments: str) -> Any:
 
 
 def test_a_replay_sums_over_the_ranks_what_they_have_then() -> None:
-    assert found("sums") == [112.0] * 3
+    assert found("sums") == [[112.0, 111.0, 111.0, 111.0]] * 3
 
 
 def test_ranks_that_wait_for_each_other_fail_with_the_stack_of_each() -> None:

@@ -20,18 +20,23 @@ def joined(rank: ranks.Rank) -> graphs.CUDAGraph:
 
 
 def sums() -> Any:
-    """The sum that a replay gives, of numbers that came after the capture."""
+    """Sums that a replay gives, of numbers that came after the capture: all of them, and in parts that are gathered."""
     graphs.install()
 
     def act(rank: ranks.Rank) -> Any:
         graph, number = joined(rank), torch.tensor([1.0])
         with graphs.graph(graph):
-            total = number * 1
+            total, parts = number * 1, torch.ones(rank.count) * number
             torch.distributed.all_reduce(total)
+            # this rank's part of the output is a part of the input, as in SGLang
+            own = parts.tensor_split(rank.count)[rank.number]
+            torch.distributed.reduce_scatter_tensor(own, parts)
+            gathered = torch.empty(rank.count)
+            torch.distributed.all_gather_into_tensor(gathered, own)
             result = total + 1
         number.fill_(10.0**rank.number)
         graph.replay()
-        return result.item()
+        return [result.item(), *gathered.tolist()]
 
     return ranks.each(3, act)
 
