@@ -21,6 +21,10 @@ from typing import Any
 from . import one_batch
 
 
+class NotAllAnswered(Exception):
+    """A rank waits for another one or has crashed: the answer or the stack of each."""
+
+
 @dataclass(frozen=True)
 class Rank:
     number: int
@@ -54,7 +58,7 @@ class Rank:
 def each(count: int, act: Callable[[Rank], Any], seconds: float = 200) -> list[Any]:
     """Fork a process for each rank; return what each gave, or its exception as text.
 
-    Ranks that take longer wait for each other: that raises TimeoutError with the stack of each.
+    Ranks that take longer wait for each other: that raises NotAllAnswered with the stack of each.
     """
     context = multiprocessing.get_context("fork")
     port = free_port()
@@ -74,8 +78,11 @@ def each(count: int, act: Callable[[Rank], Any], seconds: float = 200) -> list[A
             process.kill()
             process.join()
         if None in found:
-            told = [f"rank {number}: {answer or stacks[number].read_text()}" for number, answer in enumerate(found)]
-            raise TimeoutError("\n".join([f"not every rank has ended within {seconds:.0f} s", *told]))
+            told = [
+                f"rank {number}: {answer or f'exit status {processes[number].exitcode} {stacks[number].read_text()}'}"
+                for number, answer in enumerate(found)
+            ]
+            raise NotAllAnswered("\n".join([f"not every rank has answered within {seconds:.0f} s", *told]))
     return [answer for (answer,) in found]
 
 

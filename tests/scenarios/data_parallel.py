@@ -29,16 +29,12 @@ def load(rank: ranks.Rank, architecture: str, **server_args: Any) -> one_batch.L
     config = {**architectures.CONFIGURATIONS[architecture].config, "architectures": [architecture]}
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, "config.json").write_text(json.dumps(config))
-        loaded = rank.load(folder, dp_size=len(LENGTHS), enable_dp_attention=True, **server_args)
+        loaded = rank.load(folder, **{"dp_size": len(LENGTHS), "enable_dp_attention": True} | server_args)
     one_batch.randomize(loaded.model_runner.model)
     return loaded
 
 
-def part(rank: ranks.Rank) -> int:
-    """Number of the data parallel rank that this one belongs to."""
-    return rank.number * len(LENGTHS) // rank.count
-
-
 def answer(loaded: one_batch.LoadedModel, rank: ranks.Rank, steps: int) -> Any:
     """Logits of this rank's batch; all ranks must take as many steps."""
-    return one_batch.generate(loaded, prefill._prompts(LENGTHS[part(rank)]), steps)[1]
+    parts = loaded.model_runner.server_args.dp_size
+    return one_batch.generate(loaded, prefill._prompts(LENGTHS[rank.number * parts // rank.count]), steps)[1]

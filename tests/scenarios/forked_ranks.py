@@ -59,7 +59,7 @@ def one_alone(seconds: str) -> Any:
 
     try:
         return ranks.each(2, act, float(seconds))
-    except TimeoutError as error:
+    except ranks.NotAllAnswered as error:
         return str(error)
 
 
