@@ -23,7 +23,7 @@ ODD, EVEN, ALONE, WITHOUT = (
     "groups of one",
     "no data parallel attention",
 )
-# the ranks' votes on a replay come to nothing before
+# before, no rank votes for a replay where decode graphs are off, as they are here
 REPLAYS_FROM = "0.5.16"
 ROUNDED_FROM = "0.5.22"
 RUNNER, BATCH = (
