@@ -64,13 +64,13 @@ def release_of(item: pytest.Item) -> str | None:
 
 @pytest.fixture(scope="session")
 def release_root() -> Callable[[str], pathlib.Path]:
-    """From a release to the folder that holds its `sglang/`; fetched with pip where it is not at hand."""
+    """Map a release to the folder that holds its `sglang/`; pip fetches it where it is not at hand."""
     return wheels.unpacked
 
 
 @pytest.fixture
 def everything(request: pytest.FixtureRequest) -> bool:
-    """Under `make test-all`."""
+    """True under `make test-all`."""
     asked: bool = request.config.getoption("--everything")
     return asked
 

@@ -86,7 +86,7 @@ def beside(
 
 
 def result(done: subprocess.CompletedProcess[str]) -> Any:
-    """What it printed behind RESULT, as JSON."""
+    """Parse the JSON that it printed behind RESULT."""
     assert done.returncode == 0, done.stderr[-4000:]
     line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT "))
     return json.loads(line.removeprefix("RESULT "))

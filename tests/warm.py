@@ -67,7 +67,7 @@ class Starter:
         timeout: float,
         with_graphs: bool | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """As `subprocess.run` of Python with these arguments, `-c` or `-m` first.
+        """Run Python with these arguments as `subprocess.run` does, `-c` or `-m` first.
 
         `with_graphs` is what the program tells `import_sglang()` if that is to be done already, or else None.
         """
@@ -175,7 +175,7 @@ def forked(caller: Connection) -> dict[str, Any]:
 
 
 def forked_with_release(caller: Connection) -> dict[str, Any]:
-    """As `forked`, for one release, which the first run has imported in its own files, folder and environment."""
+    """Do as `forked` for one release, imported by the first run in its own files, folder and environment."""
     asked = received(caller)
     # ends this process if the import takes as long as the program may
     signal.setitimer(signal.ITIMER_REAL, asked["timeout"])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For benches where there is no GPU: a device on which what is captured is simply done again; measuring once."""
+"""A device for benches without a GPU: a replay does the captured work again, and each arm is measured once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sglang_bcg_fixes.lab.bench import timing
 
 
 def once(arms: Mapping[str, Callable[[], timing.Sample]], _: int) -> dict[str, list[timing.Sample]]:
-    """In the place of `timing.in_turn` where nobody looks at the times, and a call takes a second."""
+    """Stand in for `timing.in_turn` where nobody looks at the times and a call takes a second."""
     return {name: [arm()] for name, arm in arms.items()}
 
 

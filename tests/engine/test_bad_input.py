@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cannot be examined: one sentence that names it and the next step, exit 2, no traceback."""
+"""Input that cannot be examined: one sentence names it and the next step, exit 2, no traceback."""
 
 from __future__ import annotations
 

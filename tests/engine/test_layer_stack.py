@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which module the resolver takes for the stack of layers, one toy for each rule, and that each rule is needed."""
+"""The module that the resolver takes for the stack of layers: a toy for each rule, and each rule is needed."""
 
 from __future__ import annotations
 

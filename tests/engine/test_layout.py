@@ -67,7 +67,7 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
 
 
 def needed_at_once(file: pathlib.Path, modules: set[str]) -> set[str]:
-    """What its own statements import, those for the type checker and those inside functions not."""
+    """Modules that its top-level statements import, except for the type checker or inside functions."""
     found = set()
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):

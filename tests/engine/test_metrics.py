@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process shows to Prometheus: the real client, in the mode with many processes that SGLang uses."""
+"""The metrics of a process, through the real Prometheus client in the multiprocess mode that SGLang uses."""
 
 from __future__ import annotations
 

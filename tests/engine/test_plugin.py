@@ -89,7 +89,7 @@ def scenario(
 
 
 def line_part(text: str, state: str) -> str:
-    """What the log line says behind one state."""
+    """The part of the log line that follows one state."""
     return next(part for part in text.split("; ") if part.startswith(f"{state} "))
 
 

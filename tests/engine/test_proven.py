@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kernel that rounds otherwise is on by default only where results of a GPU are recorded for such a source."""
+"""A kernel that rounds differently is on by default only where GPU results are recorded for such a source."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KERNELS = {kernel.op: kernel for kernel in (FA_METADATA, GDN_EXTEND)}
 
 
 def choice(kernel: Kernel, root: pathlib.Path, **environ: str) -> Choice:
-    """As on a machine where every form can run."""
+    """Choose as on a machine where every form can run."""
     able = dataclasses.replace(
         kernel, impls=tuple(dataclasses.replace(impl, accepts=Accepted) for impl in kernel.impls)
     )

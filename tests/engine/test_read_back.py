@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a running process says of its fixes later on: still live, and reached."""
+"""The later report of a running process on its fixes: still live, and reached."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the README says of answers and times, against the recorded files."""
+"""The README's statements about answers and times, against the recorded files."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def rows() -> Iterator[Row]:
 
 
 def newest() -> dict[tuple[str, str], dict[str, list[Found]]]:
-    """By release and case, the servers of each arm in the newest file that has the case; special settings apart."""
+    """Servers of each arm in the newest file that has the case, by release and case; no special settings."""
     files = [json.loads(file.read_text()) for file in RESULTS.glob("verify-*.json") if "no-dynamo" not in file.name]
     found: dict[tuple[str, str], dict[str, list[Found]]] = {}
     for file in sorted(files, key=lambda file: file["date"]):

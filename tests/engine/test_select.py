@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which implementation runs, where that is known only at the first use."""
+"""The choice of the implementation that runs, where only the first use can make it."""
 
 from __future__ import annotations
 

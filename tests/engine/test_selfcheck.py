@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the self-check tries and how it judges, without a model."""
+"""The self-check's trials and verdicts, without a model."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_sample_is_small_and_has_both_ends() -> None:
 
 
 class Pool:
-    """As SGLang's: numbers, lists and tensors."""
+    """A pool like SGLang's: numbers, lists and tensors."""
 
     __module__ = "sglang.srt.mem_cache.some_pool"
 

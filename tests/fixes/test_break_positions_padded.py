@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tokens a rank stores with decode context parallelism, asked of the Triton backend inside a padded break."""
+"""Tokens that a rank stores under decode context parallelism: the real Triton backend inside a padded break."""
 
 from __future__ import annotations
 

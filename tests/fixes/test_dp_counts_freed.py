@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows are a rank's own, computed by SGLang in a captured graph and read after a replay."""
+"""The rows that are a rank's own, computed by SGLang in a captured graph and read after a replay."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def int32(*values: int) -> torch.Tensor:
 
 
 class Backend:
-    """What the bodies use of the Triton backend, with originals that note what they are handed."""
+    """The part of the Triton backend that the bodies use; its originals note their arguments."""
 
     speculative_num_steps = 3
 
@@ -226,7 +226,7 @@ def batch_of(seq_lens: torch.Tensor, **changes: Any) -> SimpleNamespace:
 
 
 def lengths_during(batch: SimpleNamespace, nested: int = 1) -> list[Any]:
-    """What a method under so many patches sees of the batch, which is as before when it is done."""
+    """Lengths that a method under so many patches sees in the batch, which is unchanged afterwards."""
     before, seen = dict(vars(batch)), list[Any]()
 
     def original(self: Any, forward_batch: Any, in_capture: bool = False) -> None:

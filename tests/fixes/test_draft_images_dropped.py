@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an EAGLE3 draft makes of a prompt with an image, eagerly and where a graph may be replayed."""
+"""An EAGLE3 draft's answers to a prompt with an image, eager and where a graph may be replayed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What drafts of a model's own checkpoint make of prompts and of the target's states, eagerly and replayed."""
+"""Drafts from a model's own checkpoint, given prompts and the target's states, eager and replayed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The padded rows behind the break of sparse latent attention, round a backend that computes the real rows."""
+"""The padded rows behind the break of sparse latent attention, around a backend that computes the real rows."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ STALE_ADAPTERS = {
 @pytest.fixture
 def run(release_root: Callable[[str], pathlib.Path]) -> Callable[..., tuple[dict[str, Any], str]]:
     def run(release: str, what: str, fix: str, flag: str) -> tuple[dict[str, Any], str]:
-        """What was found, and the log."""
+        """The findings, and the log."""
         program = ("-m", "tests.releases.graph_admission", what)
         return processes.beside(release_root(release), *program, **settings.only(fix, flag))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the probe of the shared configuration answers on drifted sources, and what a copy is."""
+"""The shared-configuration probe on drifted sources, and what counts as a copy."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_real_models_keep_their_layers_or_one_warning_says_why_not(
 
 
 class LayersInAList(Stack):
-    """What a release finds by name and structure does not: its layers are no modules of a list."""
+    """A stack that a release finds by name and structure does not: its layers are not in a module list."""
 
     def __init__(self) -> None:
         super().__init__(first=blocks(1)[0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the probe of the routing by ids answers on drifted sources, and that a layer's kind is looked at once."""
+"""The routing-by-id probe on drifted sources, and that a layer's kind is looked up once."""
 
 from __future__ import annotations
 

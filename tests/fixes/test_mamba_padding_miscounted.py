@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of a replayed batch hybrid models take for padding: real backends, as the decode runner calls them."""
+"""Rows of a replayed batch that hybrid models take for padding: real backends, as the decode runner calls them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse layers in a prefill graph: the real layer, runner, capture and replay round a backend that reads the batch."""
+"""Sparse layers in a prefill graph: real layer, runner, capture and replay around a backend that reads the batch."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The break round the mixer in parts, and drifted sources; tests/releases/test_mixers.py runs it on real releases."""
+"""The break around the mixer in parts, and drifted sources; tests/releases/test_mixers.py runs it on real releases."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class BatchFirst(nn.Module):
 
 
 class OtherNames(nn.Module):
-    """As somebody's own may spell it: right as it is called, and nothing can be placed by name."""
+    """A custom model's own spelling: right as it is called, and nothing can be placed by name."""
 
     def forward(self, tokens: Any, places: Any, batch: Any, vectors: Any = "default") -> Any:
         assert "forward" not in vars(self), "right code is left alone"
@@ -60,7 +60,7 @@ class OtherNameForEmbeddings(nn.Module):
 
 
 class ProxyFirst(nn.Module):
-    """As NemotronH."""
+    """A stack with NemotronH's parameters."""
 
     def forward(
         self, input_ids: Any, positions: Any, forward_batch: Any, pp_proxy_tensors: Any = None, inputs_embeds: Any = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which modules are found to handle states without a break; tests/releases/test_mixers.py asks real models."""
+"""Modules found to handle states without a break; tests/releases/test_mixers.py asks real models."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ class Inside(nn.Module):
 
 
 class Chooses(nn.Module):
-    """As the indexer of DeepSeek-V3.2."""
+    """An indexer like DeepSeek-V3.2's."""
 
     def forward(self, backend: Any) -> Any:
         return backend.get_indexer_metadata(0).lengths
 
 
 class ChoosesInABreak(Chooses):
-    """As the same of later releases, which imports its break where it calls it."""
+    """The same indexer in later releases, which import the break where they call it."""
 
     def forward(self, backend: Any) -> Any:
         return backend.is_in_breakable_cuda_graph() or super().forward(backend)
@@ -106,7 +106,7 @@ class HasABreak(ReadsStates):
 
 
 class MakesABreak(nn.Module):
-    """As Inkling does: the break is an attribute of the layer, and the states are read below it."""
+    """A layer like Inkling's: the break is its attribute, and the states are read below it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class MakesABreak(nn.Module):
 
 
 class AsksForAnOption(nn.Module):
-    """As Qwen3.5's layer, whose linear attention a module below computes."""
+    """A layer like Qwen3.5's, whose linear attention is computed by a module below it."""
 
     def __init__(self, below: nn.Module) -> None:
         super().__init__()
@@ -126,7 +126,7 @@ class AsksForAnOption(nn.Module):
 
 
 class AttentionWithABreak(Plain):
-    """As RadixAttention: it keeps no states."""
+    """Attention like RadixAttention, which keeps no states."""
 
     inner = staticmethod(broken_function)
 

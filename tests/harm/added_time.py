@@ -153,7 +153,7 @@ def measure(loaded: one_batch.LoadedModel, clock: Clock, beside: float) -> dict[
 
 @contextlib.contextmanager
 def noted(model_runner: Any, clock: Clock) -> Iterator[list[tuple[dict[str, int], dict[str, int]]]]:
-    """What the clock has found in each forward."""
+    """Note the clock's counts and times of each forward."""
     notes: list[tuple[dict[str, int], dict[str, int]]] = []
 
     def forward(*args: Any, **kwargs: Any) -> Any:

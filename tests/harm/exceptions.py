@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a patched server has less than a stock one: which fix does that, and what wrong answer it prevents.
+"""Cases where a patched server has less than a stock one: the fix that takes it, and the wrong answer it prevents.
 
 `shown_by` is STOCK_ROW where the stock server's own row shows the wrong answer, and otherwise the test that does.
 """

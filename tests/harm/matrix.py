@@ -77,7 +77,7 @@ def without_docstrings(tree: ast.Module) -> ast.Module:
 
 
 def key(architecture: str, arm: str) -> str:
-    """What the row rests on."""
+    """A digest of everything that the row rests on."""
     configuration = architectures.CONFIGURATIONS[architecture]
     made = json.dumps([configuration.config, configuration.server_args], sort_keys=True)
     digest = hashlib.sha256(made.encode()).hexdigest()[:8]
@@ -118,7 +118,7 @@ def read(file: pathlib.Path) -> list[Row]:
 
 
 def recorded(release: str) -> Rows:
-    """By architecture and arm; what was recorded last counts."""
+    """Rows by architecture and arm; the one recorded last counts."""
     return {(row["architecture"], row["arm"]): row for row in read(file_of(release))}
 
 

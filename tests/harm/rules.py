@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a patched server must not be beside a stock one, on the same release, model and batches."""
+"""Rules that a patched server must not break beside a stock one, on the same release, model and batches."""
 
 from __future__ import annotations
 
@@ -71,16 +71,16 @@ def same_eager(stock: Row, patched: Row) -> bool:
 
 
 def is_wrong(row: Row) -> bool:
-    """Whether it shows an answer that is none, or not the eager one, or a server that ends."""
+    """True where an answer is missing or is not the eager one, or the server ends."""
     return "error" in row or any(difference(batch) for batch in row["batches"])
 
 
 def shape(row: Row) -> Any:
-    """What of a row is the same on every machine."""
+    """The part of a row that is the same on every machine."""
     return "error" in row, row.get("graphs"), [replays(batch) for batch in row.get("batches", [])]
 
 
 def same(stock: Row, off: Row) -> bool:
-    """Whether two rows say the same of everything but time."""
+    """True where two rows agree on everything but time."""
     told = ("error", "eager", "graphs", "batches", "calls", "calls eager")
     return all(stock.get(name) == off.get(name) for name in told)

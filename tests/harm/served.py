@@ -125,7 +125,7 @@ def register(model_type: str) -> None:
 
 
 class Said(logging.Handler):
-    """What SGLang and we log, each in a line."""
+    """Lines that SGLang and we log."""
 
     def __init__(self) -> None:
         super().__init__(logging.INFO)

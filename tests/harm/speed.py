@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plugin's Python adds to a step of a server, by release and fix; recorded in speed.json by `make harm`.
+"""Time that the plugin's Python adds to a server's step, by release and fix; `make harm` records it in speed.json.
 
 python -m tests.harm.speed [--release RELEASE] [--again]
 """
@@ -52,7 +52,7 @@ def job(architecture: str, depth: int) -> dict[str, Any]:
 
 
 def measured(release: str) -> dict[str, dict[str, Step]]:
-    """By model and step."""
+    """Measure the added time by model and step."""
     jobs = [job(model, depth) for model in MODELS for depth in DEPTHS]
     with tempfile.TemporaryDirectory() as folder:
         rows = list(matrix.served(release, jobs, pathlib.Path(folder, "rows.jsonl")))

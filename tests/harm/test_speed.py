@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plugin's Python may add to a step, and that the clock finds what it takes."""
+"""Limits on the time that the plugin's Python adds to a step, and the clock that measures it."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_a_name_that_is_not_known_is_an_error(tmp_path: pathlib.Path) -> None:
 
 
 def test_every_recording_takes_what_it_is_told() -> None:
-    """Of the real ones: each command's own parser knows its options."""
+    """Ask the real recordings: each command's own parser knows its options."""
     python = [sys.executable, str(processes.REPOSITORY / "benchmarks" / "record.py"), "--list"]
     lines = subprocess.run(python, capture_output=True, text=True, check=True, cwd=processes.REPOSITORY).stdout
     for line in lines.splitlines():

@@ -145,7 +145,7 @@ def test_progress_is_shown_while_waiting(start: Start, capsys: pytest.CaptureFix
 
 
 def test_an_end_from_outside_ends_the_server_too(tmp_path: pathlib.Path) -> None:
-    """What CI does at its time limit: SIGTERM to make serve alone."""
+    """Send SIGTERM to `make serve` alone, as CI does at its time limit."""
     path = os.pathsep.join(map(str, [processes.REPOSITORY, processes.REPOSITORY / "tools"]))
     environment = {**os.environ, "PYTHONPATH": path, "XDG_CACHE_HOME": str(tmp_path)}
     log = tmp_path / "sglang-bcg-fixes" / "serve" / "server.log"

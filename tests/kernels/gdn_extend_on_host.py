@@ -31,7 +31,7 @@ SIGNATURES = {
 
 
 def device(launcher: Callable[..., on_host.Launch], multiprocessors: int) -> cuda.Kernels:
-    """What cuda.py has of a device whose launches are made by this function, in the driver's place."""
+    """The kernels that cuda.py has of a device, launched by this function in place of the driver."""
     # names, where the driver has functions
     functions: dict[str, Any] = {kernel: kernel for kernel in PROGRAM.kernels}
     loaded = program.Loaded(functions, "the tests", lambda: 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of a header under csrc/ have in common: its structs, its machine code, and one mistake in it."""
+"""Helpers for the tests of a header under csrc/: its structs, its machine code, and one mistake in it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def assert_packs(layout: struct.Struct, header: pathlib.Path, name: str) -> None
 
 
 def resources(log: str) -> dict[str, tuple[str, ...]]:
-    """What ptxas says of each kernel, as NOTHING_SPILLED has it."""
+    """Parse ptxas's report on each kernel into the form of NOTHING_SPILLED."""
     pattern = r"Function properties for (\w+)\n.*?(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill"
     return {kernel: tuple(numbers) for kernel, *numbers in re.findall(pattern, log)}
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tables of wrong kernels share: a module with one line changed, and whether that is noticed."""
+"""Helpers for the tables of wrong kernels: change one line of a module, and tell if that is noticed."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def build(
 
 
 def launcher(library: ctypes.CDLL, kernel: str, threads: int, layout: struct.Struct) -> Launch:
-    """What driver.launcher gives, with another order of threads and blocks at every call."""
+    """Make a launch like driver.launcher's, with another order of threads and blocks at every call."""
     run = getattr(library, f"{kernel}_on_host")
     run.restype = ctypes.c_char_p
     seeds = itertools.count()

@@ -81,7 +81,7 @@ def test_long_rows(page_size: int) -> None:
 
 @pytest.fixture(scope="module")
 def noticed() -> dict[str, bool]:
-    """What became of each mutant, in a process that may die of what it does to memory."""
+    """The fate of each mutant, in a process that may die of its memory accesses."""
     found: dict[str, bool] = {}
     while len(found) < len(MUTANTS):
         left = [name for name in MUTANTS if name not in found]

@@ -141,7 +141,7 @@ def test_chosen_cases_equal_the_reference(name: str, host: cuda.Kernels) -> None
 def test_the_grid_and_the_parameters_follow_from_shapes_alone(
     operation: str, host: cuda.Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a graph keeps of a launch must not depend on what the tensors hold."""
+    """Compare launches: what a graph keeps of one must not depend on the tensors' contents."""
     for seed in range(SEEDS):
         call = cases.draw(operation, random.Random(seed))
         launches = []
@@ -233,7 +233,7 @@ def test_the_cases_see_a_mistake(mutant: str, tmp_path: pathlib.Path, monkeypatc
 
 
 def faults() -> Iterator[str]:
-    """What the cases say of the CUDA form, until one of them sees something."""
+    """Faults that the cases find in the CUDA form."""
     for name in CHOSEN:
         yield from headers.seen(functools.partial(cases.differences_in, CHOSEN[name](), cuda, reference))
     for seed in range(SEEDS):

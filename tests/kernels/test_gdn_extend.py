@@ -250,7 +250,7 @@ def test_tables_by_hand(kind: torch.dtype) -> None:
 
 @pytest.fixture(scope="module")
 def noticed() -> dict[str, bool]:
-    """What became of each mutant, in a process that may die of what it does to memory."""
+    """The fate of each mutant, in a process that may die of its memory accesses."""
     found: dict[str, bool] = {}
     while len(found) < len(MUTANTS):
         left = [name for name in MUTANTS if name not in found]

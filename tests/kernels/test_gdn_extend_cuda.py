@@ -38,7 +38,7 @@ ARCHITECTURE = "90a"
 
 @dataclasses.dataclass(frozen=True)
 class Declared:
-    """Of a kernel, what cuda.py launches it with."""
+    """The parameters that cuda.py launches a kernel with."""
 
     threads: int
     layout: struct.Struct
@@ -260,7 +260,7 @@ def test_gates_of_another_type_are_prepared_by_triton(place: int, monkeypatch: p
 
 
 def test_the_grid_and_the_parameters_follow_from_shapes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a graph keeps of a launch must not depend on what the tensors hold."""
+    """Compare launches: what a graph keeps of one must not depend on the tensors' contents."""
     made, launches = recorded()
     monkeypatch.setattr(cuda, "on_device", lambda device: made)
     launched = cases.Launched(step([70, 3, 64]), TUNING, dataclasses.replace(AROUND, span=64), modules=FORM)
@@ -352,7 +352,7 @@ def test_a_mistake_is_noticed(mutant: str, tmp_path: pathlib.Path, monkeypatch: 
 
 
 def found_in(made: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """What the cases say of these kernels, until one of them sees something."""
+    """Faults that the cases find in these kernels."""
     for draw in (TRACKED, LONG):
         for blocks in (FEW_BLOCKS, MANY_BLOCKS):
             chosen = dataclasses.replace(made, multiprocessors=blocks)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a header to machine code: built ahead, kept, or compiled now; and every reason why not."""
+"""Machine code from a header: built ahead, kept, or compiled now; and every reason why not."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def fake_gpu() -> Any:
 
 
 class Recorder:
-    """What reached the driver since the last look."""
+    """Launches that reached the driver since the last look."""
 
     def __init__(self, library: str) -> None:
         self.library = ctypes.CDLL(library)

@@ -33,7 +33,7 @@ def code_of(function: Any) -> str:
 
 
 def described(value: Any, depth: int = DEEP) -> Any:
-    """What it is and what it holds, without asking it for anything that would run code of its own."""
+    """Describe a value and its contents without running any code of its own."""
     kind = type(value)
     name = f"{kind.__module__}.{kind.__qualname__}"
     if depth == 0:
@@ -64,7 +64,7 @@ def described(value: Any, depth: int = DEEP) -> Any:
 
 
 def attributes() -> dict[str, Any]:
-    """Of every module of SGLang and of every class in it."""
+    """Describe all of every SGLang module and of the classes in it."""
     found: dict[str, Any] = {}
     for module_name, module in sorted(sys.modules.items()):
         if module_name.partition(".")[0] != "sglang":
@@ -89,7 +89,7 @@ def noting(function: Callable[..., Any], asked_by: list[str]) -> Callable[..., A
 
 
 def of_the_process() -> dict[str, Any]:
-    """Through which others could run in it."""
+    """Places of this process through which others could run code in it."""
     handlers = [(number.name, described(signal.getsignal(number))) for number in signal.valid_signals() if number < 32]
     return {
         "finders": [described(finder, 1) for finder in sys.meta_path],
@@ -102,7 +102,7 @@ def of_the_process() -> dict[str, Any]:
 
 
 def target_of(descriptor: str) -> str | None:
-    """Of those that last; sockets and pipes have numbers that differ."""
+    """The target of a lasting descriptor; sockets and pipes have numbers that differ."""
     try:
         target = os.readlink(f"/proc/self/fd/{descriptor}")
     except FileNotFoundError:
@@ -111,7 +111,7 @@ def target_of(descriptor: str) -> str | None:
 
 
 def imported(modules: list[str]) -> Iterator[str]:
-    """What cannot be imported here, with or without anybody's plugin."""
+    """Import these; give those that cannot be imported here, with or without a plugin."""
     for name in modules:
         try:
             importlib.import_module(name)

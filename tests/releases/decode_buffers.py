@@ -34,7 +34,7 @@ def buffers() -> Any:
 
 
 def fill(target: Any, rows: Sequence[int], slots: Sequence[int]) -> None:
-    """As a replay of the graph of four rows does before it runs."""
+    """Fill the buffers as a replay of the graph of four rows does before it runs."""
     count = len(rows)
     batch = types.SimpleNamespace(
         input_ids=torch.arange(count),

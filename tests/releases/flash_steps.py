@@ -66,7 +66,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True)
 class Release:
-    """What a release has, and what it does right."""
+    """Features that a release has, and cases that it handles right."""
 
     version_1: bool
     many_encoders: bool
@@ -176,7 +176,7 @@ class World:
         )
 
     def branch_slots(self, step: Step, rows: torch.Tensor) -> torch.Tensor:
-        """Of each branch as many slots as there are steps, the last of them on another page."""
+        """Give each branch as many slots as there are steps, the last on another page."""
         branches = len(rows) * max(step.topk, 1)
         page = torch.randint(1, 50, (branches, 2), generator=torch.Generator().manual_seed(1))
         places = torch.tensor([14, 15, 0])[:STEPS]
@@ -228,7 +228,7 @@ class World:
 
 
 def told_locally(metadata: Any, step: Step) -> dict[str, Any]:
-    """Of a graph's buffers what its rows are; before 0.5.20 its own view of the table was too narrow for them."""
+    """The rows of a graph's buffers; before 0.5.20 its own view of the table was too narrow for them."""
     bs, table = step.rows, metadata.local_block_table
     used = metadata.local_seqused_k[:bs].tolist()
     # the rows lie behind each other in the buffer, however narrow the view of them

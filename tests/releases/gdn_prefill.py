@@ -166,7 +166,7 @@ class World:
 
 
 def compared(one: Sequence[Found], other: Sequence[Found]) -> Found:
-    """How far two runs of one script are from each other at most, and whether they left alone what is not theirs."""
+    """The largest differences between two runs of a script, and proof that they touched nothing else."""
     found: Found = {"replays": [step["replays"] for step in other]}
     names = ["logits", "conv", "state", *(name for name in ("kept conv", "kept state") if one[0][name].numel())]
     for name in names:
@@ -225,7 +225,7 @@ def of_qwen3_5() -> Found:
 
 
 def mixed() -> Found:
-    """As when chunks are mixed with decoding: requests of one new token beside those of several."""
+    """Run chunks mixed with decoding: requests of one new token beside those of several."""
     world = World()
     modes = importlib.import_module("sglang.srt.model_executor.forward_batch_info").ForwardMode
     forward = world.runner.forward
@@ -280,14 +280,14 @@ def in_cuda() -> Found:
 
 
 def checkpoints() -> Found:
-    """With the prefix cache's extra buffer, which wants states from inside an extend."""
+    """Run with the prefix cache's extra buffer, which wants states from inside an extend."""
     one_batch.import_sglang(with_graphs=True)
     options: dict[str, Any] = {"disable_radix_cache": False, "context_length": 256, **mamba.allow_extra_buffer()}
     return scenario(World(**options), LONG, (80,))
 
 
 def refused() -> Found:
-    """What is not replayed: too many sequences, states that come layer by layer, a graph with old tables."""
+    """Run batches that are not replayed: too many sequences, states loaded layer by layer, old tables."""
     world = World()
     scripts = [[[4], [3], [2]], [[5], [2]]]
     eager = [world.run(script) for script in scripts]
@@ -307,7 +307,7 @@ def refused() -> Found:
 
 
 def configured() -> Found:
-    """Where the break is left as it is."""
+    """Run a configuration where the break is left as it is."""
     world = World()
     # which fill their buckets: later releases replay no others that are as small
     script = [[8, 8]]
@@ -327,7 +327,7 @@ def configured() -> Found:
 
 
 def nothing() -> Found:
-    """Where SGLang's break is missing, and no fix may add it."""
+    """Capture where SGLang's break is missing and no fix may add it."""
     world = World()
     try:
         world.capture(prefill.BUCKETS)

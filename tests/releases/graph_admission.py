@@ -150,7 +150,7 @@ def images(loaded: one_batch.LoadedModel) -> dict[str, Any]:
 
 
 def ranks(loaded: one_batch.LoadedModel) -> dict[str, Any]:
-    """Whether the runner would replay a batch alone, and as one of two ranks of which the other has the other batch."""
+    """Ask the runner if it would replay a batch alone, and beside a second rank with another batch."""
     model_runner = loaded.model_runner
     make_multimodal(loaded)
     found = {}
@@ -183,7 +183,7 @@ def batch_of(loaded: one_batch.LoadedModel, change: Callable[[Any, Any], None]) 
 
 
 def vote(runner: Any, batch: Any) -> bool:
-    """What a rank tells the others of its batch: where SGLang asks it, with what it asks it about."""
+    """The vote on its batch that a rank gives the others, asked as SGLang asks it."""
     ask = getattr(runner, "can_replay_locally", None)
     if ask is None:
         return True
@@ -224,7 +224,7 @@ def forget_graphs(model_runner: Any) -> None:
 
 
 def checkpoints(loaded: one_batch.LoadedModel) -> dict[str, Any]:
-    """Whether the layers get a batch with the mask, and whether a graph was replayed."""
+    """Tell if the layers get a batch with the mask, and if a graph was replayed."""
     import torch
     from sglang.srt.layers.attention.hybrid_linear_attn_backend import Mamba2AttnBackend
     from sglang.srt.layers.attention.linear.gdn_backend import GDNAttnBackend
@@ -268,7 +268,7 @@ def checkpoints(loaded: one_batch.LoadedModel) -> dict[str, Any]:
 
 
 def adapters(loaded: one_batch.LoadedModel) -> dict[str, Any]:
-    """Whether a batch with an adapter and one without are answered as eagerly, and whether a graph was replayed."""
+    """Compare answers with and without an adapter to eager ones, and tell if a graph was replayed."""
     manager = loaded.model_runner.lora_manager
     adapter = load_adapter(manager)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a release's prefill runner does with each kind of batch: does it replay, and is the answer the eager one?
+"""A release's prefill runner on each kind of batch: does it replay, and is the answer the eager one?
 
     PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m tests.releases.kinds_of_request OUT.json SERVER
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where real models have their layers: what a release's own prefill runner answers, by name, and what structure does.
+"""The layers of real models: a release's own prefill runner finds them by name, and we find them by structure.
 
     PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m tests.releases.layer_stacks OUT.json [MODEL...]
 
@@ -310,7 +310,7 @@ class Weightless(TorchFunctionMode):
 
 
 class Said(logging.Handler):
-    """What was logged since it was last emptied."""
+    """Log records since it was last emptied."""
 
     def __init__(self) -> None:
         super().__init__()

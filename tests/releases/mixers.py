@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What becomes of a real release's mixers with a state of their own.
+"""Mixers of a real release that have a state of their own.
 
     PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m tests.releases.mixers OUT.json [ARCHITECTURE...]
 

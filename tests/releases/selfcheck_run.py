@@ -28,7 +28,7 @@ def pools_of(model_runner: Any) -> list[Any]:
 
 
 def content_of(value: Any, depth: int = 0) -> Iterator[Any]:
-    """What a value says when it is written out: every number of every tensor in it."""
+    """Yield everything that a value holds, with a digest of each tensor."""
     import torch
 
     if isinstance(value, torch.Tensor):
@@ -101,7 +101,7 @@ def break_it(what: str | None, runner: Any, model_runner: Any) -> None:
 
 
 def prefill_again(loaded: Any, prompt: list[int], eager: Any) -> dict[str, Any]:
-    """What a server answers now: is it what it answered before there were graphs, and were any replayed."""
+    """Prefill again, and tell if the answer is the one without graphs and how many were replayed."""
     before = graphs.counters.replays
     _tokens, logits = one_batch.generate(loaded, [prompt], 1)
     # slots differ in what they hold, not in what is computed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each release's own graph breaks do with memory that nobody holds, and what is kept of it with the fixes.
+"""Memory that nobody holds in each release's own graph breaks, and the part that the fixes keep.
 
 The ways that a tensor comes to a break are those of benchmarks/break_lifetimes.py, which asks the same on a GPU.
 """

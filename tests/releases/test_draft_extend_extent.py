@@ -125,7 +125,7 @@ def wholes(step: Step) -> list[int]:
 
 
 def rows_are_known(release: str, step: Step) -> bool:
-    """From 0.5.13 on the Triton backend takes every row for as wide as a step with topk 1 is; not the matter here."""
+    """False where the Triton backend, from 0.5.13 on, takes a row for as wide as a step with topk 1 is."""
     return step.width == NEW_TOKENS or release in AFFECTED
 
 

@@ -43,7 +43,7 @@ CAPTURED = [fix_pairs.BUCKET]
 
 
 def expected(release: str, on: set[str]) -> dict[str, Any]:
-    """What is to be observed; of an error, a part of its text."""
+    """The expected observations; of an error, a part of its text."""
     mended, early = on.__contains__, release == "0.5.11"
     captured: Any = CAPTURED
     one: Any = RIGHT_IN_A_GRAPH

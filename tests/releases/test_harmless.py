@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `sglang_bcg_fixes/cli/harmless.py` says of real releases."""
+"""The statements of `sglang_bcg_fixes/cli/harmless.py`, on real releases."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which attention every kind of layer goes to, on the real backend of every release, without and with the fix."""
+"""Attention that each kind of layer is routed to by every release's real backend, without and with the fix."""
 
 from __future__ import annotations
 

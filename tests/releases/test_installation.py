@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which releases a fresh `pip install` breaks, and which installed versions do."""
+"""Releases that a fresh `pip install` breaks, and installed versions that do."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each kind of batch gets from each release's prefill runner, against the checked-in table.
+"""Answers of each release's prefill runner to each kind of batch, against the checked-in table.
 
 `python -m tests.releases.test_kinds_of_request` writes the table anew, which takes half an hour. It holds SGLang's own
 answers, and those with the plugin for the release where they differ.
@@ -30,7 +30,7 @@ SAMPLE = [
 
 
 def outcomes(root: pathlib.Path, plugins: str, server: str, folder: pathlib.Path) -> dict[str, str]:
-    """For every case: replays, eager, or wrong and how."""
+    """The outcome of every case: replays, eager, or wrong and how."""
     report = folder / "report.json"
     process = processes.on_cpu(
         root,

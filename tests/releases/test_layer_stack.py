@@ -33,7 +33,7 @@ Table = dict[str, dict[str, str]]
 
 
 def examined(root: pathlib.Path, *models: str, **environ: str) -> dict[str, dict[str, Any]]:
-    """What the release says of each model, in a process of its own; without our plugin unless the environment asks."""
+    """Examine models in a process of the release; without our plugin unless the environment asks for it."""
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder, "report.json")
         done = processes.on_cpu(
@@ -74,7 +74,7 @@ def test_a_model_that_cannot_be_built_here(release: str, model: str) -> None:
 
 
 def test_names_and_structure_differ_where_we_know_it() -> None:
-    """Where the release makes a prefill runner that captures the layers."""
+    """Look at releases that make a prefill runner that captures the layers."""
     answers = {(release, model): answer for release, row in table().items() for model, answer in row.items()}
     others = {
         key: answer

@@ -55,7 +55,7 @@ def seen(request: pytest.FixtureRequest, release_root: Callable[[str], pathlib.P
 
 
 def differences(found: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """What is not the same, by name."""
+    """Differences by name."""
     parts = [name for name in SEEN_ALIKE if name != "attributes" and found[name] != other[name]]
     of_both = found["attributes"].keys() | other["attributes"].keys()
     return {name: [found[name], other[name]] for name in parts} | {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where nothing is wrong the plugin changes nothing: eager greedy tokens of every release, on a CPU."""
+"""The plugin changes nothing where nothing is wrong: eager greedy tokens of every release, on a CPU."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Stacks:
         self.classes: dict[str, Any] = module.STACKS
 
     def call(self, place: str, batch: Any, with_fix: bool = True, gate: Any = None, **settings: Any) -> dict[str, Any]:
-        """What the stack receives: {parameter: value}, and whether something stood in the place of its forward."""
+        """The stack's arguments as {parameter: value}, with a note if something stood in for its forward."""
         layers = self.classes[place]()
         runner = type("Runner", (types.SimpleNamespace,), {"can_run": gate})()
         vars(runner).update(layer_model=layers, model_runner=model_runner(**settings))
@@ -141,7 +141,7 @@ def batch(input_embeds: Any = None) -> Any:
 
 
 def is_right(received: dict[str, Any], sent: Any) -> bool:
-    """Whether each of the runner's arguments is where it belongs, and nothing is anywhere else."""
+    """True where each of the runner's arguments is where it belongs, and nothing is anywhere else."""
     rest = {name: value for name, value in received.items() if name not in ("self", "taken_over")}
     positions = [rest.pop(name) for name in ("positions", "position_ids") if name in rest]
     embeddings = [rest.pop(name) for name in ("input_embeds", "inputs_embeds") if name in rest]
@@ -209,7 +209,7 @@ def test_embeddings_of_images_reach_their_parameter_or_stop_the_server(stacks: S
 
 @pytest.mark.parametrize("stacks", ["0.5.13.post1"], indirect=True)
 class TestKeptAway:
-    """What 0.5.13 could not capture, and would now capture wrongly."""
+    """Models that 0.5.13 could not capture, and would now capture wrongly."""
 
     @pytest.mark.parametrize(
         ("place", "settings", "cause"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every probe answers on every release, and that a source it does not know makes it say so.
+"""Answers of every probe on every release; on a source that it does not know, it says so.
 
 `python -m tests.releases.test_verdicts` writes the table anew; read what changed against the releases' source.
 """

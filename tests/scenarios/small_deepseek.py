@@ -51,7 +51,7 @@ def batch() -> Any:
 
 
 def planned_by_flashinfer() -> list[Any]:
-    """For which kernels it plans: ragged for the expanded form, paged for the absorbed one."""
+    """The kernels that it plans for: ragged for the expanded form, paged for the absorbed one."""
     return _plan("flashinfer_mla_backend")[1]
 
 

@@ -40,7 +40,7 @@ CASE = cases.Case("a_case", "A test.", "llama", script=four_calls, watches=(watc
 
 @pytest.fixture
 def here(release_root: Callable[[str], pathlib.Path], monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
-    """What the interpreter has; tests change it."""
+    """The interpreter's properties; tests change them."""
     found: dict[str, object] = {
         "root": str(release_root(RELEASE)),
         "sglang": RELEASE,

@@ -8,7 +8,7 @@ class LazyImport:
 
 
 class LazyMapping(dict[str, object]):
-    """As transformers' mappings of models, which import each at the first look."""
+    """A mapping like those of transformers' models, which import each model at the first look."""
 
     def items(self):
         raise AssertionError("the items were asked for, which would import packages")
@@ -17,7 +17,7 @@ class LazyMapping(dict[str, object]):
 
 
 class Proxy:
-    """As proxies that are instances of whatever they stand for, once they have imported it."""
+    """A proxy that is an instance of whatever it stands for, once it has imported it."""
 
     @property  # type: ignore[misc]
     def __class__(self):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every batch of a server goes through, and what a runner of graphs is built from."""
+"""The runner that every batch of a server passes through, and that a runner of graphs is built from."""
 
 
 class ModelRunner:
