@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 import triton.language as tl
 from triton.language.extra import cuda, libdevice
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
 
@@ -31,6 +33,11 @@ LIBDEVICE_IN_NUMPY: dict[str, Callable[..., Any]] = {
     "round": np.round,
     "tanh": np.tanh,
 }
+
+# an operation on two numbers of one of these types is one of that type, whatever it is
+FLOATS, INTEGERS = {"fp32", "fp64"}, {"int32", "int64"}
+CLOSED_TYPES = FLOATS | INTEGERS
+ELEMENT_TYPES = (tl.dtype, tl.pointer_type)
 
 _installed = False
 
@@ -148,23 +155,25 @@ def _shapes_are_made_once() -> None:
     # a kernel has few shapes, and every operation made its own three times: that was a third of all time
     make_type, make_tensor = tl.block_type.__init__, tl.tensor.__init__
     no_shape = (tl.tuple([]), tl.constexpr(1))
-
-    @functools.cache
-    def known_type(scalar_name: str, sizes: tuple[int, ...]) -> dict[str, Any]:
-        known = object.__new__(tl.block_type)
-        make_type(known, tl.dtype(scalar_name), list(sizes))
-        known.of_tensors = (tl.tuple([tl.constexpr(size) for size in sizes]), tl.constexpr(known.numel))
-        return dict(vars(known))
+    known: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
 
     def init_type(self: Any, element_ty: Any, shape: Any) -> None:
-        if type(element_ty) is tl.dtype:
-            sizes = tuple(size.value if isinstance(size, tl.constexpr) else size for size in shape)
-            vars(self).update(known_type(element_ty.name, sizes), element_ty=element_ty)
-        else:
+        if type(element_ty) not in ELEMENT_TYPES:
             make_type(self, element_ty, shape)
+            return
+        sizes = shape.values if type(shape) is tl.tuple else shape
+        key = element_ty.name, tuple([size.value if type(size) is tl.constexpr else size for size in sizes])
+        made = known.get(key)
+        if made is None:
+            make_type(self, element_ty, shape)
+            self.of_tensors = (tl.tuple([tl.constexpr(size) for size in key[1]]), tl.constexpr(self.numel))
+            known[key] = dict(vars(self))
+        else:
+            vars(self).update(made)
+            self.element_ty = element_ty
 
     def init_tensor(self: Any, handle: Any, type_: Any) -> None:
-        of_tensors = no_shape if type(type_) is tl.dtype else vars(type_).get("of_tensors")
+        of_tensors = no_shape if type(type_) in ELEMENT_TYPES else vars(type_).get("of_tensors")
         if of_tensors is None:
             make_tensor(self, handle, type_)
         else:
@@ -173,6 +182,111 @@ def _shapes_are_made_once() -> None:
 
     tl.block_type.__init__ = init_type
     tl.tensor.__init__ = init_tensor
+
+
+def _like_operands_are_not_converted() -> None:
+    # most operations are on two tensors of one type and shape, and finding that out took half of their time
+    check, broadcast = TritonSemantic.binary_op_type_checking_impl, TritonSemantic.broadcast_impl_value
+    unwrap, equal = tl.core._unwrap_if_constexpr, tl.dtype.__eq__
+    has_no_constexpr = {tl.tensor, tl.dtype, tl.block_type, bool, int, float, type(None)}
+
+    @functools.wraps(check)
+    def check_unlike(
+        self: Any,
+        lhs: Any,
+        rhs: Any,
+        allow_lhs_ptr: bool = False,
+        allow_rhs_ptr: bool = False,
+        arithmetic_check: bool = True,
+        div_or_mod: bool = False,
+    ) -> Any:
+        if arithmetic_check and type(lhs) is tl.tensor and is_of_type(rhs, lhs.dtype):
+            rhs = self.scalar_constant(rhs, lhs.dtype)
+        elif arithmetic_check and type(rhs) is tl.tensor and is_of_type(lhs, rhs.dtype):
+            lhs = self.scalar_constant(lhs, rhs.dtype)
+        if type(lhs) is tl.tensor is type(rhs) and are_alike(lhs.dtype, rhs.dtype, allow_lhs_ptr):
+            return broadcast_unlike(self, lhs, rhs)
+        return check(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+
+    def is_of_type(number: Any, dtype: Any) -> bool:
+        """True for a number of Python's that takes this type from the other operand."""
+        if type(number) is int:
+            return dtype.name in CLOSED_TYPES and -(2**31) <= number < 2**31
+        return type(number) is float and dtype.name in FLOATS
+
+    def are_alike(left: Any, right: Any, allow_pointer: bool) -> bool:
+        if type(left) is tl.pointer_type:
+            return allow_pointer and right.name in INTEGERS
+        return left.name in CLOSED_TYPES and left.name == right.name
+
+    @functools.cache
+    def common_shape(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...] | None:
+        try:
+            return np.broadcast_shapes(left, right)
+        except ValueError:
+            return None
+
+    @functools.wraps(broadcast)
+    def broadcast_unlike(self: Any, lhs: Any, rhs: Any) -> Any:
+        # shapes are made once
+        if lhs.shape is rhs.shape:
+            return lhs, rhs
+        if not rhs.shape.values:
+            return lhs, splat(self, rhs, lhs.type.shape)
+        if not lhs.shape.values:
+            return splat(self, lhs, rhs.type.shape), rhs
+        left, right = tuple(lhs.type.shape.values), tuple(rhs.type.shape.values)
+        common = common_shape(left, right)
+        if common is None:
+            # it says what is wrong
+            return broadcast(self, lhs, rhs)
+        return (
+            lhs if left == common else broadcast_to(self, lhs, common),
+            rhs if right == common else broadcast_to(self, rhs, common),
+        )
+
+    def splat(self: Any, scalar: Any, shape: Any) -> Any:
+        type_ = tl.block_type(scalar.dtype, shape)
+        return self.tensor(self.builder.create_splat(type_, scalar.handle), type_)
+
+    def broadcast_to(self: Any, tensor: Any, shape: tuple[int, ...]) -> Any:
+        return self.tensor(self.builder.create_broadcast(tensor.handle, shape), tl.block_type(tensor.dtype, [*shape]))
+
+    def unwrap_constexpr(value: Any) -> Any:
+        kind = type(value)
+        if kind is tl.constexpr:
+            return value.value
+        return value if kind in has_no_constexpr else unwrap(value)
+
+    TritonSemantic.binary_op_type_checking_impl = check_unlike
+    TritonSemantic.broadcast_impl_value = broadcast_unlike
+    tl.core._unwrap_if_constexpr = unwrap_constexpr
+    tl.dtype.__eq__ = lambda self, other: self is other or equal(self, other)
+
+
+def _builtins_are_looked_up_once() -> None:
+    # every launch searched all of `tl`, and every call copied its keywords twice
+    is_checked_only = tl.core.builtin(lambda: None).__code__
+    found: dict[int, tuple[Any, list[tuple[str, Any]]]] = {}
+
+    def interpreted(member: Any, semantic: Any) -> Callable[..., Any]:
+        function = member.__wrapped__ if member.__code__ is is_checked_only else member
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = semantic
+            return function(*args, **kwargs)
+
+        return call
+
+    def patch_builtin(package: Any, builder: Any, scope: Any) -> None:
+        if id(package) not in found:
+            semantic = TritonSemantic(builder)
+            members = [(name, value) for name, value in inspect.getmembers(package) if tl.core.is_builtin(value)]
+            found[id(package)] = package, [(name, interpreted(value, semantic)) for name, value in members]
+        for name, call in found[id(package)][1]:
+            scope.set_attr(package, name, call)
+
+    interpreter._patch_builtin = patch_builtin
 
 
 def _libdevice_in_numpy() -> None:
@@ -212,6 +326,8 @@ def install(overflow_is_an_error: bool = False) -> None:
     _a_tensor_of_one_value_is_an_index()
     _numpy_types_are_looked_up_once()
     _shapes_are_made_once()
+    _like_operands_are_not_converted()
+    _builtins_are_looked_up_once()
     _libdevice_in_numpy()
     _no_grid_dependency_to_wait_for()
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=overflow_is_an_error)
