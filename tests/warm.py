@@ -16,6 +16,7 @@ import atexit
 import functools
 import gc
 import importlib
+import importlib.metadata
 import multiprocessing
 import os
 import pathlib
@@ -46,8 +47,10 @@ IMPORTED = (
 )
 # a package may read these when it is imported; torch sets one of them itself
 READ_WHEN_IMPORTED = ("CUDA", "HF_", "LD_", "MKL", "NUMBA", "OMP", "PYTHON", "TORCH", "TRANSFORMERS", "TRITON")
-# SGLang may read any variable when it is imported, but not the plugin's and pytest's
-NOT_READ_BY_SGLANG = ("PYTEST_CURRENT_TEST", "SGLANG_BCG_")
+# SGLang may read any variable when it is imported, but not the plugin's and pytest's; the third it reads for a model,
+# and the last to choose from plugins of PLATFORMS, of which there are none
+NOT_READ_BY_SGLANG = ("PYTEST_CURRENT_TEST", "SGLANG_BCG_", "SGLANG_MAMBA_CONV_DTYPE", "SGLANG_PLUGINS")
+PLATFORMS = "sglang.srt.platforms"
 # those used last: each takes some hundred megabytes, in every worker of pytest
 RELEASES_AT_ONCE = 2
 
@@ -186,6 +189,7 @@ def forked_with_release(caller: Connection) -> dict[str, Any]:
     one_batch._import_benchmark()
     signal.setitimer(signal.ITIMER_REAL, 0)
     assert not any(name.startswith(("sglang_bcg_fixes", "tests")) for name in sys.modules)
+    assert not importlib.metadata.entry_points(group=PLATFORMS), "an import would depend on SGLANG_PLUGINS"
     changed = dict(os.environ.items() - asked["environment"].items())
     assert not asked["environment"].keys() - os.environ.keys(), "SGLang's import removes a variable"
     prepare_to_fork()

@@ -17,8 +17,6 @@ import json
 import os
 import pathlib
 import re
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -55,6 +53,8 @@ IN_EVERY_RELEASE = {
 # a model file's last statement, as SGLang's registry reads it
 ENTRIES = re.compile(r"^EntryClass[^=\n]*=\s*(\[[^\]]*\]|\w+)", re.MULTILINE)
 COMMENT = re.compile(r"#.*")
+# seconds for a row, where others run beside it
+PATIENCE = 900
 Row = dict[str, Any]
 Rows = dict[tuple[str, str], Row]
 
@@ -91,6 +91,7 @@ def job(architecture: str, arm: str) -> dict[str, Any]:
         "arm": arm,
         "key": key(architecture, arm),
         "environment": ARMS[arm],
+        "patience": PATIENCE,
         "configuration": {**configuration.config, "architectures": [architecture]},
         "server_args": configuration.server_args,
     }
@@ -98,18 +99,18 @@ def job(architecture: str, arm: str) -> dict[str, Any]:
 
 def served(release: str, jobs: list[dict[str, Any]], rows: pathlib.Path) -> Iterator[Row]:
     """Run the jobs in one process of the release, and append each row to the file."""
-    root = wheels.unpacked(release)
     with tempfile.TemporaryDirectory() as folder:
         listed = pathlib.Path(folder, "jobs.json")
         listed.write_text(json.dumps(jobs))
-        environment = {**processes.ON_CPU, "SGLANG_BCG_REPORT_DIR": str(pathlib.Path(folder, "reports"))}
-        whole = processes.environment_of([root], environment)
-        command = [sys.executable, "-m", "tests.harm.served", str(listed), str(rows)]
-        with open(pathlib.Path(folder, "log"), "w+") as log:
-            code = subprocess.call(command, env=whole, cwd=processes.REPOSITORY, stdout=log, stderr=log)
-            log.seek(0)
-            if code:
-                raise RuntimeError(f"tests.harm.served ended with {code} on {release}: {log.read()[-2000:]}")
+        done = processes.on_cpu(
+            wheels.unpacked(release),
+            *("-m", "tests.harm.served", str(listed), str(rows.absolute())),
+            environment={"SGLANG_BCG_REPORT_DIR": str(pathlib.Path(folder, "reports"))},
+            timeout=PATIENCE * len(jobs),
+        )
+        if done.returncode:
+            said = (done.stdout + done.stderr)[-2000:]
+            raise RuntimeError(f"tests.harm.served ended with {done.returncode} on {release}: {said}")
     yield from read(rows)
 
 

@@ -148,6 +148,7 @@ def test_the_releases_used_last_are_kept_and_nothing_is_left_behind(
     root = release_root(RELEASES[0])
     first = parent(root, "sglang.left = 1")
     assert parent(root, "assert not hasattr(sglang, 'left')", SGLANG_BCG_FIXES="off") == first
+    assert parent(root, SGLANG_PLUGINS="__none__", SGLANG_MAMBA_CONV_DTYPE="float16") == first
     others = [parent(root, SGLANG_TOLD=told) for told in "abc"[: warm.RELEASES_AT_ONCE]]
     assert len({first, *others}) == 1 + warm.RELEASES_AT_ONCE
     alive = [pathlib.Path("/proc", str(process)).exists() for process in (first, *others)]

@@ -34,7 +34,7 @@ def test_the_plugin_does_not_change_eager_tokens(
     arms = [word for name, environment in ARMS.items() for word in ("--arm", name, *environment)]
     process = processes.on_cpu(
         release_root(release),
-        *("-m", "cpu_sglang.one_batch", "--model", *models, "--json", str(report), *arms),
+        *("-m", "tests.scenarios.tokens_of_arms", "--model", *models, "--json", str(report), *arms),
         timeout=600,
     )
     assert process.returncode == 0, process.stderr[-4000:]
