@@ -19,7 +19,7 @@ import json
 import multiprocessing
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,10 +76,7 @@ def import_sglang(with_graphs: bool = False) -> Any:
     # imports live forever: exempt them from this and all later garbage collections
     gc.disable()
     stand_ins.install()
-    import torch._dynamo
-
-    # compiling gains nothing here, and would hide operations from a capture
-    torch._dynamo.config.disable = True
+    _compile_nothing()
     if with_graphs:
         from . import graphs
 
@@ -92,6 +89,13 @@ def import_sglang(with_graphs: bool = False) -> Any:
     gc.freeze()
     gc.enable()
     return sglang
+
+
+def _compile_nothing() -> None:
+    # compiling gains nothing here, and would hide operations from a capture
+    import torch._dynamo
+
+    torch._dynamo.config.disable = True
 
 
 def load_plugins() -> None:
@@ -115,6 +119,8 @@ def load_rank(model: str, server_args: dict[str, Any], rank: int = 0, port: int 
     """Build the part of one of several ranks, which meet at the port: see ranks.py."""
     # SGLang unfreezes around each capture, and collections would scan all that was imported again
     gc.freeze = gc.unfreeze = lambda: None
+    # torch's settings are a thread's own, and a pool forks from a thread
+    _compile_nothing()
     benchmark = _import_benchmark()
     from sglang.srt.server_args import PortArgs, ServerArgs
 
@@ -185,6 +191,19 @@ def _tokens_of(model: str, steps: int, environment: dict[str, str]) -> list[list
     return generate(loaded, PROMPTS, steps)[0]
 
 
+def tokens_of(
+    arms: Mapping[str, dict[str, str]], models: Sequence[str], steps: int
+) -> dict[str, dict[str, list[list[int]]]]:
+    """Tokens of each model in each arm, which is an environment; call it after import_sglang()."""
+    # SGLang's globals allow one model in a process; forked processes inherit the imports, which take the longest
+    _import_benchmark()
+    importlib.import_module("sglang.srt.models.registry")
+    runs = [(model, steps, environment) for environment in arms.values() for model in models]
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        found = iter(pool.starmap(_tokens_of, runs, chunksize=1))
+    return {arm: {model: next(found) for model in models} for arm in arms}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", choices=sorted(folder.name for folder in MODELS.iterdir()), required=True)
@@ -199,16 +218,9 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2, help="tokens to generate for each prompt")
     parser.add_argument("--json", type=pathlib.Path, required=True)
     arguments = parser.parse_args()
-    sglang = import_sglang()
-    # SGLang's globals allow one model in a process; forked processes inherit the imports, which take the longest
-    _import_benchmark()
-    importlib.import_module("sglang.srt.models.registry")
     arms = {name: dict(pair.split("=", 1) for pair in pairs) for name, *pairs in arguments.arm}
-    runs = [(model, arguments.steps, environment) for environment in arms.values() for model in arguments.model]
-    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-        found = iter(pool.starmap(_tokens_of, runs, chunksize=1))
-    tokens = {arm: {model: next(found) for model in arguments.model} for arm in arms}
-    report = {"release": sglang.__version__, "tokens": tokens}
+    release = import_sglang().__version__
+    report = {"release": release, "tokens": tokens_of(arms, arguments.model, arguments.steps)}
     arguments.json.write_text(json.dumps(report, indent=1))
 
 

@@ -11,7 +11,7 @@ from tests.scenarios import telling
 
 
 def main(folder: str, prompts: str) -> None:
-    one_batch.import_sglang()
+    one_batch.import_sglang(with_graphs=True)
     one_batch.load_plugins()
     loaded = one_batch.load(folder, load_format="auto", context_length=256)
     tokens, logits = one_batch.generate(loaded, json.loads(prompts), 3)

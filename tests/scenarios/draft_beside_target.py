@@ -13,7 +13,7 @@ from tests.scenarios import named
 
 def configuration(*pairs: str) -> dict[str, Any]:
     """Tell the layers of full attention that a target's configuration names, before its draft is built and after."""
-    one_batch.import_sglang()
+    one_batch.import_sglang(with_graphs=True)
     one_batch.load_plugins()
     loaded = one_batch.load("qwen3next")
     one_batch.randomize(loaded.model_runner.model)

@@ -103,6 +103,6 @@ def expected(lengths: list[int], own_pool: bool) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    one_batch.import_sglang()
+    one_batch.import_sglang(with_graphs=True)
     one_batch.load_plugins()
     telling.with_and_without(LocalAttention().look)

@@ -17,7 +17,7 @@ from tests.scenarios import telling
 
 def what_is_admitted() -> list[Any]:
     """Batches that may be replayed, by mode and by what they carry, and the sizes that SGLang sees."""
-    one_batch.import_sglang()
+    one_batch.import_sglang(with_graphs=True)
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     runner = SimpleNamespace(**{fix.STATE: object()})
@@ -81,7 +81,7 @@ CALLS: dict[str, Callable[[Any, Any], Any]] = {
 
 def what_is_handed_over() -> dict[str, Any]:
     """Arguments of the layers and the buffer that the fix finds for each call, or its reason for none."""
-    one_batch.import_sglang()
+    one_batch.import_sglang(with_graphs=True)
     return {name: handed_over(call) for name, call in CALLS.items()}
 
 

@@ -57,7 +57,7 @@ def load(name: str, folder: str) -> dict[str, Any]:
 
 
 def main(wanted: dict[str, str]) -> None:
-    one_batch.import_sglang()
+    one_batch.import_sglang(with_graphs=True)
     one_batch._import_benchmark()
     importlib.import_module("sglang.srt.models.registry")
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
