@@ -88,16 +88,13 @@ def test_an_alert_fires_for_a_fix_that_is_not_there(
 
 @pytest.mark.parametrize(("fixes", "alerts"), [("off", [("BcgSelfCheckWrong", "selfcheck")]), ("auto", [])])
 def test_an_alert_fires_for_graphs_that_the_self_check_finds_wrong(
-    release_root: Root, tmp_path: pathlib.Path, fixes: str, alerts: list[tuple[str, str]]
+    release_root: Root, fixes: str, alerts: list[tuple[str, str]]
 ) -> None:
-    (tmp_path / "metrics").mkdir()
-    arguments = ("qwen3next", "--freed-memory", "kept", "--server", '{"enable_metrics": true}')
     found, _ = processes.beside(
         release_root("0.5.12.post1"),
-        *("-m", "tests.releases.selfcheck_run", *arguments),
+        *("-m", "tests.releases.selfcheck_run", "qwen3next", "--freed-memory", "kept", "--metrics"),
         SGLANG_BCG_SELFCHECK="warn",
         SGLANG_BCG_FIXES=fixes,
-        PROMETHEUS_MULTIPROC_DIR=str(tmp_path / "metrics"),
     )
     verdict = "wrong" if alerts else "right"
     assert found["selfcheck"]["verdict"] == verdict
@@ -105,15 +102,13 @@ def test_an_alert_fires_for_graphs_that_the_self_check_finds_wrong(
     assert list(firing(found["metrics"])) == alerts
 
 
-def test_an_alert_fires_for_graphs_that_the_canary_finds_wrong(release_root: Root, tmp_path: pathlib.Path) -> None:
-    (tmp_path / "metrics").mkdir()
-    options = ("--no-check", "--prefills", "3", "--freed-memory", "kept", "--server", '{"enable_metrics": true}')
+def test_an_alert_fires_for_graphs_that_the_canary_finds_wrong(release_root: Root) -> None:
+    options = ("--no-check", "--prefills", "3", "--freed-memory", "kept", "--metrics")
     found, _ = processes.beside(
         release_root("0.5.12.post1"),
         *("-m", "tests.releases.selfcheck_run", "qwen3next", *options),
         SGLANG_BCG_FIXES="off",
         SGLANG_BCG_CANARY="1",
-        PROMETHEUS_MULTIPROC_DIR=str(tmp_path / "metrics"),
     )
     assert found["selfcheck afterwards"]["verdict"] == "wrong", found
     assert list(firing(found["metrics"])) == [("BcgSelfCheckWrong", "selfcheck")], found["metrics"]

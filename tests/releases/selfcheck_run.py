@@ -10,6 +10,7 @@ import argparse
 import hashlib
 import json
 import os
+import tempfile
 import types
 from collections.abc import Iterator
 from typing import Any
@@ -108,9 +109,7 @@ def prefill_again(loaded: Any, prompt: list[int], eager: Any) -> dict[str, Any]:
     return {"equal": bool((logits == eager).all()), "replays": graphs.counters.replays - before}
 
 
-def shown_to_prometheus() -> str | None:
-    if "PROMETHEUS_MULTIPROC_DIR" not in os.environ:
-        return None
+def shown_to_prometheus() -> str:
     from prometheus_client import CollectorRegistry, generate_latest, multiprocess
 
     registry = CollectorRegistry()
@@ -128,9 +127,14 @@ def main() -> None:
     parser.add_argument("--no-check", action="store_true")
     parser.add_argument("--server", type=json.loads, default={}, help="further arguments of the server, as JSON")
     parser.add_argument("--seconds", type=float, default=1000)
+    parser.add_argument("--metrics", action="store_true", help="tell what Prometheus is shown, too")
     options = parser.parse_args()
 
     one_batch.import_sglang(with_graphs=True)
+    if options.metrics:
+        # read by its client, which a server with metrics imports
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = tempfile.mkdtemp()
+        options.server["enable_metrics"] = True
     one_batch.load_plugins()
     loaded = one_batch.load(options.model, **options.server)
     one_batch.randomize(loaded.model_runner.model)
@@ -164,7 +168,7 @@ def main() -> None:
         "prefills": [prefill_again(loaded, *each) for each in zip(prompts, eager, strict=True)],
     }
     result |= {
-        "metrics": shown_to_prometheus(),
+        "metrics": shown_to_prometheus() if options.metrics else None,
         "canary": plugin.load().report.canary,
         "selfcheck afterwards": plugin.load().report.selfcheck,
     }
