@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=list(others))
         items[:] = [item for item in items if item not in others]
     # those on one release follow each other, and find it imported; see tests/warm.py
-    items.sort(key=lambda item: wheels.RELEASES.index(release_of(item) or wheels.RELEASES[0]))
+    items.sort(key=lambda item: wheels.RELEASES.index(release_of(item) or named_by(item) or wheels.RELEASES[0]))
 
 
 def without_a_difference(items: list[pytest.Item]) -> Iterator[pytest.Item]:
@@ -60,6 +60,16 @@ def release_of(item: pytest.Item) -> str | None:
             if isinstance(part, str) and part in wheels.RELEASES:
                 return part
     return None
+
+
+def named_by(item: pytest.Item) -> str | None:
+    """The first release that its function names, itself or by a constant of its module."""
+    function = getattr(item, "function", None)
+    if function is None:
+        return None
+    code = function.__code__
+    named = (*code.co_consts, *(function.__globals__.get(name) for name in code.co_names))
+    return next((value for value in named if isinstance(value, str) and value in wheels.RELEASES), None)
 
 
 @pytest.fixture(scope="session")

@@ -51,8 +51,8 @@ READ_WHEN_IMPORTED = ("CUDA", "HF_", "LD_", "MKL", "NUMBA", "OMP", "PYTHON", "TO
 # and the last to choose from plugins of PLATFORMS, of which there are none
 NOT_READ_BY_SGLANG = ("PYTEST_CURRENT_TEST", "SGLANG_BCG_", "SGLANG_MAMBA_CONV_DTYPE", "SGLANG_PLUGINS")
 PLATFORMS = "sglang.srt.platforms"
-# those used last: each takes some hundred megabytes, in every worker of pytest
-RELEASES_AT_ONCE = 2
+# those used last: each takes two hundred megabytes, in every worker of pytest
+RELEASES_AT_ONCE = 3
 
 
 class Starter:
