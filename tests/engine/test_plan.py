@@ -12,7 +12,7 @@ from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.model import Accepted, Action, Fix, Impl, Kernel, PatchPoint, Rejected
 from sglang_bcg_fixes.planning import plan
 from sglang_bcg_fixes.planning.registry import Registry
-from sglang_bcg_fixes.source.finding import Finding, Verdict
+from sglang_bcg_fixes.source.finding import Evidence, Finding, Verdict
 from sglang_bcg_fixes.source.tree import Source
 from tests.engine.bodies import KNOWN, fix, kernel, point
 
@@ -63,6 +63,19 @@ def test_decisions(verdict: Verdict, state: str, action: Action) -> None:
 @pytest.mark.parametrize(("state", "action"), [("auto", Action.APPLY), ("on", Action.APPLY), ("off", Action.OFF)])
 def test_a_guard_is_applied_where_its_defect_is_latent(state: str, action: Action) -> None:
     assert actions(fix_with("one", Verdict.LATENT, guard=True), SGLANG_BCG_FIX_ONE=state) == {"one": action}
+
+
+@pytest.mark.parametrize("verdict", [Verdict.AFFECTED, Verdict.LATENT, Verdict.FIXED, Verdict.ABSENT])
+def test_a_form_that_nobody_has_read_makes_any_verdict_unknown(verdict: Verdict) -> None:
+    seen = tuple(Evidence(f"package:{form}", "package.py", 7, form) for form in ("read", "new"))
+    asked = dataclasses.replace(fix("one"), probe=lambda source: Finding(verdict, "because", seen))
+    both, one = (dataclasses.replace(asked, known=dict.fromkeys(forms, "")) for forms in (("read", "new"), ("read",)))
+    assert plan.ask(both, Source(NoFiles())) == Finding(verdict, "because", seen)
+    unknown = plan.ask(one, Source(NoFiles()))
+    assert unknown.verdict is Verdict.UNKNOWN and unknown.evidence == seen
+    assert unknown.reason == (
+        f"package.py:7 new [new] is in a form that has not been read yet (it looks {verdict.value}: because)"
+    )
 
 
 def test_a_latent_defect_says_how_its_fix_is_had() -> None:
