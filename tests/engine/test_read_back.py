@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import subprocess
 
 import pytest
 
+from sglang_bcg_fixes.engine import call_counts
 from tests import processes
 from tests.engine import test_plugin
 from tests.engine.test_plugin import EXTRA, Extra, scenario
@@ -180,6 +182,18 @@ def test_a_report_folder_that_cannot_be_written_hides_no_loss(extra: Extra, tmp_
 def test_counts_that_cannot_be_had_are_unknown(extra: Extra, tmp_path: pathlib.Path) -> None:
     done = told(extra(), tmp_path / "reports", "unknown_counts")
     assert "extra_fix (calls unknown)" in processes.result(done), done.stdout + done.stderr
+
+
+def test_memory_that_the_kernel_refuses_leaves_no_descriptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(os, "register_at_fork", lambda **_: None)
+    monkeypatch.setattr(os, "ftruncate", refuse)
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(OSError, match="no space"):
+        call_counts.Tally().publish()
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_torch_s_compiler_traces_what_is_patched_and_counts_nothing() -> None:
