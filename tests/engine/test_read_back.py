@@ -6,10 +6,13 @@ from __future__ import annotations
 import os
 import pathlib
 import subprocess
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from sglang_bcg_fixes.engine import call_counts
+from sglang_bcg_fixes.engine import call_counts, wrappers
+from sglang_bcg_fixes.model import How
 from tests import processes
 from tests.engine import test_plugin
 from tests.engine.test_plugin import EXTRA, Extra, scenario
@@ -200,3 +203,31 @@ def test_torch_s_compiler_traces_what_is_patched_and_counts_nothing() -> None:
     pytest.importorskip("torch")
     done = processes.python("-m", "tests.scenarios.reading_back", "compiled", timeout=180)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_fix_is_found_in_an_object_that_holds_it_and_not_behind_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(call_counts, "TALLY", call_counts.Tally())
+
+    def original(x: int) -> int:
+        return x
+
+    def body(original: Callable[[int], int], x: int) -> int:
+        return original(x)
+
+    class Caller:
+        def __init__(self, inner: Callable[[int], int]) -> None:
+            self.inner = inner
+
+        def __call__(self, x: int) -> int:
+            return self.inner(x)
+
+    class Namespace:
+        inner: Any = None
+
+        def __new__(cls, x: int) -> Any:
+            return x
+
+    patched = wrappers.rebuild("module:original", original, How.AROUND, body, "a_fix")
+    Namespace.inner = staticmethod(patched)
+    assert wrappers.fixes_in(Caller(patched)) == {"a_fix"}
+    assert wrappers.fixes_in(Namespace) == set()
