@@ -78,6 +78,12 @@ def test_a_form_that_nobody_has_read_makes_any_verdict_unknown(verdict: Verdict)
     )
 
 
+def test_a_fix_is_found_by_its_id() -> None:
+    one, two = fix("one"), fix("two")
+    registry = Registry((one, two), ())
+    assert [registry.fix(name) for name in ("one", "two", "three")] == [one, two, None]
+
+
 def test_a_latent_defect_says_how_its_fix_is_had() -> None:
     made = plan.make(
         Registry((fix_with("one", Verdict.LATENT),), ()),
