@@ -110,19 +110,16 @@ def _import_benchmark() -> Any:
     return importlib.import_module("sglang.bench_one_batch")
 
 
-def load(model: str, **server_args: Any) -> LoadedModel:
-    """Build `models/<model>` with dummy weights, after import_sglang(), load_plugins(); one per process."""
+def server_arguments(model: str, **server_args: Any) -> Any:
+    """SGLang's ServerArgs for `models/<model>` on a CPU, and what such a server calls."""
+    from sglang.srt.server_args import ServerArgs
     return load_rank(model, server_args)
 
 
 def load_rank(model: str, server_args: dict[str, Any], rank: int = 0, port: int | None = None) -> LoadedModel:
     """Build the part of one of several ranks, which meet at the port: see ranks.py."""
-    # SGLang unfreezes around each capture, and collections would scan all that was imported again
-    gc.freeze = gc.unfreeze = lambda: None
     # torch's settings are a thread's own, and a pool forks from a thread
     _compile_nothing()
-    benchmark = _import_benchmark()
-    from sglang.srt.server_args import PortArgs, ServerArgs
 
     known = getattr(ServerArgs, "__struct_fields__", None) or [field.name for field in dataclasses.fields(ServerArgs)]
     chosen = DEFAULT_SERVER_ARGS | {"model_path": str(MODELS / model)} | server_args
@@ -131,6 +128,17 @@ def load_rank(model: str, server_args: dict[str, Any], rank: int = 0, port: int 
         flash_attention.install()
     args = ServerArgs(**{name: value for name, value in chosen.items() if name in known})
     mamba.install(args)
+    return args
+
+
+def load(model: str, **server_args: Any) -> LoadedModel:
+    """Build `models/<model>` with dummy weights, after import_sglang(), load_plugins(); one per process."""
+    # SGLang unfreezes around each capture, and collections would scan all that was imported again
+    gc.freeze = gc.unfreeze = lambda: None
+    benchmark = _import_benchmark()
+    from sglang.srt.server_args import PortArgs
+
+    args = server_arguments(model, **server_args)
 
     def leave(run_name: Any, runner: Any, *_: Any, **__: Any) -> None:
         raise _Loaded(runner)

@@ -92,3 +92,11 @@ ONE_BRANCH_OF_DRAFTS = (
         effect="drafts form one chain, which needs no separate table",
     ),
 )
+
+PREFIX_CACHE_OFF = (
+    Workaround(
+        flags="--disable-radix-cache",
+        option="--disable-radix-cache",
+        effect="every prompt is computed from its beginning: correct, slower",
+    ),
+)

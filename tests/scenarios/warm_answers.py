@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers from a warm prefix cache beside cold ones, in conversations that a real scheduler holds together.
+
+Arguments: the model, then server arguments as JSON. Each turn of a conversation is the last one with its answer, and
+some new tokens. Every prompt is answered from a cold cache afterwards.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import random
+import sys
+from typing import Any
+
+import torch
+
+from cpu_sglang import mamba, one_batch, scheduler
+from sglang_bcg_fixes import plugin
+from tests.releases import kinds_of_request
+from tests.scenarios import telling
+
+NEW_TOKENS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversation:
+    """Conversations that are held together: lengths of the first prompts, and what each turn adds to an answer."""
+
+    lengths: list[int]
+    added: int
+    turns: int = 1
+
+
+# with chunks of 64 tokens: the fourth of the five crosses a boundary while it is answered
+CONVERSATIONS = {
+    "one": Conversation([200], 11),
+    "two, each turn ends in another chunk": Conversation([127, 130], 70, turns=2),
+    "three": Conversation([100, 192, 70], 11),
+    "five around a boundary": Conversation([63, 64, 65, 61, 130], 11),
+}
+SERVER = {
+    "dtype": "float32",
+    "disable_radix_cache": False,
+    "page_size": 1,
+    "max_total_tokens": 8192,
+    "context_length": 1024,
+    "chunked_prefill_size": 1024,
+    "max_mamba_cache_size": 64,
+    "max_running_requests": 8,
+    "mamba_track_interval": 64,
+}
+
+
+# of products of other sizes; a wrong state is off by far more
+ROUNDING = 1e-4
+
+
+def hold(served: scheduler.Scheduler, held: Conversation) -> list[list[Any]]:
+    """By turn, and by conversation: how much was found in the cache, and whether the answer is the cold one."""
+    source = random.Random(sum(held.lengths))
+
+    def tokens(number: int) -> list[int]:
+        return [source.randrange(3, 120) for _ in range(number)]
+
+    served.forget()
+    prompts = {str(row): tokens(length) for row, length in enumerate(held.lengths)}
+    answers = served.answer(prompts, NEW_TOKENS)
+    assert all(answer.found == 0 for answer in answers.values())
+    turns = []
+    for _ in range(held.turns):
+        prompts = {
+            name: [*prompt, *(int(logits.argmax()) for logits in answers[name].logits), *tokens(held.added)]
+            for name, prompt in prompts.items()
+        }
+        answers = served.answer(prompts, NEW_TOKENS)
+        turns.append((prompts, answers))
+    return [compare(served, *turn) for turn in turns]
+
+
+def compare(served: scheduler.Scheduler, prompts: dict[str, list[int]], warm: dict[str, scheduler.Answer]) -> list[Any]:
+    served.forget()
+    cold = served.answer(prompts, 1)
+    return [
+        [warm[name].found, bool(torch.allclose(warm[name].logits[0], cold[name].logits[0], atol=ROUNDING, rtol=0))]
+        for name in prompts
+    ]
+
+
+def main(model: str, server_args: str) -> None:
+    one_batch.import_sglang(with_graphs=True)
+    one_batch.load_plugins()
+    kinds_of_request.forget_pinned_memory()
+    environ: Any = importlib.import_module("sglang.srt.environ")
+    # a state that is rounded differs between a prompt that ends there and one that goes on
+    environ.envs.SGLANG_MAMBA_CONV_DTYPE.set("float32")
+
+    def program(served: scheduler.Scheduler) -> None:
+        def act() -> dict[str, Any]:
+            return {name: hold(served, held) for name, held in CONVERSATIONS.items()}
+
+        if plugin.load().ledger.applied():
+            telling.with_and_without(act)
+        else:
+            telling.result({"applied": [], "without": act()})
+
+    given = json.loads(server_args)
+    overridden = {"max_position_embeddings": 2048, **given.pop("model", {})}
+    scheduler.run(
+        program,
+        model,
+        json_model_override_args=json.dumps(overridden),
+        **{**SERVER, **mamba.allow_extra_buffer(), **given},
+    )
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
