@@ -7,6 +7,7 @@ Requests are put into the scheduler where it would receive them, and its loop en
 from __future__ import annotations
 
 import array
+import contextlib
 import dataclasses
 import importlib
 import inspect
@@ -35,14 +36,14 @@ def run(program: Callable[[Scheduler], None], model: str, **server_args: Any) ->
 
     module: Any = importlib.import_module("sglang.srt.managers.scheduler")
 
-    def run_event_loop(scheduler: Any) -> None:
+    def dispatch_event_loop(scheduler: Any) -> None:
         try:
             program(Scheduler(scheduler))
         except Exception as error:
             # the handler would end this process and its parent
             raise Failed from error
 
-    module.Scheduler.run_event_loop = run_event_loop
+    module.dispatch_event_loop = dispatch_event_loop
     parameters = inspect.signature(module.run_scheduler_process).parameters
     ranks = {name: 0 for name in parameters if name.endswith("_rank") and not name.startswith(("display", "dp_"))}
     module.run_scheduler_process(
@@ -75,11 +76,23 @@ class Scheduler:
         one_batch.randomize(self.model)
         # latent attention keeps products of its weights
         getattr(self.model, "post_load_weights", lambda: None)()
+        # stand-ins of streams can be entered once
+        scheduler.forward_stream_ctx = scheduler.copy_stream_ctx = contextlib.nullcontext()
+        # the loop makes what the cache is emptied with
+        self._loop()
 
     def answer(self, prompts: Mapping[str, Sequence[int]], tokens: int) -> dict[str, Answer]:
         """Generate that many tokens greedily for each of the requests, which arrive together."""
         self._answers = {name: Answer() for name in prompts}
         self.scheduler.process_input_requests([request(name, ids, tokens) for name, ids in prompts.items()])
+        self._loop()
+        return self._answers
+
+    def forget(self) -> None:
+        """Empty the prefix cache."""
+        assert self.scheduler.flush_cache()
+
+    def _loop(self) -> None:
         try:
             if self.scheduler.enable_overlap:
                 self.scheduler.event_loop_overlap()
@@ -87,11 +100,6 @@ class Scheduler:
                 self.scheduler.event_loop_normal()
         except Idle:
             pass
-        return self._answers
-
-    def forget(self) -> None:
-        """Empty the prefix cache."""
-        assert self.scheduler.flush_cache()
 
     def _remember(self, batch: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
         lengths = [len(asked.output_ids) for asked in batch.reqs]

@@ -100,3 +100,16 @@ PREFIX_CACHE_OFF = (
         effect="every prompt is computed from its beginning: correct, slower",
     ),
 )
+
+CHECKPOINTS_OFF = (
+    Workaround(
+        flags="--mamba-radix-cache-strategy no_buffer",
+        option="--mamba-radix-cache-strategy",
+        effect="only states at the end of a request are cached, and batches do not overlap: correct, slower",
+    ),
+    Workaround(
+        flags="--mamba-scheduler-strategy no_buffer",
+        option="--mamba-scheduler-strategy",
+        effect="only states at the end of a request are cached, and batches do not overlap: correct, slower",
+    ),
+)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints that decode graphs of a Mamba2 model leave in the pool of states, beside those of an eager decode.
+"""Checkpoints that decode graphs of a hybrid model leave in the pool of states, beside those of an eager decode.
 
-A small Falcon-H1 on a release's real decode runner, with batches of the real scheduler's type. Every decode step runs
-twice from the same states: replayed and eagerly.
+A small model, the argument, on a release's real decode runner, with batches of the real scheduler's type. Every decode
+step runs twice from the same states: replayed and eagerly.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import importlib
 import importlib.util
+import sys
 from typing import Any
 
 import numpy
@@ -63,7 +64,8 @@ class Decodes:
     def states(self) -> list[torch.Tensor]:
         """States of all layers by slot, which comes second."""
         cache = self.runner.req_to_token_pool.mamba_pool.mamba_cache
-        return [*cache.conv, cache.temporal]
+        # lightning attention has no convolution, and its state is there for the interface
+        return [state for state in (*cache.conv, cache.temporal) if state.numel()]
 
     def forward(self, batch: Any, *args: Any, **kwargs: Any) -> Any:
         if not batch.forward_mode.is_decode():
@@ -118,14 +120,26 @@ def by_slot(states: list[torch.Tensor]) -> list[tuple[torch.Tensor, ...]]:
     return list(zip(*(state.unbind(1) for state in states), strict=True))
 
 
-def main() -> None:
+def leave_out_full_attention() -> None:
+    """Let the last layer attend to nothing while it decodes: its stand-in cannot be captured, and it has no state."""
+    from sglang.srt.layers.attention.flashattention_backend import FlashAttentionBackend
+
+    def forward_decode(
+        self: Any, q: torch.Tensor, k: Any, v: Any, layer: Any, *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        return q.new_zeros(q.shape[0], layer.tp_q_head_num * layer.v_head_dim)
+
+    FlashAttentionBackend.forward_decode = forward_decode
+
+
+def main(model: str = "falcon_h1") -> None:
     one_batch.import_sglang(with_graphs=True)
     one_batch.load_plugins()
     kinds_of_request.forget_pinned_memory()
     loaded = one_batch.load(
-        "falcon_h1",
+        model,
         dtype="float32",
-        attention_backend="triton",
+        **({"attention_backend": "triton"} if model == "falcon_h1" else {}),
         # kernels are slow here, and attention is not what is compared
         triton_attention_num_kv_splits=1,
         max_running_requests=max(GRAPHS),
@@ -137,6 +151,8 @@ def main() -> None:
         **mamba.allow_extra_buffer(),
     )
     one_batch.randomize(loaded.model_runner.model)
+    if model == "bailing_full":
+        leave_out_full_attention()
     decodes = Decodes(loaded)
 
     def act() -> dict[str, Any]:
@@ -150,4 +166,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
