@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A short prompt on a cached prefix starts from an empty Mamba2 state
+
+Symptom: NemotronH, Falcon-H1 and Granite 4 with the extra-buffer strategy of the Mamba prefix cache, the default there,
+answer as if they had forgotten the conversation wherever a prefix is found and what follows is shorter than the model's
+chunk (128 or 256 tokens), as most turns of a chat are. So do prompts whose last piece of a chunked prefill is as short.
+Nothing in the log.
+Cause: The layers start from a cached state only where the prefill is to save a checkpoint too, which needs a whole
+chunk. The attention layers of the same model see the prefix, and the Mamba2 layers do not.
+Change: A request starts from its state wherever it has a prefix. Checkpoints are saved as before.
+Remove when: 0.5.14 need not be served.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, PREFIX_CACHE_OFF
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+
+PREPARE = "sglang.srt.layers.attention.mamba.mamba2_metadata:Mamba2Metadata.prepare_mixed"
+
+
+def probe(source: Source) -> Finding:
+    prepare = source.need(PREPARE)
+    if not prepare.mentions("has_initial_states = context_lens_tensor > 0"):
+        return unknown("a hit is told in a way that no known release does", prepare)
+    if prepare.mentions("has_initial_states & mamba_track_mask[:has_initial_states.shape[0]]"):
+        return affected("a request without a checkpoint to save counts as one without a prefix", prepare)
+    if prepare.mentions("has_initial_states &"):
+        return unknown("a hit is told by more than the length of its prefix, in an unknown way", prepare)
+    return fixed("a hit is told by the length of its prefix", prepare)
+
+
+def prepare_mixed(
+    original: Callable[..., Any], cls: Any, forward_metadata: Any, chunk_size: int, forward_batch: Any
+) -> Any:
+    # the mask is read for that alone: where to save is in forward_metadata
+    batch = copy.copy(forward_batch)
+    batch.mamba_track_mask = None
+    return original(cls, forward_metadata, chunk_size, batch)
+
+
+FIX = Fix(
+    id="mamba2_hit_ignored",
+    doc=__doc__,
+    upstream=("https://github.com/sgl-project/sglang/pull/29368", "https://github.com/sgl-project/sglang/issues/29330"),
+    probe=probe,
+    patches=(PatchPoint((PREPARE,), How.AROUND, prepare_mixed),),
+    workarounds=(*CHECKPOINTS_OFF, *PREFIX_CACHE_OFF),
+    verify=("falcon_h1_checkpoints",),
+)
