@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints of gated delta net with large pages, on a real scheduler: red, green, and releases that are right."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests import processes
+from tests.fixes import settings
+from tests.wheels import NEWEST
+
+FIX = "page_larger_than_state_chunk"
+AFFECTED = ("0.5.13", "0.5.13.post1", "0.5.14", "0.5.15", "0.5.15.post1", "0.5.16", "0.5.17", "0.5.18")
+# in float32 the kernels refuse to run
+SERVER = {"attention_backend": "triton", "dtype": "float16"}
+LARGE = {"page_size": 128, "mamba_track_interval": 128}
+# the first of the two has its checkpoint from decode
+STOCK = {
+    "one": [[[128, False]]],
+    "two, each turn ends in another chunk": [[[128, True], [128, False]], [[128, True], [128, False]]],
+    "three": [[[0, True], [128, False], [0, True]]],
+    "five around a boundary": [[[0, True], [0, True], [0, True], [0, True], [128, False]]],
+}
+RIGHT = {name: [[[found, True] for found, _ in turn] for turn in turns] for name, turns in STOCK.items()}
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(release_root: Callable[[str], pathlib.Path]) -> Run:
+    def run(release: str, **server: Any) -> Any:
+        arguments = ("-m", "tests.scenarios.warm_answers", "qwen3next", json.dumps(SERVER | server))
+        return processes.beside(release_root(release), *arguments, timeout=600, **settings.only(FIX))[0]
+
+    return run
+
+
+@pytest.mark.forms_of(FIX)
+@pytest.mark.parametrize("release", AFFECTED)
+def test_a_checkpoint_is_the_state_of_its_boundary(run: Run, release: str) -> None:
+    found = run(release, **LARGE)
+    assert found["applied"] == [FIX]
+    assert found["without"] == STOCK
+    assert found["with"] == RIGHT
+
+
+def test_with_pages_as_large_as_the_chunk_nothing_changes(run: Run) -> None:
+    found = run(AFFECTED[-1], page_size=64)
+    assert found["applied"] == [FIX]
+    assert found["with"] == found["without"]
+    assert all(right for turns in found["with"].values() for turn in turns for _, right in turn)
+
+
+def test_a_release_that_looks_it_up_right_is_left_as_it_is(run: Run) -> None:
+    assert run(NEWEST, **LARGE) == {"applied": [], "without": RIGHT}
