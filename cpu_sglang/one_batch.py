@@ -113,13 +113,6 @@ def _import_benchmark() -> Any:
 def server_arguments(model: str, **server_args: Any) -> Any:
     """SGLang's ServerArgs for `models/<model>` on a CPU, and what such a server calls."""
     from sglang.srt.server_args import ServerArgs
-    return load_rank(model, server_args)
-
-
-def load_rank(model: str, server_args: dict[str, Any], rank: int = 0, port: int | None = None) -> LoadedModel:
-    """Build the part of one of several ranks, which meet at the port: see ranks.py."""
-    # torch's settings are a thread's own, and a pool forks from a thread
-    _compile_nothing()
 
     known = getattr(ServerArgs, "__struct_fields__", None) or [field.name for field in dataclasses.fields(ServerArgs)]
     chosen = DEFAULT_SERVER_ARGS | {"model_path": str(MODELS / model)} | server_args
@@ -133,8 +126,15 @@ def load_rank(model: str, server_args: dict[str, Any], rank: int = 0, port: int 
 
 def load(model: str, **server_args: Any) -> LoadedModel:
     """Build `models/<model>` with dummy weights, after import_sglang(), load_plugins(); one per process."""
+    return load_rank(model, server_args)
+
+
+def load_rank(model: str, server_args: dict[str, Any], rank: int = 0, port: int | None = None) -> LoadedModel:
+    """Build the part of one of several ranks, which meet at the port: see ranks.py."""
     # SGLang unfreezes around each capture, and collections would scan all that was imported again
     gc.freeze = gc.unfreeze = lambda: None
+    # torch's settings are a thread's own, and a pool forks from a thread
+    _compile_nothing()
     benchmark = _import_benchmark()
     from sglang.srt.server_args import PortArgs
 
