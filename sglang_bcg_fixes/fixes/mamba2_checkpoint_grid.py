@@ -16,7 +16,6 @@ Remove when: No release before 0.5.20 has to be served.
 
 from __future__ import annotations
 
-import contextvars
 import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -53,7 +52,8 @@ def probe(source: Source) -> Finding:
         "track_ssm_src_offset[1:] = torch.cumsum(num_h_states[:-1], dim=0)"
     ):
         return unknown("checkpoints are looked up in a way that no known release does", forward, look_up)
-    if not mixer.mentions("intermediate_states, varlen_state = mamba_chunk_scan_combined("):
+    called = "intermediate_states, varlen_state = mamba_chunk_scan_combined("
+    if not (mixer.mentions(called) and mixer.mentions("seq_idx=mixed_metadata.seq_idx")):
         return unknown("the layer calls the scan in a way that no known release does", forward, look_up, mixer)
     read = (
         *(forward, look_up, mixer),
@@ -83,15 +83,14 @@ class Pieces:
     chunk_offsets: Tensor
 
 
-# of the batch whose layers run; the scan is given nothing that knows it
-running: contextvars.ContextVar[Pieces | None] = contextvars.ContextVar("running", default=None)
+# on the one tensor of a batch that the scan gets as it was made; where the layer is called from does not matter then
+PIECES = "bcg_fixes_pieces"
 
 
 def look_up(result: None, self: Any, forward_batch: Any) -> None:
     import torch
 
     metadata = self.forward_metadata
-    metadata.pieces = None
     if metadata.track_ssm_h_src is None or metadata.mixed_metadata is None:
         return
     chunk = metadata.mixed_metadata.chunk_size
@@ -109,7 +108,7 @@ def look_up(result: None, self: Any, forward_batch: Any) -> None:
     metadata.track_ssm_h_src = torch.tensor(sources, dtype=torch.int64, device=device)
     metadata.track_ssm_h_dst = forward_batch.mamba_track_indices[[row for row, _, _ in inside]]
     if off_grid:
-        metadata.pieces = pieces_of(off_grid, chunk, metadata, device)
+        setattr(metadata.mixed_metadata.seq_idx, PIECES, pieces_of(off_grid, chunk, metadata, device))
 
 
 def pieces_of(off_grid: list[tuple[int, int, int]], chunk: int, metadata: Any, device: Any) -> Pieces:
@@ -135,21 +134,13 @@ def pieces_of(off_grid: list[tuple[int, int, int]], chunk: int, metadata: Any, d
     return Pieces(**{name: tensor.to(device) for name, tensor in vars(on_host).items()})
 
 
-def run_layer(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    before = running.set(getattr(self.forward_metadata, "pieces", None))
-    try:
-        return original(self, *args, **kwargs)
-    finally:
-        running.reset(before)
-
-
 def scan(
     original: Callable[..., Any], x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, *args: Any, **kwargs: Any
 ) -> Any:
     import torch
 
     result = original(x, dt, A, B, C, *args, **kwargs)
-    pieces = running.get()
+    pieces = getattr(kwargs["seq_idx"], PIECES, None)
     if pieces is None:
         return result
     kept, ends = result
@@ -180,7 +171,6 @@ FIX = Fix(
     probe=probe,
     patches=(
         PatchPoint((f"{MAMBA2}.init_forward_metadata",), How.AFTER, look_up),
-        PatchPoint((f"{MAMBA2}.forward",), How.AROUND, run_layer),
         # not in its own module, which is imported in the middle of the others
         PatchPoint((f"{MIXERS}:mamba_chunk_scan_combined",), How.AROUND, scan),
     ),

@@ -17,13 +17,16 @@ from tests import processes
 
 # the fake SGLang is too small for most fixes of this package to know it
 NOT_NEEDED = (
+    "experts_of_another_rank",
     "fused_mla_tail_uninitialised",
+    "kda_raw_beta",
     "linear_attention_captured",
     "linear_tail_uninitialised",
     "mla_replay_prepared_as_mha",
     "no_bucket_fits",
     "sparse_attention_captured",
     "ssm_mixer_captured",
+    "unequal_token_shares",
 )
 OTHERS = [fix for fix in registry.discover().fixes if fix.patches and fix.id not in NOT_NEEDED]
 OTHERS_OFF = {fix.flag: "off" for fix in OTHERS}
