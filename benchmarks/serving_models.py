@@ -17,11 +17,12 @@ from collections.abc import Iterator
 from typing import Any
 
 from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.lab.bench.gdn_layer import SHAPES, Shape
+from sglang_bcg_fixes.lab.bench.model import HEAD, PERIOD, gated_attention, linear_attention
 from sglang_bcg_fixes.lab.verify import models
 from sglang_bcg_fixes.lab.verify.models import OF_IMAGES, Shapes, norms, options, weights
 
-HEAD, WIDTH, ATTENTION_HEAD, PERIOD = 128, 4, 256, 4
-PATCH, POSITIONS = 16, 2304
+POSITIONS = 2304
 # the four markers of images follow the words
 WORDS, VOCABULARY = 248_064, 248_320
 NUMBERED = {name: WORDS + number for number, name in enumerate(OF_IMAGES)}
@@ -51,8 +52,7 @@ class Published:
     tower: Tower
     experts: int = 0
     chosen: int = 0
-    linear_key_heads: int = 16
-    linear_value_heads: int = 32
+    gdn: Shape = SHAPES["qwen3_5_4b"]
     words: int = WORDS
     vocabulary: int = VOCABULARY
 
@@ -71,103 +71,38 @@ MODELS = {
 }
 
 
-def mlp(prefix: str, hidden: int, inner: int) -> Shapes:
-    return weights(prefix, gate_proj=(inner, hidden), up_proj=(inner, hidden), down_proj=(hidden, inner))
-
-
 def feed_forward(of: Published) -> Shapes:
     if not of.experts:
-        return mlp("mlp.", of.hidden, of.inner)
+        return models.mlp("mlp.", of.inner, of.hidden)
     return {
         **weights("mlp.", gate=(of.experts, of.hidden), shared_expert_gate=(1, of.hidden)),
-        **mlp("mlp.shared_expert.", of.hidden, of.inner),
+        **models.mlp("mlp.shared_expert.", of.inner, of.hidden),
         "mlp.experts.gate_up_proj": (of.experts, 2 * of.inner, of.hidden),
         "mlp.experts.down_proj": (of.experts, of.hidden, of.inner),
     }
 
 
-def linear_attention(of: Published) -> Shapes:
-    keys, values, heads = of.linear_key_heads * HEAD, of.linear_value_heads * HEAD, of.linear_value_heads
-    return {
-        **weights(
-            "linear_attn.",
-            in_proj_qkv=(2 * keys + values, of.hidden),
-            in_proj_z=(values, of.hidden),
-            in_proj_b=(heads, of.hidden),
-            in_proj_a=(heads, of.hidden),
-            conv1d=(2 * keys + values, 1, WIDTH),
-            norm=(HEAD,),
-            out_proj=(of.hidden, values),
-        ),
-        "linear_attn.dt_bias": (heads,),
-        "linear_attn.A_log": (heads,),
-    }
-
-
-def full_attention(of: Published) -> Shapes:
-    queries, keys = of.heads * ATTENTION_HEAD, of.key_heads * ATTENTION_HEAD
-    return weights(
-        "self_attn.",
-        q_proj=(2 * queries, of.hidden),
-        k_proj=(keys, of.hidden),
-        v_proj=(keys, of.hidden),
-        o_proj=(of.hidden, queries),
-        q_norm=(ATTENTION_HEAD,),
-        k_norm=(ATTENTION_HEAD,),
-    )
-
-
 def layer(of: Published, number: int) -> Shapes:
-    mixer = full_attention(of) if number % PERIOD == PERIOD - 1 else linear_attention(of)
+    is_full = number % PERIOD == PERIOD - 1
+    mixer = gated_attention(of.hidden, of.heads, of.key_heads) if is_full else linear_attention(of.hidden, of.gdn)
     return {**norms("input_layernorm", "post_attention_layernorm", size=of.hidden), **mixer, **feed_forward(of)}
 
 
-def block(of: Tower) -> Shapes:
-    pairs = {
-        "norm1": (of.hidden,),
-        "norm2": (of.hidden,),
-        "attn.qkv": (3 * of.hidden, of.hidden),
-        "attn.proj": (of.hidden, of.hidden),
-        "mlp.linear_fc1": (of.inner, of.hidden),
-        "mlp.linear_fc2": (of.hidden, of.inner),
-    }
-    return with_biases(pairs)
-
-
-def with_biases(pairs: Shapes) -> Shapes:
-    return {
-        f"{name}.{kind}": shape if kind == "weight" else shape[:1]
-        for name, shape in pairs.items()
-        for kind in ("weight", "bias")
-    }
-
-
 def ends(of: Published) -> Shapes:
-    merged = 4 * of.tower.hidden
-    tower = with_biases(
-        {
-            "patch_embed.proj": (of.tower.hidden, 3, 2, PATCH, PATCH),
-            "merger.norm": (of.tower.hidden,),
-            "merger.linear_fc1": (merged, merged),
-            "merger.linear_fc2": (of.hidden, merged),
-        }
-    )
+    tower = models.tower_ends(of.tower.hidden, of.hidden, POSITIONS)
     return {
         **weights("model.language_model.", embed_tokens=(of.vocabulary, of.hidden)),
         **weights(lm_head=(of.vocabulary, of.hidden)),
         **norms("model.language_model.norm", size=of.hidden),
         **{f"model.visual.{name}": shape for name, shape in tower.items()},
-        "model.visual.pos_embed.weight": (POSITIONS, of.tower.hidden),
     }
 
 
 def files(of: Published) -> Iterator[tuple[str, Shapes]]:
     """Shapes of each checkpoint file."""
     yield "ends", ends(of)
-    blocks = {
-        f"model.visual.blocks.{n}.{name}": s for n in range(of.tower.depth) for name, s in block(of.tower).items()
-    }
-    yield "tower", blocks
+    shapes = models.tower_block(of.tower.hidden, of.tower.inner).items()
+    yield "tower", {f"model.visual.blocks.{n}.{name}": s for n in range(of.tower.depth) for name, s in shapes}
     for first in range(0, of.layers, LAYERS_PER_FILE):
         numbers = range(first, min(first + LAYERS_PER_FILE, of.layers))
         named = {f"model.language_model.layers.{n}.{name}": s for n in numbers for name, s in layer(of, n).items()}
@@ -184,16 +119,16 @@ def config(of: Published) -> dict[str, Any]:
     text = options(
         f"""model_type="{of.kind}_text" num_hidden_layers={of.layers} hidden_size={of.hidden}
         intermediate_size={of.inner} num_attention_heads={of.heads} num_key_value_heads={of.key_heads}
-        head_dim={ATTENTION_HEAD} vocab_size={of.vocabulary} hidden_act="silu" rms_norm_eps=1e-6
+        head_dim={HEAD} vocab_size={of.vocabulary} hidden_act="silu" rms_norm_eps=1e-6
         max_position_embeddings=262144 tie_word_embeddings=false full_attention_interval={PERIOD}
-        attention_bias=false attn_output_gate=true linear_conv_kernel_dim={WIDTH} linear_key_head_dim={HEAD}
-        linear_value_head_dim={HEAD} linear_num_key_heads={of.linear_key_heads}
-        linear_num_value_heads={of.linear_value_heads} partial_rotary_factor=0.25 rope_parameters={rope}
+        attention_bias=false attn_output_gate=true linear_conv_kernel_dim={of.gdn.width}
+        linear_key_head_dim={of.gdn.head} linear_value_head_dim={of.gdn.head} linear_num_key_heads={of.gdn.key_heads}
+        linear_num_value_heads={of.gdn.value_heads} partial_rotary_factor=0.25 rope_parameters={rope}
         torch_dtype="bfloat16" bos_token_id=0 eos_token_id=1 pad_token_id=0"""
     )
     tower = options(
         f"""model_type="{of.kind}" depth={of.tower.depth} hidden_size={of.tower.hidden}
-        intermediate_size={of.tower.inner} num_heads={of.tower.heads} in_channels=3 patch_size={PATCH}
+        intermediate_size={of.tower.inner} num_heads={of.tower.heads} in_channels=3 patch_size={models.PATCH}
         temporal_patch_size=2 spatial_merge_size=2 num_position_embeddings={POSITIONS}
         out_hidden_size={of.hidden} hidden_act="gelu_pytorch_tanh" deepstack_visual_indexes=[]"""
     )

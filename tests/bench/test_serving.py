@@ -15,12 +15,13 @@ from typing import Any
 import pytest
 
 from benchmarks import serving, serving_models
-from sglang_bcg_fixes.lab.bench import rows, timing
+from sglang_bcg_fixes.lab.bench import gdn_layer, rows, timing
+from sglang_bcg_fixes.lab.verify import models
 from tests import processes
 
 ARMS = (serving.STOCK, serving.OURS, serving.NONE)
 TINY = serving_models.Published(
-    4, 64, 32, 2, 1, serving_models.Tower(1, 64, 128, 2), 2, 1, 1, 2, words=50, vocabulary=64
+    4, 64, 32, 2, 1, serving_models.Tower(1, 64, 128, 2), 2, 1, gdn_layer.Shape(3, 1, 2), words=50, vocabulary=64
 )
 
 Measure = Callable[[str], list[rows.Row]]
@@ -118,7 +119,7 @@ def test_prompts_of_an_image_are_as_long_as_they_say() -> None:
     asked = serving.Prompts("test", 50).with_image(300)
     assert len(asked["text"].split()) - 1 + serving.IMAGE_TOKENS == 300
     assert asked["image_data"][0].startswith("data:image/png;base64,")
-    assert serving.IMAGE_TOKENS == (serving.IMAGE_SIDE // (2 * serving_models.PATCH)) ** 2
+    assert serving.IMAGE_TOKENS == (serving.IMAGE_SIDE // (2 * models.PATCH)) ** 2
 
 
 def test_a_checkpoint_has_every_layer_and_a_vocabulary_without_markers(tmp_path: pathlib.Path) -> None:
@@ -135,13 +136,9 @@ def test_a_checkpoint_has_every_layer_and_a_vocabulary_without_markers(tmp_path:
 
 
 def test_published_sizes_are_those_of_the_layer_bench() -> None:
-    from sglang_bcg_fixes.lab.bench.gdn_layer import SHAPES
-
     for of in serving_models.MODELS.values():
-        assert (of.linear_key_heads, of.linear_value_heads) == (
-            SHAPES["qwen3_5_4b"].key_heads,
-            SHAPES["qwen3_5_4b"].value_heads,
-        )
+        of_the_bench = gdn_layer.SHAPES["qwen3_5_4b"]
+        assert (of.gdn.key_heads, of.gdn.value_heads) == (of_the_bench.key_heads, of_the_bench.value_heads)
 
 
 def test_a_picture_is_drawn_of_what_was_measured(measure: Measure, tmp_path: pathlib.Path) -> None:

@@ -13,7 +13,7 @@ import dataclasses
 import pathlib
 import sys
 
-from sglang_bcg_fixes.lab.bench.gdn_layer import SHAPES
+from sglang_bcg_fixes.lab.bench.gdn_layer import SHAPES, Shape
 from sglang_bcg_fixes.lab.verify import models
 from sglang_bcg_fixes.lab.verify.models import VOCABULARY, Shapes, Tensors, norms, options, weights
 
@@ -26,7 +26,39 @@ VALUES = GDN.value_heads * GDN.head
 
 
 def mlp(prefix: str) -> Shapes:
-    return weights(prefix, gate_proj=(INNER, HIDDEN), up_proj=(INNER, HIDDEN), down_proj=(HIDDEN, INNER))
+    return models.mlp(prefix, INNER, HIDDEN)
+
+
+def gated_attention(hidden: int, heads: int, key_heads: int) -> Shapes:
+    queries, keys = (heads * HEAD, hidden), (key_heads * HEAD, hidden)
+    return weights(
+        "self_attn.",
+        q_proj=(2 * queries[0], hidden),
+        k_proj=keys,
+        v_proj=keys,
+        o_proj=(hidden, queries[0]),
+        q_norm=(HEAD,),
+        k_norm=(HEAD,),
+    )
+
+
+def linear_attention(hidden: int, gdn: Shape) -> Shapes:
+    """Qwen3.5's, which projects to each of its inputs apart."""
+    values = gdn.value_heads * gdn.head
+    return {
+        **weights(
+            "linear_attn.",
+            in_proj_qkv=(gdn.channels, hidden),
+            in_proj_z=(values, hidden),
+            in_proj_b=(gdn.value_heads, hidden),
+            in_proj_a=(gdn.value_heads, hidden),
+            conv1d=(gdn.channels, 1, gdn.width),
+            norm=(gdn.head,),
+            out_proj=(hidden, values),
+        ),
+        "linear_attn.dt_bias": (gdn.value_heads,),
+        "linear_attn.A_log": (gdn.value_heads,),
+    }
 
 
 REST: Shapes = {
@@ -48,18 +80,7 @@ LINEAR: Shapes = {
     "linear_attn.dt_bias": (GDN.value_heads,),
     "linear_attn.A_log": (GDN.value_heads,),
 }
-FULL: Shapes = {
-    **REST,
-    **weights(
-        "self_attn.",
-        q_proj=(2 * HEADS * HEAD, HIDDEN),
-        k_proj=(KEY_HEADS * HEAD, HIDDEN),
-        v_proj=(KEY_HEADS * HEAD, HIDDEN),
-        o_proj=(HIDDEN, HEADS * HEAD),
-        q_norm=(HEAD,),
-        k_norm=(HEAD,),
-    ),
-}
+FULL: Shapes = {**REST, **gated_attention(HIDDEN, HEADS, KEY_HEADS)}
 FOUR_LAYERS = models.Model(
     "Qwen3NextForCausalLM",
     "qwen3_next",
@@ -86,43 +107,12 @@ FOUR_LAYERS = models.Model(
 
 DENSE_HIDDEN, DENSE_INNER, DENSE_KEY_HEADS, DENSE_LAYERS = 2560, 9216, 4, 8
 DENSE_GDN = SHAPES[DENSE]
-DENSE_VALUES = DENSE_GDN.value_heads * DENSE_GDN.head
 DENSE_REST: Shapes = {
     **norms("input_layernorm", "post_attention_layernorm", size=DENSE_HIDDEN),
-    **weights(
-        "mlp.",
-        gate_proj=(DENSE_INNER, DENSE_HIDDEN),
-        up_proj=(DENSE_INNER, DENSE_HIDDEN),
-        down_proj=(DENSE_HIDDEN, DENSE_INNER),
-    ),
+    **models.mlp("mlp.", DENSE_INNER, DENSE_HIDDEN),
 }
-DENSE_LINEAR: Shapes = {
-    **DENSE_REST,
-    **weights(
-        "linear_attn.",
-        in_proj_qkv=(DENSE_GDN.channels, DENSE_HIDDEN),
-        in_proj_z=(DENSE_VALUES, DENSE_HIDDEN),
-        in_proj_b=(DENSE_GDN.value_heads, DENSE_HIDDEN),
-        in_proj_a=(DENSE_GDN.value_heads, DENSE_HIDDEN),
-        conv1d=(DENSE_GDN.channels, 1, DENSE_GDN.width),
-        norm=(DENSE_GDN.head,),
-        out_proj=(DENSE_HIDDEN, DENSE_VALUES),
-    ),
-    "linear_attn.dt_bias": (DENSE_GDN.value_heads,),
-    "linear_attn.A_log": (DENSE_GDN.value_heads,),
-}
-DENSE_FULL: Shapes = {
-    **DENSE_REST,
-    **weights(
-        "self_attn.",
-        q_proj=(2 * HEADS * HEAD, DENSE_HIDDEN),
-        k_proj=(DENSE_KEY_HEADS * HEAD, DENSE_HIDDEN),
-        v_proj=(DENSE_KEY_HEADS * HEAD, DENSE_HIDDEN),
-        o_proj=(DENSE_HIDDEN, HEADS * HEAD),
-        q_norm=(HEAD,),
-        k_norm=(HEAD,),
-    ),
-}
+DENSE_LINEAR: Shapes = {**DENSE_REST, **linear_attention(DENSE_HIDDEN, DENSE_GDN)}
+DENSE_FULL: Shapes = {**DENSE_REST, **gated_attention(DENSE_HIDDEN, HEADS, DENSE_KEY_HEADS)}
 DENSE_FOUR_LAYERS = dataclasses.replace(
     models.QWEN3_5_TEXT,
     key_heads=DENSE_KEY_HEADS,

@@ -55,8 +55,8 @@ def attention(key_heads: int, query_parts: int = 1) -> Shapes:
     return weights("self_attn.", q_proj=queries, k_proj=keys, v_proj=keys, o_proj=(HIDDEN, QUERIES))
 
 
-def mlp(prefix: str, inner: int = INNER) -> Shapes:
-    return weights(prefix, gate_proj=(inner, HIDDEN), up_proj=(inner, HIDDEN), down_proj=(HIDDEN, inner))
+def mlp(prefix: str, inner: int = INNER, hidden: int = HIDDEN) -> Shapes:
+    return weights(prefix, gate_proj=(inner, hidden), up_proj=(inner, hidden), down_proj=(hidden, inner))
 
 
 def mixture(
@@ -254,29 +254,38 @@ OF_IMAGES = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad
 NUMBERED = {name: VOCABULARY + number for number, name in enumerate(OF_IMAGES)}
 # some kernels want a vocabulary that divides by 64
 WITH_IMAGES = VOCABULARY + 64
-TOWER_BLOCK = {
-    f"{name}.{kind}": shape if kind == "weight" else shape[:1]
-    for name, shape in {
-        "norm1": (TOWER,),
-        "norm2": (TOWER,),
-        "attn.qkv": (3 * TOWER, TOWER),
-        "attn.proj": (TOWER, TOWER),
-        "mlp.linear_fc1": (TOWER_INNER, TOWER),
-        "mlp.linear_fc2": (TOWER, TOWER_INNER),
-    }.items()
-    for kind in ("weight", "bias")
-}
-TOWER_ENDS: Shapes = {
-    "patch_embed.proj.weight": (TOWER, 3, 2, PATCH, PATCH),
-    "patch_embed.proj.bias": (TOWER,),
-    "pos_embed.weight": (POSITIONS, TOWER),
-    "merger.norm.weight": (TOWER,),
-    "merger.norm.bias": (TOWER,),
-    "merger.linear_fc1.weight": (MERGED * TOWER, MERGED * TOWER),
-    "merger.linear_fc1.bias": (MERGED * TOWER,),
-    "merger.linear_fc2.weight": (HIDDEN, MERGED * TOWER),
-    "merger.linear_fc2.bias": (HIDDEN,),
-}
+
+
+def with_biases(pairs: Shapes) -> Shapes:
+    return {
+        f"{name}.{kind}": shape if kind == "weight" else shape[:1]
+        for name, shape in pairs.items()
+        for kind in ("weight", "bias")
+    }
+
+
+def tower_block(hidden: int, inner: int) -> Shapes:
+    return with_biases(
+        {
+            "norm1": (hidden,),
+            "norm2": (hidden,),
+            "attn.qkv": (3 * hidden, hidden),
+            "attn.proj": (hidden, hidden),
+            "mlp.linear_fc1": (inner, hidden),
+            "mlp.linear_fc2": (hidden, inner),
+        }
+    )
+
+
+def tower_ends(hidden: int, out: int, positions: int) -> Shapes:
+    merged = MERGED * hidden
+    return {
+        **with_biases({"patch_embed.proj": (hidden, 3, 2, PATCH, PATCH)}),
+        "pos_embed.weight": (positions, hidden),
+        **with_biases(
+            {"merger.norm": (hidden,), "merger.linear_fc1": (merged, merged), "merger.linear_fc2": (out, merged)}
+        ),
+    }
 
 
 def beside_a_tower(text: dict[str, Any]) -> dict[str, Any]:
@@ -353,8 +362,8 @@ QWEN3_5_SEES = dataclasses.replace(
         **weights("model.language_model.", embed_tokens=(WITH_IMAGES, HIDDEN)),
         **weights(lm_head=(WITH_IMAGES, HIDDEN)),
         **norms("model.language_model.norm"),
-        **{f"model.visual.{name}": shape for name, shape in TOWER_ENDS.items()},
-        **{f"model.visual.blocks.0.{name}": shape for name, shape in TOWER_BLOCK.items()},
+        **{f"model.visual.{name}": shape for name, shape in tower_ends(TOWER, HIDDEN, POSITIONS).items()},
+        **{f"model.visual.blocks.0.{name}": shape for name, shape in tower_block(TOWER, TOWER_INNER).items()},
     },
     config={**QWEN3_5_TEXT.config, "vocab_size": WITH_IMAGES},
     finish=with_norms_of_a_tower_of_one,
