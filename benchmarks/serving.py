@@ -20,6 +20,7 @@ import dataclasses
 import functools
 import importlib.util
 import io
+import itertools
 import json
 import os
 import pathlib
@@ -27,7 +28,6 @@ import random
 import re
 import runpy
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -42,7 +42,7 @@ from sglang_bcg_fixes.lab.bench import rows, timing
 from sglang_bcg_fixes.lab.bench.rows import GREEN, RED, Row
 from sglang_bcg_fixes.lab.verify import environment
 from sglang_bcg_fixes.lab.verify.models import OF_IMAGES
-from sglang_bcg_fixes.lab.verify.servers import ended_by_signals
+from sglang_bcg_fixes.lab.verify.servers import PORTS, ended_by_signals, is_free, tail_of, without_places
 
 HERE = pathlib.Path(__file__).parent
 PART = "serving"
@@ -117,9 +117,12 @@ class Server:
     def text(self) -> str:
         return self.log.read_text(errors="replace")
 
+    def last_lines(self) -> str:
+        return indented(tail_of(without_places(self.text(), self.log).splitlines()))
+
     def is_healthy(self) -> bool:
         if self.process.poll() is not None:
-            raise Wrong(f"ended with exit status {self.process.returncode}: {last_lines(self.text())}")
+            raise Wrong(f"ended with exit status {self.process.returncode}: {self.last_lines()}")
         try:
             with urllib.request.urlopen(f"{self.address}/health", timeout=5) as answer:
                 return bool(answer.status == 200)
@@ -133,7 +136,7 @@ class Server:
             with urllib.request.urlopen(asked, timeout=SECONDS_TO_ANSWER) as answer:
                 found: dict[str, Any] = json.loads(answer.read())
         except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
-            raise Wrong(f"no answer ({error}): {last_lines(self.text())}") from error
+            raise Wrong(f"no answer ({error}): {self.last_lines()}") from error
         return found
 
     def stop(self) -> None:
@@ -142,8 +145,8 @@ class Server:
         self.process.wait()
 
 
-def last_lines(text: str, number: int = 12) -> str:
-    return "\n    ".join(["", *text.splitlines()[-number:]])
+def indented(lines: Sequence[str]) -> str:
+    return "\n    ".join(["", *lines])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,12 +185,10 @@ def start(plan: Plan, arm: str, folder: pathlib.Path) -> Server:
 
 
 def free_port() -> int:
-    # a server takes more ports at distances of some thousand above this one
-    for port in random.SystemRandom().sample(range(20000, 30000), 100):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
+    for port in random.sample(PORTS, len(PORTS)):
+        if is_free(port):
             return port
-    raise ServingError("no free port between 20000 and 30000")
+    raise ServingError(f"no free port between {PORTS.start} and {PORTS.stop}")
 
 
 def wait_until_healthy(every: Sequence[Server], say: Say) -> None:
@@ -198,7 +199,7 @@ def wait_until_healthy(every: Sequence[Server], say: Say) -> None:
                 if not each.is_healthy():
                     if time.monotonic() - began < SECONDS_TO_START:
                         continue
-                    each.why = f"not healthy within {SECONDS_TO_START:.0f} s: {last_lines(each.text())}"
+                    each.why = f"not healthy within {SECONDS_TO_START:.0f} s: {each.last_lines()}"
             except Wrong as wrong:
                 each.why = str(wrong)
             each.seconds = round(time.monotonic() - began, 1)
@@ -403,7 +404,7 @@ def bench_serving(
             runpy.run_module(program_of_sglang(), run_name="__main__")
     except SystemExit as ended:
         if ended.code:
-            raise Wrong(f"bench_serving: {last_lines(said.getvalue())}") from ended
+            raise Wrong(f"bench_serving: {indented(tail_of(said.getvalue().splitlines()))}") from ended
     finally:
         sys.argv = arguments
     found: dict[str, Any] = json.loads(out.read_text().splitlines()[-1])
@@ -438,32 +439,34 @@ def draw(file: pathlib.Path) -> pathlib.Path:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    good = [row for row in rows.read(file)[1] if row.verdict == GREEN and row.median]
-    arms = list(dict.fromkeys(row.arm for row in good))
+    good = {
+        (row.arm, (row.measured, *row.case)): row for row in rows.read(file)[1] if row.verdict == GREEN and row.median
+    }
+    arms = list(dict.fromkeys(arm for arm, _ in good))
+    width = 0.8 / len(arms)
     figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.2), width_ratios=(3, 2))
     for panel, kinds, title in (
         (panels[0], (FIRST_TOKEN, WITH_IMAGE), "time to first token, ms (less is better)"),
         (panels[1], tuple(WORKLOADS), "output tokens/s, stock = 1 (more is better)"),
     ):
-        cases = [case for case in dict.fromkeys((r.measured, *r.case) for r in good) if case[0] in kinds]
-        width = 0.8 / len(arms)
-        for place, arm in enumerate(arms):
-            for at, case in enumerate(cases):
-                row = next((r for r in good if r.arm == arm and (r.measured, *r.case) == case), None)
-                base = next(r for r in good if r.arm == STOCK and (r.measured, *r.case) == case).median
-                if row is None or row.median is None or base is None:
-                    continue
-                scale = 1 / base if case[0] in WORKLOADS else 1.0
-                taken = [sample[case[0]] * scale for sample in row.details["rounds"]]
-                middle = row.median * scale
-                panel.bar(
-                    at + (place - (len(arms) - 1) / 2) * width,
-                    middle,
-                    width,
-                    yerr=[[middle - min(taken)], [max(taken) - middle]],
-                    color=COLOURS.get(arm, f"C{place}"),
-                    label=arm if at == 0 else None,
-                )
+        cases = list(dict.fromkeys(case for _, case in good if case[0] in kinds))
+        for (place, arm), (at, case) in itertools.product(enumerate(arms), enumerate(cases)):
+            row = good.get((arm, case))
+            if row is None:
+                continue
+            scale = 1 / (good[STOCK, case].median or 1) if row.measured in WORKLOADS else 1.0
+            low, middle, high = (
+                scale * timing.quantile([taken[row.measured] for taken in row.details["rounds"]], part)
+                for part in (0, 0.5, 1)
+            )
+            panel.bar(
+                at + (place - (len(arms) - 1) / 2) * width,
+                middle,
+                width,
+                yerr=[[middle - low], [high - middle]],
+                color=COLOURS[arm],
+                label=arm if at == 0 else None,
+            )
         panel.set_xticks(range(len(cases)), [label_of(*case) for case in cases], fontsize=8)
         panel.set_title(title, fontsize=10)
         panel.grid(axis="y", alpha=0.3)

@@ -13,13 +13,13 @@ import argparse
 import ast
 import collections
 import dataclasses
-import os
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
+from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.source import releases
 from sglang_bcg_fixes.source.tree import Folder, Source, Wheel
 
@@ -116,8 +116,9 @@ def dropped(reader: Reader) -> Iterator[Suspect]:
     for module in reader.modules(*RUNNERS):
         if "cuda_graph_runner" in module.path and "decode" not in module.path:
             for name, function in module.functions():
-                if is_of_a_replay(name) and calls(function, "ForwardBatch"):
-                    kept |= {word.arg for call in calls(function, "ForwardBatch") for word in call.keywords if word.arg}
+                made = calls(function, "ForwardBatch")
+                if is_of_a_replay(name) and made:
+                    kept |= {word.arg for call in made for word in call.keywords if word.arg}
                     kept |= {target.attr for target in assigned(function)}
     missing = set(reader.fields(BATCH)) - kept if kept else set()
     yield from reads(reader, CAPTURED, BATCH_NAMES, missing, DROPPED)
@@ -255,12 +256,7 @@ def source_of(name: str) -> Source:
     folder = pathlib.Path(name)
     if folder.is_dir():
         return releases.in_folder(folder)
-    return releases.in_wheel(releases.fetch(name, cache()))
-
-
-def cache() -> pathlib.Path:
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return pathlib.Path(base).expanduser() / "sglang-bcg-fixes" / "wheels"
+    return releases.in_wheel(releases.fetch(name, flags.cache_dir() / "wheels"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
