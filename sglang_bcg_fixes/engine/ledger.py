@@ -7,7 +7,7 @@ import types
 
 from sglang_bcg_fixes.engine.holders import rebind_copies, refuse_stale_holders
 from sglang_bcg_fixes.engine.slots import MISSING, Change, PatchError, core, locate
-from sglang_bcg_fixes.engine.wrappers import describe, is_of_this_package, is_ours, layers, load_body, rebuild
+from sglang_bcg_fixes.engine.wrappers import describe, is_foreign, layers, load_body, rebuild
 from sglang_bcg_fixes.model import Patched, PatchPoint
 
 
@@ -75,8 +75,7 @@ class Ledger:
     def wrapped(self, fix_id: str) -> list[str]:
         """List the places where a foreign wrapper stands around ours."""
         found = [(change.slot.where, change.slot.today()) for change in self._changes[fix_id] if is_live(change)]
-        foreign = [(where, value) for where, value in found if not is_of_this_package(core(value))]
-        return [f"{where} is inside {describe(value)}" for where, value in foreign if not is_ours(core(value))]
+        return [f"{where} is inside {describe(value)}" for where, value in found if is_foreign(core(value))]
 
     def undo(self, fix_id: str) -> None:
         """Restore every slot to the very object that stood there, or raise and leave everything as it is."""

@@ -64,10 +64,10 @@ def is_ours(value: Any) -> bool:
     return MARK in getattr(value, "__dict__", {}) and value in _made
 
 
-def is_of_this_package(value: Any) -> bool:
-    """Tell whether a function is written here, such as those that the self-check puts around others for a while."""
+def is_foreign(value: Any) -> bool:
+    """Tell whether others put it there: neither a fix did, nor this package's own code for a while, as a self-check."""
     package = __name__.partition(".")[0]
-    return str(getattr(value, "__module__", "")).partition(".")[0] == package
+    return not is_ours(value) and str(getattr(value, "__module__", "")).partition(".")[0] != package
 
 
 def is_empty(cell: types.CellType) -> bool:
