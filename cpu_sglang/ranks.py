@@ -87,7 +87,7 @@ def each(count: int, act: Callable[[Rank], Any], seconds: float = 200) -> list[A
 
 
 def received(receiver: Any, seconds: float) -> Any:
-    """What a rank gave, in a tuple; None where it ended without."""
+    """The answer of a rank, in a tuple; None where it ended without one."""
     try:
         return receiver.recv() if receiver.poll(seconds) else None
     except EOFError:

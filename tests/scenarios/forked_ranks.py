@@ -42,7 +42,7 @@ def sums() -> Any:
 
 
 def one_alone(seconds: str) -> Any:
-    """What is said where one rank replays and the other does not."""
+    """The error where one rank replays and the other does not."""
     graphs.install()
 
     def act(rank: ranks.Rank) -> Any:

@@ -16,7 +16,7 @@ BATCHES = ([11], [8], [6, 5], [9], [1])
 
 
 def answers(model: str) -> dict[str, Any]:
-    """How far each batch's replay is from the eager answer, and the breaks of each graph."""
+    """Distance of each batch's replay from its eager answer, and the breaks of each graph."""
     one_batch.import_sglang(with_graphs=True)
     configuration = architectures.CONFIGURATIONS[model]
     loaded = served.load(
