@@ -199,8 +199,8 @@ AnyDecision = TypeVar("AnyDecision", bound="Decision[Any]")
 class Decision(Generic[Subject]):
     """The plan for one fix or kernel, and the reason.
 
-    The `subject` of one that is applied has only the patch points that this source needs, and `modules` are those whose
-    import it waits for: the first of them will do.
+    The `subject` of one that is applied has only the patch points that this source needs, in the modules `places`, and
+    `modules` are those whose import it waits for: the first of them will do.
     """
 
     # SGLang's own code is wrong without it
@@ -212,6 +212,7 @@ class Decision(Generic[Subject]):
     finding: Finding
     required: bool = False
     modules: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
 
     @property
     def id(self) -> str:

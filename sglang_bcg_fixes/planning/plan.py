@@ -9,7 +9,18 @@ import json
 from typing import Any
 
 from sglang_bcg_fixes.flags import Settings
-from sglang_bcg_fixes.model import Accepted, Action, AnyDecision, Choice, Decision, Fix, Impl, Kernel, Rejected
+from sglang_bcg_fixes.model import (
+    Accepted,
+    Action,
+    AnyDecision,
+    Choice,
+    Decision,
+    Fix,
+    Impl,
+    Kernel,
+    Rejected,
+    modules_of,
+)
 from sglang_bcg_fixes.planning import proven
 from sglang_bcg_fixes.planning.registry import Registry
 from sglang_bcg_fixes.source import forms
@@ -131,7 +142,11 @@ def with_needed_points(decision: AnyDecision, source: Source) -> AnyDecision:
     if not points:
         return decision.without_places(f"{subject.id} is affected, but every patch point says that it is not needed")
     placed = dataclasses.replace(decision, subject=dataclasses.replace(subject, patches=points))
-    return dataclasses.replace(placed, modules=tuple(filter(source.has_module, placed.awaited)))
+    there = {name: source.has_module(name) for name in (*placed.awaited, *modules_of(placed.subject))}
+    modules, places = (
+        tuple(name for name in names if there[name]) for names in (placed.awaited, modules_of(placed.subject))
+    )
+    return dataclasses.replace(placed, modules=modules, places=places)
 
 
 def in_order(fixes: list[Fix]) -> list[Fix]:

@@ -93,13 +93,22 @@ class Process:
         for decision in decisions:
             if decision.action is not Action.APPLY:
                 self.settle(decision, decision.action.value, decision.reason)
-            elif not decision.modules or any(name in sys.modules for name in decision.modules):
+            elif self.is_ready(decision):
                 self.patch(decision)
             else:
                 self.wait(decision)
         if is_outermost:
             self.is_patching = False
             self.conclude()
+
+    def is_ready(self, decision: Decision[Any]) -> bool:
+        """Tell whether SGLang has imported it, and whether importing its other modules now is safe."""
+        if not decision.modules:
+            return True
+        if not any(map(self.watcher.is_complete, decision.modules)):
+            return False
+        # where its modules import one another, it is ready when the outermost one is complete
+        return all(map(self.watcher.is_complete, decision.places)) or self.watcher.is_idle()
 
     def patch(self, decision: Decision[Any]) -> None:
         self.patched[decision.id] = decision
@@ -128,16 +137,19 @@ class Process:
             if name not in self.waiting:
                 self.watcher.call_after(name, functools.partial(self.carry_out_late, name))
             self.waiting.setdefault(name, []).append(decision)
+            if name in sys.modules:
+                self.watcher.call_when_idle(functools.partial(self.carry_out_late, name))
 
     def carry_out_late(self, module: str) -> None:
-        # where one of its modules imports another, a decision is ready when the outer one is complete
-        ready = [
+        left = [
             decision
             for decision in self.waiting[module]
-            if self.report.state(decision.id) == report.WAITING
-            and decision.id not in self.patched
-            and not self.watcher.is_executing(decision.modules)
+            if self.report.state(decision.id) == report.WAITING and decision.id not in self.patched
         ]
+        ready = list(filter(self.is_ready, left))
+        if len(ready) < len(left):
+            # SGLang may never import their other modules in this process
+            self.watcher.call_when_idle(functools.partial(self.carry_out_late, module))
         is_outermost = not self.is_patching
         self.carry_out(ready)
         if ready and is_outermost:
@@ -164,6 +176,7 @@ class Process:
 
     def read_back(self, occasion: str) -> None:
         """Look up every applied fix again where SGLang finds it now; warn of a lost one, or end the process."""
+        self.watcher.catch_up()
         before = self.report.read_back
         try:
             found = watch.look(occasion, self.ledger, self.plan)

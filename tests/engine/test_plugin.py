@@ -160,6 +160,13 @@ def test_a_module_that_only_the_fix_imports_does_not_apply_it_twice(extra: Extra
     assert "failed" not in done.stderr and len(done.stderr.splitlines()) == 2, done.stderr
 
 
+@pytest.mark.parametrize("way", ["inside_a_circle", "inside_a_chain"])
+def test_no_import_is_begun_in_the_middle_of_another(extra: Extra, tmp_path: pathlib.Path, way: str) -> None:
+    text = EXTRA.replace("sglang.srt.target:SECOND", "sglang.srt.circle_end:end")
+    done = scenario(extra(text=text), tmp_path / "reports", "plugin_process", way, SGLANG_BCG_FIXES="strict")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_process_that_never_imports_it_keeps_saying_that_it_waits(extra: Extra, tmp_path: pathlib.Path) -> None:
     done = later(extra(), tmp_path / "reports", "import sglang")
     assert done.returncode == 0 and len(done.stderr.splitlines()) == 1 and "waiting extra_fix" in done.stderr

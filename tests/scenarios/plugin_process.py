@@ -84,6 +84,23 @@ def outer_by_the_fix_alone() -> None:
     assert process.ledger.read_back(EXTRA) == []
 
 
+def inside_a_circle() -> None:
+    process = plugin.load()
+    importlib.import_module("sglang.srt.circle")
+    assert process.report.state(EXTRA) == "waiting" and "sglang.srt.circle_end" not in sys.modules
+    assert "colorsys" not in sys.modules
+    importlib.import_module("colorsys")
+    assert process.report.state(EXTRA) == "applied" and process.ledger.read_back(EXTRA) == []
+    assert sys.modules["sglang.srt.circle_end"].end(1) == ["around", "end", "begin", "around", "function", 1, 1]
+
+
+def inside_a_chain() -> None:
+    process = plugin.load()
+    used = importlib.import_module("sglang.srt.chain").USED
+    assert used == ["around", "end", "begin", "around", "function", 1, 1], "applied before it is used"
+    assert process.report.state(EXTRA) == "applied" and process.ledger.read_back(EXTRA) == []
+
+
 def one_import_after_the_other() -> None:
     process = plugin.load()
     importlib.import_module("sglang.srt.target")
