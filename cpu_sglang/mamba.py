@@ -35,9 +35,9 @@ def allow_extra_buffer() -> dict[str, str]:
     # refused on a CPU, whose kernels SGLang knows of leave none
     server_args: Any = importlib.import_module("sglang.srt.server_args")
     server_args.is_musa = lambda: True
-    hook = "sglang.srt.arg_groups.mamba_hook"
-    if importlib.util.find_spec(hook):
-        # later releases ask there
+    # later releases ask there
+    package, hook = "sglang.srt.arg_groups", "sglang.srt.arg_groups.mamba_hook"
+    if importlib.util.find_spec(package) and importlib.util.find_spec(hook):
         asking: Any = importlib.import_module(hook)
         machine = LikeMusa(asking.get_platform())
         asking.get_platform = lambda: machine

@@ -93,6 +93,14 @@ ONE_BRANCH_OF_DRAFTS = (
     ),
 )
 
+MIXED_CHUNKS_OFF = (
+    Workaround(
+        flags="(leave out) --enable-mixed-chunk",
+        option="--enable-mixed-chunk",
+        effect="running requests wait while a prompt is computed",
+    ),
+)
+
 PREFIX_CACHE_OFF = (
     Workaround(
         flags="--disable-radix-cache",

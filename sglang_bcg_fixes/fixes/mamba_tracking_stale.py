@@ -7,7 +7,7 @@ wherever such a prefix is found later, nothing in the log.
 Cause: Mixing running requests into a prefill drops the batch's mamba_track_mask. The prefill graph's static buffers
 skip fields that a batch lacks, and the layers still read them: the mask and the slots of the previous prefill.
 Change: Before a batch without a mask is filled in, the mask in the static buffers is cleared, so that nothing is
-written. That mixing drops the mask, also without graphs, is left to SGLang, which keeps it from 0.5.23.
+written. With mixed_chunk_drops_tracking such a batch has a mask.
 Remove when: No release before 0.5.23 has to be served.
 """
 

@@ -2,7 +2,9 @@
 """Answers from a warm prefix cache beside cold ones, in conversations that a real scheduler holds together.
 
 Arguments: the model, then server arguments as JSON. Each turn of a conversation is the last one with its answer, and
-some new tokens. Every prompt is answered from a cold cache afterwards.
+some new tokens. Every prompt is answered from a cold cache afterwards. Among the server arguments, "conversations" are
+those to hold where it is not all of them, and "poisoned" makes a state that nobody writes a wrong one, whoever had its
+slot before.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ SERVER = {
 ROUNDING = {"float32": 1e-4, "float16": 1e-2}
 
 
-def hold(served: scheduler.Scheduler, held: Conversation, rounding: float) -> list[list[Any]]:
+def hold(served: scheduler.Scheduler, held: Conversation, rounding: float, poisoned: bool) -> list[list[Any]]:
     """By turn, and by conversation: how much was found in the cache, and whether the answer is the cold one."""
     source = random.Random(sum(held.lengths))
 
@@ -66,6 +68,8 @@ def hold(served: scheduler.Scheduler, held: Conversation, rounding: float) -> li
         return [source.randrange(3, 120) for _ in range(number)]
 
     served.forget()
+    if poisoned:
+        poison(served)
     prompts = {str(row): tokens(length) for row, length in enumerate(held.lengths)}
     answers = served.answer(prompts, NEW_TOKENS)
     assert all(answer.found == 0 for answer in answers.values())
@@ -78,6 +82,12 @@ def hold(served: scheduler.Scheduler, held: Conversation, rounding: float) -> li
         answers = served.answer(prompts, NEW_TOKENS)
         turns.append((prompts, answers))
     return [compare(served, *turn, rounding) for turn in turns]
+
+
+def poison(served: scheduler.Scheduler) -> None:
+    states = served.scheduler.req_to_token_pool.mamba_pool.mamba_cache
+    for state in (*states.conv, states.temporal):
+        state.fill_(1)
 
 
 def compare(
@@ -97,6 +107,7 @@ def main(model: str, server_args: str) -> None:
     kinds_of_request.forget_pinned_memory()
     given = json.loads(server_args)
     overridden = {"max_position_embeddings": 2048, **given.pop("model", {})}
+    conversations, poisoned = given.pop("conversations", [*CONVERSATIONS]), given.pop("poisoned", False)
     asked = {**SERVER, **mamba.allow_extra_buffer(), **given}
     environ: Any = importlib.import_module("sglang.srt.environ")
     # bfloat16 whatever the model's type is, and written to with that
@@ -104,7 +115,8 @@ def main(model: str, server_args: str) -> None:
 
     def program(served: scheduler.Scheduler) -> None:
         def act() -> dict[str, Any]:
-            return {name: hold(served, held, ROUNDING[asked["dtype"]]) for name, held in CONVERSATIONS.items()}
+            rounding = ROUNDING[asked["dtype"]]
+            return {name: hold(served, CONVERSATIONS[name], rounding, poisoned) for name in conversations}
 
         if plugin.load().ledger.applied():
             telling.with_and_without(act)
