@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two real ranks that vote on a prefill graph which one of them refuses to replay for its batch."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+
+import pytest
+
+from sglang_bcg_fixes.fixes import refused_after_vote as fix
+from sglang_bcg_fixes.source.finding import Verdict
+from sglang_bcg_fixes.source.tree import Source
+from tests import processes
+from tests.fixes import settings
+from tests.mutated import rewritten
+from tests.wheels import NEWEST
+
+# that batch, and the next one of plain prompts
+RIGHT = [[["eager", True], ["replayed", True]]] * 2
+VOTE = "sglang/srt/managers/scheduler_components/dp_attn.py"
+RUNNER = "sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py"
+
+
+@pytest.mark.forms_of(fix.FIX.id)
+@pytest.mark.parametrize("release", ["0.5.17", "0.5.18", "0.5.21", "0.5.22"])
+def test_all_ranks_prefill_eagerly_where_one_of_them_must(
+    release_root: Callable[[str], pathlib.Path], release: str
+) -> None:
+    batch = "embeddings" if release < "0.5.19" else "long context"
+    found = processes.beside(
+        release_root(release), "-m", "tests.scenarios.refused_graph", batch, timeout=600, **settings.only(fix.FIX.id)
+    )[0]
+    assert found["applied"] == [fix.FIX.id]
+    assert found["with"] == {batch: RIGHT}
+    # one rank gathers 11 tokens of each and the other one 16: gloo ends one of them, and NCCL would wait
+    assert found["without"][batch].startswith("not every rank has answered")
+
+
+@pytest.mark.parametrize(
+    ("release", "path", "old", "new", "verdict"),
+    [
+        ("0.5.17", VOTE, "replace_embeds=None", "replace_embeds=local_batch.replace_embeds", Verdict.FIXED),
+        (NEWEST, RUNNER, "(self.max_context_size, self.max_seq_len)", "(self.max_context_size,)", Verdict.AFFECTED),
+        ("0.5.21", RUNNER, "not backend_can_run(forward_batch)", "False", Verdict.FIXED),
+    ],
+)
+def test_a_later_source_is_read_and_not_guessed(
+    release_root: Callable[[str], pathlib.Path], release: str, path: str, old: str, new: str, verdict: Verdict
+) -> None:
+    assert fix.probe(Source(rewritten(release_root(release), path, old, new))).verdict is verdict
