@@ -24,6 +24,7 @@ NOT_NEEDED = (
     "linear_tail_uninitialised",
     "mla_replay_prepared_as_mha",
     "no_bucket_fits",
+    "prefill_track_tail",
     "refused_after_vote",
     "sparse_attention_captured",
     "ssm_mixer_captured",
