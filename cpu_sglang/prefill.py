@@ -63,6 +63,18 @@ def capture_prefill(model_runner: Any, buckets: Sequence[int] = BUCKETS) -> Any:
     return runner
 
 
+def capture_prefill_whole(model_runner: Any, buckets: Sequence[int], requests: int) -> Any:
+    """Capture prefill graphs without breaks, for as many requests; return the runner.
+
+    Attention must have no part in them: the CPU's cannot be captured.
+    """
+    phase = _graph_config(model_runner).prefill
+    phase.backend, phase.bs, phase.full_prefill_max_req = "full", list(buckets), requests
+    model_runner.attn_backend.init_forward_metadata_out_graph = lambda batch, in_capture=False: None
+    model_runner.init_prefill_cuda_graph()
+    return model_runner.prefill_cuda_graph_runner
+
+
 def captured_graphs(runner: Any) -> dict[int, Any]:
     """Bucket -> the release's BreakableCUDAGraph."""
     if hasattr(runner, "backend"):

@@ -20,6 +20,7 @@ NOT_NEEDED = (
     "experts_of_another_rank",
     "fused_mla_tail_uninitialised",
     "kda_raw_beta",
+    "layer_loads_unawaited",
     "linear_attention_captured",
     "linear_tail_uninitialised",
     "mla_replay_prepared_as_mha",

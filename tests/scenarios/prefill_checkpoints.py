@@ -45,14 +45,6 @@ class Layers(torch.nn.Module):
         return self.embeddings(input_ids)
 
 
-def capture(runner: Any) -> None:
-    phase = prefill._graph_config(runner).prefill
-    phase.backend, phase.bs, phase.full_prefill_max_req = "full", [*BUCKETS], REQUESTS
-    # attention has no part in it, and the CPU's cannot be captured
-    runner.attn_backend.init_forward_metadata_out_graph = lambda batch, in_capture=False: None
-    runner.init_prefill_cuda_graph()
-
-
 def main() -> None:
     loaded = released.load("llama", dtype="float32", max_running_requests=REQUESTS)
     runner = loaded.model_runner
@@ -60,7 +52,7 @@ def main() -> None:
 
     PrefillCudaGraphRunner._is_mamba_track_enabled = lambda self: True
     layers = runner.model.model = Layers(runner.model.model)
-    capture(runner)
+    prefill.capture_prefill_whole(runner, BUCKETS, REQUESTS)
 
     def written(lengths: list[int], wanted: list[int | None]) -> list[int]:
         """Slots that a replay has written to."""

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A prefill graph without breaks reads cache that the host is still loading
+
+Symptom: With --enable-hierarchical-cache, and prefill graphs without breaks as Inkling has them by default and others
+with --cuda-graph-backend-prefill full, a prompt whose prefix is loaded from host memory attends to what was in those
+slots before: wrong answers that depend on timing. Nothing in the log.
+Cause: The host loads a prefix layer by layer on a stream of its own. A layer waits for its part when it asks the pool
+for its buffers. That is Python, which a replay does not run; only breaks do.
+Change: After a batch has been filled in, the forward's stream waits for the last layer. Batches that load nothing wait
+for nothing, and breakable graphs still wait layer by layer.
+Remove when: No release before 0.5.23 has to be served.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_bcg_fixes.anatomy.runners import EXECUTOR, PREFILL
+from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+
+BACKENDS = f"{EXECUTOR}.runner_backend.utils"
+COUNTER = "sglang.srt.managers.cache_controller:LayerDoneCounter"
+
+
+def probe(source: Source) -> Finding:
+    if not source.has_module(BACKENDS):
+        return absent("every prefill graph of this release has breaks")
+    resolve = source.need(f"{BACKENDS}:resolve_prefill_backend")
+    if "FullCudaGraphBackend" not in resolve.calls:
+        return absent("every prefill graph of this release has breaks", resolve)
+    execute, wait = source.need(f"{PREFILL}.execute"), source.need(f"{COUNTER}.wait_until")
+    if not wait.mentions("self.events[self.consumer_index].wait(threshold)"):
+        return unknown("layers that are loaded are awaited in a way that no known release does", resolve, execute, wait)
+    if "self._wait_for_layer_loads" in execute.calls:
+        awaited = source.need(f"{PREFILL}._wait_for_layer_loads")
+        return fixed("a replay without breaks waits for the last layer", resolve, execute, awaited)
+    if "self.load_batch" in execute.calls:
+        return affected("a replay without breaks waits for no layer", resolve, execute, wait)
+    return unknown("a batch is filled in and replayed in a way that no known release does", resolve, execute)
+
+
+def wait_for_the_last_layer(result: Any, self: Any, *_: Any, **__: Any) -> Any:
+    counter: Any = getattr(self.model_runner.token_to_kv_pool, "layer_transfer_counter", None)
+    # counters of other caches have no index, and load a layer only when it is waited for
+    if self._is_full_backend and getattr(counter, "consumer_index", -1) >= 0:
+        counter.wait_until(counter.num_layers - 1)
+    return result
+
+
+FIX = Fix(
+    id="layer_loads_unawaited",
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    patches=(PatchPoint((f"{PREFILL}.load_batch",), How.AFTER, wait_for_the_last_layer),),
+    workarounds=PREFILL_GRAPHS_OFF,
+    verify=("qwen3_next_prefix_cache",),
+)

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefixes that the host loads while a prefill is replayed: red, green, breakable graphs and a release that waits."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests import processes
+from tests.fixes import settings
+
+FIX = "layer_loads_unawaited"
+LAYERS = 2
+# by the load that the batch waits for: -1 is none
+NEVER = {"0": {"waited for": [], "right": False}, "2": {"waited for": [], "right": False}}
+NOTHING_LOADED = {"-1": {"waited for": [], "right": True}}
+STOCK = {**NEVER, **NOTHING_LOADED}
+RIGHT = {**{load: {"waited for": [LAYERS - 1], "right": True} for load in NEVER}, **NOTHING_LOADED}
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(release_root: Callable[[str], pathlib.Path]) -> Run:
+    def run(release: str, graph: str) -> Any:
+        root = release_root(release)
+        return processes.beside(root, "-m", "tests.scenarios.loaded_layers", graph, **settings.only(FIX))[0]
+
+    return run
+
+
+@pytest.mark.forms_of(FIX)
+@pytest.mark.parametrize("release", ["0.5.15", "0.5.16", "0.5.17", "0.5.19", "0.5.20", "0.5.21", "0.5.22"])
+def test_a_replay_without_breaks_waits_for_the_last_layer(run: Run, release: str) -> None:
+    assert run(release, "whole") == {"layers": LAYERS, "applied": [FIX], "with": RIGHT, "without": STOCK}
+
+
+def test_breakable_graphs_wait_layer_by_layer_as_before(run: Run) -> None:
+    found = run("0.5.22", "breakable")
+    by_layer = {load: {"waited for": [0, 0, 1, 1], "right": True} for load in NEVER}
+    assert found == {
+        "layers": LAYERS,
+        "applied": [FIX],
+        "with": (same := {**by_layer, **NOTHING_LOADED}),
+        "without": same,
+    }
+
+
+def test_a_release_that_waits_is_left_as_it_is(run: Run) -> None:
+    assert run("0.5.23", "whole") == {"layers": LAYERS, "applied": [], "with": RIGHT, "without": RIGHT}
