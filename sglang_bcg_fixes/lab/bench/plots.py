@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pathlib
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -11,10 +12,10 @@ from sglang_bcg_fixes.lab.bench import gdn_layer, servers
 from sglang_bcg_fixes.lab.bench.rows import GREEN, HOT, Row
 
 HOW_TO_GET_THEM = "no plots: pip install matplotlib, then bcg-fixes bench --plot-only"
+# a replay's time on the wall is its time on the device
 LINES = (
-    (gdn_layer.EAGER, gdn_layer.WALL, "o-", "launched by the host, wall"),
-    (gdn_layer.CAPTURED, gdn_layer.WALL, "s-", "captured, wall"),
-    (gdn_layer.CAPTURED, gdn_layer.DEVICE, "^--", "captured, device"),
+    (gdn_layer.EAGER, gdn_layer.WALL, "o--", "launched by the host, wall"),
+    (gdn_layer.CAPTURED, gdn_layer.DEVICE, "s-", "captured, device"),
 )
 TIME_MARKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
@@ -39,7 +40,8 @@ def draw(rows: Sequence[Row], folder: pathlib.Path, stem: str) -> list[pathlib.P
 
 def save(figure: Any, file: pathlib.Path) -> None:
     figure.tight_layout()
-    figure.savefig(file, dpi=120)
+    # a legend may stand below the panels
+    figure.savefig(file, dpi=120, bbox_inches="tight")
     figure.clear()
 
 
@@ -49,18 +51,18 @@ def layer_figure(pyplot: Any, rows: Sequence[Row], shape: str) -> Any:
     figure, panels = pyplot.subplots(1, len(counts), figsize=(4 * len(counts), 4), sharey=True, squeeze=False)
     for panel, count in zip(panels[0], counts, strict=True):
         mine = [row for row in rows if row.part == gdn_layer.PART and row.sequences == count and row.l2 == HOT]
-        for mode, measured, style, label in LINES:
-            for arm in dict.fromkeys(row.arm for row in mine if row.arm.endswith(f", {mode}")):
-                line(
-                    panel, [row for row in mine if (row.arm, row.measured) == (arm, measured)], style, f"{arm}: {label}"
-                )
+        kernels = list(dict.fromkeys(row.arm.rpartition(", ")[0] for row in mine))
+        for (number, kernel), (mode, measured, style, label) in itertools.product(enumerate(kernels), LINES):
+            taken = [row for row in mine if (row.arm, row.measured) == (f"{kernel}, {mode}", measured)]
+            line(panel, taken, style, f"{kernel}, {label}", f"C{number}")
         floors = {row.tokens: row.details["floor_us"] for row in mine if row.details.get("floor_us")}
         if floors:
             panel.plot(*zip(*sorted(floors.items()), strict=True), "k:", label="floor")
         panel.set(xscale="log", yscale="log", xlabel="tokens", title=f"{shape}, sequences: {count}")
         marked_tokens(panel, {row.tokens for row in mine})
     panels[0][0].set_ylabel("microseconds a layer")
-    panels[0][-1].legend(fontsize=7)
+    labels = panels[0][0].get_legend_handles_labels()
+    figure.legend(*labels, fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, 0))
     return figure
 
 
@@ -71,11 +73,11 @@ def marked_tokens(panel: Any, tokens: Collection[int]) -> None:
     panel.grid(alpha=0.3)
 
 
-def line(panel: Any, rows: Sequence[Row], style: str, label: str) -> None:
+def line(panel: Any, rows: Sequence[Row], style: str, label: str, colour: str | None = None) -> None:
     if rows:
         tokens, medians, low, high = zip(*sorted((r.tokens, r.median, r.p20, r.p80) for r in rows), strict=True)
-        panel.plot(tokens, medians, style, label=label, markersize=4)
-        panel.fill_between(tokens, low, high, alpha=0.2)
+        [drawn] = panel.plot(tokens, medians, style, label=label, markersize=4, color=colour)
+        panel.fill_between(tokens, low, high, alpha=0.2, color=drawn.get_color())
 
 
 def server_figure(pyplot: Any, rows: Sequence[Row]) -> Any:
