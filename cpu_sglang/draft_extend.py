@@ -453,13 +453,12 @@ def _stop(*_: Any, **__: Any) -> None:
     raise _Filled
 
 
-def filled_by_runner(backend: Backend, step: Step, multi_layer: bool) -> dict[str, Any]:
-    """Fill the graph's buffers by SGLang's own runner, and return what its backend makes of them."""
+def runner_of(backend: Backend, captured: Any, step: Step, multi_layer: bool) -> Any:
+    """Make SGLang's own runner of the step, with a captured batch for buffers; it leaves where it would replay."""
     from sglang.srt.speculative import eagle_draft_extend_cuda_graph_runner as single
     from sglang.srt.speculative import multi_layer_eagle_draft_extend_cuda_graph_runner as multi
 
     requests = backend.requests
-    captured = requests.capture_batch(step)
     rows, tokens = step.captured, step.captured * step.width
     whole = {name: getattr(captured, name) for name in ("input_ids", "positions", "out_cache_loc", "req_pool_indices")}
     whole |= {name: torch.ones(rows, dtype=torch.int32) for name in ("num_correct_drafts", "num_accept_tokens")}
@@ -510,14 +509,26 @@ def filled_by_runner(backend: Backend, step: Step, multi_layer: bool) -> dict[st
         _prepare_extra=_stop,
         _stage_metadata=_stop,
     )
-    batch = requests.batch(step)
+    return runner
+
+
+def fill(runner: Any, step: Step, batch: Any) -> None:
+    """Have the runner fill its buffers with the batch, and replay unless it leaves before."""
     select_index = torch.zeros(len(step.new), dtype=torch.int64)
-    fill = next(getattr(runner, name) for name in ("prepare", "execute", "replay") if hasattr(runner, name))
-    takes_index = "select_index" in inspect.signature(fill).parameters
+    way = next(getattr(runner, name) for name in ("prepare", "execute", "replay") if hasattr(runner, name))
+    takes_index = "select_index" in inspect.signature(way).parameters
+    with contextlib.suppress(_Filled):
+        way(batch, select_index) if takes_index else way(batch)
+
+
+def filled_by_runner(backend: Backend, step: Step, multi_layer: bool) -> dict[str, Any]:
+    """Fill the graph's buffers by SGLang's own runner, and return what its backend makes of them."""
+    captured = backend.requests.capture_batch(step)
+    runner = runner_of(backend, captured, step, multi_layer)
+    buffers, batch = runner.buffers, backend.requests.batch(step)
     with backend.in_use():
         backend.capture(step, captured)
-        with contextlib.suppress(_Filled):
-            fill(batch, select_index) if takes_index else fill(batch)
+        fill(runner, step, batch)
     found = {"seq_lens": buffers.seq_lens.tolist(), "passed": batch.seq_lens.tolist()}
     if step.on_host:
         found["seq_lens_cpu"] = buffers.seq_lens_cpu.tolist()

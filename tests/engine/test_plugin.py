@@ -17,6 +17,8 @@ from tests import processes
 
 # the fake SGLang is too small for most fixes of this package to know it
 NOT_NEEDED = (
+    "decode_read_done_early",
+    "draft_read_done_early",
     "experts_of_another_rank",
     "fused_mla_tail_uninitialised",
     "kda_raw_beta",
