@@ -81,11 +81,23 @@ class Scheduler:
         # the loop makes what the cache is emptied with
         self._loop()
 
-    def answer(self, prompts: Mapping[str, Sequence[int]], tokens: int) -> dict[str, Answer]:
-        """Generate that many tokens greedily for each of the requests, which arrive together."""
+    def answer(
+        self,
+        prompts: Mapping[str, Sequence[int]],
+        tokens: int,
+        later: Mapping[str, Sequence[int]] | None = None,
+        after: int = 0,
+    ) -> dict[str, Answer]:
+        """Generate that many tokens greedily for each of the requests, which arrive together.
+
+        Those that arrive later do so once one of the first has so many tokens.
+        """
         self._answers = {name: Answer() for name in prompts}
+        self._later = [(name, ids, tokens) for name, ids in (later or {}).items()]
+        self._after = after
         self.scheduler.process_input_requests([request(name, ids, tokens) for name, ids in prompts.items()])
         self._loop()
+        assert not self._later, f"no request got {after} tokens"
         return self._answers
 
     def forget(self) -> None:
@@ -111,6 +123,10 @@ class Scheduler:
                 answer = self._answers[asked.rid]
                 answer.logits.append(logits[row].float().clone())
                 answer.found = asked.cached_tokens
+                if len(answer.logits) == self._after and self._later:
+                    arrived, self._later = self._later, []
+                    self._answers |= {name: Answer() for name, _, _ in arrived}
+                    self.scheduler.process_input_requests([request(*asked) for asked in arrived])
         return processed
 
     def _leave(self) -> None:

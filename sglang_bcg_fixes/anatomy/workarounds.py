@@ -101,6 +101,14 @@ MIXED_CHUNKS_OFF = (
     ),
 )
 
+NO_OVERLAP = (
+    Workaround(
+        flags="--disable-overlap-schedule",
+        option="--disable-overlap-schedule",
+        effect="the scheduler waits for each step before it plans the next one: correct, slower",
+    ),
+)
+
 PREFIX_CACHE_OFF = (
     Workaround(
         flags="--disable-radix-cache",

@@ -14,6 +14,7 @@ import importlib
 import json
 import random
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -101,29 +102,37 @@ def compare(
     ]
 
 
-def main(model: str, server_args: str) -> None:
+def serve(model: str, given: dict[str, Any], act: Callable[[scheduler.Scheduler, float], Any]) -> None:
+    """Tell what the act gives with and without the fixes that are applied; it gets what two answers may differ by."""
     one_batch.import_sglang(with_graphs=True)
     one_batch.load_plugins()
     kinds_of_request.forget_pinned_memory()
-    given = json.loads(server_args)
     overridden = {"max_position_embeddings": 2048, **given.pop("model", {})}
-    conversations, poisoned = given.pop("conversations", [*CONVERSATIONS]), given.pop("poisoned", False)
     asked = {**SERVER, **mamba.allow_extra_buffer(), **given}
     environ: Any = importlib.import_module("sglang.srt.environ")
     # bfloat16 whatever the model's type is, and written to with that
     environ.envs.SGLANG_MAMBA_CONV_DTYPE.set(asked["dtype"])
 
     def program(served: scheduler.Scheduler) -> None:
-        def act() -> dict[str, Any]:
-            rounding = ROUNDING[asked["dtype"]]
-            return {name: hold(served, CONVERSATIONS[name], rounding, poisoned) for name in conversations}
+        def acted() -> Any:
+            return act(served, ROUNDING[asked["dtype"]])
 
         if plugin.load().ledger.applied():
-            telling.with_and_without(act)
+            telling.with_and_without(acted)
         else:
-            telling.result({"applied": [], "without": act()})
+            telling.result({"applied": [], "without": acted()})
 
     scheduler.run(program, model, json_model_override_args=json.dumps(overridden), **asked)
+
+
+def main(model: str, server_args: str) -> None:
+    given = json.loads(server_args)
+    conversations, poisoned = given.pop("conversations", [*CONVERSATIONS]), given.pop("poisoned", False)
+
+    def act(served: scheduler.Scheduler, rounding: float) -> dict[str, Any]:
+        return {name: hold(served, CONVERSATIONS[name], rounding, poisoned) for name in conversations}
+
+    serve(model, given, act)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A prompt that arrives while another request decodes across a boundary spoils that request's cached state
+
+Symptom: Hybrid models (Qwen3-Next, Qwen3.5, Kimi-Linear, NemotronH, Falcon-H1, Granite 4, Ling 2.5 and others) with the
+extra-buffer strategy of the Mamba prefix cache, which is the default for most of them from 0.5.14, answer the next turn
+of a chat wrong, now and then on a busy server. The last answer had crossed a multiple of --mamba-track-interval just
+before a new prompt was computed. Nothing in the log.
+Cause: A decode step at a boundary saves its state to one of two slots. When its result is processed, the scheduler
+takes that slot for the cache and the other one for the next checkpoint. With overlap it finds the boundary by a length
+that the step in flight has already moved on, so one step early. If no decode is in flight the next time, as when a
+prefill is, it finds the same boundary again and changes the slots again: the old state passes for the new one. If the
+step in flight is a mixed one, which saves nothing, it counts a checkpoint that nobody has written.
+Change: A boundary is found by the length of the step whose result is processed. That is once, and only where a decode
+step has saved the state. A request that ends in the step before a boundary leaves its last checkpoint instead.
+Remove when: No release before 0.5.18 has to be served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, NO_OVERLAP, PREFIX_CACHE_OFF
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+
+MANAGERS = "sglang.srt.managers"
+PROCESSOR = f"{MANAGERS}.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor"
+CHECK = f"{PROCESSOR}._mamba_check_track_boundary"
+BEFORE = f"{MANAGERS}.scheduler_output_processor_mixin:SchedulerOutputProcessorMixin._mamba_prefix_cache_update"
+
+
+def probe(source: Source) -> Finding:
+    check = source.find(CHECK)
+    if check is None:
+        update = source.need(BEFORE)
+        if update.mentions("seq_len = len(req.origin_input_ids) + len(req.output_ids) - 1"):
+            return absent("a boundary is found by the length of the step whose result is processed", update)
+        return unknown("a boundary is found in a way that no known release does", update)
+    if check.mentions("req.decode_batch_idx - batch.mamba_decode_batch_idx_cpu[i]"):
+        return fixed("a boundary is found by the length less the step in flight", check)
+    if not check.mentions("req.kv_committed_len % interval == 0"):
+        return unknown("a boundary is found in a way that no known release does", check)
+    read = (check, source.need(f"{PROCESSOR}._mamba_prefix_cache_update"))
+    return affected("a boundary is found by a length that the step in flight has moved on", *read)
+
+
+def check_track_boundary(
+    original: Callable[..., tuple[bool, int]], self: Any, req: Any, batch: Any, result: Any, i: int
+) -> tuple[bool, int]:
+    # the lazy strategy changes slots when the step begins, so it has to look ahead
+    if not batch.spec_algorithm.is_none() or batch.req_to_token_pool.enable_mamba_extra_buffer_lazy:
+        return original(self, req, batch, result, i)
+    ahead = req.kv_committed_len
+    # the newest token has not been read yet
+    req.kv_committed_len = len(req.origin_input_ids) + len(req.output_ids) - 1
+    try:
+        return original(self, req, batch, result, i)
+    finally:
+        req.kv_committed_len = ahead
+
+
+FIX = Fix(
+    id="boundary_counted_twice",
+    doc=__doc__,
+    upstream=("https://github.com/sgl-project/sglang/pull/29792",),
+    probe=probe,
+    patches=(PatchPoint((CHECK,), How.AROUND, check_track_boundary),),
+    workarounds=(*NO_OVERLAP, *CHECKPOINTS_OFF, *PREFIX_CACHE_OFF),
+    verify=("falcon_h1_checkpoints",),
+)
