@@ -17,6 +17,7 @@ from tests import processes
 
 # the fake SGLang is too small for most fixes of this package to know it
 NOT_NEEDED = (
+    "compressor_loads_unawaited",
     "decode_read_done_early",
     "draft_read_done_early",
     "experts_of_another_rank",

@@ -3,12 +3,14 @@
 
 A release's real prefill runner, its pool of keys and values and its counter of loaded layers. Where graphs have no
 breaks, other layers stand in place of a small model's own. They read the prefix as attention does, from the buffers
-that the pool gives them.
+that the pool gives them. So do those that stand for DeepSeek-V4's compressors, in graphs that could have breaks.
 """
 
 from __future__ import annotations
 
 import sys
+import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -43,17 +45,27 @@ class Arriving:
 class Layers(torch.nn.Module):
     """The layers of a model, which look at a prefix of four slots and at nothing else."""
 
-    def __init__(self, model_runner: Any) -> None:
+    def __init__(self, model_runner: Any, waits: bool) -> None:
         super().__init__()
         layers = model_runner.model.model
         self.layers, self.embeddings = layers.layers, layers.embed_tokens
         self.pool = model_runner.token_to_kv_pool
+        if waits:
+            self.pool.wait_layer_transfer = types.MethodType(of_deepseek_v4(), self.pool)
 
     def forward(self, input_ids: Any, positions: Any, forward_batch: Any, *_: Any, **__: Any) -> Any:
         hidden = self.embeddings(input_ids)
         for layer in range(len(self.layers)):
             hidden = hidden * 2 + self.pool.get_key_buffer(layer)[PREFIX].float().mean()
         return hidden
+
+
+def of_deepseek_v4() -> Callable[..., None]:
+    """Return how a pool of DeepSeek-V4 waits, which its compressors do within a segment."""
+    from sglang.srt.mem_cache.deepseek_v4_memory_pool import DeepSeekV4TokenToKVPool
+
+    wait: Callable[..., None] = DeepSeekV4TokenToKVPool.wait_layer_transfer
+    return wait
 
 
 def main(graph: str) -> None:
@@ -65,8 +77,8 @@ def main(graph: str) -> None:
     pool = runner.token_to_kv_pool
     buffers = [pool.get_key_buffer(layer) for layer in range(pool.layer_num)]
     counter = cache_controller.LayerDoneCounter(len(buffers))
-    if graph == "whole":
-        runner.model.model = Layers(runner)
+    if graph != "breakable":
+        runner.model.model = Layers(runner, waits=graph == "compressors")
 
     def answer(consumer: int) -> tuple[list[int], Any]:
         """The layers that a batch waits for, and its answer."""
