@@ -22,6 +22,7 @@ NOT_NEEDED = (
     "draft_read_done_early",
     "experts_of_another_rank",
     "fused_mla_tail_uninitialised",
+    "gathering_graph_unequal",
     "kda_raw_beta",
     "layer_loads_unawaited",
     "linear_attention_captured",
