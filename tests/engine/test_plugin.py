@@ -29,6 +29,7 @@ NOT_NEEDED = (
     "linear_tail_uninitialised",
     "mla_replay_prepared_as_mha",
     "no_bucket_fits",
+    "pooled_indexer_padded",
     "prefill_track_tail",
     "refused_after_vote",
     "sparse_attention_captured",
