@@ -86,9 +86,13 @@ def hold(served: scheduler.Scheduler, held: Conversation, rounding: float, poiso
 
 
 def poison(served: scheduler.Scheduler) -> None:
-    states = served.scheduler.req_to_token_pool.mamba_pool.mamba_cache
-    for state in (*states.conv, states.temporal):
+    for state in states_of(served.scheduler):
         state.fill_(1)
+
+
+def states_of(running: Any) -> list[torch.Tensor]:
+    cache = running.req_to_token_pool.mamba_pool.mamba_cache
+    return [*cache.conv, cache.temporal]
 
 
 def compare(
