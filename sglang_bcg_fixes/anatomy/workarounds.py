@@ -129,11 +129,3 @@ CHECKPOINTS_OFF = (
         effect="only states at the end of a request are cached, and batches do not overlap: correct, slower",
     ),
 )
-
-NO_OVERLAP = (
-    Workaround(
-        flags="--disable-overlap-schedule",
-        option="--disable-overlap-schedule",
-        effect="the next step is prepared once the last one has ended: correct, slower",
-    ),
-)
