@@ -32,7 +32,8 @@ def preparing_in_graph(backend: Any) -> Iterator[Any]:
     """Yield the backends that prepare metadata in a captured graph: it reads the tables when it is replayed."""
     from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 
-    parts = [getattr(backend, name) for name in PARTS if hasattr(backend, name)]
+    # in FlashInfer's backend some of these names are those of its kernels
+    parts = [part for name in PARTS if isinstance(part := getattr(backend, name, None), AttentionBackend)]
     if parts:
         for part in parts:
             yield from preparing_in_graph(part)

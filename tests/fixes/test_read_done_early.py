@@ -40,3 +40,8 @@ def test_a_decode_that_prepares_before_its_graph_keeps_the_early_event(run: Run)
 @pytest.mark.parametrize("release", ["0.5.16", "0.5.17", "0.5.18", "0.5.20", "0.5.21"])
 def test_a_draft_on_flash_attention_records_its_event_after_its_graph(run: Run, release: str) -> None:
     assert run(release, DRAFT, "draft") == {"applied": [DRAFT], "with": LATE, "without": EARLY}
+
+
+@pytest.mark.parametrize("release", ["0.5.14", "0.5.21"])
+def test_names_of_flashinfers_kernels_are_not_taken_for_backends(run: Run, release: str) -> None:
+    assert run(release, DECODE, "flashinfer") == []

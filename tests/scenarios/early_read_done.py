@@ -82,6 +82,18 @@ def draft() -> None:
     telling.with_and_without(lambda: written_at_once(step, requests.table))
 
 
+def flashinfer() -> None:
+    """Look for backends that prepare in a graph in FlashInfer's, which names kernels as others name their parts."""
+    from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
+
+    from sglang_bcg_fixes.anatomy.read_done import preparing_in_graph
+
+    backend: Any = object.__new__(FlashInferAttnBackend)
+    # as its constructor, which needs a GPU, does
+    backend.prefill_backend = backend.decode_backend = "fa2"
+    telling.result([type(part).__name__ for part in preparing_in_graph(backend)])
+
+
 def decode(prepares: str) -> None:
     """Replay a decode on a backend that prepares its metadata in the graph, as TensorRT-LLM's does, or before it."""
     loaded = one_batch.load("llama", dtype="float32", attention_backend="triton", triton_attention_num_kv_splits=1)
@@ -139,5 +151,7 @@ if __name__ == "__main__":
     one_batch.load_plugins()
     if sys.argv[1] == "draft":
         draft()
+    elif sys.argv[1] == "flashinfer":
+        flashinfer()
     else:
         decode(*sys.argv[2:])
