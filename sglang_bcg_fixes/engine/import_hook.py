@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import sys
+import threading
 import types
 from collections.abc import Callable, Sequence
 
@@ -20,6 +21,8 @@ class ImportWatcher(importlib.abc.MetaPathFinder):
         # executed, although the import system has not yet been told
         self._executed: set[str] = set()
         self._when_idle: list[Callable[[], None]] = []
+        # never waited for: another thread may hold the lock of a module that a callback imports
+        self._catching_up = threading.Lock()
         self._under_way: types.ModuleType | None = None
 
     def is_complete(self, name: str) -> bool:
@@ -45,11 +48,16 @@ class ImportWatcher(importlib.abc.MetaPathFinder):
         self._begin()
 
     def catch_up(self) -> None:
-        """Call what waits for no import to be under way, unless one is."""
-        if self._when_idle and self.is_idle():
-            callbacks, self._when_idle = self._when_idle, []
-            for callback in callbacks:
-                callback()
+        """Call what waits for no import to be under way, unless one is or another thread does it."""
+        if not self._when_idle or not self._catching_up.acquire(blocking=False):
+            return
+        try:
+            if self.is_idle():
+                callbacks, self._when_idle = self._when_idle, []
+                for callback in callbacks:
+                    callback()
+        finally:
+            self._catching_up.release()
 
     def call_after(self, module: str, callback: Callable[[], None]) -> None:
         self._awaited.setdefault(module, []).append(callback)

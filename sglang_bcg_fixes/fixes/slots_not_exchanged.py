@@ -56,13 +56,14 @@ def update(
         original(self, req, batch, result, i, known_boundary)
 
 
-def exchange(done: None, self: Any, req: Any, batch: Any, result: Any, i: int, *_: Any, **__: Any) -> None:
+def exchange(self: Any, req: Any, batch: Any, result: Any, i: int, *_: Any, **__: Any) -> None:
+    # before a request that has ended gives its slots to the cache or to its session
     pool, saved = batch.req_to_token_pool, batch.mamba_track_mask_cpu
     # None with speculative decoding; the lazy strategy takes another slot when it needs one
     if saved is None or not saved[i] or pool.enable_mamba_extra_buffer_lazy:
         return
     tracked = req if hasattr(req, "mamba_next_track_idx") else req.kv
-    # None once the request has ended
+    # None once the request has no slots any more
     if tracked.mamba_next_track_idx is not None:
         tracked.mamba_next_track_idx = pool.get_mamba_ping_pong_other_idx(batch.mamba_track_buffer_indices[i])
 
@@ -74,7 +75,7 @@ FIX = Fix(
     probe=probe,
     patches=(
         PatchPoint((UPDATE,), How.AROUND, update),
-        PatchPoint((HANDLE,), How.AFTER, exchange),
+        PatchPoint((HANDLE,), How.BEFORE, exchange),
     ),
     workarounds=(*NO_OVERLAP, *CHECKPOINTS_OFF, *PREFIX_CACHE_OFF),
     verify=("falcon_h1_checkpoints",),

@@ -6,10 +6,13 @@ from __future__ import annotations
 import json
 import pathlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from sglang_bcg_fixes.engine import wrappers
+from sglang_bcg_fixes.fixes import slots_not_exchanged
 from tests import processes
 from tests.fixes import settings
 from tests.fixes.test_boundary_counted_twice import MIXED, SERVER
@@ -55,3 +58,19 @@ def test_a_mixed_step_exchanges_nothing(run: Run) -> None:
 
 def test_a_release_that_exchanges_them_once_is_left_as_it_is(run: Run) -> None:
     assert run("0.5.17", [(LATER, 22)]) == {"applied": [], "without": [[32, True]]}
+
+
+def test_a_session_gets_the_slots_of_an_ended_turn_exchanged() -> None:
+    """A session takes them from the request while the result is handled."""
+    taken = []
+
+    def handle(self: Any, req: Any, batch: Any, result: Any, i: int, logits_output: Any) -> None:
+        taken.append(req.mamba_next_track_idx)
+        req.mamba_next_track_idx = None
+
+    pool = SimpleNamespace(enable_mamba_extra_buffer_lazy=False, get_mamba_ping_pong_other_idx=lambda index: 1 - index)
+    batch = SimpleNamespace(req_to_token_pool=pool, mamba_track_mask_cpu=[True], mamba_track_buffer_indices=[0])
+    (point,) = (point for point in slots_not_exchanged.FIX.patches if point.body is slots_not_exchanged.exchange)
+    patched = wrappers.rebuild(point.where[0], handle, point.how, slots_not_exchanged.exchange, FIX)
+    patched(None, SimpleNamespace(mamba_next_track_idx=0), batch, None, 0, None)
+    assert taken == [1]
