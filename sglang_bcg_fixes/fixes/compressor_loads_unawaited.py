@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_bcg_fixes.anatomy import host_loads
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
@@ -25,7 +26,6 @@ from sglang_bcg_fixes.source.tree import Source, absent, affected, unknown
 MODEL = "sglang.srt.models.deepseek_v4"
 BREAK, LAYER = f"{MODEL}:deepseek_v4_attention_with_output", f"{MODEL}:MQALayer._forward_prepare"
 POOL = "sglang.srt.mem_cache.deepseek_v4_memory_pool:DeepSeekV4TokenToKVPool"
-COUNTER = "sglang.srt.managers.cache_controller:LayerDoneCounter.wait_until"
 FILL = (f"{PREFILL}.load_batch", f"{OLD_PREFILL}.replay_prepare")
 
 
@@ -33,7 +33,7 @@ def probe(source: Source) -> Finding:
     attention = source.find(BREAK)
     if attention is None:
         return absent("DeepSeek-V4 has no breaks in this release, so no such graphs")
-    layer, waits = source.need(LAYER), source.need(COUNTER)
+    layer, waits = source.need(LAYER), source.need(host_loads.WAIT)
     states, asked = (source.need(f"{POOL}.{name}") for name in ("get_attention_compress_states", "wait_layer_transfer"))
     read = [layer.header, states, asked, waits, source.need(*FILL).header]
     awaited = source.find(f"{PREFILL}._wait_for_layer_loads")
@@ -42,17 +42,16 @@ def probe(source: Source) -> Finding:
         if not awaited.mentions("if not self._is_full_backend:"):
             return unknown("a replay waits for loads in a way that no known release does", *read)
     captured = "attn_backend.forward_core_compressor" in layer.calls and "self.wait_layer_transfer" in states.calls
-    if captured and waits.mentions("self.events[self.consumer_index].wait(threshold)"):
+    if captured and waits.mentions(host_loads.WAITS):
         return affected("compressors wait for their layer in a captured segment", *read)
     return unknown("compressors get their states in a way that no known release does", *read)
 
 
-def wait_for_the_last_layer(result: Any, self: Any, *_: Any, **__: Any) -> Any:
+def wait(result: Any, self: Any, *_: Any, **__: Any) -> Any:
     pool = self.model_runner.token_to_kv_pool
-    counter: Any = getattr(pool, "layer_transfer_counter", None)
     # only pools of DeepSeek-V4 have that function
-    if hasattr(pool, "wait_layer_transfer") and getattr(counter, "consumer_index", -1) >= 0:
-        counter.wait_until(counter.num_layers - 1)
+    if hasattr(pool, "wait_layer_transfer"):
+        host_loads.wait_for_the_last_layer(pool)
     return result
 
 
@@ -61,7 +60,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint(FILL, How.AFTER, wait_for_the_last_layer),),
+    patches=(PatchPoint(FILL, How.AFTER, wait),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
 )

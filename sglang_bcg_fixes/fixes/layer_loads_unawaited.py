@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_bcg_fixes.anatomy import host_loads
 from sglang_bcg_fixes.anatomy.runners import EXECUTOR, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
@@ -22,7 +23,6 @@ from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
 
 BACKENDS = f"{EXECUTOR}.runner_backend.utils"
-COUNTER = "sglang.srt.managers.cache_controller:LayerDoneCounter"
 
 
 def probe(source: Source) -> Finding:
@@ -31,8 +31,8 @@ def probe(source: Source) -> Finding:
     resolve = source.need(f"{BACKENDS}:resolve_prefill_backend")
     if "FullCudaGraphBackend" not in resolve.calls:
         return absent("every prefill graph of this release has breaks", resolve)
-    execute, wait = source.need(f"{PREFILL}.execute"), source.need(f"{COUNTER}.wait_until")
-    if not wait.mentions("self.events[self.consumer_index].wait(threshold)"):
+    execute, wait = source.need(f"{PREFILL}.execute"), source.need(host_loads.WAIT)
+    if not wait.mentions(host_loads.WAITS):
         return unknown("layers that are loaded are awaited in a way that no known release does", resolve, execute, wait)
     if "self._wait_for_layer_loads" in execute.calls:
         awaited = source.need(f"{PREFILL}._wait_for_layer_loads")
@@ -42,11 +42,9 @@ def probe(source: Source) -> Finding:
     return unknown("a batch is filled in and replayed in a way that no known release does", resolve, execute)
 
 
-def wait_for_the_last_layer(result: Any, self: Any, *_: Any, **__: Any) -> Any:
-    counter: Any = getattr(self.model_runner.token_to_kv_pool, "layer_transfer_counter", None)
-    # counters of other caches have no index, and load a layer only when it is waited for
-    if self._is_full_backend and getattr(counter, "consumer_index", -1) >= 0:
-        counter.wait_until(counter.num_layers - 1)
+def wait(result: Any, self: Any, *_: Any, **__: Any) -> Any:
+    if self._is_full_backend:
+        host_loads.wait_for_the_last_layer(self.model_runner.token_to_kv_pool)
     return result
 
 
@@ -55,7 +53,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint((f"{PREFILL}.load_batch",), How.AFTER, wait_for_the_last_layer),),
+    patches=(PatchPoint((f"{PREFILL}.load_batch",), How.AFTER, wait),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("qwen3_next_prefix_cache",),
 )

@@ -13,16 +13,11 @@ Remove when: 0.5.14 need not be served.
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
-from typing import Any
-
+from sglang_bcg_fixes.anatomy.mamba2 import PREPARE, prepare_without_mask
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, PREFIX_CACHE_OFF
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
-
-PREPARE = "sglang.srt.layers.attention.mamba.mamba2_metadata:Mamba2Metadata.prepare_mixed"
 
 
 def probe(source: Source) -> Finding:
@@ -36,21 +31,12 @@ def probe(source: Source) -> Finding:
     return fixed("a hit is told by the length of its prefix", prepare)
 
 
-def prepare_mixed(
-    original: Callable[..., Any], cls: Any, forward_metadata: Any, chunk_size: int, forward_batch: Any
-) -> Any:
-    # the mask is read for that alone: where to save is in forward_metadata
-    batch = copy.copy(forward_batch)
-    batch.mamba_track_mask = None
-    return original(cls, forward_metadata, chunk_size, batch)
-
-
 FIX = Fix(
     id="mamba2_hit_ignored",
     doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/29368", "https://github.com/sgl-project/sglang/issues/29330"),
     probe=probe,
-    patches=(PatchPoint((PREPARE,), How.AROUND, prepare_mixed),),
+    patches=(PatchPoint((PREPARE,), How.AROUND, prepare_without_mask),),
     workarounds=(*CHECKPOINTS_OFF, *PREFIX_CACHE_OFF),
     verify=("falcon_h1_checkpoints",),
 )

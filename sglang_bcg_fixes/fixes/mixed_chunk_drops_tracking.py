@@ -14,18 +14,16 @@ Remove when: No release before 0.5.23 has to be served.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.mamba2 import PREPARE, prepare_without_mask
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, MIXED_CHUNKS_OFF
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
 
 BATCH = "sglang.srt.managers.schedule_batch:ScheduleBatch"
-METADATA = "sglang.srt.layers.attention.mamba.mamba2_metadata:Mamba2Metadata"
-PREPARE = f"{METADATA}.prepare_mixed"
 # a running request's value of each; a slot is never written to without the mask
 UNTRACKED = {"mamba_track_indices": 0, "mamba_track_mask": False, "mamba_track_seqlens": -1}
 # copies on the host, from 0.5.21 on
@@ -62,15 +60,6 @@ def mix_with_running(original: Callable[..., None], self: Any, running_batch: An
             setattr(self, field, values + [UNTRACKED_ON_HOST[field]] * rows)
 
 
-def prepare_mixed(
-    original: Callable[..., Any], cls: Any, forward_metadata: Any, chunk_size: int, forward_batch: Any
-) -> Any:
-    # the mask is read for that alone: where to save is in forward_metadata
-    batch = copy.copy(forward_batch)
-    batch.mamba_track_mask = None
-    return original(cls, forward_metadata, chunk_size, batch)
-
-
 FIX = Fix(
     id="mixed_chunk_drops_tracking",
     doc=__doc__,
@@ -82,7 +71,7 @@ FIX = Fix(
     probe=probe,
     patches=(
         PatchPoint((f"{BATCH}.mix_with_running",), How.AROUND, mix_with_running),
-        PatchPoint((PREPARE,), How.AROUND, prepare_mixed, needed=hits_are_told_by_the_mask),
+        PatchPoint((PREPARE,), How.AROUND, prepare_without_mask, needed=hits_are_told_by_the_mask),
     ),
     workarounds=(*MIXED_CHUNKS_OFF, *CHECKPOINTS_OFF),
     verify=("qwen3_next_prefix_cache",),

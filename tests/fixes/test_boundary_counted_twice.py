@@ -30,14 +30,20 @@ ARRIVALS = [(2, 8), (3, 8), (BOUNDARY, 8), (5, 8), (BOUNDARY, 19), (BOUNDARY, NE
 Run = Callable[..., Any]
 
 
-@pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Run:
+def arriving(release_root: Callable[[str], pathlib.Path], fix: str) -> Run:
+    """How requests that arrive one after the other are answered and cached, without this fix alone and with it."""
+
     def run(release: str, arrivals: list[tuple[int, int]], **server: Any) -> Any:
         given = json.dumps(SERVER | server | {"arrivals": arrivals})
         arguments = ("-m", "tests.scenarios.arriving_requests", "falcon_h1", given)
-        return processes.beside(release_root(release), *arguments, timeout=600, **settings.only(FIX))[0]
+        return processes.beside(release_root(release), *arguments, timeout=600, **settings.only(fix))[0]
 
     return run
+
+
+@pytest.fixture
+def run(release_root: Callable[[str], pathlib.Path]) -> Run:
+    return arriving(release_root, FIX)
 
 
 @pytest.mark.forms_of(FIX)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -13,9 +12,7 @@ import pytest
 
 from sglang_bcg_fixes.engine import wrappers
 from sglang_bcg_fixes.fixes import slots_not_exchanged
-from tests import processes
-from tests.fixes import settings
-from tests.fixes.test_boundary_counted_twice import MIXED, SERVER
+from tests.fixes.test_boundary_counted_twice import MIXED, Run, arriving
 from tests.wheels import NEWEST
 
 FIX = "slots_not_exchanged"
@@ -25,17 +22,11 @@ BEFORE, AFTER, LATER = 3, 4, 5
 # how many tokens the first one has in the end: with 20 it ends while its step at the boundary of 32 is in flight
 ENDS = 20
 ARRIVALS = [(BEFORE, ENDS), (AFTER, ENDS), (LATER, ENDS), (AFTER, 19), (AFTER, 22)]
-Run = Callable[..., Any]
 
 
 @pytest.fixture
 def run(release_root: Callable[[str], pathlib.Path]) -> Run:
-    def run(release: str, arrivals: list[tuple[int, int]], **server: Any) -> Any:
-        given = json.dumps(SERVER | server | {"arrivals": arrivals})
-        arguments = ("-m", "tests.scenarios.arriving_requests", "falcon_h1", given)
-        return processes.beside(release_root(release), *arguments, timeout=600, **settings.only(FIX))[0]
-
-    return run
+    return arriving(release_root, FIX)
 
 
 @pytest.mark.forms_of(FIX)
