@@ -106,8 +106,10 @@ def compare(
     ]
 
 
-def serve(model: str, given: dict[str, Any], act: Callable[[scheduler.Scheduler, float], Any]) -> None:
-    """Tell what the act gives with and without the fixes that are applied; it gets what two answers may differ by."""
+def serve(
+    model: str, given: dict[str, Any], act: Callable[[scheduler.Scheduler, float], Any], without: bool = True
+) -> None:
+    """Tell what the act gives, also without the fixes that are applied; it gets what two answers may differ by."""
     one_batch.import_sglang(with_graphs=True)
     one_batch.load_plugins()
     kinds_of_request.forget_pinned_memory()
@@ -121,7 +123,10 @@ def serve(model: str, given: dict[str, Any], act: Callable[[scheduler.Scheduler,
         def acted() -> Any:
             return act(served, ROUNDING[asked["dtype"]])
 
-        if plugin.load().ledger.applied():
+        applied = plugin.load().ledger.applied()
+        if not without:
+            telling.result({"applied": applied, **acted()})
+        elif applied:
             telling.with_and_without(acted)
         else:
             telling.result({"applied": [], "without": acted()})

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Random conversations with a real scheduler: the first token of each turn from a warm prefix cache beside a cold one.
+
+Arguments: the model, then server arguments as JSON. Among them, "seed" and "turns" draw the conversations: up to five
+are answered together, some of them once others have begun. A turn goes on with a conversation and its last answer,
+leaves one at any token, or begins one. Half of the turns end within a token of a chunk's boundary. Cold answers follow
+at the end, each prompt alone.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from typing import Any
+
+import torch
+
+from cpu_sglang import scheduler
+from tests.scenarios import warm_answers
+
+TOGETHER, KEPT, LONGEST = 5, 8, 600
+CHUNK, MOST_ADDED, MOST_ANSWERED = 64, 150, 20
+GOES_ON, LEAVES = 0.6, 0.8
+
+
+class Talks:
+    """Conversations that are under way, each as its tokens so far."""
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.kept = random.Random(seed), list[list[int]]()
+
+    def turn(self) -> list[int]:
+        """Take one that can go on, or begin one, and add to it."""
+        chance, begun = self.random.random(), [talk for talk in self.kept if len(talk) < LONGEST - MOST_ADDED]
+        talk: list[int] = []
+        if begun and chance < GOES_ON:
+            talk = begun[self.random.randrange(len(begun))]
+            self.kept.remove(talk)
+        elif begun and chance < LEAVES:
+            talk = begun[self.random.randrange(len(begun))]
+            talk = talk[: self.random.randrange(len(talk))]
+        return [*talk, *(self.random.randrange(3, 120) for _ in range(self.added(len(talk))))]
+
+    def added(self, length: int) -> int:
+        if self.random.random() < 0.5:
+            return self.random.randrange(1, MOST_ADDED)
+        return CHUNK + self.random.randrange(-1, 2) - length % CHUNK
+
+    def keep(self, talk: list[int]) -> None:
+        self.kept = [*self.kept, talk][-KEPT:]
+
+
+def hold(served: scheduler.Scheduler, seed: int, turns: int, rounding: float) -> dict[str, Any]:
+    talks, rounds, number = Talks(seed), list[tuple[dict[str, list[int]], dict[str, scheduler.Answer]]](), 0
+    served.forget()
+    while number < turns:
+        count = min(talks.random.randrange(1, TOGETHER + 1), turns - number)
+        prompts = {str(number + row): talks.turn() for row in range(count)}
+        number += count
+        later = dict(list(prompts.items())[1 + talks.random.randrange(count) :])
+        first = {name: prompt for name, prompt in prompts.items() if name not in later}
+        new = talks.random.randrange(2, MOST_ANSWERED)
+        answers = served.answer(first, new, later, after=talks.random.randrange(1, new))
+        rounds.append((prompts, answers))
+        for name, prompt in prompts.items():
+            talks.keep([*prompt, *(int(logits.argmax()) for logits in answers[name].logits)])
+    wrong = []
+    for prompts, warm in rounds:
+        for name, prompt in prompts.items():
+            served.forget()
+            cold = served.answer({name: prompt}, 1)
+            one, other = warm[name].logits[0], cold[name].logits[0]
+            if not torch.allclose(one, other, atol=rounding, rtol=0):
+                off = float((one - other).abs().max())
+                wrong.append({"turn": int(name), "length": len(prompt), "found": warm[name].found, "off by": off})
+    found = [answer.found for _, warm in rounds for answer in warm.values()]
+    return {"seed": seed, "turns": number, "hits": sum(each > 0 for each in found), "wrong": wrong}
+
+
+def main(model: str, server_args: str) -> None:
+    given = json.loads(server_args)
+    seed, turns = given.pop("seed"), given.pop("turns")
+    warm_answers.serve(model, given, lambda served, rounding: hold(served, seed, turns, rounding), without=False)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
