@@ -20,21 +20,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.checkpoints import OLD_UPDATE, PROCESSOR, UPDATE
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, NO_OVERLAP, PREFIX_CACHE_OFF
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
 
-MANAGERS = "sglang.srt.managers"
-PROCESSOR = f"{MANAGERS}.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor"
 CHECK = f"{PROCESSOR}._mamba_check_track_boundary"
-BEFORE = f"{MANAGERS}.scheduler_output_processor_mixin:SchedulerOutputProcessorMixin._mamba_prefix_cache_update"
 
 
 def probe(source: Source) -> Finding:
     check = source.find(CHECK)
     if check is None:
-        update = source.need(BEFORE)
+        update = source.need(OLD_UPDATE)
         if update.mentions("seq_len = len(req.origin_input_ids) + len(req.output_ids) - 1"):
             return absent("a boundary is found by the length of the step whose result is processed", update)
         return unknown("a boundary is found in a way that no known release does", update)
@@ -42,7 +40,7 @@ def probe(source: Source) -> Finding:
         return fixed("a boundary is found by the length less the step in flight", check)
     if not check.mentions("req.kv_committed_len % interval == 0"):
         return unknown("a boundary is found in a way that no known release does", check)
-    read = (check, source.need(f"{PROCESSOR}._mamba_prefix_cache_update"))
+    read = (check, source.need(UPDATE))
     return affected("a boundary is found by a length that the step in flight has moved on", *read)
 
 

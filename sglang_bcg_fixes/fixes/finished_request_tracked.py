@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.checkpoints import INDEX, holder
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
@@ -26,7 +27,6 @@ from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknow
 TRACK = "sglang.srt.managers.schedule_batch:set_mamba_track_indices_from_reqs"
 OLD_TRACK = "sglang.srt.speculative.eagle_info_v2:EagleVerifyInputV2Mixin.prepare_for_v2_verify"
 FREE = "sglang.srt.mem_cache.memory_pool:HybridReqToTokenPool.free_mamba_cache"
-INDEX = "mamba_next_track_idx"
 RESERVED = 0
 
 
@@ -70,9 +70,7 @@ def save_freed_elsewhere(nothing: None, batch: Any, *_: Any, **__: Any) -> None:
 
 
 def freed_rows(batch: Any) -> list[int]:
-    # later releases keep it with what else a request holds
-    holders = [request if hasattr(request, INDEX) else request.kv for request in batch.reqs]
-    return [row for row, holder in enumerate(holders) if getattr(holder, INDEX) is None]
+    return [row for row, request in enumerate(batch.reqs) if getattr(holder(request), INDEX) is None]
 
 
 def save_elsewhere(batch: Any, rows: list[int]) -> None:

@@ -18,16 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.checkpoints import OLD_UPDATE, PROCESSOR, UPDATE, holder
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, NO_OVERLAP, PREFIX_CACHE_OFF
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, unknown
 
-MANAGERS = "sglang.srt.managers"
-PROCESSOR = f"{MANAGERS}.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor"
 HANDLE = f"{PROCESSOR}._handle_finish_state_updated_req"
-UPDATE = f"{PROCESSOR}._mamba_prefix_cache_update"
-OLD_UPDATE = f"{MANAGERS}.scheduler_output_processor_mixin:SchedulerOutputProcessorMixin._mamba_prefix_cache_update"
 
 
 def probe(source: Source) -> Finding:
@@ -62,7 +59,7 @@ def exchange(self: Any, req: Any, batch: Any, result: Any, i: int, *_: Any, **__
     # None with speculative decoding; the lazy strategy takes another slot when it needs one
     if saved is None or not saved[i] or pool.enable_mamba_extra_buffer_lazy:
         return
-    tracked = req if hasattr(req, "mamba_next_track_idx") else req.kv
+    tracked = holder(req)
     # None once the request has no slots any more
     if tracked.mamba_next_track_idx is not None:
         tracked.mamba_next_track_idx = pool.get_mamba_ping_pong_other_idx(batch.mamba_track_buffer_indices[i])

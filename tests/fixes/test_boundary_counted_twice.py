@@ -31,7 +31,7 @@ Run = Callable[..., Any]
 
 
 def arriving(release_root: Callable[[str], pathlib.Path], fix: str) -> Run:
-    """How requests that arrive one after the other are answered and cached, without this fix alone and with it."""
+    """Run requests that arrive one after the other, without this fix alone and with it."""
 
     def run(release: str, arrivals: list[tuple[int, int]], **server: Any) -> Any:
         given = json.dumps(SERVER | server | {"arrivals": arrivals})

@@ -21,7 +21,7 @@ FIRST, SECOND, ADDED = 12, 20, 40
 
 
 def hold(served: scheduler.Scheduler, after: int, tokens: int, rounding: float) -> list[Any]:
-    """How much of the next prompt was found, and whether its answer is the cold one."""
+    """The length that was found of the next prompt, and whether its answer is the cold one."""
     source = random.Random(after + tokens)
     first, second, added = ([source.randrange(3, 120) for _ in range(number)] for number in (FIRST, SECOND, ADDED))
     served.forget()

@@ -38,7 +38,7 @@ class Watched(graphs.Event):
 
 
 def written_at_once(step: Callable[[], Any], table: torch.Tensor) -> list[Any]:
-    """How often the step records an event, and whether it gives the same where the table is written at the last one."""
+    """The number of events that the step records, and whether it gives the same if written to at the last one."""
     kept = table.clone()
     Watched.records = Watched.last = 0
     undisturbed = step()

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import importlib
-import json
 import sys
 
 from cpu_sglang import one_batch
 from sglang_bcg_fixes import plugin
+from tests.scenarios import telling
 
 
 def main(module: str) -> None:
@@ -16,7 +16,7 @@ def main(module: str) -> None:
     one_batch.load_plugins()
     importlib.import_module(module)
     outcomes = plugin.load().report.outcomes.values()
-    print("RESULT", json.dumps({each.decision.id: [each.state, each.detail] for each in outcomes}))
+    telling.result({each.decision.id: [each.state, each.detail] for each in outcomes})
 
 
 main(*sys.argv[1:])

@@ -35,10 +35,10 @@ class Talks:
         chance, begun = self.random.random(), [talk for talk in self.kept if len(talk) < LONGEST - MOST_ADDED]
         talk: list[int] = []
         if begun and chance < GOES_ON:
-            talk = begun[self.random.randrange(len(begun))]
+            talk = self.random.choice(begun)
             self.kept.remove(talk)
         elif begun and chance < LEAVES:
-            talk = begun[self.random.randrange(len(begun))]
+            talk = self.random.choice(begun)
             talk = talk[: self.random.randrange(len(talk))]
         return [*talk, *(self.random.randrange(3, 120) for _ in range(self.added(len(talk))))]
 
