@@ -12,11 +12,13 @@ again after the others. The exit status is 0 even if answers differ or the relea
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import pathlib
 import traceback
-from collections.abc import Sequence
+import unittest.mock
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from . import graphs, one_batch, stand_ins
@@ -43,19 +45,66 @@ def _graph_config(model_runner: Any) -> Any:
     return get_exec().graph.cuda_graph_config
 
 
-def capture_prefill(model_runner: Any, buckets: Sequence[int] = BUCKETS) -> Any:
-    """Turn on breakable prefill graphs, as the release's flags would, and capture; return the runner."""
+def _settings(model_runner: Any, buckets: Sequence[int]) -> tuple[Any, dict[str, Any]]:
+    """The object that has the release's settings of prefill graphs, and their values where its flags turn them on."""
     if hasattr(model_runner, "init_prefill_cuda_graph"):
-        phase = _graph_config(model_runner).prefill
-        phase.backend = "breakable"
-        phase.bs = list(buckets)
+        return _graph_config(model_runner).prefill, {"backend": "breakable", "bs": list(buckets)}
+    return model_runner.server_args, {
+        "disable_piecewise_cuda_graph": False,
+        "enable_breakable_cuda_graph": True,
+        "piecewise_cuda_graph_tokens": list(buckets),
+    }
+
+
+def _set(settings: Any, values: dict[str, Any]) -> dict[str, Any]:
+    """Set the values; return those that were there."""
+    before = {name: getattr(settings, name) for name in values}
+    for name, value in values.items():
+        setattr(settings, name, value)
+    return before
+
+
+@contextlib.contextmanager
+def built_for_graphs(buckets: Sequence[int] = BUCKETS) -> Iterator[None]:
+    """Models and attention backends that are built meanwhile find prefill graphs turned on, as in a real server.
+
+    Some decide then which kernels they take, or whether their layers are captured. Before and after, the graphs are
+    off: nothing is captured until capture_prefill(), and what runs is eager.
+    """
+    from sglang.srt.model_executor.model_runner import ModelRunner
+
+    # early releases have no method for all of the backends
+    all_backends = "init_attention_backends"
+    backends = all_backends if hasattr(ModelRunner, all_backends) else "init_attention_backend"
+
+    def with_graphs(build: Callable[..., None]) -> Callable[..., None]:
+        def build_with_graphs(model_runner: Any, *args: Any, **kwargs: Any) -> None:
+            settings, values = _settings(model_runner, buckets)
+            before = _set(settings, values)
+            try:
+                build(model_runner, *args, **kwargs)
+            finally:
+                _set(settings, before)
+
+        return build_with_graphs
+
+    with contextlib.ExitStack() as stack:
+        for name in ("load_model", backends):
+            build = getattr(ModelRunner, name)
+            stack.enter_context(unittest.mock.patch.object(ModelRunner, name, with_graphs(build)))
+        yield
+
+
+def capture_prefill(model_runner: Any, buckets: Sequence[int] = BUCKETS) -> Any:
+    """Turn on breakable prefill graphs, as the release's flags would, and capture; return the runner.
+
+    A server knows of the graphs when it builds its model and its attention backends: see built_for_graphs().
+    """
+    _set(*_settings(model_runner, buckets))
+    if hasattr(model_runner, "init_prefill_cuda_graph"):
         model_runner.init_prefill_cuda_graph()
         runner = model_runner.prefill_cuda_graph_runner
     else:
-        args = model_runner.server_args
-        args.disable_piecewise_cuda_graph = False
-        args.enable_breakable_cuda_graph = True
-        args.piecewise_cuda_graph_tokens = list(buckets)
         model_runner.init_piecewise_cuda_graphs()
         runner = model_runner.piecewise_cuda_graph_runner
     if not captured_graphs(runner):

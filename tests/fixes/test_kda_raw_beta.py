@@ -29,6 +29,7 @@ def test_replays_answer_as_the_eager_layers_do(
     def answers(flag: str) -> dict[str, Any]:
         scenario = ("-m", "tests.scenarios.kda_in_graph", "answers", model)
         found, _ = processes.beside(release_root(release), *scenario, timeout=600, **settings.only(FIX, flag))
+        assert found["before"] == {"graphs": "disabled", "captures": 0}
         assert found["in graph"] and found["breaks"] == {"16": 1, "8": 1} and found["replays"] == REPLAYS, found
         assert found["differences"][REPLAYED:] == [0.0]
         return dict(found)

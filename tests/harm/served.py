@@ -5,7 +5,8 @@
 
 SGLang's globals allow one model in a process, and its imports take the longest, so they are inherited. A child loads
 plugins by its arm's environment, as a server does, and builds the model from a config.json with the real ModelRunner.
-It answers each batch eagerly, captures the prefill graphs, answers the batches again, and compares.
+What is built knows that there will be prefill graphs. The child answers each batch eagerly, captures the graphs,
+answers the batches again, and compares.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def load(job: dict[str, Any]) -> one_batch.LoadedModel:
     with tempfile.TemporaryDirectory() as folder:
         pathlib.Path(folder, "config.json").write_text(json.dumps(job["configuration"]))
         one_batch.load_plugins()
-        return one_batch.load(folder, **job["server_args"])
+        with prefill.built_for_graphs():
+            return one_batch.load(folder, **job["server_args"])
 
 
 def attempt(loaded: one_batch.LoadedModel, lengths: list[int]) -> tuple[Any, Any]:

@@ -26,13 +26,12 @@ def answers(model: str) -> dict[str, Any]:
     served.prepare(runner.model)
     kinds_of_request.forget_pinned_memory()
     eager = [steps.answer(loaded, lengths)[0] for lengths in BATCHES]
-    # a server's backend knows from the start that it will be captured
-    prefill._graph_config(runner).prefill.backend = "breakable"
-    runner.init_attention_backends()
+    before = {"graphs": prefill._graph_config(runner).prefill.backend, "captures": graphs.counters.captures}
     made, _ = served.captured(runner, served.Said())
     replays = graphs.counters.replays
     replayed = [steps.answer(loaded, lengths)[0] for lengths in BATCHES]
     return {
+        "before": before,
         "differences": [served.difference(*pair) for pair in zip(eager, replayed, strict=True)],
         "replays": graphs.counters.replays - replays,
         "report": plugin.load().report.state("kda_raw_beta"),
