@@ -8,13 +8,14 @@ affected models, up to 0.5.15 all multimodal ones.
 Cause: A replay replaces the layers' forward with a function, and what that function does not pass on is lost: up to
 0.5.12.post1 and on 0.5.15 the embeddings (the graph looks up those of the text itself), in every release the deepstack
 embeddings that Qwen3-VL adds to its first layers. On 0.5.13 it takes the truth value of a whole tensor. Up to 0.5.15
-the graph is captured with one position for each token, where M-RoPE (Qwen2-VL and others) gives images three.
+the graph is captured with one position for each token, where M-RoPE (Qwen2-VL and others) gives images three. From
+0.5.21 Ming's experts have a router for each kind of token, and the graph is captured with that of text alone.
 Change: A batch runs without a graph when it carries what the graph does not take: images where no embeddings reach the
-graph, images of a model with deepstack embeddings or, on 0.5.14, with M-RoPE, and on 0.5.13 every batch of a model
-whose layers receive embeddings by keyword. One warning says so. Text is replayed as before, except under DP attention
-before 0.5.22, where all ranks must decide alike and none knows of the others' images: such a model then replays
-nothing.
-Remove when: Every release that has to be served passes deepstack embeddings to the graph, or refuses such a batch.
+graph, images of a model with deepstack embeddings, with such routers or, on 0.5.14, with M-RoPE, and on 0.5.13 every
+batch of a model whose layers receive embeddings by keyword. One warning says so. Text is replayed as before, except
+under DP attention before 0.5.22, where all ranks must decide alike and none knows of the others' images: such a model
+then replays nothing.
+Remove when: Every release that has to be served passes all of this to the graph, or refuses such a batch.
 """
 
 from __future__ import annotations
@@ -38,6 +39,11 @@ from sglang_bcg_fixes.source.tree import Source, affected, fixed
 
 DEEPSTACK_MODEL = "sglang.srt.models.qwen3_vl:Qwen3LLMModel.forward"
 DEEPSTACK = "input_deepstack_embeds"
+ROUTERS = tuple(
+    f"sglang.srt.models.{where}._forward_gate"
+    for where in ("bailing_moe:BailingMoESparseMoeBlock", "bailing_moe_v3:BailingMoE")
+)
+MODALITIES = "mm_token_modalities"
 VOTE = f"{PREFILL}.can_replay_locally"
 
 logger = logging.getLogger("sglang_bcg_fixes")
@@ -59,6 +65,11 @@ def probe(source: Source) -> Finding:
     if deepstack and DEEPSTACK in deepstack.parameters and not replay.mentions(DEEPSTACK):
         read.append(deepstack.header)
         wrong.append("replay drops the deepstack embeddings of Qwen3-VL")
+    routers = [found for found in map(source.find, ROUTERS) if found and found.mentions(f"forward_batch.{MODALITIES}")]
+    batch = source.need(f"{PREFILL}.load_batch") if routers else None
+    if batch and not batch.mentions(MODALITIES):
+        read += [*routers, batch]
+        wrong.append("the batch of a replay has no modalities, by which Ming chooses a token's router")
     if wrong:
         return affected("; ".join(wrong), *read)
     return fixed("the graph receives the embeddings of images", *read)
@@ -100,9 +111,9 @@ def refuse_keyword(original: Callable[..., bool], self: Any, forward_batch: Any)
     return decide(original(self, forward_batch), by_keyword, "embeddings that come by keyword")
 
 
-def refuse_deepstack(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
-    drops = has_deepstack(self) and may_have_images(forward_batch)
-    return decide(original(self, forward_batch), drops, "deepstack embeddings")
+def refuse_unpassed(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
+    what = unpassed(self)
+    return decide(original(self, forward_batch), bool(what) and may_have_images(forward_batch), what)
 
 
 def refuse_positions(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
@@ -111,11 +122,12 @@ def refuse_positions(original: Callable[..., bool], self: Any, forward_batch: An
     return decide(original(self, forward_batch), drops, "the positions of images")
 
 
-def vote_against_deepstack(
+def vote_against_unpassed(
     original: Callable[..., bool], self: Any, *, contains_mm_inputs: bool = False, **kwargs: Any
 ) -> bool:
     can_run = original(self, contains_mm_inputs=contains_mm_inputs, **kwargs)
-    return decide(can_run, contains_mm_inputs and has_deepstack(self), "deepstack embeddings")
+    what = unpassed(self)
+    return decide(can_run, bool(what) and contains_mm_inputs, what)
 
 
 def may_have_images(forward_batch: Any) -> bool:
@@ -123,11 +135,20 @@ def may_have_images(forward_batch: Any) -> bool:
     return forward_batch.global_num_tokens_cpu is not None or bool(forward_batch.contains_mm_inputs())
 
 
-def has_deepstack(runner: Any) -> bool:
-    """Tell whether the graph holds only the layers (compiled ones do not) of a model with such embeddings."""
-    model = runner.model_runner.model
+def unpassed(runner: Any) -> str:
+    """Name what a graph of only the layers (compiled ones hold more) is not given beside the embeddings of images."""
+    if runner.layer_model is None:
+        return ""
+    if has_deepstack(runner.model_runner.model):
+        return "deepstack embeddings"
+    if getattr(runner.model_runner.model_config, "requires_mm_token_modalities", False):
+        return "the modalities that tokens are routed by"
+    return ""
+
+
+def has_deepstack(model: Any) -> bool:
     # Qwen3-Omni keeps its Qwen3-VL one level down
-    return runner.layer_model is not None and any(
+    return any(
         getattr(part, "num_deepstack_embeddings", 0) and getattr(part, "use_deepstack", None)
         for part in (model, *model.children())
     )
@@ -160,9 +181,9 @@ FIX = Fix(
     patches=(
         PatchPoint(MAY_REPLAY, How.AROUND, refuse_images, needed=takes_no_embeddings),
         PatchPoint(MAY_REPLAY, How.AROUND, refuse_keyword, needed=asks_for_truth),
-        PatchPoint(MAY_REPLAY, How.AROUND, refuse_deepstack, needed=drops_deepstack_only),
+        PatchPoint(MAY_REPLAY, How.AROUND, refuse_unpassed, needed=drops_deepstack_only),
         PatchPoint(MAY_REPLAY, How.AROUND, refuse_positions, needed=drops_positions_only),
-        PatchPoint((VOTE,), How.AROUND, vote_against_deepstack, needed=vote_knows_images),
+        PatchPoint((VOTE,), How.AROUND, vote_against_unpassed, needed=vote_knows_images),
     ),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),

@@ -5,7 +5,8 @@
 
 The model is a small Llama, the runner, the capture and the replay are SGLang's. For images, its embeddings go through
 SGLang's routine for multimodal models; in the place of a vision tower stand other embeddings than the text's, and
-M-RoPE is a model that takes the second of three positions. For adapters, SGLang's LoRA manager wraps the projection
+M-RoPE is a model that takes the second of three positions, and routers are Bailing's own choice between two of them.
+For adapters, SGLang's LoRA manager wraps the projection
 behind attention.
 """
 
@@ -18,6 +19,7 @@ import sys
 import types
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 from cpu_sglang import graphs, one_batch, prefill
 from tests.releases import kinds_of_request
@@ -58,7 +60,10 @@ def make_multimodal(loaded: one_batch.LoadedModel) -> None:
     layers, plain = model.model, model.model.forward
     model_runner.is_multimodal = model_runner.model_config.is_multimodal = True
     model.use_deepstack, model.num_deepstack_embeddings, model.is_mrope_enabled = {}, 0, False
+    model.route = lambda hidden, forward_batch: hidden
     layers.get_input_embeddings = lambda: layers.embed_tokens
+    # plain, so that it is no part of the model
+    model.__dict__["config_of_runner"] = model_runner.model_config
 
     def see(input_ids: Any, **_: Any) -> Any:
         embeddings = layers.embed_tokens(input_ids)
@@ -72,6 +77,8 @@ def make_multimodal(loaded: one_batch.LoadedModel) -> None:
             positions = positions[1]
         if input_deepstack_embeds is not None:
             input_embeds = input_embeds + input_deepstack_embeds
+        if input_embeds is not None:
+            input_embeds = model.route(input_embeds, forward_batch)
         return plain(input_ids, positions, forward_batch, input_embeds)
 
     def forward(input_ids: Any, positions: Any, forward_batch: Any, **_: Any) -> Any:
@@ -95,9 +102,12 @@ def as_text(batch: Any, model: Any) -> None:
 
 
 def with_image(batch: Any, model: Any) -> None:
+    import torch
+
     as_text(batch, model)
     if model.is_mrope_enabled:
         batch.mrope_positions[1:] = batch.positions // 2
+    batch.mm_token_modalities = torch.ones(len(batch.input_ids), dtype=torch.int8)
     there, absent = (lambda: True), (lambda: False)
     batch.mm_inputs = [
         types.SimpleNamespace(
@@ -123,12 +133,28 @@ def deepstack(model: Any) -> None:
     model.use_deepstack, model.num_deepstack_embeddings = {"image": True}, 1
 
 
+def routers(model: Any) -> None:
+    """Bailing's choice of a router, with two that differ; nothing before 0.5.21."""
+    from sglang.srt.models import bailing_moe
+
+    model.use_deepstack, model.num_deepstack_embeddings = {}, 0
+    if not hasattr(bailing_moe, "multi_gate_triton_kernel"):
+        return
+    bailing_moe.create_multi_gate_mm_indices = lambda modalities: modalities
+    bailing_moe.multi_gate_triton_kernel = lambda hidden, *_: (3 * hidden, None)
+    block = mock.MagicMock(multi_gate=True, gate=mock.MagicMock(side_effect=lambda hidden: hidden))
+    choose = bailing_moe.BailingMoESparseMoeBlock._forward_gate
+    model.route = lambda hidden, forward_batch: choose(block, hidden, forward_batch)[0]
+    model.config_of_runner.requires_mm_token_modalities = True
+
+
 # how a model comes to its layers
 KINDS: dict[str, Callable[[Any], None]] = {
     "by keyword": lambda model: None,
     "between": between,
     "M-RoPE": three_positions,
     "deepstack": deepstack,
+    "routers": routers,
 }
 CHANGES: dict[str, Callable[[Any, Any], None]] = {"text": as_text, "image": with_image}
 
