@@ -122,10 +122,11 @@ def has_break(kind: type[Module], linear_backend: Any) -> bool:
 
 
 def is_break(value: Any) -> bool:
+    """Tell whether a call of this comes to a break, whatever stands round it: another fix, or another package."""
     function = slots.core(value)
     if not callable(function):
         return False
-    return graph_break.is_product(function) or getattr(function, wrappers.MARK, None) in BREAKING
+    return any(map(graph_break.is_product, wrappers.layers(function))) or bool(wrappers.fixes_in(function) & BREAKING)
 
 
 def classes_of(kind: type) -> list[type]:

@@ -29,7 +29,15 @@ class BrokenBackend(LinearBackend):
     def forward(self) -> None: ...
 
 
-setattr(BrokenBackend.forward, wrappers.MARK, "ssm_mixer_captured")
+def of_fix(function: Any, fix_id: str, inner: Any = None) -> Any:
+    """Mark it as a fix's wrapper, which goes on to call what is inside."""
+    setattr(function, wrappers.MARK, fix_id)
+    setattr(function, wrappers.INNER, inner)
+    wrappers._made.add(function)
+    return function
+
+
+of_fix(BrokenBackend.forward, "ssm_mixer_captured")
 
 
 def conv_states(pool: Any) -> Any:
@@ -105,6 +113,15 @@ class HasABreak(ReadsStates):
         return self.inner()
 
 
+class HasABreakInside(ReadsStates):
+    """Another package stands round it, with nothing that says so."""
+
+    inner = staticmethod(decorated(decorated(broken_function)))
+
+    def enter(self) -> Any:
+        return self.inner()
+
+
 class MakesABreak(nn.Module):
     """A layer like Inkling's: the break is its attribute, and the states are read below it."""
 
@@ -166,7 +183,9 @@ def test_so_is_linear_attention(radix_linear_attention: type[nn.Module]) -> None
 
 
 @pytest.mark.parametrize(
-    "kind", [Plain, BreaksByItself, HasABreak, MakesABreak, ChoosesInABreak], ids=lambda k: k.__name__
+    "kind",
+    [Plain, BreaksByItself, HasABreak, HasABreakInside, MakesABreak, ChoosesInABreak],
+    ids=lambda k: k.__name__,
 )
 def test_what_has_a_break_is_not(kind: type[nn.Module]) -> None:
     assert unbroken(kind(), LinearBackend()) == []
@@ -175,6 +194,14 @@ def test_what_has_a_break_is_not(kind: type[nn.Module]) -> None:
 def test_a_break_in_the_backend_counts_for_those_who_call_it_and_do_nothing_else() -> None:
     assert unbroken(CallsTheBackend(), BrokenBackend()) == []
     assert unbroken(BypassesTheBackend(), BrokenBackend()) == ["layers.0 (BypassesTheBackend)"]
+
+
+def test_a_break_that_another_fix_stands_round_still_counts() -> None:
+    class Watched(LinearBackend):
+        def forward(self) -> None: ...
+
+    of_fix(Watched.forward, "another", BrokenBackend.forward)
+    assert unbroken(CallsTheBackend(), Watched()) == []
 
 
 def test_the_name_of_an_option_is_no_state_where_a_module_below_handles_them_in_a_break() -> None:
