@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FlashInfer's full prefill graphs cannot be captured for models with sliding windows
+
+Symptom: With --cuda-graph-backend-prefill full and --attention-backend flashinfer, a model with a sliding-window cache
+does not start: "'FlashInferAttnBackend' object has no attribute 'cuda_graph_swa_out_cache_loc'" while its prefill
+graphs are captured. From 0.5.15 on, never with default flags. Breakable graphs are not concerned: there attention is a
+break.
+Cause: The slots of the window are handed to a graph in a buffer that only the set-up of decode graphs makes, and
+prefill graphs are captured before that.
+Change: None: a buffer made earlier would be replaced under the graphs that have captured it, and be too small for them.
+This version only watches for it.
+Remove when: Every release that has to be served gives these graphs a buffer of their own.
+"""
+
+from __future__ import annotations
+
+from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.model import Fix
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
+
+BACKEND = "sglang.srt.layers.attention.flashinfer_backend:FlashInferAttnBackend"
+PREPARE = f"{BACKEND}.init_forward_metadata_out_graph"
+MAKE = f"{BACKEND}._create_full_cg_prefill_wrappers"
+# filled for every kind of batch, in capture too
+FILL = "self.cuda_graph_swa_out_cache_loc[n:].zero_()"
+
+
+def probe(source: Source) -> Finding:
+    make = source.find(MAKE)
+    if make is None:
+        return absent("FlashInfer has no full prefill graphs")
+    prepare = source.need(PREPARE)
+    if prepare.mentions(FILL) and not make.mentions("swa_out_cache_loc"):
+        return affected("a prefill is captured with a buffer that nobody has made", prepare, make)
+    return fixed("a prefill is captured with a buffer of its own", prepare, make)
+
+
+FIX = Fix(
+    id="flashinfer_window_capture",
+    doc=__doc__,
+    upstream=("https://github.com/sgl-project/sglang/pull/38747",),
+    probe=probe,
+    workarounds=PREFILL_GRAPHS_OFF,
+)
