@@ -21,16 +21,18 @@ from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
 
 BACKEND = "sglang.srt.layers.attention.flashinfer_backend:FlashInferAttnBackend"
 PREPARE = f"{BACKEND}.init_forward_metadata_out_graph"
+# before 0.5.13
+OLD_PREPARE = f"{BACKEND}.init_forward_metadata_capture_cuda_graph"
 MAKE = f"{BACKEND}._create_full_cg_prefill_wrappers"
 # filled for every kind of batch, in capture too
 FILL = "self.cuda_graph_swa_out_cache_loc[n:].zero_()"
 
 
 def probe(source: Source) -> Finding:
-    make = source.find(MAKE)
-    if make is None:
-        return absent("FlashInfer has no full prefill graphs")
-    prepare = source.need(PREPARE)
+    prepare = source.need(PREPARE, OLD_PREPARE)
+    if not prepare.mentions("forward_mode.is_extend()"):
+        return absent("FlashInfer has no full prefill graphs", prepare)
+    make = source.need(MAKE)
     if prepare.mentions(FILL) and not make.mentions("swa_out_cache_loc"):
         return affected("a prefill is captured with a buffer that nobody has made", prepare, make)
     return fixed("a prefill is captured with a buffer of its own", prepare, make)
