@@ -4,7 +4,8 @@
     python tools/suspects.py 0.5.23 [--beside 0.5.22]     # a release that pip can fetch, or a folder that holds sglang/
 
 Four questions, which have found most of the defects that this package knows. With --beside, only what the other release
-does not have: what a new release brings. A suspect is no defect; it is a line to read.
+does not have: what a new release brings. A suspect is no defect; it is a line to read. Those that suspects.json judges
+are left out, unless --all asks for them: a fix is for them, or a line of the release shows why they are harmless.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import argparse
 import ast
 import collections
 import dataclasses
+import fnmatch
+import json
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,6 +26,7 @@ from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.source import releases
 from sglang_bcg_fixes.source.tree import Folder, Source, Wheel
 
+JUDGED = pathlib.Path(__file__).with_suffix(".json")
 BATCH = "sglang.srt.model_executor.forward_batch_info:ForwardBatch"
 ANSWER = "sglang.srt.layers.logits_processor:LogitsProcessorOutput"
 DROPPED, LOST, REPLACED, FROZEN = "dropped", "lost", "replaced", "frozen"
@@ -56,6 +60,41 @@ class Suspect:
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line} {self.function}: {self.what}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    """What becomes of some suspects, given as patterns of "question path function/what".
+
+    Either a fix of this package is for them, or they are harmless because of what a definition says.
+    """
+
+    suspects: list[str]
+    fix: str = ""
+    because: str = ""
+    where: str = ""
+    says: str = ""
+
+    def covers(self, suspect: Suspect) -> bool:
+        path, what = suspect.path.removeprefix("sglang/srt/"), suspect.what.rpartition(" ")[2]
+        name = f"{suspect.question} {path} {suspect.function}/{what}"
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.suspects)
+
+    def holds(self, source: Source) -> bool:
+        """Tell whether the release still says what makes them harmless; a fix's own probe tells the rest."""
+        if self.fix:
+            return True
+        found = source.find(self.where)
+        return found is not None and found.mentions(self.says)
+
+
+def judgements() -> list[Judgement]:
+    return [Judgement(**each) for each in json.loads(JUDGED.read_text())]
+
+
+def unjudged(source: Source, found: Sequence[Suspect]) -> list[Suspect]:
+    holding = [each for each in judgements() if each.holds(source)]
+    return [suspect for suspect in found if not any(each.covers(suspect) for each in holding)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -263,9 +302,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("release", help="such as 0.5.24, or a folder")
     parser.add_argument("--beside", metavar="RELEASE", help="leave out what this one has, too")
+    parser.add_argument("--all", action="store_true", help="also those that suspects.json judges")
     options = parser.parse_args(arguments)
     try:
-        found = suspects(source_of(options.release))
+        source = source_of(options.release)
+        found = suspects(source)
+        if not options.all:
+            found = unjudged(source, found)
         beside = suspects(source_of(options.beside)) if options.beside else []
     except releases.ReleaseError as error:
         print(f"suspects: {error}", file=sys.stderr)

@@ -6,10 +6,13 @@ from __future__ import annotations
 import pathlib
 import sys
 import textwrap
+from collections.abc import Callable
 
 import pytest
 
+from sglang_bcg_fixes.planning import registry
 from tests import processes
+from tests.wheels import NEWEST
 
 sys.path.insert(0, str(processes.REPOSITORY / "tools"))
 
@@ -114,6 +117,31 @@ def test_beside_another_release_only_what_is_new_is_shown(
         "0 of 2 are new",
         "1 of 3 are new",
     ]
+
+
+def test_every_judgement_is_about_a_suspect_and_holds_in_the_newest_release(
+    release_root: Callable[[str], pathlib.Path],
+) -> None:
+    source = suspects.source_of(str(release_root(NEWEST)))
+    found = suspects.suspects(source)
+    for judgement in suspects.judgements():
+        assert judgement.holds(source), judgement
+        assert not judgement.fix or f"sglang_bcg_fixes.fixes.{judgement.fix}" in registry.fix_modules(), judgement
+        for pattern in judgement.suspects:
+            alone = suspects.Judgement([pattern])
+            assert any(alone.covers(suspect) for suspect in found), pattern
+
+
+def test_a_judgement_counts_only_where_the_release_says_what_it_rests_on(
+    root: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = suspects.source_of(str(root))
+    found = suspects.suspects(source)
+    where, patterns = "sglang.srt.models.bert:Bert.forward", ["dropped models/bert.py Bert.forward/*.watched"]
+    for says, left in (("positions.max().item()", len(found) - 1), ("positions.min()", len(found))):
+        judgement = suspects.Judgement(patterns, because="it is made up", where=where, says=says)
+        monkeypatch.setattr(suspects, "judgements", lambda judgement=judgement: [judgement])
+        assert len(suspects.unjudged(source, found)) == left
 
 
 def test_a_folder_without_sglang_is_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
