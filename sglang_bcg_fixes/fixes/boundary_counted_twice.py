@@ -9,12 +9,9 @@ Cause: A decode step at a boundary saves its state to one of two slots. When its
 takes that slot for the cache and the other one for the next checkpoint. With overlap it finds the boundary by a length
 that the step in flight has already moved on, so one step early. If no decode is in flight the next time, as when a
 prefill is, it finds the same boundary again and changes the slots again: the old state passes for the new one. If the
-step in flight is a mixed one, which saves nothing, it counts a checkpoint that nobody has written. With
-extra_buffer_lazy a step at a boundary saves to a slot of its own. If the boundary is passed by, a request that ends
-before the next one caches that state under the length of the last one.
+step in flight is a mixed one, which saves nothing, it counts a checkpoint that nobody has written.
 Change: A boundary is found by the length of the step whose result is processed. That is once, and only where a decode
-step has saved the state. A request that ends in the step before a boundary leaves its last checkpoint instead. With
-extra_buffer_lazy it leaves the slot that has been counted, or nothing if the step in flight writes to its only slot.
+step has saved the state. A request that ends in the step before a boundary leaves its last checkpoint instead.
 Remove when: No release before 0.5.18 has to be served.
 """
 
@@ -30,8 +27,6 @@ from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
 
 CHECK = f"{PROCESSOR}._mamba_check_track_boundary"
-POOL = "sglang.srt.mem_cache.memory_pool:HybridReqToTokenPool"
-KEPT = f"{POOL}.get_mamba_ping_pong_keep_idx"
 
 
 def probe(source: Source) -> Finding:
@@ -45,45 +40,23 @@ def probe(source: Source) -> Finding:
         return fixed("a boundary is found by the length less the step in flight", check)
     if not check.mentions("req.kv_committed_len % interval == 0"):
         return unknown("a boundary is found in a way that no known release does", check)
-    kept = source.need(KEPT)
-    if not kept.mentions("self.enable_mamba_extra_buffer_lazy"):
-        return unknown("the slot of the last checkpoint is found in a way that no known release does", check, kept)
-    read = (check, source.need(UPDATE), kept, source.need(f"{PROCESSOR}.mamba_lazy_post_decode_at_boundary"))
+    read = (check, source.need(UPDATE))
     return affected("a boundary is found by a length that the step in flight has moved on", *read)
 
 
 def check_track_boundary(
     original: Callable[..., tuple[bool, int]], self: Any, req: Any, batch: Any, result: Any, i: int
 ) -> tuple[bool, int]:
-    if not batch.spec_algorithm.is_none():
+    # the lazy strategy changes slots when the step begins, so it has to look ahead
+    if not batch.spec_algorithm.is_none() or batch.req_to_token_pool.enable_mamba_extra_buffer_lazy:
         return original(self, req, batch, result, i)
     ahead = req.kv_committed_len
     # the newest token has not been read yet
-    processed = len(req.origin_input_ids) + len(req.output_ids) - 1
-    if ahead != processed and req.finished() and batch.req_to_token_pool.enable_mamba_extra_buffer_lazy:
-        in_flight, _ = original(self, req, batch, result, i)
-        if in_flight and not has_both_slots(req):
-            req.mamba_lazy_is_insert = False
-    req.kv_committed_len = processed
+    req.kv_committed_len = len(req.origin_input_ids) + len(req.output_ids) - 1
     try:
         return original(self, req, batch, result, i)
     finally:
         req.kv_committed_len = ahead
-
-
-def get_mamba_ping_pong_keep_idx(original: Callable[..., int], self: Any, req: Any) -> int:
-    kept = original(self, req)
-    # speculative decoding plans the next slot without moving the index
-    speculative = hasattr(self.mamba_pool.mamba_cache, "intermediate_ssm")
-    if self.enable_mamba_extra_buffer_lazy and not speculative and has_both_slots(req):
-        # the step that saves to the next one has not been counted, and a mixed one saves nothing
-        return 1 - kept
-    return kept
-
-
-def has_both_slots(req: Any) -> bool:
-    """Tell whether a request of the lazy strategy has a slot for a state that is not counted yet."""
-    return bool((req.mamba_ping_pong_track_buffer != -1).all())
 
 
 FIX = Fix(
@@ -91,10 +64,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/29792",),
     probe=probe,
-    patches=(
-        PatchPoint((CHECK,), How.AROUND, check_track_boundary),
-        PatchPoint((KEPT,), How.AROUND, get_mamba_ping_pong_keep_idx),
-    ),
+    patches=(PatchPoint((CHECK,), How.AROUND, check_track_boundary),),
     workarounds=(*NO_OVERLAP, *CHECKPOINTS_OFF, *PREFIX_CACHE_OFF),
     verify=("falcon_h1_checkpoints",),
 )

@@ -15,7 +15,6 @@ from tests.fixes import settings
 from tests.wheels import NEWEST
 
 FIX = "boundary_counted_twice"
-KEPT = "sglang.srt.mem_cache.memory_pool:HybridReqToTokenPool.get_mamba_ping_pong_keep_idx"
 AFFECTED = ("0.5.13", "0.5.13.post1", "0.5.14", "0.5.15", "0.5.15.post1", "0.5.16", "0.5.17")
 SERVER = {
     "attention_backend": "triton",
@@ -24,25 +23,20 @@ SERVER = {
     "disable_overlap_schedule": False,
 }
 MIXED = {"enable_mixed_chunk": True, "chunked_prefill_size": 128}
-LAZY = dict.fromkeys(("mamba_scheduler_strategy", "mamba_radix_cache_strategy"), "extra_buffer_lazy")
 # after how many tokens of the first request the second arrives, and how many the first has in the end. It reaches the
 # boundary of 16 in the step that begins before its fourth token is known, and that of 32 before its twentieth
 BOUNDARY, NEXT = 4, 20
 ARRIVALS = [(2, 8), (3, 8), (BOUNDARY, 8), (5, 8), (BOUNDARY, 19), (BOUNDARY, NEXT), (BOUNDARY, 22)]
-NO_SECOND_SLOT = {"SGLANG_TEST_MAMBA_LAZY_ALLOC_FAIL": "1"}
 Run = Callable[..., Any]
 
 
 def arriving(release_root: Callable[[str], pathlib.Path], fix: str) -> Run:
     """Run requests that arrive one after the other, without this fix alone and with it."""
 
-    def run(
-        release: str, arrivals: list[tuple[int, int]], environment: dict[str, str] | None = None, **server: Any
-    ) -> Any:
+    def run(release: str, arrivals: list[tuple[int, int]], **server: Any) -> Any:
         given = json.dumps(SERVER | server | {"arrivals": arrivals})
         arguments = ("-m", "tests.scenarios.arriving_requests", "falcon_h1", given)
-        flags = settings.only(fix) | (environment or {})
-        return processes.beside(release_root(release), *arguments, timeout=600, **flags)[0]
+        return processes.beside(release_root(release), *arguments, timeout=600, **settings.only(fix))[0]
 
     return run
 
@@ -75,28 +69,6 @@ def test_a_mixed_step_is_not_counted(run: Run) -> None:
     assert found["without"] == [[16, False], [16, False], [16, True]]
     # the step at the boundary saves nothing, and there is none before
     assert found["with"] == [[0, True], [0, True], [16, True]]
-
-
-@pytest.mark.forms_of(KEPT)
-@pytest.mark.parametrize("release", AFFECTED)
-def test_a_slot_of_its_own_is_kept_once_it_is_counted(run: Run, release: str) -> None:
-    found = run(release, [(19, 24), (19, 35), (BOUNDARY, NEXT)], **LAZY)
-    assert found["applied"] == [FIX]
-    assert found["without"] == [[16, False], [16, False], [32, True]]
-    assert found["with"] == [[32, True], [32, True], [16, True]]
-
-
-def test_a_mixed_step_leaves_the_last_slot_of_its_own(run: Run) -> None:
-    found = run("0.5.17", [(3, 8), (19, 35), (4, 8)], **LAZY, **MIXED)
-    assert found["applied"] == [FIX]
-    assert found["without"] == [[16, False], [32, False], [16, True]]
-    assert found["with"] == [[0, True], [16, True], [16, True]]
-
-
-def test_a_step_that_writes_to_the_only_slot_leaves_nothing(run: Run) -> None:
-    found = run("0.5.17", [(BOUNDARY, NEXT), (BOUNDARY, 22)], **LAZY, environment=NO_SECOND_SLOT)
-    assert found["applied"] == [FIX]
-    assert found["with"] == found["without"] == [[0, True], [32, True]]
 
 
 @pytest.mark.parametrize("release", ["0.5.18", NEWEST])
