@@ -8,6 +8,7 @@ from typing import Any
 MANAGERS = "sglang.srt.managers"
 PROCESSOR = f"{MANAGERS}.scheduler_components.batch_result_processor:SchedulerBatchResultProcessor"
 UPDATE = f"{PROCESSOR}._mamba_prefix_cache_update"
+CHECK = f"{PROCESSOR}._mamba_check_track_boundary"
 OLD_UPDATE = f"{MANAGERS}.scheduler_output_processor_mixin:SchedulerOutputProcessorMixin._mamba_prefix_cache_update"
 # of the slot that the next state goes to; None where a request has no slots
 INDEX = "mamba_next_track_idx"

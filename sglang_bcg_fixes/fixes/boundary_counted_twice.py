@@ -20,13 +20,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes.anatomy.checkpoints import OLD_UPDATE, PROCESSOR, UPDATE
+from sglang_bcg_fixes.anatomy.checkpoints import CHECK, OLD_UPDATE, UPDATE
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, NO_OVERLAP, PREFIX_CACHE_OFF
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
-
-CHECK = f"{PROCESSOR}._mamba_check_track_boundary"
 
 
 def probe(source: Source) -> Finding:
