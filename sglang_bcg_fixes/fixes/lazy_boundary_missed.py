@@ -55,11 +55,13 @@ def check_track_boundary(
     if not batch.spec_algorithm.is_none() or not batch.req_to_token_pool.enable_mamba_extra_buffer_lazy:
         return original(self, req, batch, result, i)
     ahead = req.kv_committed_len
-    if req.finished() and original(self, req, batch, result, i)[0] and has_one_slot(req):
-        # the pool was full: the step in flight overwrites the only state
-        req.mamba_lazy_is_insert = False
     # the newest token has not been read yet
-    req.kv_committed_len = len(req.origin_input_ids) + len(req.output_ids) - 1
+    processed = len(req.origin_input_ids) + len(req.output_ids) - 1
+    if ahead != processed and req.finished() and not has_both_slots(req):
+        # the pool was full: a step in flight at a boundary overwrites the only state
+        if original(self, req, batch, result, i)[0]:
+            req.mamba_lazy_is_insert = False
+    req.kv_committed_len = processed
     try:
         return original(self, req, batch, result, i)
     finally:
@@ -70,13 +72,15 @@ def slot_with_the_saved_state(original: Callable[..., int], self: Any, req: Any)
     index = original(self, req)
     # a draft's verification has a second slot that does not count yet
     speculates = hasattr(self.mamba_pool.mamba_cache, "intermediate_ssm")
-    if not self.enable_mamba_extra_buffer_lazy or speculates or has_one_slot(req):
+    if not self.enable_mamba_extra_buffer_lazy or speculates or not has_both_slots(req):
         return index
     return 1 - index
 
 
-def has_one_slot(req: Any) -> bool:
-    return bool(req.mamba_ping_pong_track_buffer[1 - req.mamba_next_track_idx] == -1)
+def has_both_slots(req: Any) -> bool:
+    """Tell whether a request has a slot for a state that no finished step has written."""
+    slots = req.mamba_ping_pong_track_buffer
+    return len(slots) > 1 and bool((slots != -1).all())
 
 
 FIX = Fix(

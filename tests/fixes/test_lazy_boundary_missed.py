@@ -62,11 +62,11 @@ def test_a_prompt_that_ends_before_a_boundary_keeps_its_state(
 
 @pytest.mark.parametrize("release", [AFFECTED[0], AFFECTED[-1]])
 def test_a_mixed_step_is_not_counted(run: Run, release: str) -> None:
-    found = run(release, [(3, 8), (3, 19), (4, 8)], **LAZY, **MIXED)
+    found = run(release, [(3, 8), (3, 19), (19, 35), (4, 8)], **LAZY, **MIXED)
     assert found["applied"] == [FIX]
-    assert found["without"] == [[16, False], [16, False], [16, True]]
-    # the step at the boundary saves nothing, and there is none before
-    assert found["with"] == [[0, True], [0, True], [16, True]]
+    assert found["without"] == [[16, False], [16, False], [32, False], [16, True]]
+    # the step at the boundary saves nothing, and only the third has a state from before
+    assert found["with"] == [[0, True], [0, True], [16, True], [16, True]]
 
 
 @pytest.mark.parametrize("release", [AFFECTED[0], AFFECTED[-1]])
@@ -74,12 +74,12 @@ def test_a_state_that_a_step_in_flight_overwrites_is_not_cached(
     release_root: Callable[[str], pathlib.Path], release: str
 ) -> None:
     # its second answer ends in the step before a boundary
-    given = json.dumps(SERVER | LAZY | {"arrivals": [(2, 8), (2, NEXT)]})
+    given = json.dumps(SERVER | LAZY | {"arrivals": [(2, 8), (2, NEXT), (BOUNDARY, 22)]})
     arguments = ("-m", "tests.scenarios.arriving_requests", "falcon_h1", given)
     flags = settings.only(FIX) | {"SGLANG_TEST_MAMBA_LAZY_ALLOC_FAIL": "1"}
     found = processes.beside(release_root(release), *arguments, timeout=600, **flags)[0]
     assert found["applied"] == [FIX]
-    assert found["with"] == found["without"] == [[16, True], [0, True]]
+    assert found["with"] == found["without"] == [[16, True], [0, True], [32, True]]
 
 
 @pytest.mark.parametrize("release", ["0.5.18", NEWEST])
