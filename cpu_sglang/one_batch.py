@@ -172,6 +172,17 @@ def randomize(model: Any, seed: int = 0, std: float = 0.08) -> None:
                 parameter.copy_((1 + 0.1 * values).to(parameter.dtype))
 
 
+def derive(model: Any) -> None:
+    """Derive again what a model keeps of its weights, such as products of those of latent attention."""
+    # behind a tower it is a part of the model that does so
+    inner = model if hasattr(model, "post_load_weights") else getattr(model, "language_model", model)
+    if hasattr(inner, "post_load_weights"):
+        inner.post_load_weights()
+    elif any(getattr(part, "w_kc", part) is None for part in model.modules()):
+        # some models do that behind the last weight
+        model.load_weights([])
+
+
 def generate(loaded: LoadedModel, prompts: Sequence[Sequence[int]], steps: int) -> tuple[list[list[int]], Any]:
     """Generate greedily; return each prompt's tokens and the (prompt, step, vocabulary) logits."""
     import numpy

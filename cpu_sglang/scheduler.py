@@ -74,8 +74,7 @@ class Scheduler:
         scheduler.on_idle = self._leave
         self.model = scheduler.tp_worker.model_runner.model
         one_batch.randomize(self.model)
-        # latent attention keeps products of its weights
-        getattr(self.model, "post_load_weights", lambda: None)()
+        one_batch.derive(self.model)
         # stand-ins of streams can be entered once
         scheduler.forward_stream_ctx = scheduler.copy_stream_ctx = contextlib.nullcontext()
         # the loop makes what the cache is emptied with

@@ -109,13 +109,7 @@ def captured(model_runner: Any, said: Said) -> tuple[dict[str, list[int]], str |
 def prepare(model: Any) -> None:
     """Weights that show each layer; what a model derives from its weights is derived again."""
     one_batch.randomize(model)
-    # behind a tower it is a part of the model that does so
-    inner = model if hasattr(model, "post_load_weights") else getattr(model, "language_model", model)
-    if hasattr(inner, "post_load_weights"):
-        inner.post_load_weights()
-    elif any(getattr(part, "w_kc", part) is None for part in model.modules()):
-        # some models do that behind the last weight
-        model.load_weights([])
+    one_batch.derive(model)
 
 
 def register(model_type: str) -> None:

@@ -12,15 +12,18 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import json
+import pathlib
 import random
 import sys
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from cpu_sglang import mamba, one_batch, scheduler
+from cpu_sglang import architectures, mamba, one_batch, scheduler
 from sglang_bcg_fixes import plugin
+from tests.harm.served import register
 from tests.releases import kinds_of_request
 from tests.scenarios import telling
 
@@ -131,7 +134,17 @@ def serve(
         else:
             telling.result({"applied": [], "without": acted()})
 
-    scheduler.run(program, model, json_model_override_args=json.dumps(overridden), **asked)
+    with tempfile.TemporaryDirectory() as folder:
+        if model in architectures.CONFIGURATIONS:
+            model = configured(model, pathlib.Path(folder))
+        scheduler.run(program, model, json_model_override_args=json.dumps(overridden), **asked)
+
+
+def configured(architecture: str, folder: pathlib.Path) -> str:
+    config = {**architectures.CONFIGURATIONS[architecture].config, "architectures": [architecture]}
+    register(config["model_type"])
+    folder.joinpath("config.json").write_text(json.dumps(config))
+    return str(folder)
 
 
 def main(model: str, server_args: str) -> None:
