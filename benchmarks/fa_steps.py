@@ -6,7 +6,7 @@
 Servers with Llama-3.2-1B's shapes and no weights to speak of are alive at once and asked in turn: plain decode, EAGLE
 with topk 1 and with topk 4, each with SGLang's own code and with every form of ours. A step's time is the slope between
 a short and a long answer to the same prompts, so that prefill drops out. The metadata are integers: a server whose
-tokens are not those of SGLang's own has no times.
+tokens are not those of SGLang's own has no times. A second server of SGLang's own shows what is chance.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ from sglang_bcg_fixes.source.tree import Source
 
 PART, STEP = "fa_steps", "time of a step"
 SGLANG = "off"
-ARMS = (SGLANG, "triton", "cuda")
+# two of the same show what is chance
+AGAIN = "off again"
+ARMS = (SGLANG, AGAIN, "triton", "cuda")
 # of the drafts: topk, steps and tokens that are verified
 KINDS = {"decode": None, "EAGLE topk 1": (1, 3, 4), "EAGLE topk 4": (4, 3, 8)}
 BATCHES, PROMPT, SHORT, LONG = (1, 4, 16, 64), 512, 16, 144
@@ -81,8 +83,8 @@ def case_of(kind: str) -> cases.Case:
 def runs_of(kind: str, arms: Sequence[str], source: Source, folder: pathlib.Path) -> Iterator[command.Run]:
     [run] = command.runs_of(case_of(kind), [command.PATCHED], registry.discover(), source, cases.BUCKETS, folder)
     for arm in arms:
-        name = f"{run.case.name}/{arm}"
-        settings = {**run.server.environment, KERNEL.flag: arm}
+        name = f"{run.case.name}/{arm.replace(' ', '_')}"
+        settings = {**run.server.environment, KERNEL.flag: SGLANG if arm == AGAIN else arm}
         server = dataclasses.replace(run.server, name=name, folder=folder / name, environment=settings)
         yield dataclasses.replace(run, arm=arm, server=server)
 
@@ -117,7 +119,7 @@ def measure(
 
 
 def name_of(arm: str) -> str:
-    return "sglang" if arm == SGLANG else f"ours, {arm}"
+    return {SGLANG: "sglang", AGAIN: "sglang again"}.get(arm, f"ours, {arm}")
 
 
 def answer(alive: Sequence[Alive], arm: str, call: cases.Call) -> list[list[int]] | None:

@@ -166,7 +166,7 @@ class Kernel:
     `probe` answers affected where the places to change are known; `known` is like that of a fix: in any other form
     of source SGLang keeps its own code. `awaits` names the modules whose import is waited for, where not each one that
     is changed will do: with the first of them the others are imported. One that is not `bit_exact` rounds differently
-    from SGLang's own code, so `auto` takes it only on a source that a GPU has run it on.
+    from SGLang's own code. `auto` takes one of ours only on a source that a GPU has run it on.
     """
 
     op: str

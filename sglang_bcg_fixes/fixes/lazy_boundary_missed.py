@@ -57,10 +57,10 @@ def check_track_boundary(
     ahead = req.kv_committed_len
     # the newest token has not been read yet
     processed = len(req.origin_input_ids) + len(req.output_ids) - 1
-    if ahead != processed and req.finished() and not has_both_slots(req):
-        # the pool was full: a step in flight at a boundary overwrites the only state
-        if original(self, req, batch, result, i)[0]:
-            req.mamba_lazy_is_insert = False
+    alone = ahead != processed and req.finished() and not has_both_slots(req)
+    # the pool was full: a step in flight at a boundary overwrites the only state
+    if alone and original(self, req, batch, result, i)[0]:
+        req.mamba_lazy_is_insert = False
     req.kv_committed_len = processed
     try:
         return original(self, req, batch, result, i)

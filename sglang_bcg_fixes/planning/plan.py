@@ -207,8 +207,8 @@ def rejection(kernel: Kernel, impl: Impl, state: str, finding: Finding) -> str:
         return f"only with {kernel.flag}={impl.name}: {impl.only_by_name}"
     if finding.verdict is not Verdict.AFFECTED:
         return finding.reason
-    # a CPU shows that integers are equal; what rounds differently has to be seen on a GPU
-    if state == "auto" and not kernel.bit_exact and not proven.is_proven(kernel.op, finding):
+    # a CPU shows that integers are equal; a GPU, that what rounds differently is right, and that nothing is slower
+    if state == "auto" and not proven.is_proven(kernel.op, finding):
         return f"only with {kernel.flag}={impl.name}: unproven on this release, no GPU has run it on this source yet"
     try:
         answer: Accepted | Rejected = impl.accepts()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kernel that rounds differently is on by default only where GPU results are recorded for such a source."""
+"""A kernel is on by default only where GPU results are recorded for such a source."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RESULTS = processes.REPOSITORY / "benchmarks" / "results"
 # 0.5.12 and 0.5.15 have the definitions of the releases behind them, 0.5.22 those of metadata of 0.5.23
 PROVEN = {
     "gdn_extend": {"0.5.11", "0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1", "0.5.17", "0.5.21", "0.5.23"},
-    "fa_metadata": {"0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1"},
+    "fa_metadata": {"0.5.11", "0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1"},
 }
 KERNELS = {kernel.op: kernel for kernel in (FA_METADATA, GDN_EXTEND)}
 
@@ -47,10 +47,6 @@ def test_recorded_results_decide_what_is_on_by_default(release_root: Root, op: s
     for release in wheels.RELEASES:
         auto = choice(kernel, release_root(release))
         assert auto.proven is (release in PROVEN[op]), release
-        if kernel.bit_exact:
-            # of integers, which a CPU has seen to be equal
-            assert auto.name == "cuda"
-            continue
         assert auto.name == ("cuda" if auto.proven else "sglang"), release
         if not auto.proven:
             assert auto.rejected["cuda"].startswith(f"only with {kernel.flag}=cuda: unproven on this release")
@@ -73,7 +69,8 @@ def test_each_entry_names_results_of_its_release(op: str, release: str, file: st
 
 def test_the_page_names_the_releases_that_have_it_by_default() -> None:
     page = " ".join((processes.REPOSITORY / "docs" / "kernels.md").read_text().split())
-    assert f"recorded for such a source: {', '.join(sorted(PROVEN['gdn_extend']))}. " in page
+    for op, what in (("gdn_extend", "gated delta net on"), ("fa_metadata", "FlashAttention's metadata on")):
+        assert f"{what} {', '.join(sorted(PROVEN[op]))}" in page
 
 
 def test_definitions_of_two_releases_are_proven_by_neither(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,10 +87,12 @@ def test_definitions_of_two_releases_are_proven_by_neither(monkeypatch: pytest.M
 
 def test_the_log_and_doctor_say_what_no_gpu_has_seen(release_root: Root) -> None:
     for release, unproven in (("0.5.13", True), ("0.5.15.post1", False)):
-        made = choice(FA_METADATA, release_root(release))
+        made = choice(FA_METADATA, release_root(release), **{FA_METADATA.flag: "cuda"})
         known = Registry((), (dataclasses.replace(FA_METADATA, impls=made.subject.impls),))
-        source = releases.in_folder(release_root(release))
-        text = doctor.examine(known, flags.read([], known.kernels, {}), source, installed=False).text(everything=False)
+        source, named = releases.in_folder(release_root(release)), {FA_METADATA.flag: "cuda"}
+        text = doctor.examine(known, flags.read([], known.kernels, named), source, installed=False).text(
+            everything=False
+        )
         assert ("no GPU has run it on this source yet; SGLANG_BCG_KERNEL_FA_METADATA=off keeps" in text) is unproven
         said = made.said("applied")
         assert said == ("cuda (applied, unproven on this release)" if unproven else "cuda (applied)")
