@@ -11,7 +11,9 @@ already moved on. If a prefill was in flight in between, no result is processed 
 under the old length. Where the boundary comes right behind a prompt, the prompt's length gets the state of a step that
 is still in flight, and a mixed step at a boundary leaves a state that nobody has written.
 Change: A boundary is found by the length of the step whose result is processed. Until then the older one of two slots
-has the saved state. With speculative decoding, which has slots of its own from 0.5.17 on, nothing changes.
+has the saved state. A request that ends in the step before a boundary leaves its last checkpoint instead. Where the
+pool had no second slot, a prompt whose decode step is in flight is still cached wrong. With speculative decoding, which
+has slots of its own from 0.5.17 on, nothing changes.
 Remove when: No release before 0.5.18 has to be served.
 """
 
@@ -63,9 +65,14 @@ def check_track_boundary(
         req.mamba_lazy_is_insert = False
     req.kv_committed_len = processed
     try:
-        return original(self, req, batch, result, i)
+        at_boundary, length = original(self, req, batch, result, i)
     finally:
         req.kv_committed_len = ahead
+    if alone and at_boundary:
+        # the step that has ended wrote the only slot, which SGLang would then not cache
+        req.mamba_last_track_seqlen = length
+        return False, 0
+    return at_boundary, length
 
 
 def slot_with_the_saved_state(original: Callable[..., int], self: Any, req: Any) -> int:

@@ -12,9 +12,10 @@ the graph is captured with one position for each token, where M-RoPE (Qwen2-VL a
 0.5.21 Ming's experts have a router for each kind of token, and the graph is captured with that of text alone.
 Change: A batch runs without a graph when it carries what the graph does not take: images where no embeddings reach the
 graph, images of a model with deepstack embeddings, with such routers or, on 0.5.14, with M-RoPE, and on 0.5.13 every
-batch of a model whose layers receive embeddings by keyword. One warning says so. Text is replayed as before, except
-under DP attention before 0.5.22, where all ranks must decide alike and none knows of the others' images: such a model
-then replays nothing.
+batch of a model whose layers receive embeddings by keyword. One warning says so. A later turn of a conversation with
+images is such a batch, too, even if its own tokens are text. Text alone is replayed as before, except under DP
+attention before 0.5.22, where all ranks must decide alike and none knows of the others' images: such a model then
+replays nothing.
 Remove when: Every release that has to be served passes all of this to the graph, or refuses such a batch.
 """
 
