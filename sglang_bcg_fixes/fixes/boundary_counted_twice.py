@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes.anatomy.checkpoints import CHECK, OLD_UPDATE, UPDATE
+from sglang_bcg_fixes.anatomy.checkpoints import CHECK, OLD_UPDATE, UPDATE, check_processed
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, NO_OVERLAP, PREFIX_CACHE_OFF
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
@@ -45,16 +45,10 @@ def probe(source: Source) -> Finding:
 def check_track_boundary(
     original: Callable[..., tuple[bool, int]], self: Any, req: Any, batch: Any, result: Any, i: int
 ) -> tuple[bool, int]:
-    # the lazy strategy changes slots when the step begins, so it has to look ahead
+    # the lazy strategy changes slots when the step begins, which is another fix's
     if not batch.spec_algorithm.is_none() or batch.req_to_token_pool.enable_mamba_extra_buffer_lazy:
         return original(self, req, batch, result, i)
-    ahead = req.kv_committed_len
-    # the newest token has not been read yet
-    req.kv_committed_len = len(req.origin_input_ids) + len(req.output_ids) - 1
-    try:
-        return original(self, req, batch, result, i)
-    finally:
-        req.kv_committed_len = ahead
+    return check_processed(original, self, req, batch, result, i)
 
 
 FIX = Fix(

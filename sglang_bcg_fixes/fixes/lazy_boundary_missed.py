@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes.anatomy.checkpoints import CHECK, OLD_UPDATE, PROCESSOR
+from sglang_bcg_fixes.anatomy.checkpoints import CHECK, OLD_UPDATE, PROCESSOR, check_processed, processed_length
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, PREFIX_CACHE_OFF
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
@@ -56,18 +56,12 @@ def check_track_boundary(
 ) -> tuple[bool, int]:
     if not batch.spec_algorithm.is_none() or not batch.req_to_token_pool.enable_mamba_extra_buffer_lazy:
         return original(self, req, batch, result, i)
-    ahead = req.kv_committed_len
-    # the newest token has not been read yet
-    processed = len(req.origin_input_ids) + len(req.output_ids) - 1
-    alone = ahead != processed and req.finished() and not has_both_slots(req)
+    is_in_flight = req.kv_committed_len != processed_length(req)
+    alone = is_in_flight and req.finished() and not has_both_slots(req)
     # the pool was full: a step in flight at a boundary overwrites the only state
     if alone and original(self, req, batch, result, i)[0]:
         req.mamba_lazy_is_insert = False
-    req.kv_committed_len = processed
-    try:
-        at_boundary, length = original(self, req, batch, result, i)
-    finally:
-        req.kv_committed_len = ahead
+    at_boundary, length = check_processed(original, self, req, batch, result, i)
     if alone and at_boundary:
         # the step that has ended wrote the only slot, which SGLang would then not cache
         req.mamba_last_track_seqlen = length
