@@ -64,7 +64,7 @@ class Suspect:
 
 @dataclasses.dataclass(frozen=True)
 class Judgement:
-    """What becomes of some suspects, given as patterns of "question path function/what".
+    """The end of some suspects, given as patterns of "question path function/what".
 
     Either a fix of this package is for them, or they are harmless because of what a definition says.
     """

@@ -14,7 +14,7 @@ from tests.scenarios import named
 
 
 def capture() -> dict[str, str]:
-    """What preparing a capture ends with, for a cache without a window and with one."""
+    """Prepare a capture for a cache without a window and for one with it; return how each ends."""
     stand_ins.install()
     from sglang.srt.layers.attention.flashinfer_backend import FlashInferAttnBackend
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
