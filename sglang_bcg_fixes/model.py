@@ -166,7 +166,8 @@ class Kernel:
     `probe` answers affected where the places to change are known; `known` is like that of a fix: in any other form
     of source SGLang keeps its own code. `awaits` names the modules whose import is waited for, where not each one that
     is changed will do: with the first of them the others are imported. One that is not `bit_exact` rounds differently
-    from SGLang's own code. `auto` takes one of ours only on a source that a GPU has run it on.
+    from SGLang's own code. `auto` takes one of ours only on a source that
+    `proven.json` has results of.
     """
 
     op: str
@@ -260,7 +261,7 @@ class Decision(Generic[Subject]):
 class Choice(Decision[Kernel]):
     """A decision on a kernel: the implementation that will run, why the others will not, and its successors.
 
-    `others` take over, in order, where `impl` fails on the device. `proven` means that a GPU has run it on this source.
+    `others` take over, in order, where `impl` fails on the device. `proven`: recorded GPU results speak for it.
     """
 
     mends: ClassVar[bool] = False

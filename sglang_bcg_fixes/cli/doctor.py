@@ -91,7 +91,7 @@ class Examination:
             lines.append(f"{'':10}would run  {choice.impl.name if choice.impl else 'SGLang, its own code'}")
             if choice.impl and not choice.proven:
                 own = f"{choice.subject.flag}=off keeps SGLang's own code"
-                lines.append(f"{'':10}unproven   no GPU has run it on this source yet; {own}")
+                lines.append(f"{'':10}unproven   no recorded GPU result speaks for it on this source; {own}")
             lines += [f"{'':10}not {name:6} {reason}" for name, reason in choice.rejected.items()]
         refusals = [f"no server starts with the plugin: {problem}" for problem in self.problems]
         lines += ["", self.summary(), *refusals, *self.look_alikes, *filter(None, (self.running, self.loading))]

@@ -209,7 +209,8 @@ def rejection(kernel: Kernel, impl: Impl, state: str, finding: Finding) -> str:
         return finding.reason
     # a CPU shows that integers are equal; a GPU, that what rounds differently is right, and that nothing is slower
     if state == "auto" and not proven.is_proven(kernel.op, finding):
-        return f"only with {kernel.flag}={impl.name}: unproven on this release, no GPU has run it on this source yet"
+        why = "unproven on this release, no recorded GPU result speaks for it on this source"
+        return f"only with {kernel.flag}={impl.name}: {why}"
     try:
         answer: Accepted | Rejected = impl.accepts()
     except Exception as error:
