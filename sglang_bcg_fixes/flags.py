@@ -208,6 +208,13 @@ def configured_report_dir(environ: Mapping[str, str] | None = None) -> pathlib.P
     return pathlib.Path(folder) if folder else None
 
 
+def model_cache(environ: Mapping[str, str] | None = None) -> pathlib.Path:
+    """The folder where Hugging Face's library keeps models."""
+    environ = os.environ if environ is None else environ
+    home = environ.get("HF_HOME") or pathlib.Path("~/.cache/huggingface").expanduser()
+    return pathlib.Path(environ.get("HF_HUB_CACHE") or pathlib.Path(home, "hub"))
+
+
 def cache_dir(environ: Mapping[str, str] | None = None) -> pathlib.Path:
     environ = os.environ if environ is None else environ
     folder = environ.get(CACHE_DIR, "").strip()

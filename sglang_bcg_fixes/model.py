@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from sglang_bcg_fixes.concern import Concern
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source
 
@@ -100,7 +101,8 @@ class Fix:
     of every definition that the probe has been read against to a note on what it is: a definition in any other form
     makes the verdict unknown. It is for other packages; forms of our own fixes are in source/forms.json. `default` is
     "auto" or "off"; `after` names fixes that are applied before this one. A `guard` watches for models that are not
-    written yet, so it is applied where its defect is latent too.
+    written yet, so it is applied where its defect is latent too. `concerns` are the launches that the defect does harm
+    to; where there are none it may be any.
     """
 
     id: str
@@ -114,6 +116,7 @@ class Fix:
     guard: bool = False
     after: tuple[str, ...] = ()
     verify: tuple[str, ...] = ()
+    concerns: tuple[Concern, ...] = ()
 
     @property
     def title(self) -> str:
@@ -167,7 +170,7 @@ class Kernel:
     of source SGLang keeps its own code. `awaits` names the modules whose import is waited for, where not each one that
     is changed will do: with the first of them the others are imported. One that is not `bit_exact` rounds differently
     from SGLang's own code. `auto` takes one of ours only on a source that
-    `proven.json` has results of.
+    `proven.json` has results of. `concerns` are the launches whose time it takes less of.
     """
 
     op: str
@@ -178,6 +181,7 @@ class Kernel:
     patches: tuple[PatchPoint, ...] = ()
     bit_exact: bool = True
     awaits: tuple[str, ...] = ()
+    concerns: tuple[Concern, ...] = ()
 
     @property
     def id(self) -> str:

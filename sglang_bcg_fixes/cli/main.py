@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Sequence
 
 from sglang_bcg_fixes import __version__, flags
-from sglang_bcg_fixes.cli import doctor, ranks, run_module, status
+from sglang_bcg_fixes.cli import doctor, for_launch, ranks, run_module, status
 from sglang_bcg_fixes.cli.harmless import HARMLESS
 from sglang_bcg_fixes.lab.bench import command as bench
 from sglang_bcg_fixes.lab.verify import command as verify
@@ -26,6 +26,7 @@ from sglang_bcg_fixes.source.tree import Source, Unreadable
 GOOD, MISSING, FAILED = 0, 1, 2
 ERRORS = (
     flags.FlagError,
+    for_launch.LaunchError,
     registry.RegistryError,
     plan.PlanError,
     releases.ReleaseError,
@@ -73,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
         "doctor",
         help="which known defects an SGLang has, and what would be done",
         description="Exit status: 0 every wanted fix can be had, 1 one cannot or SGLang would not load the plugin, "
-        "2 no answer (none installed, bad flag).",
+        "2 no answer (none installed, bad flag). For a launch: 0 nothing to do or all mended, 1 something is not.",
     )
     where = command.add_mutually_exclusive_group()
     where.add_argument("--root", type=pathlib.Path, metavar="DIR", help="a folder that contains sglang/")
@@ -82,7 +83,17 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--all", action="store_true", help="defects that it does not have with evidence, and harmless spots"
     )
+    command.add_argument(
+        "--model",
+        metavar="MODEL",
+        help="only for this one: its folder, its config.json, or its name in the cache",
+    )
+    command.add_argument("--gpu", metavar="GPU", help=f"only for this one: {', '.join(for_launch.GPUS)}")
+    command.add_argument("-v", "--verbose", action="store_true", help="for a launch: every defect, with evidence")
     command.add_argument("--json", action="store_true", help="machine-readable")
+    command.add_argument(
+        "launch", nargs="*", metavar="-- FLAG", help="only for a server with these flags, or with this whole command"
+    )
     command.set_defaults(run=run_doctor)
 
     command = commands.add_parser("explain", help="one defect: symptom, cause, change, when to remove the fix")
@@ -131,6 +142,11 @@ def run_doctor(options: argparse.Namespace) -> int:
     if source is None:
         raise CommandError("no SGLang is installed here; name one with --root, --wheel or --release")
     result = doctor.examine(known, settings, source, installed=not chosen)
+    if options.model or options.launch or options.gpu:
+        launch = for_launch.read(source, options.model, options.launch, options.gpu)
+        answer = for_launch.answer(result, launch, options.gpu or "", is_here=not chosen)
+        print(json.dumps(answer.as_dict(), indent=1) if options.json else answer.text(options.verbose))
+        return GOOD if answer.is_good else MISSING
     print(json.dumps(result.as_dict(), indent=1) if options.json else result.text(options.all))
     return MISSING if result.wanted_but_missing or result.loading or result.problems else GOOD
 

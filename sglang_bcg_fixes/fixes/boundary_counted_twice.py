@@ -21,7 +21,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.checkpoints import CHECK, OLD_UPDATE, UPDATE, check_processed
+from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, HYBRID, OVERLAP
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, NO_OVERLAP, PREFIX_CACHE_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -59,4 +61,5 @@ FIX = Fix(
     patches=(PatchPoint((CHECK,), How.AROUND, check_track_boundary),),
     workarounds=(*NO_OVERLAP, *CHECKPOINTS_OFF, *PREFIX_CACHE_OFF),
     verify=("falcon_h1_checkpoints",),
+    concerns=wrong(HYBRID, EXTRA_BUFFERS, OVERLAP),
 )

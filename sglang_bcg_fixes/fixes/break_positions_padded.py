@@ -16,7 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import DECODE_CONTEXT, PREFILL_GRAPHS, TRITON
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -68,4 +70,5 @@ FIX = Fix(
     patches=(PatchPoint((BREAK,), How.GRAPH_BREAK, run_with_real_positions),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
+    concerns=wrong(DECODE_CONTEXT, PREFILL_GRAPHS, TRITON),
 )

@@ -17,8 +17,10 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_bcg_fixes.anatomy import host_loads
+from sglang_bcg_fixes.anatomy.launches import DEEPSEEK_V4, HOST_CACHE, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, unknown
@@ -63,4 +65,5 @@ FIX = Fix(
     patches=(PatchPoint(FILL, How.AFTER, wait),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
+    concerns=wrong(DEEPSEEK_V4, HOST_CACHE, PREFILL_GRAPHS),
 )

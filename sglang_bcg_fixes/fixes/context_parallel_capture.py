@@ -12,7 +12,9 @@ Remove when: Every release that has to be served turns these graphs off, or give
 
 from __future__ import annotations
 
+from sglang_bcg_fixes.anatomy.launches import DECODE_CONTEXT, LATENT, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.model import Fix
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
@@ -37,4 +39,5 @@ FIX = Fix(
     upstream=("https://github.com/sgl-project/sglang/issues/38943",),
     probe=probe,
     workarounds=PREFILL_GRAPHS_OFF,
+    concerns=ends(LATENT, DECODE_CONTEXT, PREFILL_GRAPHS),
 )

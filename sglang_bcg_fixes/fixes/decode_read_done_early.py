@@ -16,9 +16,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import DEEPSEEK_V4, OVERLAP, TRTLLM
 from sglang_bcg_fixes.anatomy.read_done import BARRIER, DECLARED, RECORDED, preparing_in_graph, record_again
 from sglang_bcg_fixes.anatomy.runners import DECODE, DECODE_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import NO_OVERLAP
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -54,4 +56,5 @@ FIX = Fix(
     patches=(PatchPoint((EXECUTE,), How.AFTER, execute),),
     workarounds=NO_OVERLAP,
     verify=("gpt_oss_decode_padding",),
+    concerns=wrong(OVERLAP, TRTLLM | DEEPSEEK_V4),
 )

@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import DECODE_GRAPHS, EXTRA_BUFFERS, MAMBA2_LAYERS
 from sglang_bcg_fixes.anatomy.workarounds import DECODE_GRAPHS_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -57,4 +59,5 @@ FIX = Fix(
     patches=(PatchPoint((f"{MAMBA2}._replay_metadata",), How.AFTER, without_the_tail),),
     workarounds=DECODE_GRAPHS_OFF,
     verify=("falcon_h1_checkpoints",),
+    concerns=wrong(MAMBA2_LAYERS, EXTRA_BUFFERS, DECODE_GRAPHS),
 )

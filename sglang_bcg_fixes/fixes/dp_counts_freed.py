@@ -14,8 +14,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, DP_ATTENTION
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL_MODULE, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
@@ -48,4 +50,5 @@ FIX = Fix(
     patches=(PatchPoint((f"{PREFILL}.capture_prepare",), How.AROUND, keep_the_batch),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
+    concerns=wrong(DP_ATTENTION, ASKED_FOR),
 )

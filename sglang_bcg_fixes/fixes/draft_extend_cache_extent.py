@@ -19,8 +19,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sglang_bcg_fixes.anatomy.launches import DRAFT_MODEL, TRITON
 from sglang_bcg_fixes.anatomy.runners import DRAFT_EXTEND, SPECULATIVE
 from sglang_bcg_fixes.anatomy.workarounds import DRAFT_WITHOUT_TRITON
+from sglang_bcg_fixes.concern import slower
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
@@ -168,4 +170,5 @@ FIX = Fix(
     ),
     workarounds=DRAFT_WITHOUT_TRITON,
     verify=("eagle_triton_draft_extend",),
+    concerns=slower(DRAFT_MODEL, TRITON),
 )

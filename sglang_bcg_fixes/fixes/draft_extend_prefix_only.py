@@ -22,7 +22,9 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from sglang_bcg_fixes.anatomy.launches import CODE_OF_YOUR_OWN, DRAFT_MODEL
 from sglang_bcg_fixes.anatomy.runners import DRAFT_EXTEND
+from sglang_bcg_fixes.concern import slower
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, latent, unknown
@@ -146,4 +148,5 @@ FIX = Fix(
     ),
     default="off",
     verify=("eagle_prefix_only_worker",),
+    concerns=slower(DRAFT_MODEL, CODE_OF_YOUR_OWN),
 )

@@ -17,8 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import EAGLE, IMAGES, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import slower
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -57,4 +59,5 @@ FIX = Fix(
     patches=(PatchPoint(MAY_REPLAY, How.AROUND, refuse_images),),
     workarounds=PREFILL_GRAPHS_OFF,
     default="off",
+    concerns=slower(EAGLE, IMAGES, PREFILL_GRAPHS),
 )

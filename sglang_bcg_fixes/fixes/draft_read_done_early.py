@@ -15,9 +15,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import DEEPSEEK_V4, EAGLE, FA3, OVERLAP, TRTLLM
 from sglang_bcg_fixes.anatomy.read_done import BARRIER, DECLARED, IN_GRAPH, RECORDED, preparing_in_graph, record_again
 from sglang_bcg_fixes.anatomy.runners import DECODE_MODULE, DRAFT_EXTEND
 from sglang_bcg_fixes.anatomy.workarounds import NO_OVERLAP
+from sglang_bcg_fixes.concern import slower
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -53,4 +55,5 @@ FIX = Fix(
     patches=(PatchPoint((EXECUTE,), How.AFTER, execute),),
     workarounds=NO_OVERLAP,
     verify=("eagle_triton_draft_extend",),
+    concerns=slower(EAGLE, OVERLAP, FA3 | TRTLLM | DEEPSEEK_V4),
 )

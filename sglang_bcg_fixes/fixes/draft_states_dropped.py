@@ -18,8 +18,10 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
+from sglang_bcg_fixes.anatomy.launches import EAGLE, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL_MODULE, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import slower
 from sglang_bcg_fixes.engine.swapped import replaced
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
@@ -111,4 +113,5 @@ FIX = Fix(
     patches=(PatchPoint((f"{PREFILL}.capture",), How.BEFORE, give_the_draft_a_buffer),),
     workarounds=PREFILL_GRAPHS_OFF,
     default="off",
+    concerns=slower(EAGLE, PREFILL_GRAPHS),
 )

@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import DP_ATTENTION, LITTLE_MEMORY, LORA, PREFILL_SIZES
 from sglang_bcg_fixes.anatomy.runners import EAGER
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
@@ -59,4 +61,5 @@ FIX = Fix(
     patches=(PatchPoint((f"{EAGER}.__init__",), How.AFTER, vote_against),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
+    concerns=ends(DP_ATTENTION, LORA | PREFILL_SIZES | LITTLE_MEMORY),
 )

@@ -18,8 +18,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import DP_ATTENTION, PREFILL_GRAPHS, ROUTED_EXPERTS
 from sglang_bcg_fixes.anatomy.runners import EXECUTOR, PREFILL, PREFILL_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, unknown
@@ -72,4 +74,5 @@ FIX = Fix(
     ),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
+    concerns=wrong(DP_ATTENTION, ROUTED_EXPERTS, PREFILL_GRAPHS),
 )

@@ -19,7 +19,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.checkpoints import INDEX, holder
+from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, HYBRID, SPECULATION, STRUCTURED_OUTPUT
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -93,4 +95,5 @@ FIX = Fix(
     ),
     workarounds=CHECKPOINTS_OFF,
     verify=("qwen3_next_adaptive_speculation",),
+    concerns=wrong(HYBRID, SPECULATION, EXTRA_BUFFERS, STRUCTURED_OUTPUT),
 )

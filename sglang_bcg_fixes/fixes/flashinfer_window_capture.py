@@ -14,7 +14,9 @@ Remove when: Every release that has to be served gives these graphs a buffer of 
 
 from __future__ import annotations
 
+from sglang_bcg_fixes.anatomy.launches import FLASHINFER, FULL_PREFILL_GRAPHS, WINDOW
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.model import Fix, Workaround
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
@@ -52,4 +54,5 @@ FIX = Fix(
         # the other one is for releases that have no such graphs
         PREFILL_GRAPHS_OFF[0],
     ),
+    concerns=ends(FULL_PREFILL_GRAPHS, FLASHINFER, WINDOW),
 )

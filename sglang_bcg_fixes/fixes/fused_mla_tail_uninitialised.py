@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.anatomy.attention_break import padded_rows
 from sglang_bcg_fixes.anatomy.forward_batch import zero_behind_the_last_token
+from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, LATENT, SPARSE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding, Verdict
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -68,4 +70,5 @@ FIX = Fix(
     patches=(PatchPoint((BREAK,), How.GRAPH_BREAK, run_and_zero_tail),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("kimi_linear_prefill_graph",),
+    concerns=wrong(LATENT, SPARSE, ASKED_FOR),
 )

@@ -15,6 +15,8 @@ import ast
 import copy
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import ADAPTIVE, HYBRID
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint, Workaround
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.syntax import Definition
@@ -76,4 +78,5 @@ FIX = Fix(
         ),
     ),
     verify=("qwen3_next_adaptive_speculation",),
+    concerns=wrong(HYBRID, ADAPTIVE),
 )

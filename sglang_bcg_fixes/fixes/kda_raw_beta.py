@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, DELTA_ATTENTION
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -54,4 +56,5 @@ FIX = Fix(
     patches=(PatchPoint((CAPTURED,), How.AROUND, with_a_flat_gate),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("kimi_linear_prefill_graph",),
+    concerns=wrong(DELTA_ATTENTION, ASKED_FOR),
 )

@@ -22,8 +22,10 @@ import logging
 from typing import Any
 
 from sglang_bcg_fixes.anatomy import layer_stack
+from sglang_bcg_fixes.anatomy.launches import MODEL_OF_YOUR_OWN, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, PREFILL, PREFILL_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, latent, unknown
@@ -124,4 +126,5 @@ FIX = Fix(
     workarounds=PREFILL_GRAPHS_OFF,
     default="off",
     verify=("llama_stack_by_structure",),
+    concerns=ends(PREFILL_GRAPHS, MODEL_OF_YOUR_OWN),
 )

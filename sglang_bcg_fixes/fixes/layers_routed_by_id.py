@@ -18,6 +18,8 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import HYBRID, MODEL_OF_YOUR_OWN
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.syntax import Definition
@@ -164,4 +166,5 @@ FIX = Fix(
         PatchPoint(OLD_ROUTES[2:], How.AROUND, route_one, needed=asks_three_methods),
     ),
     default="off",
+    concerns=wrong(HYBRID, MODEL_OF_YOUR_OWN),
 )

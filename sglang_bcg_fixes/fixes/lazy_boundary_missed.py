@@ -23,7 +23,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.checkpoints import CHECK, OLD_UPDATE, PROCESSOR, check_processed, processed_length
+from sglang_bcg_fixes.anatomy.launches import HYBRID, LAZY_BUFFERS
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, PREFIX_CACHE_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -95,4 +97,5 @@ FIX = Fix(
     ),
     workarounds=(*CHECKPOINTS_OFF, *PREFIX_CACHE_OFF),
     verify=("falcon_h1_checkpoints",),
+    concerns=wrong(HYBRID, LAZY_BUFFERS),
 )

@@ -21,7 +21,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, LIGHTNING_LAYERS
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, PREFIX_CACHE_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -195,4 +197,5 @@ FIX = Fix(
     ),
     workarounds=(*CHECKPOINTS_OFF, *PREFIX_CACHE_OFF),
     verify=("qwen3_next_prefix_cache",),
+    concerns=wrong(LIGHTNING_LAYERS, EXTRA_BUFFERS),
 )

@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import LIGHTNING_LAYERS, PREFIX_CACHE
 from sglang_bcg_fixes.anatomy.workarounds import PREFIX_CACHE_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -54,4 +56,5 @@ FIX = Fix(
     patches=(PatchPoint((f"{LIGHTNING}.init_forward_metadata",), How.BEFORE, copy_states),),
     workarounds=PREFIX_CACHE_OFF,
     verify=("qwen3_next_prefix_cache",),
+    concerns=wrong(LIGHTNING_LAYERS, PREFIX_CACHE),
 )

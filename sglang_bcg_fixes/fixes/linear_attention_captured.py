@@ -17,7 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from sglang_bcg_fixes.anatomy.launches import DELTA_ATTENTION, GATED_DELTA, LIGHTNING_LAYERS, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.engine.graph_break import DECORATOR_MODULES
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
@@ -78,4 +80,5 @@ FIX = Fix(
     ),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("qwen3_next_prefill_graph", "qwen3_5_text_prefill_graph", "qwen3_5_prefill_graph"),
+    concerns=wrong(GATED_DELTA | DELTA_ATTENTION | LIGHTNING_LAYERS, PREFILL_GRAPHS),
 )

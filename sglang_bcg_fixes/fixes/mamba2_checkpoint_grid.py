@@ -20,7 +20,9 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, MAMBA2_LAYERS
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, PREFIX_CACHE_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -176,4 +178,5 @@ FIX = Fix(
     ),
     workarounds=(*CHECKPOINTS_OFF, *PREFIX_CACHE_OFF),
     verify=("falcon_h1_checkpoints",),
+    concerns=wrong(MAMBA2_LAYERS, EXTRA_BUFFERS),
 )

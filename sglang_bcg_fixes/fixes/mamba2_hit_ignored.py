@@ -13,8 +13,10 @@ Remove when: 0.5.14 need not be served.
 
 from __future__ import annotations
 
+from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, MAMBA2_LAYERS
 from sglang_bcg_fixes.anatomy.mamba2 import PREPARE, prepare_without_mask
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, PREFIX_CACHE_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
@@ -39,4 +41,5 @@ FIX = Fix(
     patches=(PatchPoint((PREPARE,), How.AROUND, prepare_without_mask),),
     workarounds=(*CHECKPOINTS_OFF, *PREFIX_CACHE_OFF),
     verify=("falcon_h1_checkpoints",),
+    concerns=wrong(MAMBA2_LAYERS, EXTRA_BUFFERS),
 )

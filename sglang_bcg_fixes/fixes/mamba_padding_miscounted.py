@@ -16,7 +16,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import DECODE_GRAPHS, HYBRID, SPECULATION
 from sglang_bcg_fixes.anatomy.workarounds import DECODE_GRAPHS_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.syntax import Definition
@@ -89,4 +91,5 @@ FIX = Fix(
     ),
     workarounds=DECODE_GRAPHS_OFF,
     verify=("qwen3_next_adaptive_speculation",),
+    concerns=wrong(HYBRID, SPECULATION, DECODE_GRAPHS),
 )

@@ -19,8 +19,10 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, MAMBA2_LAYERS, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -94,4 +96,5 @@ FIX = Fix(
     patches=(PatchPoint(MAY_REPLAY, How.AROUND, can_run),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("falcon_h1_checkpoints",),
+    concerns=wrong(MAMBA2_LAYERS, EXTRA_BUFFERS, PREFILL_GRAPHS),
 )

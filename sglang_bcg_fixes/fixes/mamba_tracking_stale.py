@@ -15,8 +15,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, LIGHTNING_LAYERS, MIXED_CHUNKS, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL_MODULE, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -53,4 +55,5 @@ FIX = Fix(
     patches=(PatchPoint((f"{PREFILL}.load_batch",), How.BEFORE, clear_the_mask),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("qwen3_next_prefix_cache",),
+    concerns=wrong(LIGHTNING_LAYERS, MIXED_CHUNKS, EXTRA_BUFFERS, PREFILL_GRAPHS),
 )

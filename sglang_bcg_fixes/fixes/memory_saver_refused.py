@@ -13,8 +13,10 @@ out by itself.
 
 from __future__ import annotations
 
+from sglang_bcg_fixes.anatomy.launches import MEMORY_SAVER, MEMORY_SAVER_FOR_GRAPHS, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, OLD_PREFILL_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.model import Fix
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
@@ -39,4 +41,5 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     workarounds=PREFILL_GRAPHS_OFF,
+    concerns=ends(MEMORY_SAVER, MEMORY_SAVER_FOR_GRAPHS, PREFILL_GRAPHS),
 )

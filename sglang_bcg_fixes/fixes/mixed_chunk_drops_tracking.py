@@ -17,8 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, HYBRID, MIXED_CHUNKS
 from sglang_bcg_fixes.anatomy.mamba2 import PREPARE, prepare_without_mask
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, MIXED_CHUNKS_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
@@ -75,4 +77,5 @@ FIX = Fix(
     ),
     workarounds=(*MIXED_CHUNKS_OFF, *CHECKPOINTS_OFF),
     verify=("qwen3_next_prefix_cache",),
+    concerns=wrong(HYBRID, MIXED_CHUNKS, EXTRA_BUFFERS),
 )

@@ -20,8 +20,10 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.latent_attention import CHOOSE, TENSORRT_PLAN, as_under_a_piecewise_graph
+from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, LATENT
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, OLD_PREFILL_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
@@ -77,4 +79,5 @@ FIX = Fix(
     ),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("kimi_linear_prefill_graph",),
+    concerns=ends(LATENT, ASKED_FOR),
 )

@@ -18,8 +18,10 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.latent_attention import TENSORRT_PLAN, as_under_a_piecewise_graph
+from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, FA3, LATENT, TRTLLM
 from sglang_bcg_fixes.anatomy.runners import PREFILL, makes_breakable_graphs
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -67,4 +69,5 @@ FIX = Fix(
     ),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("kimi_linear_prefill_graph",),
+    concerns=ends(LATENT, ASKED_FOR, FA3 | TRTLLM),
 )

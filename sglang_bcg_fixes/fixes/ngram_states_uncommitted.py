@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import HYBRID, NGRAM
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint, Workaround
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
@@ -100,4 +102,5 @@ FIX = Fix(
         ),
     ),
     verify=("qwen3_next_adaptive_speculation",),
+    concerns=wrong(HYBRID, NGRAM),
 )

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import LONGCAT
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
@@ -46,4 +48,5 @@ FIX = Fix(
     probe=probe,
     patches=(PatchPoint((ALLOT,), How.AFTER, add_the_last_row),),
     verify=("llama_prefix_cache",),
+    concerns=wrong(LONGCAT),
 )

@@ -16,7 +16,9 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS, PREFILL_SIZES
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
@@ -54,4 +56,5 @@ FIX = Fix(
     patches=(PatchPoint((CAPTURE,), How.AROUND, as_record),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
+    concerns=ends(PREFILL_SIZES, PREFILL_GRAPHS),
 )

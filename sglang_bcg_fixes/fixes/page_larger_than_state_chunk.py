@@ -16,7 +16,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from sglang_bcg_fixes.anatomy.launches import DELTA_ATTENTION, EXTRA_BUFFERS, GATED_DELTA, PAGES_OF_128
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, PAGES_OF_ONE_TOKEN
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -78,4 +80,5 @@ FIX = Fix(
     patches=tuple(PatchPoint((f"{owner}._init_track_ssm_indices",), How.AFTER, look_up) for owner in KEPT_BY),
     workarounds=(*PAGES_OF_ONE_TOKEN, *CHECKPOINTS_OFF),
     verify=("qwen3_next_prefix_cache",),
+    concerns=wrong(GATED_DELTA | DELTA_ATTENTION, PAGES_OF_128, EXTRA_BUFFERS),
 )

@@ -12,8 +12,10 @@ Remove when: No release before 0.5.14 has to be served.
 
 from __future__ import annotations
 
+from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import FEWER_PREFILL_GRAPHS
+from sglang_bcg_fixes.concern import slower
 from sglang_bcg_fixes.model import Fix
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -41,4 +43,5 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     workarounds=FEWER_PREFILL_GRAPHS,
+    concerns=slower(PREFILL_GRAPHS),
 )

@@ -16,7 +16,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import DP_ATTENTION, PREFILL_GRAPHS, SPARSE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -72,4 +74,5 @@ FIX = Fix(
     patches=(PatchPoint((BREAK,), How.GRAPH_BREAK, run_and_pad),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
+    concerns=ends(SPARSE, DP_ATTENTION, PREFILL_GRAPHS),
 )

@@ -16,8 +16,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import FULL_PREFILL_GRAPHS, INKLING, PREFIX_CACHE
 from sglang_bcg_fixes.anatomy.runners import PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -56,4 +58,5 @@ FIX = Fix(
     patches=(PatchPoint((LOAD,), How.BEFORE, clear_the_tail),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("qwen3_next_prefix_cache",),
+    concerns=wrong(FULL_PREFILL_GRAPHS | INKLING, PREFIX_CACHE),
 )

@@ -18,8 +18,10 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import DP_ATTENTION, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import PREFILL, PREFILL_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
@@ -97,4 +99,5 @@ FIX = Fix(
     ),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
+    concerns=ends(DP_ATTENTION, PREFILL_GRAPHS),
 )

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import MODEL_OF_YOUR_OWN
+from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.engine.swapped import replaced
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
@@ -49,4 +51,5 @@ FIX = Fix(
     probe=probe,
     patches=(PatchPoint((WRAPPER,), How.AROUND, with_the_models_own_layers),),
     verify=("qwen3_next_prefill_graph",),
+    concerns=ends(MODEL_OF_YOUR_OWN),
 )

@@ -18,8 +18,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import OVERLAP
 from sglang_bcg_fixes.anatomy.read_done import BARRIER
 from sglang_bcg_fixes.anatomy.workarounds import NO_OVERLAP
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -69,4 +71,5 @@ FIX = Fix(
     ),
     workarounds=NO_OVERLAP,
     verify=("gpt_oss_decode_padding",),
+    concerns=wrong(OVERLAP),
 )

@@ -15,7 +15,9 @@ Remove when: No release before 0.5.14 has to be served.
 
 from __future__ import annotations
 
+from sglang_bcg_fixes.anatomy.launches import OVERLAP
 from sglang_bcg_fixes.anatomy.workarounds import NO_OVERLAP
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
@@ -41,4 +43,5 @@ FIX = Fix(
     upstream=("https://github.com/sgl-project/sglang/pull/26380", "https://github.com/sgl-project/sglang/pull/31687"),
     probe=probe,
     workarounds=NO_OVERLAP,
+    concerns=wrong(OVERLAP),
 )

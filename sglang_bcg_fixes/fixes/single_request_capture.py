@@ -32,8 +32,10 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.anatomy import layer_stack
 from sglang_bcg_fixes.anatomy.latent_attention import is_chosen_by
+from sglang_bcg_fixes.anatomy.launches import EMBEDDINGS, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import slower, wrong
 from sglang_bcg_fixes.engine.swapped import replaced
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
@@ -364,4 +366,5 @@ FIX = Fix(
     after=("linear_attention_captured", "mla_dispatch_unaware"),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_several_requests",),
+    concerns=wrong(PREFILL_GRAPHS, EMBEDDINGS) + slower(PREFILL_GRAPHS),
 )

@@ -19,7 +19,9 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.checkpoints import OLD_UPDATE, PROCESSOR, UPDATE, holder
+from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, HYBRID, OVERLAP
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, NO_OVERLAP, PREFIX_CACHE_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, unknown
@@ -76,4 +78,5 @@ FIX = Fix(
     ),
     workarounds=(*NO_OVERLAP, *CHECKPOINTS_OFF, *PREFIX_CACHE_OFF),
     verify=("falcon_h1_checkpoints",),
+    concerns=wrong(HYBRID, EXTRA_BUFFERS, OVERLAP),
 )

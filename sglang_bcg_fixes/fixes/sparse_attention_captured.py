@@ -20,8 +20,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.anatomy.forward_batch import breakable_context, prefill_batch
+from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, MINIMAX_M3
 from sglang_bcg_fixes.anatomy.runners import PREFILL, makes_breakable_graphs
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.engine.swapped import replaced
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
@@ -121,4 +123,5 @@ FIX = Fix(
     patches=(PatchPoint((f"{PREFILL}.capture",), How.AROUND, capture_with_breaks),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
+    concerns=wrong(MINIMAX_M3, ASKED_FOR),
 )

@@ -20,7 +20,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.anatomy.forward_batch import CONTEXT, breakable_context, live_backend, prefill_batch
+from sglang_bcg_fixes.anatomy.launches import FALCON_H1, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
@@ -107,4 +109,5 @@ FIX = Fix(
     patches=(PatchPoint((f"{BACKEND}:{MIXER}",), How.AROUND, break_round_the_mixer),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("falcon_h1_prefill_graph", "falcon_h1_checkpoints"),
+    concerns=wrong(FALCON_H1, PREFILL_GRAPHS),
 )

@@ -30,8 +30,10 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, PREFILL, PREFILL_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import Condition, Launch, ends
 from sglang_bcg_fixes.engine import wrappers
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
@@ -46,6 +48,8 @@ NAMES_BY_SIGNATURE = f"{PREFILL_MODULE}:_build_layer_model_forward_kwargs"
 CALLEE = "self.layer_model.forward"
 # in the order that every release passes them in
 PASSED = ("input_ids", "positions", "forward_batch", "input_embeds")
+# from another file of models
+IMPORTED = re.compile(r"^from sglang\.srt\.models\.([\w.]+) import", re.MULTILINE)
 SPELLINGS = {"positions": ("positions", "position_ids"), "input_embeds": ("input_embeds", "inputs_embeds")}
 # parameters of pipelined models and multi-token predictors that no runner passes
 KNOWN_FOR_OTHERS = frozenset({"hidden_states", "pp_proxy_tensors"})
@@ -255,6 +259,22 @@ def advice(trouble: str) -> str:
     return f"bcg-fixes, {FIX.id}: {trouble}. Start with {ways}; {FIX.flag}=off leaves the call to SGLang"
 
 
+def has_such_layers(launch: Launch) -> bool | None:
+    """A class that the runner cannot call stands in the file of the model, or in one that this file imports from."""
+    named = set(re.findall(r"\w+", probe(launch.source).reason))
+    files = {path: launch.source.text(path) or "" for path in launch.source.files.modules(MODELS)}
+    waiting = [path for path, text in files.items() if any(f"\nclass {name}(" in text for name in launch.architectures)]
+    if not waiting:
+        return None
+    read: set[str] = set()
+    while waiting:
+        path = waiting.pop()
+        read.add(path)
+        imported = {f"{MODELS}/{name.replace('.', '/')}.py" for name in IMPORTED.findall(files[path])}
+        waiting += sorted((imported & files.keys()) - read)
+    return any(f"\nclass {name}(" in files[path] for path in read for name in named)
+
+
 FIX = Fix(
     id="stack_call_signature",
     doc=__doc__,
@@ -263,4 +283,5 @@ FIX = Fix(
     patches=(PatchPoint(where=RUN_FORWARD, how=How.AROUND, body=call_layers_by_name),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("phi_prefill_graph", "cohere_prefill_graph", "qwen3_next_prefill_graph"),
+    concerns=ends(PREFILL_GRAPHS, Condition("a model whose layers take other arguments", has_such_layers)),
 )

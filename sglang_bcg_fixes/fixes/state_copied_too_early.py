@@ -17,7 +17,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, HYBRID, OVERLAP
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, NO_OVERLAP, PREFIX_CACHE_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
@@ -69,4 +71,5 @@ FIX = Fix(
     ),
     workarounds=(*NO_OVERLAP, *CHECKPOINTS_OFF, *PREFIX_CACHE_OFF),
     verify=("qwen3_next_prefix_cache",),
+    concerns=wrong(HYBRID, EXTRA_BUFFERS, OVERLAP),
 )

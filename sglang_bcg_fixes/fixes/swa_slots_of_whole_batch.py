@@ -17,7 +17,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import DRAFT_MODEL, TWO_BATCHES, WINDOW
 from sglang_bcg_fixes.anatomy.workarounds import NO_OVERLAPPING_HALVES
+from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
@@ -56,4 +58,5 @@ FIX = Fix(
     patches=(PatchPoint((STORE,), How.AROUND, look_up_those_of_the_call),),
     workarounds=NO_OVERLAPPING_HALVES,
     verify=("gpt_oss_decode_padding",),
+    concerns=ends(WINDOW, TWO_BATCHES | DRAFT_MODEL),
 )

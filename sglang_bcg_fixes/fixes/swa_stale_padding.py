@@ -17,8 +17,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import DECODE_PADDING, WINDOW
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import NO_BREAKABLE_GRAPHS_AND_NO_PADDING
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.syntax import Definition
@@ -91,4 +93,5 @@ FIX = Fix(
     ),
     workarounds=NO_BREAKABLE_GRAPHS_AND_NO_PADDING,
     verify=("gpt_oss_decode_padding", "gpt_oss_breakable_start"),
+    concerns=wrong(WINDOW, DECODE_PADDING),
 )

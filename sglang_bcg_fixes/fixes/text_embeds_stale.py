@@ -19,9 +19,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, IMAGES, MODEL_OF_YOUR_OWN
 from sglang_bcg_fixes.anatomy.layer_inputs import replayed_forward, takes_no_embeddings
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL_MODULE, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.engine.swapped import replaced
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
@@ -104,4 +106,5 @@ FIX = Fix(
     patches=(PatchPoint((EXECUTE,), How.AROUND, fill_before_replay),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
+    concerns=wrong(IMAGES, ASKED_FOR, MODEL_OF_YOUR_OWN),
 )

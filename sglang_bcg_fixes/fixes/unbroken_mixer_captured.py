@@ -26,8 +26,10 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
+from sglang_bcg_fixes.anatomy.launches import MODEL_OF_YOUR_OWN, PREFILL_GRAPHS, SPARSE
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, PREFILL, makes_breakable_graphs
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.engine import graph_break, slots, wrappers
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
@@ -222,4 +224,5 @@ FIX = Fix(
     after=("single_request_capture",),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
+    concerns=wrong(PREFILL_GRAPHS, SPARSE | MODEL_OF_YOUR_OWN),
 )

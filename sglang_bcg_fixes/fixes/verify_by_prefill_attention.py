@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import COMPILED_PREFILL_GRAPHS, SPECULATION, TRTLLM_MLA
+from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.model import Fix, How, PatchPoint, Workaround
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
@@ -65,4 +67,5 @@ FIX = Fix(
         ),
     ),
     verify=("kimi_linear_prefill_graph",),
+    concerns=ends(COMPILED_PREFILL_GRAPHS, TRTLLM_MLA, SPECULATION),
 )

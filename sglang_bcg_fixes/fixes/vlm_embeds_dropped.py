@@ -26,6 +26,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, IMAGES
 from sglang_bcg_fixes.anatomy.layer_inputs import (
     captured_forward,
     given_embeddings,
@@ -34,6 +35,7 @@ from sglang_bcg_fixes.anatomy.layer_inputs import (
 )
 from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, affected, fixed
@@ -188,4 +190,5 @@ FIX = Fix(
     ),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
+    concerns=wrong(IMAGES, ASKED_FOR),
 )

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from sglang_bcg_fixes.concern import Concern
 from sglang_bcg_fixes.model import Fix, How, Impl, Kernel, PatchPoint, Workaround
 
 # the words for what a field must be, and its check
@@ -54,6 +55,7 @@ FIELDS: Mapping[type, Mapping[str, Wanted]] = {
         "default": ("auto, off or on", lambda value: value in ("auto", "off", "on")),
         "after": many("ids", is_name),
         "verify": many("texts", is_text),
+        "concerns": many("Concern", one(Concern)),
     },
     Kernel: {
         "op": NAME,
@@ -64,6 +66,7 @@ FIELDS: Mapping[type, Mapping[str, Wanted]] = {
         "patches": many("PatchPoint", one(PatchPoint)),
         "bit_exact": ("True or False", one(bool)),
         "awaits": many("modules", is_text),
+        "concerns": many("Concern", one(Concern)),
     },
     PatchPoint: {
         "where": many("places such as package.module:Name", is_place),

@@ -37,6 +37,9 @@ class Folder:
     def __init__(self, root: pathlib.Path) -> None:
         self.root = root
 
+    def __str__(self) -> str:
+        return str(self.root)
+
     def read(self, path: str) -> str | None:
         file = self.root / path
         return text_of(file.read_bytes(), str(file)) if file.is_file() else None
@@ -55,6 +58,9 @@ class Wheel:
         except (OSError, zipfile.BadZipFile) as error:
             raise Unreadable(f"{file} cannot be read as a wheel ({error}); {ANEW}") from error
         self.names = frozenset(self.archive.namelist())
+
+    def __str__(self) -> str:
+        return str(self.file)
 
     def read(self, path: str) -> str | None:
         return text_of(self._content(path), f"{path} in {self.file}") if path in self.names else None

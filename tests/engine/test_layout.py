@@ -12,6 +12,7 @@ PACKAGE = "sglang_bcg_fixes"
 # from the ground up; what is on one floor may know its neighbours in the same room only
 FLOORS = (
     ("source",),
+    ("concern",),
     ("model",),
     ("flags", "api"),
     ("engine",),

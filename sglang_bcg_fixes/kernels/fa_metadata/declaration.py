@@ -12,6 +12,8 @@ request (to 0.5.12.post1), and drafts of a tree whose last step is on a page too
 
 from __future__ import annotations
 
+from sglang_bcg_fixes.anatomy.launches import FA3
+from sglang_bcg_fixes.concern import slower
 from sglang_bcg_fixes.kernels import has_triton
 from sglang_bcg_fixes.kernels.fa_metadata import program
 from sglang_bcg_fixes.model import Accepted, How, Impl, Kernel, PatchPoint
@@ -75,4 +77,5 @@ KERNEL = Kernel(
         PatchPoint(REPLAYS, How.AROUND, f"{BODIES}:replay"),
     ),
     bit_exact=True,
+    concerns=slower(FA3),
 )

@@ -11,7 +11,9 @@ break comes from the fix linear_attention_captured; without it such a model gets
 
 from __future__ import annotations
 
+from sglang_bcg_fixes.anatomy.launches import GATED_DELTA, ON_HOPPER, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
+from sglang_bcg_fixes.concern import slower
 from sglang_bcg_fixes.engine.graph_break import DECORATOR_MODULES
 from sglang_bcg_fixes.kernels import has_triton
 from sglang_bcg_fixes.kernels.gdn_extend import program
@@ -78,4 +80,5 @@ KERNEL = Kernel(
     # SGLang imports it for such a model only, after all the others
     awaits=(BACKEND_MODULE,),
     bit_exact=False,
+    concerns=slower(GATED_DELTA, PREFILL_GRAPHS, ON_HOPPER),
 )

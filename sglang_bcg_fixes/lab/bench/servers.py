@@ -21,6 +21,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TextIO
 
 from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.anatomy.launches import has_breakable_graphs_by_default
 from sglang_bcg_fixes.kernels.gdn_extend import declaration as gdn_extend
 from sglang_bcg_fixes.lab.bench import model, timing
 from sglang_bcg_fixes.lab.bench.rows import GREEN, RED, TOKENS_PER_SECOND, Row
@@ -97,7 +98,7 @@ CASES = {
         model=model.DENSE,
         script=nothing_twice,
         module="sglang.srt.models.qwen3_5_text",
-        served=cases.has_breakable_graphs_by_default,
+        served=has_breakable_graphs_by_default,
         by_default=True,
     ),
 }

@@ -11,6 +11,7 @@ import enum
 import random
 from collections.abc import Callable, Sequence
 
+from sglang_bcg_fixes.anatomy.launches import has_breakable_graphs_by_default
 from sglang_bcg_fixes.lab.verify.models import MODELS, VOCABULARY
 from sglang_bcg_fixes.source.tree import Source
 
@@ -259,11 +260,6 @@ def keeps_checkpoints(source: Source) -> bool:
 
 def mixture_in_triton(source: Source) -> Flags:
     return {"--moe-runner-backend": "triton"}
-
-
-def has_breakable_graphs_by_default(source: Source) -> bool:
-    choice = source.find("sglang.srt.model_executor.cuda_graph_config:default_prefill_backend")
-    return choice is not None and choice.mentions("BREAKABLE")
 
 
 def sees_in_graphs_by_default(source: Source) -> bool:

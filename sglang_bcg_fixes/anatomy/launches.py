@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conditions on a server's model and flags, for fixes to say where their defect does harm.
+
+Each is false only where the configuration or a flag rules it out. SGLang decides much later, with the GPU and the
+model at hand: what it may decide so or so is not decided here.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Callable
+
+from sglang_bcg_fixes.concern import Condition, Launch
+from sglang_bcg_fixes.source.tree import Source
+
+BACKEND, CONFIG, ENABLE = "--cuda-graph-backend-prefill", "--cuda-graph-config", "--enable-breakable-cuda-graph"
+BACKENDS = ("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend")
+STRATEGY = ("--mamba-radix-cache-strategy", "--mamba-scheduler-strategy")
+ALGORITHM = "--speculative-algorithm"
+HOPPER, BLACKWELL, AMPERE = CHIPS = ("hopper", "blackwell", "ampere")
+# words in the keys of layers with a state of their own; a convolution of an image tower matches too, and does no harm
+STATES = re.compile(r"mamba|ssm|linear_|kda|conv|lightning|delta|attn_type_list|recurrent|retention|hybrid_layers")
+ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention", "attn"}
+# they name no such key
+HYBRID_NAMES = ("Bailing*V2_5*", "Bailing*V3*", "Inkling*", "Ring*", "Jet*", "MiniMaxText*", "MiniMaxM1*")
+
+
+def has_breakable_graphs_by_default(source: Source) -> bool:
+    choice = source.find("sglang.srt.model_executor.cuda_graph_config:default_prefill_backend")
+    return choice is not None and choice.mentions("BREAKABLE")
+
+
+def flag(*names: str) -> Callable[[Launch], bool | None]:
+    """True where one of them is given. In a file given with --config anything may stand."""
+    return lambda launch: launch.given(*names) or unless_in_a_file(launch)
+
+
+def unless_in_a_file(launch: Launch) -> bool | None:
+    return None if launch.given("--config") else False
+
+
+def above(least: int, *names: str) -> Callable[[Launch], bool | None]:
+    """True where the number after one of these flags is larger; not decided where there is none."""
+
+    def holds(launch: Launch) -> bool | None:
+        number = launch.number(*names)
+        return unless_in_a_file(launch) if number is None else number > least
+
+    return holds
+
+
+def named(*patterns: str) -> Condition:
+    """The architecture has one of these names."""
+
+    def holds(launch: Launch) -> bool | None:
+        if not launch.architectures:
+            return None
+        return any(fnmatch.fnmatchcase(name, pattern) for name in launch.architectures for pattern in patterns)
+
+    return Condition(f"a model named {' or '.join(patterns)}", holds)
+
+
+def has_key(pattern: str) -> Callable[[Launch], bool | None]:
+    return lambda launch: any(re.search(pattern, key) for key in launch.keys)
+
+
+def is_hybrid(launch: Launch) -> bool | None:
+    listed = {kind for kinds in launch.values("layer_types") if isinstance(kinds, list) for kind in map(str, kinds)}
+    return any(map(STATES.search, launch.keys)) or bool(listed - ATTENTION_LAYERS) or named(*HYBRID_NAMES).holds(launch)
+
+
+def has_mamba2(launch: Launch) -> bool | None:
+    return has_key("mamba|ssm")(launch) or any("mamba" in str(kind) for kind in launch.values("model_type"))
+
+
+def has_lightning(launch: Launch) -> bool | None:
+    return has_key("lightning|linear_silu|attn_type_list")(launch) or named(*HYBRID_NAMES).holds(launch)
+
+
+def is_of_another_package(launch: Launch) -> bool | None:
+    """False where SGLang has a class of this name; another package may still put its own in its place."""
+    files = [launch.source.text(path) or "" for path in launch.source.files.modules("sglang/srt/models")]
+    known = [any(f"\nclass {name}(" in text for text in files) for name in launch.architectures]
+    return False if known and all(known) else None
+
+
+def embeds(launch: Launch) -> bool | None:
+    if launch.given("--is-embedding") or not launch.architectures:
+        return launch.given("--is-embedding") or None
+    return not any(name.endswith(("ForCausalLM", "ForConditionalGeneration")) for name in launch.architectures)
+
+
+def has_large_group(launch: Launch) -> bool | None:
+    """Eight ranks or more share a batch of attention."""
+    ranks = launch.number("--tp-size", "--tensor-parallel-size", "--tp")
+    parts = launch.number("--dp-size", "--data-parallel-size", "--dp")
+    if ranks is None or parts is None:
+        return None
+    return ranks // max(parts, 1) >= 8
+
+
+def undecided(launch: Launch) -> None:
+    return None
+
+
+def word_of_prefill_graphs(launch: Launch) -> str | None:
+    return launch.word(BACKEND)
+
+
+def makes_prefill_graphs(launch: Launch) -> bool | None:
+    asked = is_asked_for(launch)
+    if asked is not False:
+        return asked
+    if launch.given("--disable-cuda-graph", "--disable-prefill-cuda-graph", BACKEND):
+        return False
+    # whether the model and the other flags go with it is SGLang's to say
+    return None if has_breakable_graphs_by_default(launch.source) else False
+
+
+def is_asked_for(launch: Launch) -> bool | None:
+    if launch.given(ENABLE) or word_of_prefill_graphs(launch) == "breakable":
+        return True
+    return None if launch.given(CONFIG, "--config") else False
+
+
+def has_prefill_backend(name: str) -> Callable[[Launch], bool | None]:
+    def holds(launch: Launch) -> bool | None:
+        if launch.given(BACKEND):
+            return word_of_prefill_graphs(launch) == name
+        return None if launch.given(CONFIG, "--config") else False
+
+    return holds
+
+
+def makes_decode_graphs(launch: Launch) -> bool | None:
+    off = launch.given("--disable-cuda-graph", "--disable-decode-cuda-graph")
+    return not (off or launch.word("--cuda-graph-backend-decode") == "disabled")
+
+
+def without(*names: str) -> Callable[[Launch], bool | None]:
+    """False where a flag turns it off; otherwise it is SGLang's default, which may give way to the model."""
+    return lambda launch: False if launch.given(*names) else None
+
+
+def keeps_extra_buffers(launch: Launch) -> bool | None:
+    word = launch.word(*STRATEGY)
+    if launch.given("--disable-radix-cache") or word == "no_buffer":
+        return False
+    return None if word in (None, "auto") else True
+
+
+def drafts_by(*names: str) -> Callable[[Launch], bool | None]:
+    """The algorithm of speculation is one of these."""
+
+    def holds(launch: Launch) -> bool | None:
+        word = launch.word(ALGORITHM)
+        return unless_in_a_file(launch) if word is None else word.upper() in names
+
+    return holds
+
+
+def speculates(launch: Launch) -> bool | None:
+    return launch.given(ALGORITHM, "--speculative-adaptive") or unless_in_a_file(launch)
+
+
+def makes_branches(launch: Launch) -> bool | None:
+    if speculates(launch) is False:
+        return False
+    number = launch.number("--speculative-eagle-topk")
+    return None if number is None else number > 1
+
+
+def attends_with(name: str, chips: tuple[str, ...]) -> Condition:
+    """One of the attention backends has this name; `chips` are those where it can be the default."""
+
+    def holds(launch: Launch) -> bool | None:
+        flags = (*BACKENDS, "--speculative-draft-attention-backend")
+        words = {launch.word(one) for one in flags} - {None}
+        if any(word is not None and name in word for word in words):
+            return True
+        if launch.given("--attention-backend") and not launch.given("--config"):
+            return False
+        return None if not launch.chip or launch.chip in chips else False
+
+    return Condition(f"attention by {name}", holds)
+
+
+def has_large_pages(least: int) -> Callable[[Launch], bool | None]:
+    """A page has so many tokens. Some backends and models set their own size."""
+
+    def holds(launch: Launch) -> bool | None:
+        number = launch.number("--page-size")
+        return None if number is None else number >= least
+
+    return holds
+
+
+PREFILL_GRAPHS = Condition("breakable prefill graphs", makes_prefill_graphs)
+ASKED_FOR = Condition("breakable prefill graphs by flag", is_asked_for)
+FULL_PREFILL_GRAPHS = Condition("full prefill graphs", has_prefill_backend("full"))
+COMPILED_PREFILL_GRAPHS = Condition("compiled prefill graphs", has_prefill_backend("tc_piecewise"))
+PREFILL_SIZES = Condition("sizes of prefill graphs by flag", flag("--cuda-graph-bs-prefill", CONFIG))
+DECODE_GRAPHS = Condition("decode graphs", makes_decode_graphs)
+DECODE_PADDING = Condition("padded decode graphs", without("--disable-cuda-graph-padding", "--disable-cuda-graph"))
+OVERLAP = Condition("the overlap schedule", without("--disable-overlap-schedule"))
+PREFIX_CACHE = Condition("the prefix cache", without("--disable-radix-cache"))
+EXTRA_BUFFERS = Condition("the extra-buffer strategy", keeps_extra_buffers)
+LAZY_BUFFERS = Condition("the lazy strategy", lambda launch: launch.word(*STRATEGY) == "extra_buffer_lazy")
+MIXED_CHUNKS = Condition("--enable-mixed-chunk", flag("--enable-mixed-chunk"))
+DP_ATTENTION = Condition("--enable-dp-attention", flag("--enable-dp-attention"))
+LORA = Condition("LoRA", flag("--enable-lora", "--lora-paths"))
+DECODE_CONTEXT = Condition("--dcp-size above 1", above(1, "--dcp-size", "--decode-context-parallel-size"))
+HOST_CACHE = Condition("--enable-hierarchical-cache", flag("--enable-hierarchical-cache"))
+TWO_BATCHES = Condition("--enable-two-batch-overlap", flag("--enable-two-batch-overlap"))
+ROUTED_EXPERTS = Condition("--enable-return-routed-experts", flag("--enable-return-routed-experts"))
+MEMORY_SAVER = Condition("--enable-memory-saver", flag("--enable-memory-saver"))
+MEGAMOE = Condition("--moe-a2a-backend megamoe", lambda launch: launch.word("--moe-a2a-backend") == "megamoe")
+LARGE_GROUP = Condition("attention groups of 8 ranks", has_large_group)
+SPECULATION = Condition("speculation", speculates)
+DRAFT_MODEL = Condition("a draft model", drafts_by("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "FROZEN_KV_MTP"))
+EAGLE = Condition("EAGLE", drafts_by("EAGLE", "EAGLE3", "NEXTN"))
+ADAPTIVE = Condition("--speculative-adaptive", flag("--speculative-adaptive"))
+NGRAM = Condition("n-gram speculation", drafts_by("NGRAM"))
+BRANCHES = Condition("--speculative-eagle-topk above 1", makes_branches)
+PAGES = Condition("--page-size above 1", has_large_pages(2))
+PAGES_OF_128 = Condition("--page-size 128 or more", has_large_pages(128))
+ON_HOPPER = Condition("a Hopper GPU", lambda launch: launch.chip == HOPPER if launch.chip else None)
+FA3 = attends_with("fa3", (HOPPER,))
+TRITON = attends_with("triton", CHIPS)
+FLASHINFER = attends_with("flashinfer", CHIPS)
+TRTLLM = attends_with("trtllm", (BLACKWELL,))
+TRTLLM_MLA = attends_with("trtllm_mla", (BLACKWELL,))
+
+# decided by requests, by the environment or by what is loaded, so never here
+CODE_OF_YOUR_OWN = Condition("code of your own", undecided)
+LITTLE_MEMORY = Condition("too little memory for graphs", undecided)
+MEMORY_SAVER_FOR_GRAPHS = Condition("SGLANG_MEMORY_SAVER_CUDA_GRAPH=1", undecided)
+RELOADED_WEIGHTS = Condition("weights that are reloaded", undecided)
+STRUCTURED_OUTPUT = Condition("structured output", undecided)
+
+HYBRID = Condition("a hybrid model", is_hybrid)
+MAMBA2_LAYERS = Condition("Mamba2 layers", has_mamba2)
+GATED_DELTA = Condition("gated delta net", has_key("^linear_(num_value_heads|conv_kernel_dim)$"))
+DELTA_ATTENTION = Condition("Kimi delta attention", has_key("^linear_attn_config$|kda"))
+LIGHTNING_LAYERS = Condition("lightning attention", has_lightning)
+LATENT = Condition("latent attention", has_key("^kv_lora_rank$"))
+SPARSE = Condition("sparse attention", has_key("^index_|sparse_att"))
+LOCAL = Condition("local attention", has_key("^attention_chunk_size$"))
+WINDOW = Condition("sliding windows", has_key("sliding_window|attention_chunk_size|layer_types|hybrid_layer_pattern"))
+IMAGES = Condition("images or audio", has_key("vision|audio|image|visual|video|thinker"))
+MODEL_OF_YOUR_OWN = Condition("a model of your own", is_of_another_package)
+EMBEDDINGS = Condition("an embedding model", embeds)
+DEEPSEEK_V4, FALCON_H1, INKLING = named("DeepseekV4*"), named("FalconH1*"), named("Inkling*")
+LONGCAT, MINIMAX_M3 = named("Longcat*", "LongCat*"), named("MiniMaxM3*")

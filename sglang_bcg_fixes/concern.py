@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The launches that a defect concerns: a model's configuration and the flags of a server, as far as they decide it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from sglang_bcg_fixes.source.tree import Source
+
+
+class Harm(str, enum.Enum):
+    """What a user has of a defect, the worst first."""
+
+    WRONG = "wrong answers"
+    ENDS = "crash or no start"
+    SLOWER = "slower"
+    UNSEEN = "none seen"
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One server that somebody wants to start: nothing in it is guessed, and what is not given is not known.
+
+    `config` is the model's config.json, `options` the words after each flag, `chip` one of CHIPS or empty.
+    """
+
+    source: Source
+    config: Mapping[str, Any]
+    options: Mapping[str, Sequence[str]]
+    chip: str = ""
+
+    @functools.cached_property
+    def architectures(self) -> list[str]:
+        return list(self.config.get("architectures") or [])
+
+    @functools.cached_property
+    def keys(self) -> frozenset[str]:
+        """Every key of the configuration that has a value, at any depth."""
+        return frozenset(key for key, _ in settings_in(self.config))
+
+    def values(self, key: str) -> list[Any]:
+        """The values of a key, at any depth."""
+        return [value for found, value in settings_in(self.config) if found == key]
+
+    def given(self, *names: str) -> bool:
+        return any(name in self.options for name in names)
+
+    def word(self, *names: str) -> str | None:
+        """The word after the first of these flags that is given with one."""
+        return next((self.options[name][0] for name in names if self.options.get(name)), None)
+
+    def number(self, *names: str) -> int | None:
+        word = self.word(*names)
+        return int(word) if word is not None and word.isdigit() else None
+
+
+def settings_in(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if inner not in (None, False, 0, [], {}, ""):
+                yield str(key), inner
+            yield from settings_in(inner)
+
+
+@dataclasses.dataclass(frozen=True)
+class Condition:
+    """A sentence about a launch that is true, false, or not decided by what is known of it: None.
+
+    One that has `either` is true where one of those is.
+    """
+
+    says: str
+    holds: Callable[[Launch], bool | None]
+    either: tuple[Condition, ...] = ()
+
+    def __or__(self, other: Condition) -> Condition:
+        both = (*(self.either or (self,)), *(other.either or (other,)))
+
+        def holds(launch: Launch) -> bool | None:
+            found = {condition.holds(launch) for condition in both}
+            return True if True in found else None if None in found else False
+
+        return Condition(" or ".join(condition.says for condition in both), holds, both)
+
+    def left_open(self, launch: Launch) -> str:
+        """What would have to be, where that is not decided; otherwise nothing."""
+        if self.holds(launch) is not None:
+            return ""
+        open_ones = [condition.says for condition in self.either if condition.holds(launch) is None]
+        return " or ".join(open_ones) or self.says
+
+
+@dataclasses.dataclass(frozen=True)
+class Concern:
+    """The harm of a defect, and the conditions under which there is any: all of them."""
+
+    harm: Harm
+    conditions: tuple[Condition, ...] = ()
+
+    def touches(self, launch: Launch) -> bool:
+        """False only where a condition is known not to hold."""
+        return all(condition.holds(launch) is not False for condition in self.conditions)
+
+    def undecided(self, launch: Launch) -> list[str]:
+        return [told for condition in self.conditions if (told := condition.left_open(launch))]
+
+
+def wrong(*conditions: Condition) -> tuple[Concern, ...]:
+    return (Concern(Harm.WRONG, conditions),)
+
+
+def ends(*conditions: Condition) -> tuple[Concern, ...]:
+    return (Concern(Harm.ENDS, conditions),)
+
+
+def slower(*conditions: Condition) -> tuple[Concern, ...]:
+    return (Concern(Harm.SLOWER, conditions),)
+
+
+def unseen(*conditions: Condition) -> tuple[Concern, ...]:
+    return (Concern(Harm.UNSEEN, conditions),)

@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`doctor` for one model and one server's flags: what it rules out, what it leaves open, and what it says."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from cpu_sglang import architectures
+from sglang_bcg_fixes.anatomy import launches
+from sglang_bcg_fixes.cli import for_launch, main
+from sglang_bcg_fixes.concern import Concern, Condition, Harm, Launch, slower, wrong
+from sglang_bcg_fixes.source import releases
+from tests import processes, wheels
+
+LLAMA = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2}
+HYBRID = {**LLAMA, "architectures": ["FalconH1ForCausalLM"], "mamba_d_ssm": 64}
+TRUE, FALSE = Condition("a", lambda launch: True), Condition("b", lambda launch: False)
+OPEN = Condition("c", lambda launch: None)
+
+
+def launch(words: str = "", config: Mapping[str, Any] = LLAMA, chip: str = "", release: str = wheels.NEWEST) -> Launch:
+    return Launch(releases.in_folder(wheels.unpacked(release)), config, for_launch.options_in(words.split()), chip)
+
+
+@pytest.mark.parametrize(
+    ("condition", "words", "holds"),
+    [
+        ("PREFILL_GRAPHS", "", None),
+        ("PREFILL_GRAPHS", "--cuda-graph-backend-prefill breakable", True),
+        ("PREFILL_GRAPHS", "--cuda-graph-backend-prefill=disabled", False),
+        ("PREFILL_GRAPHS", "--disable-cuda-graph", False),
+        ("PREFILL_GRAPHS", "--cuda-graph-config {}", None),
+        ("ASKED_FOR", "", False),
+        ("ASKED_FOR", "--enable-breakable-cuda-graph", True),
+        ("ASKED_FOR", "--config server.yaml", None),
+        ("FULL_PREFILL_GRAPHS", "--cuda-graph-backend-prefill full", True),
+        ("FULL_PREFILL_GRAPHS", "", False),
+        ("DECODE_GRAPHS", "", True),
+        ("DECODE_GRAPHS", "--cuda-graph-backend-decode disabled", False),
+        ("OVERLAP", "", None),
+        ("OVERLAP", "--disable-overlap-schedule", False),
+        ("EXTRA_BUFFERS", "", None),
+        ("EXTRA_BUFFERS", "--mamba-radix-cache-strategy extra_buffer", True),
+        ("EXTRA_BUFFERS", "--mamba-scheduler-strategy no_buffer", False),
+        ("EXTRA_BUFFERS", "--disable-radix-cache", False),
+        ("LAZY_BUFFERS", "--mamba-radix-cache-strategy extra_buffer_lazy", True),
+        ("MIXED_CHUNKS", "--config server.yaml", None),
+        ("MIXED_CHUNKS", "", False),
+        ("LORA", "--lora-paths a=b", True),
+        ("DECODE_CONTEXT", "--dcp-size 2", True),
+        ("DECODE_CONTEXT", "--dcp-size 1", False),
+        ("SPECULATION", "", False),
+        ("EAGLE", "--speculative-algorithm eagle3", True),
+        ("EAGLE", "--speculative-algorithm NGRAM", False),
+        ("BRANCHES", "--speculative-algorithm EAGLE", None),
+        ("BRANCHES", "--speculative-algorithm EAGLE --speculative-eagle-topk 1", False),
+        ("PAGES", "", None),
+        ("PAGES", "--page-size 1", False),
+        ("PAGES_OF_128", "--page-size 64", False),
+        ("FA3", "--attention-backend fa3", True),
+        ("FA3", "--attention-backend triton", False),
+        ("FA3", "--attention-backend triton --prefill-attention-backend fa3", True),
+        ("TRTLLM", "", None),
+        ("LARGE_GROUP", "--tp 8 --dp 2", False),
+        ("LARGE_GROUP", "--tp-size 16 --dp-size 2", True),
+        ("LARGE_GROUP", "--tp-size 16", None),
+    ],
+)
+def test_flags_decide_a_condition_or_leave_it_open(condition: str, words: str, holds: bool | None) -> None:
+    assert getattr(launches, condition).holds(launch(words)) is holds
+
+
+@pytest.mark.parametrize(
+    ("condition", "config", "holds"),
+    [
+        ("HYBRID", LLAMA, False),
+        ("HYBRID", HYBRID, True),
+        ("HYBRID", {"architectures": ["New"], "layer_types": ["full_attention", "something_else"]}, True),
+        ("HYBRID", {"text_config": {"linear_num_value_heads": 4}}, True),
+        ("MAMBA2", HYBRID, True),
+        ("GATED_DELTA", HYBRID, False),
+        ("LATENT", {"kv_lora_rank": None}, False),
+        ("LATENT", {"language_config": {"kv_lora_rank": 512}}, True),
+        ("IMAGES", {"vision_config": {"depth": 2}}, True),
+        ("FALCON_H1", HYBRID, True),
+        ("FALCON_H1", {}, None),
+        ("MODEL_OF_YOUR_OWN", LLAMA, False),
+        ("MODEL_OF_YOUR_OWN", {"architectures": ["MineForCausalLM"]}, None),
+        ("EMBEDDINGS", LLAMA, False),
+        ("EMBEDDINGS", {"architectures": ["BertModel"]}, True),
+    ],
+)
+def test_a_configuration_decides_a_condition(condition: str, config: dict[str, Any], holds: bool | None) -> None:
+    name = {"MAMBA2": "MAMBA2_LAYERS"}.get(condition, condition)
+    assert getattr(launches, name).holds(launch(config=config)) is holds
+
+
+def test_before_0515_there_are_no_graphs_unless_asked_for() -> None:
+    assert launches.PREFILL_GRAPHS.holds(launch(release="0.5.13")) is False
+    assert launches.PREFILL_GRAPHS.holds(launch("--enable-breakable-cuda-graph", release="0.5.13")) is True
+
+
+def test_the_chip_decides_where_no_backend_is_named() -> None:
+    assert launches.TRTLLM.holds(launch(chip=launches.HOPPER)) is False
+    assert launches.FA3.holds(launch(chip=launches.BLACKWELL)) is False
+    assert launches.FA3.holds(launch(chip=launches.HOPPER)) is None
+
+
+def test_a_concern_is_ruled_out_by_one_condition_only() -> None:
+    here = launch()
+    assert [Concern(Harm.WRONG, (TRUE, one)).touches(here) for one in (TRUE, FALSE, OPEN)] == [True, False, True]
+    assert Concern(Harm.WRONG, (TRUE, OPEN)).undecided(here) == ["c"]
+    assert [(FALSE | one).holds(here) for one in (TRUE, FALSE, OPEN)] == [True, False, None]
+    assert (FALSE | OPEN).left_open(here) == "c" and (FALSE | OPEN | TRUE).left_open(here) == ""
+
+
+def test_the_worst_harm_that_a_launch_can_meet_counts() -> None:
+    found = for_launch.worst(slower(OPEN) + wrong(TRUE), launch())
+    assert found is not None and found.harm is Harm.WRONG
+    found = for_launch.worst(wrong(FALSE) + slower(OPEN), launch())
+    assert found is not None and found.harm is Harm.SLOWER
+    assert for_launch.worst(wrong(FALSE), launch()) is None
+
+
+def test_the_only_models_of_a_layer_signature_are_those_in_the_files_that_a_model_is_made_of() -> None:
+    from sglang_bcg_fixes.fixes.stack_call_signature import has_such_layers
+
+    assert has_such_layers(launch(config={"architectures": ["PhiForCausalLM"]})) is True
+    assert has_such_layers(launch()) is False
+    assert has_such_layers(launch(config={"architectures": ["MineForCausalLM"]})) is None
+
+
+def folder(tmp_path: pathlib.Path, config: Mapping[str, Any]) -> str:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    return str(tmp_path)
+
+
+def doctor(*words: str, status: int = 0) -> str:
+    done = processes.python("-m", "sglang_bcg_fixes", "doctor", *words)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def root(release: str) -> tuple[str, str]:
+    return "--root", str(wheels.unpacked(release))
+
+
+def test_what_concerns_a_model_is_said_in_ten_lines_the_worst_first(tmp_path: pathlib.Path) -> None:
+    said = doctor(*root("0.5.15.post1"), "--model", folder(tmp_path, HYBRID), "--", "--tp-size", "2").splitlines()
+    assert len(said) <= 10
+    assert said[0].startswith("FalconH1ForCausalLM on SGLang 0.5.15.post1: /")
+    assert said[2].startswith("wrong answers") and "ssm_mixer_captured" in "".join(said[2:8])
+    assert said[-1].endswith(f"launch_server --model-path {tmp_path} --tp-size 2")
+
+
+def test_a_whole_command_can_be_given_and_what_is_not_mended_is_an_exit_status(tmp_path: pathlib.Path) -> None:
+    command = f"python -m sglang.launch_server --model-path {folder(tmp_path, LLAMA)}"
+    said = doctor(*root("0.5.11"), "--", *command.split(), status=1)
+    assert "NOT MENDED schedule_writes_unfenced" in said and "avoid it: --disable-overlap-schedule" in said
+    assert "schedule_writes" not in doctor(*root("0.5.11"), "--", *command.split(), "--disable-overlap-schedule")
+
+
+def test_a_fix_that_is_off_is_named_with_the_flag_that_turns_it_on(tmp_path: pathlib.Path) -> None:
+    model = ("--model", folder(tmp_path, {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4}))
+    said = doctor(*root(wheels.NEWEST), *model, "--", "--speculative-algorithm", "NEXTN", status=1)
+    assert "SGLANG_BCG_FIX_DRAFT_STATES_DROPPED=on mends it" in said
+
+
+def test_json_has_the_same(tmp_path: pathlib.Path) -> None:
+    said = json.loads(doctor(*root("0.5.15.post1"), "--model", folder(tmp_path, HYBRID), "--json"))
+    ids = [each["id"] for each in said["concerns"]]
+    assert said["format"] == 1 and said["good"] and said["architectures"] == ["FalconH1ForCausalLM"]
+    assert "ssm_mixer_captured" in ids and "sparse_attention_captured" not in ids
+
+
+def test_an_option_that_the_release_does_not_have_is_named(tmp_path: pathlib.Path) -> None:
+    said = doctor(
+        *root("0.5.13"), "--model", folder(tmp_path, LLAMA), "--", "--cuda-graph-backend-prefill", "full", status=1
+    )
+    assert "--cuda-graph-backend-prefill is no option of this release" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--model", "nowhere/at-all"], "fetch its config.json"),
+        (["--gpu", "h200"], "name the model with --model"),
+        (["--model", "here", "--gpu", "h9"], "--gpu h9 is not one of h100"),
+    ],
+)
+def test_what_cannot_be_answered_says_what_to_do(words: list[str], told: str, tmp_path: pathlib.Path) -> None:
+    given = [folder(tmp_path, LLAMA) if word == "here" else word for word in words]
+    assert told in doctor(*root(wheels.NEWEST), *given, status=2)
+
+
+def test_a_file_that_is_no_configuration_is_named(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    assert f"{tmp_path}/config.json is no JSON" in doctor(*root(wheels.NEWEST), "--model", str(tmp_path), status=2)
+
+
+def test_a_name_is_looked_up_in_the_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    file = tmp_path / "models--org--name" / "snapshots" / "1" / "config.json"
+    file.parent.mkdir(parents=True)
+    file.write_text(json.dumps(LLAMA))
+    assert for_launch.config_of("org/name") == LLAMA
+    assert main.parser().parse_args(["doctor", "--", "--tp", "2"]).launch == ["--tp", "2"]
+
+
+PAGE = processes.REPOSITORY / "docs" / "launches.md"
+EXAMPLES = re.findall(r"^```\n\$ bcg-fixes (doctor .+)\n((?:(?!```).+\n)*)```$", PAGE.read_text(), re.MULTILINE)
+# sizes play no part: a tiny model of the same kind stands in for the published one
+MODELS = {
+    "Qwen/Qwen3.5-35B-A3B": "Qwen3_5MoeForConditionalGeneration",
+    "tiiuae/Falcon-H1-7B-Instruct": "FalconH1ForCausalLM",
+    "openai/gpt-oss-120b": "GptOssForCausalLM",
+    "meta-llama/Llama-3.1-8B-Instruct": "LlamaForCausalLM",
+}
+
+
+def test_the_page_has_its_examples() -> None:
+    assert len(EXAMPLES) == len(MODELS)
+
+
+@pytest.mark.parametrize(("command", "answer"), EXAMPLES)
+def test_the_page_shows_what_is_said(command: str, answer: str, tmp_path: pathlib.Path) -> None:
+    for name, architecture in MODELS.items():
+        file = tmp_path / f"models--{name.replace('/', '--')}" / "snapshots" / "1" / "config.json"
+        file.parent.mkdir(parents=True)
+        config = architectures.CONFIGURATIONS[architecture].config
+        file.write_text(json.dumps({**config, "architectures": [architecture]}))
+    words = command.split()
+    at = words.index("--release")
+    words[at : at + 2] = root(words[at + 1])
+    done = processes.python("-m", "sglang_bcg_fixes", *words, environment={"HF_HUB_CACHE": str(tmp_path)})
+    # the page does not name a folder of somebody's
+    assert re.sub(r": /\S+$", ": ...", done.stdout, count=1, flags=re.MULTILINE) == answer, done.stderr
+    assert done.returncode == ("NOT MENDED" in answer)
