@@ -18,7 +18,7 @@ class Harm(str, enum.Enum):
     WRONG = "wrong answers"
     ENDS = "crash or no start"
     SLOWER = "slower"
-    UNSEEN = "none seen"
+    UNSEEN = "no harm seen"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,6 +100,10 @@ class Concern:
 
     harm: Harm
     conditions: tuple[Condition, ...] = ()
+
+    @property
+    def says(self) -> str:
+        return f"{self.harm.value} with {'; '.join(condition.says for condition in self.conditions)}"
 
     def touches(self, launch: Launch) -> bool:
         """False only where a condition is known not to hold."""

@@ -6,7 +6,7 @@
 
 Prints each definition in a form that the fixes were not read against, as a diff from the previous release, and each
 verdict that changes. A yes means that you have read them: they go into sglang_bcg_fixes/source/forms.json, and a
-release also into tools/releases.txt and tests/releases/verdicts.json. No fix file changes.
+release also into tools/releases.txt and source/verdicts.json. No fix file changes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Project:
 HERE = Project(
     REPOSITORY / "tools" / "releases.txt",
     REPOSITORY / "sglang_bcg_fixes" / "source" / "forms.json",
-    REPOSITORY / "tests" / "releases" / "verdicts.json",
+    REPOSITORY / "sglang_bcg_fixes" / "source" / "verdicts.json",
 )
 
 

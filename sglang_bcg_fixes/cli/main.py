@@ -20,7 +20,7 @@ from sglang_bcg_fixes.lab.verify.environment import EnvironmentMissing
 from sglang_bcg_fixes.model import SECTIONS, Fix, Kernel
 from sglang_bcg_fixes.planning import plan, registry
 from sglang_bcg_fixes.process import report, report_folders
-from sglang_bcg_fixes.source import releases
+from sglang_bcg_fixes.source import releases, verdicts
 from sglang_bcg_fixes.source.tree import Source, Unreadable
 
 GOOD, MISSING, FAILED = 0, 1, 2
@@ -97,7 +97,7 @@ def parser() -> argparse.ArgumentParser:
     command.set_defaults(run=run_doctor)
 
     command = commands.add_parser("explain", help="one defect: symptom, cause, change, when to remove the fix")
-    command.add_argument("id")
+    command.add_argument("id", metavar="ID", help="or the name of its flag")
     command.set_defaults(run=run_explain)
 
     command = commands.add_parser("list", help="every defect, kernel and flag")
@@ -180,10 +180,12 @@ def run_explain(options: argparse.Namespace) -> int:
     known = all_known(options)
     declared: list[Fix | Kernel] = [*known.fixes, *known.kernels]
     everything = {each.id: each for each in declared}
-    if options.id not in everything:
-        nearest = flags.nearest(options.id, everything)
+    by_flag = {each.flag: each.id for each in declared}
+    name = by_flag.get(options.id.upper(), options.id.lower())
+    if name not in everything:
+        nearest = flags.nearest(name, everything)
         raise CommandError(f"no defect or kernel '{options.id}'{nearest}; `bcg-fixes list` shows all")
-    asked = everything[options.id]
+    asked = everything[name]
     try:
         print(explanation(asked) if isinstance(asked, Fix) else kernel_explanation(asked))
     except ValueError as error:
@@ -197,6 +199,10 @@ def explanation(fix: Fix) -> str:
     lines = [f"{fix.id}: {fix.title}", ""]
     for section in SECTIONS:
         lines += [section, textwrap.indent(textwrap.fill(fix.section(section), 100), "  "), ""]
+    if found := list(verdicts.spans(fix.id)):
+        lines += ["Releases", *(f"  {span}: {verdict}" for span, verdict in found), ""]
+    if fix.concerns:
+        lines += ["Whom it concerns", *(f"  {concern.says}" for concern in fix.concerns), ""]
     if fix.upstream:
         lines += ["Upstream", *(f"  {link}" for link in fix.upstream), ""]
     lines += ["Workarounds, by the flags of the release", *(f"  {w.flags}  ({w.effect})" for w in fix.workarounds), ""]

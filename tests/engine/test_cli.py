@@ -13,12 +13,10 @@ import pytest
 from sglang_bcg_fixes.cli.harmless import HARMLESS, Harmless
 from sglang_bcg_fixes.model import SECTIONS, Fix
 from sglang_bcg_fixes.planning import registry
-from sglang_bcg_fixes.source import releases
+from sglang_bcg_fixes.source import releases, verdicts
 from tests import processes
 from tests.engine.test_plugin import OTHERS_OFF
 from tests.wheels import NEWEST
-
-VERDICTS = processes.REPOSITORY / "tests" / "releases" / "verdicts.json"
 
 Root = Callable[[str], pathlib.Path]
 
@@ -44,12 +42,12 @@ def test_doctor_on_a_folder(release_root: Root, release: str) -> None:
     assert done.returncode == 0, done.stderr
     assert f"SGLang {release}" in done.stdout
     everything = run("doctor", "--root", str(root), "--all").stdout
-    verdicts = json.loads(VERDICTS.read_text())[release]
+    said = verdicts.recorded()[release]
     for fix in registry.discover().fixes:
         assert f"{fix.id}: {fix.title}" in everything
         # what is right in everything that the release ships is counted, and shown with the rest only
-        assert (f"{fix.id}: {fix.title}" in done.stdout) is (verdicts[fix.id] != "latent")
-    assert f"{list(verdicts.values()).count('latent')} latent" in done.stdout
+        assert (f"{fix.id}: {fix.title}" in done.stdout) is (said[fix.id] != "latent")
+    assert f"{list(said.values()).count('latent')} latent" in done.stdout
     captured = "would be mended" in done.stdout and "affected  linear_attention_captured" in done.stdout
     assert captured is (release != NEWEST)
 
@@ -161,6 +159,14 @@ def test_doctor_and_list_tell_of_the_switch_for_all_kernels(release_root: Root) 
     named = run("doctor", "--root", root, SGLANG_BCG_KERNELS="off", SGLANG_BCG_KERNEL_FA_METADATA="reference").stdout
     assert "would run  reference" in named.partition("kernel    fa_metadata: ")[2].split("\nkernel ")[0]
     assert "SGLANG_BCG_KERNELS=auto|off" in run("list").stdout
+
+
+@pytest.mark.parametrize("name", ["SGLANG_BCG_FIX_KDA_RAW_BETA", "sglang_bcg_fix_kda_raw_beta", "KDA_RAW_BETA"])
+def test_explain_takes_the_name_of_a_flag_and_says_where_and_whom(name: str) -> None:
+    done = run("explain", name)
+    assert done.stdout == run("explain", "kda_raw_beta").stdout
+    assert "0.5.11 to 0.5.21: absent\n  0.5.22 to 0.5.23: affected" in done.stdout
+    assert "wrong answers with Kimi delta attention; breakable prefill graphs by flag" in done.stdout
 
 
 def test_explain_tells_of_a_kernel_who_runs_and_where() -> None:

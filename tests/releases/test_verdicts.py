@@ -20,14 +20,14 @@ import pytest
 from sglang_bcg_fixes.model import SECTIONS, Fix
 from sglang_bcg_fixes.planning.plan import ask
 from sglang_bcg_fixes.planning.registry import declared_in, fix_modules, kernel_modules
-from sglang_bcg_fixes.source import forms
+from sglang_bcg_fixes.source import forms, verdicts
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Folder, Source
 from tests import processes, wheels
 from tests.mutated import Mutated
 from tests.wheels import RELEASES
 
-TABLE = pathlib.Path(__file__).with_name("verdicts.json")
+TABLE = verdicts.FILE
 FIXES = {name.rpartition(".")[2]: declared_in(importlib.import_module(name)) for name in fix_modules()}
 Root = Callable[[str], pathlib.Path]
 Mutation = Callable[[str, ast.FunctionDef], str]
