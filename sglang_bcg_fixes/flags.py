@@ -24,6 +24,7 @@ CANARY = "SGLANG_BCG_CANARY"
 
 # what SGLang itself has or had under our prefix, and what setup.py and tools/serve.py read
 OF_SGLANG = ("SGLANG_BCG_TEXT_BUCKETS",)
+PLUGINS = "SGLANG_PLUGINS"
 OF_BUILDS = ("BCG_FIXES_CUDA_ARCHS", "BCG_FIXES_SKIP_CUDA", "BCG_FIXES_VENV")
 # how much of a name has to be that of a flag
 ALIKE = 0.8
@@ -208,6 +209,19 @@ def configured_report_dir(environ: Mapping[str, str] | None = None) -> pathlib.P
     return pathlib.Path(folder) if folder else None
 
 
+def of_ours(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Every setting of ours that is given, right or wrong, and the choice of plugins."""
+    environ = os.environ if environ is None else environ
+    names = [name for name in environ if name.startswith(PREFIX) and name not in OF_SGLANG]
+    return {name: environ[name] for name in sorted([*names, *({PLUGINS} & environ.keys())])}
+
+
+def names_of_others(environ: Mapping[str, str] | None = None) -> list[str]:
+    """SGLang's own settings, whose values may be anybody's secret."""
+    environ = os.environ if environ is None else environ
+    return sorted(name for name in environ if name.startswith("SGLANG_") and name not in of_ours(environ))
+
+
 def model_cache(environ: Mapping[str, str] | None = None) -> pathlib.Path:
     """The folder where Hugging Face's library keeps models."""
     environ = os.environ if environ is None else environ
@@ -239,13 +253,13 @@ def instruments() -> list[str]:
 
 def environment_without_ours() -> dict[str, str]:
     """The environment for a process that chooses its plugins and their settings itself."""
-    ours = (PREFIX, "SGLANG_PLUGINS")
+    ours = (PREFIX, PLUGINS)
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
 
 def plugin_choice() -> str:
     """SGLang's own SGLANG_PLUGINS: the names it will load; empty means every installed plugin."""
-    return os.environ.get("SGLANG_PLUGINS", "").strip()
+    return os.environ.get(PLUGINS, "").strip()
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

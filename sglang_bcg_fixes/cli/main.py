@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`bcg-fixes` doctor, explain, list, status, verify, bench; none imports SGLang or torch here."""
+"""`bcg-fixes` doctor, explain, list, status, report, verify, bench; none imports SGLang or torch here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Sequence
 
 from sglang_bcg_fixes import __version__, flags
-from sglang_bcg_fixes.cli import doctor, for_launch, ranks, run_module, status
+from sglang_bcg_fixes.cli import doctor, for_launch, ranks, report_file, run_module, status
 from sglang_bcg_fixes.cli.harmless import HARMLESS
 from sglang_bcg_fixes.lab.bench import command as bench
 from sglang_bcg_fixes.lab.verify import command as verify
@@ -27,6 +27,7 @@ GOOD, MISSING, FAILED = 0, 1, 2
 ERRORS = (
     flags.FlagError,
     for_launch.LaunchError,
+    report_file.ReportFileError,
     registry.RegistryError,
     plan.PlanError,
     releases.ReleaseError,
@@ -111,6 +112,11 @@ def parser() -> argparse.ArgumentParser:
     )
     command.add_argument("--json", action="store_true", help="machine-readable")
     command.set_defaults(run=run_status)
+
+    command = commands.add_parser("report", help="one file to send with a report, without what is yours")
+    command.add_argument("--log", action="append", type=pathlib.Path, default=[], help="a server's; repeat for more")
+    command.add_argument("--file", type=pathlib.Path, default=pathlib.Path("bcg-fixes-report.json"))
+    command.set_defaults(run=run_report)
 
     command = commands.add_parser(
         "verify",
@@ -241,6 +247,27 @@ def run_list(options: argparse.Namespace) -> int:
     for row in rows:
         print(f"{row.name}={row.values}  (default {row.default})")
         print(textwrap.indent(textwrap.fill(row.doc, 100), "    "))
+    return GOOD
+
+
+def run_report(options: argparse.Namespace) -> int:
+    known = registry.collect()
+    folders = report_folders.chosen()
+    live = ranks.with_ranks([status.with_calls(each) for each in report_folders.live(folders)])
+    notes = [f"ranks differ: {each}" for each in ranks.differences(live)]
+    notes += [text for folder in folders if (text := report_folders.problem(folder))]
+    notes += known.problems
+    examined, source = None, releases.installed()
+    try:
+        if source is not None:
+            settings = flags.read(known.fixes, known.kernels)
+            examined = doctor.examine(known, settings, source, installed=True)
+    except flags.FlagError as error:
+        # a report about a setting that is refused has to be possible
+        notes.append(str(error))
+    logs = [line for file in options.log for line in report_file.lines_of_ours(file)]
+    report_file.write(options.file, report_file.made(examined, live, notes, logs))
+    print(f"{options.file}: read it before you send it, and attach it to your report")
     return GOOD
 
 
