@@ -7,17 +7,20 @@ import dataclasses
 import importlib.metadata
 from typing import Any
 
-from sglang_bcg_fixes import flags
+from sglang_bcg_fixes import __version__, flags
 from sglang_bcg_fixes.cli import pip_faults
 from sglang_bcg_fixes.cli.harmless import HARMLESS
 from sglang_bcg_fixes.model import Action, Decision, Fix, Workaround
 from sglang_bcg_fixes.planning import plan
 from sglang_bcg_fixes.planning.registry import Registry
 from sglang_bcg_fixes.process import report_folders
+from sglang_bcg_fixes.source import releases
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
 
 ENTRY_POINT = "bcg_fixes"
+# of the JSON: it changes with the meaning of a field, not with a new one
+FORMAT = 1
 PLUGIN_GROUP = "sglang.srt.plugins"
 
 WOULD = {
@@ -40,6 +43,8 @@ class Examination:
     running: str | None = None
     look_alikes: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    # folders of another SGLang on the path
+    others: tuple[str, ...] = ()
 
     @property
     def wanted_but_missing(self) -> list[Decision[Fix]]:
@@ -48,7 +53,11 @@ class Examination:
 
     def as_dict(self) -> dict[str, Any]:
         return {
+            "format": FORMAT,
+            "package": __version__,
             "sglang": self.source.version,
+            "path": str(self.source.files),
+            "others": list(self.others),
             "plan": self.plan.digest,
             "loading": self.loading,
             "running": self.running,
@@ -76,7 +85,9 @@ class Examination:
     def text(self, everything: bool) -> str:
         order = {Verdict.AFFECTED: 0, Verdict.UNKNOWN: 1, Verdict.LATENT: 2, Verdict.FIXED: 3, Verdict.ABSENT: 4}
         decisions = sorted(self.plan.fixes, key=lambda d: (order[d.finding.verdict], d.id))
-        lines = [f"SGLang {self.source.version}: {len(decisions)} known defects", ""]
+        lines = [f"SGLang {self.source.version} in {self.source.files}: {len(decisions)} known defects", self.summary()]
+        lines += [f"another SGLang is in {folder}; Python imports the first" for folder in self.others]
+        lines.append("")
         for decision in decisions:
             if everything or decision.finding.verdict is not Verdict.LATENT:
                 lines += describe(decision, self.source, everything)
@@ -94,7 +105,8 @@ class Examination:
                 lines.append(f"{'':10}unproven   no recorded GPU result speaks for it on this source; {own}")
             lines += [f"{'':10}not {name:6} {reason}" for name, reason in choice.rejected.items()]
         refusals = [f"no server starts with the plugin: {problem}" for problem in self.problems]
-        lines += ["", self.summary(), *refusals, *self.look_alikes, *filter(None, (self.running, self.loading))]
+        last = [*refusals, *self.look_alikes, *filter(None, (self.running, self.loading))]
+        lines += ["", *last] if last else []
         return "\n".join(lines)
 
     def summary(self) -> str:
@@ -117,7 +129,8 @@ def examine(known: Registry, settings: flags.Settings, source: Source, installed
     faults = pip_faults.check_all(source, installed_version if installed else lambda name: None)
     strangers = tuple(flags.look_alikes(known.fixes, known.kernels))
     loading, running = (loading_problem(), report_folders.running()) if installed else (None, None)
-    return Examination(source, made, faults, loading, running, strangers, known.problems)
+    others = tuple(releases.others_on_the_path(source)) if installed else ()
+    return Examination(source, made, faults, loading, running, strangers, known.problems, others)
 
 
 def installed_version(distribution: str) -> str | None:

@@ -30,6 +30,13 @@ def installed() -> Source | None:
     return Source(Folder(root), written_version(root) or "unknown")
 
 
+def others_on_the_path(source: Source) -> list[str]:
+    """Folders of another SGLang, which `import sglang` would find if this one were not before them."""
+    folders = dict.fromkeys(str(pathlib.Path(entry or ".").resolve()) for entry in sys.path)
+    own = str(pathlib.Path(str(source.files)).resolve())
+    return [folder for folder in folders if folder != own and pathlib.Path(folder, "sglang", "srt").is_dir()]
+
+
 def in_folder(root: pathlib.Path) -> Source:
     """The SGLang in a folder: site-packages, a checkout, its `python/`, or the package itself."""
     for folder in (root, root / "python", root.parent):

@@ -52,6 +52,21 @@ def test_doctor_on_a_folder(release_root: Root, release: str) -> None:
     assert captured is (release != NEWEST)
 
 
+def test_doctor_says_first_where_it_looked_and_what_it_found(release_root: Root) -> None:
+    root = release_root(NEWEST)
+    first, second, *_ = run("doctor", "--root", str(root)).stdout.splitlines()
+    assert first.startswith(f"SGLang {NEWEST} in {root}: ") and "affected" in second and "would be mended" in second
+    said = json.loads(run("doctor", "--root", str(root), "--json").stdout)
+    assert said["format"] == 1 and said["path"] == str(root) and said["package"] and said["others"] == []
+
+
+def test_doctor_names_another_sglang_on_the_path(release_root: Root) -> None:
+    first, second = release_root(NEWEST), release_root("0.5.11")
+    done = processes.python("-m", "sglang_bcg_fixes", "doctor", paths=[first, second])
+    assert f"SGLang {NEWEST} in {first}: " in done.stdout
+    assert f"another SGLang is in {second}; Python imports the first" in done.stdout
+
+
 def test_doctor_says_everything_about_an_affected_defect(release_root: Root) -> None:
     done = run("doctor", "--root", str(release_root("0.5.12.post1")))
     block = done.stdout.partition("affected  linear_attention_captured")[2].split("\n")[1:8]
@@ -128,7 +143,7 @@ def test_a_fetch_that_is_interrupted_leaves_no_half_wheel(
 
 def test_doctor_fetches_a_release(tmp_path: pathlib.Path) -> None:
     done = run("doctor", "--release", "0.5.12", SGLANG_BCG_CACHE_DIR=str(tmp_path))
-    assert done.returncode == 0 and "SGLang 0.5.12: " in done.stdout, done.stderr
+    assert done.returncode == 0 and "SGLang 0.5.12 in " in done.stdout, done.stderr
     assert len(list((tmp_path / "wheels").glob("sglang-0.5.12-*.whl"))) == 1
 
 
