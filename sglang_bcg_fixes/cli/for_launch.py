@@ -105,7 +105,7 @@ class Answer:
 
     def end(self) -> Iterator[str]:
         for choice, form, conditions in self.kernels:
-            yield told("faster", form, choice.op, choice.subject.title, conditions)
+            yield told("faster", form, choice.op, choice.subject.title + worth(choice), conditions)
         for word in self.strange:
             yield f"{word} is no option of this release; it was not taken into account"
         yield from self.examined.problems
@@ -164,7 +164,14 @@ class Answer:
                 }
                 for item in self.items
             ],
-            "kernels": {choice.op: {"form": form, "with": left_open} for choice, form, left_open in self.kernels},
+            "kernels": {
+                choice.op: {
+                    "form": form,
+                    "with": left_open,
+                    "share_of_time": proven.share_of_time(choice.op, choice.finding),
+                }
+                for choice, form, left_open in self.kernels
+            },
             "loading": self.examined.loading,
             "problems": list(self.examined.problems),
             "good": self.is_good,
@@ -173,6 +180,12 @@ class Answer:
 
 def is_proven(choice: Choice) -> bool:
     return choice.finding.verdict is Verdict.AFFECTED and proven.is_proven(choice.op, choice.finding)
+
+
+def worth(choice: Choice) -> str:
+    """What was measured on a GPU, of the operation and not of a server."""
+    found = proven.share_of_time(choice.op, choice.finding)
+    return f": {found[0]} to {found[1]} of the time of SGLang's own" if found else ""
 
 
 def counted(items: Sequence[Item]) -> str:

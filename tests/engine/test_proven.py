@@ -7,6 +7,7 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -96,3 +97,21 @@ def test_the_log_and_doctor_say_what_no_gpu_has_seen(release_root: Root) -> None
         said = made.said("applied")
         assert said == ("cuda (applied, unproven on this release)" if unproven else "cuda (applied)")
         assert made.as_dict()["proven"] is not unproven
+
+
+@pytest.mark.parametrize(("op", "release"), [(op, release) for op, rows in proven.times().items() for release in rows])
+def test_what_a_kernel_is_worth_is_what_was_measured(op: str, release: str) -> None:
+    row = proven.times()[op][release]
+    lines = [json.loads(line) for line in (RESULTS / row["file"]).read_text().splitlines()]
+    assert lines[0]["header"]["sglang"] == release and release in proven.table()[op]
+    medians: dict[tuple[Any, ...], dict[str, float]] = {}
+    for line in lines[1:]:
+        if line["measured"] == "device time of a layer" and line["l2"] == "hot" and line["arm"].endswith(", captured"):
+            case = medians.setdefault((line["shape"], line["tokens"], line["sequences"]), {})
+            case[line["arm"].removesuffix(", captured")] = line["median"]
+    # beside the fastest of SGLang's own at each size
+    shares = [
+        case["bcg_fixes cuda"] / min(median for arm, median in case.items() if arm.startswith("sglang"))
+        for case in medians.values()
+    ]
+    assert len(shares) >= 20 and row["times"] == [round(min(shares), 2), round(max(shares), 2)]
