@@ -113,7 +113,15 @@ setuptools.setup(
     install_requires=["pluggy>=1.2"],
     extras_require={"bench": ["matplotlib"]},
     packages=setuptools.find_packages(include=["sglang_bcg_fixes", "sglang_bcg_fixes.*"]),
-    package_data={"sglang_bcg_fixes": ["py.typed", "prometheus_rules.yml", "source/*.json", "kernels/*.json"]},
+    package_data={
+        "sglang_bcg_fixes": [
+            "py.typed",
+            "prometheus_rules.yml",
+            "grafana_dashboard.json",
+            "source/*.json",
+            "kernels/*.json",
+        ]
+    },
     entry_points=entry_points(),
     cmdclass={"build_py": BuildWithKernels},
 )

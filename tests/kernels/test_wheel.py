@@ -96,7 +96,8 @@ def test_what_an_earlier_build_has_left_is_not_packed(checkout: pathlib.Path, tm
     assert not (packed / "fixes" / "zz_old_fix.py").exists() and not (packed / "csrc" / "old").exists()
     there = {file.name for file in (checkout / "sglang_bcg_fixes" / "fixes").glob("*.py")}
     assert {file.name for file in (packed / "fixes").glob("*.py")} == there
-    assert (packed / "prometheus_rules.yml").is_file(), "what docs/status.md tells to load"
+    for name in ("prometheus_rules.yml", "grafana_dashboard.json"):
+        assert (packed / name).is_file(), "what docs/status.md tells to load"
 
 
 def test_beside_a_kernel_lies_nothing_that_only_tests_and_benchmarks_use() -> None:
