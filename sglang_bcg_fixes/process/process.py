@@ -36,7 +36,7 @@ class Process:
         self.ledger = Ledger()
         self.watches = Ledger()
         self.watcher = ImportWatcher()
-        self.report = report.Report(made)
+        self.report = report.Report(made, is_strict=settings.strict)
         self.waiting: dict[str, list[Decision[Any]]] = {}
         # patched and not yet settled, and why some could not be
         self.is_patching = False
@@ -226,7 +226,7 @@ class Process:
                 logging.WARNING,
                 f"bcg-fixes: {decision.id} is not applied ({state}): {detail}. `bcg-fixes doctor` shows a workaround; "
                 f"{decision.subject.flag}=off silences this; please report it with the output of "
-                f"`bcg-fixes doctor --json`",
+                f"`bcg-fixes report`",
             )
 
     def log_line(self) -> None:

@@ -28,8 +28,8 @@ LOST = "lost"
 WAITING = "waiting"
 # states in which a fix that is wanted is not there
 MISSING = (FAILED, LOST, Action.UNKNOWN.value, Action.BLOCKED.value)
-# the states that the log line always names, and those that it names when there is something to say
-ALWAYS = (APPLIED, Action.NOT_NEEDED.value, Action.OFF.value, Action.UNKNOWN.value)
+# the states whose fixes the log line always names, and those where it does when there are some
+ALWAYS = (APPLIED, Action.OFF.value, Action.UNKNOWN.value)
 SOMETIMES = (WAITING, FAILED, LOST, Action.BLOCKED.value)
 
 
@@ -54,6 +54,7 @@ class Report:
     """Everything about the plugin in one process; outcomes change when a waiting fix is applied."""
 
     plan: Plan
+    is_strict: bool = False
     outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
     read_back: ReadBack | None = None
@@ -85,11 +86,14 @@ class Report:
         """The line that every process logs, and logs again when a waiting fix has been applied."""
         states = [*ALWAYS, *(state for state in SOMETIMES if self.ids(state))]
         parts = [f"{state} {', '.join(self.ids(state)) or 'none'}" for state in states]
+        # what is right here needs no name: `status` has them
+        parts.append(f"{len(self.ids(Action.NOT_NEEDED.value))} {Action.NOT_NEEDED.value}")
         ours = [
             f"{each.op} {each.said(outcome.state)}" for each, outcome in self.settled(self.plan.kernels) if each.impl
         ]
         parts += [f"kernels {', '.join(ours)}"] if ours else []
-        return f"bcg-fixes {__version__} on sglang {self.plan.version}, {process_name()}: {'; '.join(parts)}"
+        who = f"{process_name()}{', strict' if self.is_strict else ''}"
+        return f"bcg-fixes {__version__} on sglang {self.plan.version}, {who}: {'; '.join(parts)}"
 
     def table(self) -> str:
         lines = [f"{name:32} {outcome.state:11} {outcome.detail}" for name, outcome in self.outcomes.items()]

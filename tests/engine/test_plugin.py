@@ -38,7 +38,8 @@ NOT_NEEDED = (
 )
 OTHERS = [fix for fix in registry.discover().fixes if fix.patches and fix.id not in NOT_NEEDED]
 OTHERS_OFF = {fix.flag: "off" for fix in OTHERS}
-REST = f"not needed {', '.join(NOT_NEEDED)}; off {', '.join(fix.id for fix in OTHERS)}; unknown none"
+REST = f"off {', '.join(fix.id for fix in OTHERS)}; unknown none"
+ALL_NOT_NEEDED = f"{len(NOT_NEEDED)} not needed"
 EXTRA = """
 from sglang_bcg_fixes.api import hookimpl
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
@@ -112,7 +113,14 @@ def test_one_line_says_what_was_done(extra: Extra, tmp_path: pathlib.Path) -> No
     done = load(extra(), tmp_path / "reports", f"{PATCHED}\nassert plugin.load() is result")
     assert done.returncode == 0, done.stderr
     [line] = done.stderr.splitlines()
-    assert line.startswith("bcg-fixes ") and f": applied extra_fix; {REST}" in line, line
+    assert line.startswith("bcg-fixes ") and line.endswith(f": applied extra_fix; {REST}; {ALL_NOT_NEEDED}"), line
+
+
+def test_the_line_says_that_it_is_strict(extra: Extra, tmp_path: pathlib.Path) -> None:
+    site = extra()
+    done = load(site, tmp_path / "reports", SGLANG_BCG_FIXES="strict")
+    assert done.returncode == 0 and ", strict: applied extra_fix" in done.stderr, done.stderr
+    assert ", strict" not in load(site, tmp_path / "reports").stderr
 
 
 @pytest.mark.parametrize("before", ["enabled", "disabled"])
@@ -313,7 +321,7 @@ def test_a_contribution_that_is_no_list_of_fixes_ends_the_process(extra: Extra, 
 def test_a_failure_is_shown_rolled_back_and_not_called_applied(extra: Extra, tmp_path: pathlib.Path) -> None:
     done = load(extra(second="Thing.gone"), tmp_path / "reports", PLAIN + "\nassert result.ledger.applied() == []")
     assert done.returncode == 0, done.stderr
-    assert f"applied none; {REST}; failed extra_fix" in done.stderr and "Thing.gone" in done.stderr
+    assert f"applied none; {REST}; failed extra_fix; {ALL_NOT_NEEDED}" in done.stderr and "Thing.gone" in done.stderr
     assert "Traceback" in done.stderr, "the whole exception is logged"
 
 

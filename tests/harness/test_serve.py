@@ -23,7 +23,7 @@ import tiny_model
 
 from tests import processes
 
-SAYS_WHAT_IT_APPLIED = "bcg-fixes 0.1.0 on sglang 0.0.0, MainProcess (pid 1): applied some_fix; not needed none"
+SAYS_WHAT_IT_APPLIED = "bcg-fixes 0.1.0 on sglang 0.0.0, MainProcess (pid 1): applied some_fix; 0 not needed"
 
 STUBBORN_SERVER = ("-m", "tests.scenarios.stubborn_server")
 
