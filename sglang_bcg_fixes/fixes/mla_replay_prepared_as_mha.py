@@ -7,14 +7,16 @@ kernel for expanded ones. Only where the breakable backend is chosen explicitly:
 Cause: 0.5.17 pins the absorbed form (MLA) under a breakable graph for every model, but still marks each replay's batch
 as captured in the expanded form (MHA), unless the model is on a list that has one name. FlashAttention believes the
 batch. TensorRT-LLM's backend plans for the absorbed form under a piecewise graph only.
-Change: Where prefill runs on FlashAttention 3, which is always captured in the absorbed form, a replay's batch says so.
-Under a breakable graph TensorRT-LLM plans as it does under a piecewise one. Other backends do not ask the batch, or
-choose the expanded form, and stay as they are.
+Change: Where layers on FlashAttention 3 ask SGLang's handlers, which capture the absorbed form, a replay's batch says
+so. Under a breakable graph TensorRT-LLM plans as it does under a piecewise one. Other backends do not ask the batch, or
+choose the expanded form, and stay as they are. So does Sarvam's attention, which asks a table of its own and is always
+captured in the expanded form.
 Remove when: 0.5.17 no longer has to be served.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.latent_attention import TENSORRT_PLAN, as_under_a_piecewise_graph
@@ -29,6 +31,8 @@ from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknow
 HANDLER = "sglang.srt.models.deepseek_common.attention_backend_handler:_handle_attention_backend"
 RESTORE = f"{PREFILL}._restore_mha_capture_state"
 LOAD = f"{PREFILL}.load_batch"
+# attributes of an attention layer: its expanded form, and what asks the handlers
+EXPANDED, ASKS = "attn_mha", "dispatch_attn_forward_method"
 
 
 def probe(source: Source) -> Finding:
@@ -49,9 +53,20 @@ def probe(source: Source) -> Finding:
 
 def in_the_absorbed_form(batch: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
     on_flash_attention = self.model_runner.prefill_attention_backend_str == "fa3"
-    if makes_breakable_graphs(self) and self.has_mha_companion_layers and on_flash_attention:
+    if (
+        makes_breakable_graphs(self)
+        and self.has_mha_companion_layers
+        and on_flash_attention
+        and asks_the_handlers(self.layer_model)
+    ):
         batch.set_attn_attend_prefix_cache(None)
     return batch
+
+
+@functools.cache
+def asks_the_handlers(layers: Any) -> bool:
+    """Tell whether the latent attention of these layers asks SGLang's handlers for its form."""
+    return all(hasattr(part, ASKS) for part in layers.modules() if hasattr(part, EXPANDED))
 
 
 FIX = Fix(

@@ -29,6 +29,16 @@ def test_the_first_replay_is_answered_and_ends_the_server_without(
     assert found["stock plans"] == {"eager": [False], "under a graph": [False]}
 
 
+def test_a_model_that_asks_no_handler_is_replayed_in_the_form_that_it_was_captured_in(
+    release_root: Callable[[str], pathlib.Path],
+) -> None:
+    found, _ = processes.beside(
+        release_root("0.5.17"), "-m", "tests.scenarios.mla_replay", "--sarvam", **settings.only(fix.FIX.id)
+    )
+    # without a prefix, eager prefill is of the same form
+    assert found["applied"] and found["same"] and found["replays"] and found["off"] == 0, found
+
+
 @pytest.mark.parametrize(("release", "form"), [("0.5.16", "expanded"), ("0.5.18", "absorbed"), (NEWEST, "absorbed")])
 def test_the_releases_round_it_need_no_fix(
     release_root: Callable[[str], pathlib.Path], release: str, form: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny DeepSeek under breakable graphs; with `--undo` once more when the fix has been undone."""
+"""A tiny DeepSeek, or with `--sarvam` Sarvam, under breakable graphs; with `--undo` once more without the fix."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 from cpu_sglang import graphs, one_batch, prefill
 from sglang_bcg_fixes import plugin
 from sglang_bcg_fixes.engine import graph_break
+from tests.harm import matrix, served
 from tests.scenarios import small_deepseek, telling
 from tests.scenarios.small_deepseek import PROMPTS
 
@@ -21,8 +22,16 @@ def plans() -> dict[str, list[Any]]:
         return {"eager": outside, "under a graph": small_deepseek.planned_by_tensorrt()}
 
 
+def sarvam() -> one_batch.LoadedModel:
+    """The other model with an expanded form, which does not ask SGLang's handlers."""
+    one_batch.import_sglang(with_graphs=True)
+    loaded = served.load(matrix.job("SarvamMLAForCausalLM", "stock"))
+    served.prepare(loaded.model_runner.model)
+    return loaded
+
+
 def main() -> None:
-    loaded = small_deepseek.load()
+    loaded = sarvam() if "--sarvam" in sys.argv else small_deepseek.load()
     tokens, logits = one_batch.generate(loaded, PROMPTS, 3)
     runner = prefill.capture_prefill(loaded.model_runner, (8, 16))
     # as on an NVIDIA GPU: where it is false, captures are taken to be of the expanded form
