@@ -18,6 +18,15 @@ BACKEND, CONFIG, ENABLE = "--cuda-graph-backend-prefill", "--cuda-graph-config",
 BACKENDS = ("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend")
 STRATEGY = ("--mamba-radix-cache-strategy", "--mamba-scheduler-strategy")
 ALGORITHM = "--speculative-algorithm"
+ATTENTION_PARTS = ("--attn-dp-size", "--attention-data-parallel-size")
+# the names of several releases
+DIVIDED_PREFILL = (
+    "--enable-prefill-cp",
+    "--enable-prefill-context-parallel",
+    "--enable-nsa-prefill-context-parallel",
+    "--enable-dsa-prefill-context-parallel",
+    "--dwdp-size",
+)
 HOPPER, BLACKWELL, AMPERE = CHIPS = ("hopper", "blackwell", "ampere")
 # words in the keys of layers with a state of their own; a convolution of an image tower matches too, and does no harm
 STATES = re.compile(r"mamba|ssm|linear_|kda|conv|lightning|delta|attn_type_list|recurrent|retention|hybrid_layers")
@@ -91,13 +100,23 @@ def embeds(launch: Launch) -> bool | None:
     return not any(name.endswith(("ForCausalLM", "ForConditionalGeneration")) for name in launch.architectures)
 
 
-def has_large_group(launch: Launch) -> bool | None:
-    """Eight ranks or more share a batch of attention."""
+def attends_in_parallel(launch: Launch) -> bool | None:
+    """Data parallel attention. Other ways to divide a prefill turn it on for some models."""
+    if launch.given("--enable-dp-attention"):
+        return True
+    parts = launch.number(*ATTENTION_PARTS)
+    if parts is not None and parts > 1:
+        return True
+    return None if launch.given(*DIVIDED_PREFILL, "--config") else False
+
+
+def has_uneven_group(launch: Launch) -> bool | None:
+    """A batch of attention is shared by ranks that do not divide the smallest default size of a prefill graph, 4."""
     ranks = launch.number("--tp-size", "--tensor-parallel-size", "--tp")
-    parts = launch.number("--dp-size", "--data-parallel-size", "--dp")
-    if ranks is None or parts is None:
+    parts = launch.number(*ATTENTION_PARTS, "--dp-size", "--data-parallel-size", "--dp")
+    if ranks is None or parts is None or launch.given(*DIVIDED_PREFILL, "--config"):
         return None
-    return ranks // max(parts, 1) >= 8
+    return 4 % max(ranks // max(parts, 1), 1) != 0
 
 
 def undecided(launch: Launch) -> None:
@@ -208,7 +227,7 @@ PREFIX_CACHE = Condition("the prefix cache", without("--disable-radix-cache"))
 EXTRA_BUFFERS = Condition("the extra-buffer strategy", keeps_extra_buffers)
 LAZY_BUFFERS = Condition("the lazy strategy", lambda launch: launch.word(*STRATEGY) == "extra_buffer_lazy")
 MIXED_CHUNKS = Condition("--enable-mixed-chunk", flag("--enable-mixed-chunk"))
-DP_ATTENTION = Condition("--enable-dp-attention", flag("--enable-dp-attention"))
+DP_ATTENTION = Condition("--enable-dp-attention", attends_in_parallel)
 LORA = Condition("LoRA", flag("--enable-lora", "--lora-paths"))
 DECODE_CONTEXT = Condition("--dcp-size above 1", above(1, "--dcp-size", "--decode-context-parallel-size"))
 HOST_CACHE = Condition("--enable-hierarchical-cache", flag("--enable-hierarchical-cache"))
@@ -216,7 +235,7 @@ TWO_BATCHES = Condition("--enable-two-batch-overlap", flag("--enable-two-batch-o
 ROUTED_EXPERTS = Condition("--enable-return-routed-experts", flag("--enable-return-routed-experts"))
 MEMORY_SAVER = Condition("--enable-memory-saver", flag("--enable-memory-saver"))
 MEGAMOE = Condition("--moe-a2a-backend megamoe", lambda launch: launch.word("--moe-a2a-backend") == "megamoe")
-LARGE_GROUP = Condition("attention groups of 8 ranks", has_large_group)
+UNEVEN_GROUP = Condition("attention groups of other than 1, 2 or 4 ranks", has_uneven_group)
 SPECULATION = Condition("speculation", speculates)
 DRAFT_MODEL = Condition("a draft model", drafts_by("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "FROZEN_KV_MTP"))
 EAGLE = Condition("EAGLE", drafts_by("EAGLE", "EAGLE3", "NEXTN"))

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from sglang_bcg_fixes.anatomy.launches import DP_ATTENTION, LARGE_GROUP, PREFILL_GRAPHS, PREFILL_SIZES
+from sglang_bcg_fixes.anatomy.launches import DP_ATTENTION, PREFILL_GRAPHS, PREFILL_SIZES, UNEVEN_GROUP
 from sglang_bcg_fixes.anatomy.runners import PREFILL, PREFILL_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.concern import ends
@@ -120,5 +120,5 @@ FIX = Fix(
         *PREFILL_GRAPHS_OFF,
     ),
     verify=("llama_prefix_cache",),
-    concerns=ends(DP_ATTENTION, PREFILL_GRAPHS, LARGE_GROUP | PREFILL_SIZES),
+    concerns=ends(DP_ATTENTION, PREFILL_GRAPHS, UNEVEN_GROUP | PREFILL_SIZES),
 )
