@@ -143,13 +143,21 @@ def is_asked_for(launch: Launch) -> bool | None:
     return None if launch.given(CONFIG, "--config") else False
 
 
-def has_prefill_backend(name: str) -> Callable[[Launch], bool | None]:
-    def holds(launch: Launch) -> bool | None:
-        if launch.given(BACKEND):
-            return word_of_prefill_graphs(launch) == name
-        return None if launch.given(CONFIG, "--config") else False
+def makes_full_prefill_graphs(launch: Launch) -> bool | None:
+    if launch.given(BACKEND):
+        return word_of_prefill_graphs(launch) == "full"
+    return None if launch.given(CONFIG, "--config") else False
 
-    return holds
+
+def makes_compiled_prefill_graphs(launch: Launch) -> bool | None:
+    if launch.given("--enforce-piecewise-cuda-graph") or word_of_prefill_graphs(launch) == "tc_piecewise":
+        return True
+    if launch.given(BACKEND, ENABLE, "--disable-piecewise-cuda-graph"):
+        return False
+    # before breakable graphs became the default, compiled ones were
+    if launch.given(CONFIG) or not has_breakable_graphs_by_default(launch.source):
+        return None
+    return unless_in_a_file(launch)
 
 
 def makes_decode_graphs(launch: Launch) -> bool | None:
@@ -217,8 +225,8 @@ def has_large_pages(least: int) -> Callable[[Launch], bool | None]:
 
 PREFILL_GRAPHS = Condition("breakable prefill graphs", makes_prefill_graphs)
 ASKED_FOR = Condition("breakable prefill graphs by flag", is_asked_for)
-FULL_PREFILL_GRAPHS = Condition("full prefill graphs", has_prefill_backend("full"))
-COMPILED_PREFILL_GRAPHS = Condition("compiled prefill graphs", has_prefill_backend("tc_piecewise"))
+FULL_PREFILL_GRAPHS = Condition("full prefill graphs", makes_full_prefill_graphs)
+COMPILED_PREFILL_GRAPHS = Condition("compiled prefill graphs", makes_compiled_prefill_graphs)
 PREFILL_SIZES = Condition("sizes of prefill graphs by flag", flag("--cuda-graph-bs-prefill", CONFIG))
 DECODE_GRAPHS = Condition("decode graphs", makes_decode_graphs)
 DECODE_PADDING = Condition("padded decode graphs", without("--disable-cuda-graph-padding", "--disable-cuda-graph"))

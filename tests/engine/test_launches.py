@@ -41,6 +41,8 @@ def launch(words: str = "", config: Mapping[str, Any] = LLAMA, chip: str = "", r
         ("ASKED_FOR", "--config server.yaml", None),
         ("FULL_PREFILL_GRAPHS", "--cuda-graph-backend-prefill full", True),
         ("FULL_PREFILL_GRAPHS", "", False),
+        ("COMPILED_PREFILL_GRAPHS", "--cuda-graph-backend-prefill tc_piecewise", True),
+        ("COMPILED_PREFILL_GRAPHS", "--cuda-graph-backend-prefill breakable", False),
         ("DECODE_GRAPHS", "", True),
         ("DECODE_GRAPHS", "--cuda-graph-backend-decode disabled", False),
         ("OVERLAP", "", None),
@@ -112,6 +114,15 @@ def test_a_configuration_decides_a_condition(condition: str, config: dict[str, A
 def test_before_0515_there_are_no_graphs_unless_asked_for() -> None:
     assert launches.PREFILL_GRAPHS.holds(launch(release="0.5.13")) is False
     assert launches.PREFILL_GRAPHS.holds(launch("--enable-breakable-cuda-graph", release="0.5.13")) is True
+
+
+def test_before_0515_compiled_graphs_are_the_default() -> None:
+    condition = launches.COMPILED_PREFILL_GRAPHS
+    assert condition.holds(launch(release="0.5.14")) is None
+    assert condition.holds(launch("--enforce-piecewise-cuda-graph", release="0.5.11")) is True
+    assert condition.holds(launch("--disable-piecewise-cuda-graph", release="0.5.14")) is False
+    assert condition.holds(launch()) is False
+    assert condition.holds(launch("--cuda-graph-config {}")) is None
 
 
 def test_the_chip_decides_where_no_backend_is_named() -> None:
