@@ -59,6 +59,11 @@ def above(least: int, *names: str) -> Callable[[Launch], bool | None]:
     return holds
 
 
+def is_one(word: str, *names: str) -> Callable[[Launch], bool | None]:
+    """True where this word stands after one of these flags."""
+    return lambda launch: any(launch.word(name) == word for name in names) or unless_in_a_file(launch)
+
+
 def named(*patterns: str) -> Condition:
     """The architecture has one of these names."""
 
@@ -95,9 +100,12 @@ def is_of_another_package(launch: Launch) -> bool | None:
 
 
 def embeds(launch: Launch) -> bool | None:
-    if launch.given("--is-embedding") or not launch.architectures:
-        return launch.given("--is-embedding") or None
-    return not any(name.endswith(("ForCausalLM", "ForConditionalGeneration")) for name in launch.architectures)
+    if launch.given("--is-embedding"):
+        return True
+    if not launch.architectures:
+        return None
+    generates = any(name.endswith(("ForCausalLM", "ForConditionalGeneration")) for name in launch.architectures)
+    return unless_in_a_file(launch) if generates else True
 
 
 def attends_in_parallel(launch: Launch) -> bool | None:
@@ -131,7 +139,7 @@ def makes_prefill_graphs(launch: Launch) -> bool | None:
     asked = is_asked_for(launch)
     if asked is not False:
         return asked
-    if launch.given("--disable-cuda-graph", "--disable-prefill-cuda-graph", BACKEND):
+    if launch.given("--disable-cuda-graph", "--disable-prefill-cuda-graph", "--disable-piecewise-cuda-graph", BACKEND):
         return False
     # whether the model and the other flags go with it is SGLang's to say
     return None if has_breakable_graphs_by_default(launch.source) else False
@@ -227,22 +235,24 @@ PREFILL_GRAPHS = Condition("breakable prefill graphs", makes_prefill_graphs)
 ASKED_FOR = Condition("breakable prefill graphs by flag", is_asked_for)
 FULL_PREFILL_GRAPHS = Condition("full prefill graphs", makes_full_prefill_graphs)
 COMPILED_PREFILL_GRAPHS = Condition("compiled prefill graphs", makes_compiled_prefill_graphs)
-PREFILL_SIZES = Condition("sizes of prefill graphs by flag", flag("--cuda-graph-bs-prefill", CONFIG))
+PREFILL_SIZES = Condition(
+    "sizes of prefill graphs by flag", flag("--cuda-graph-bs-prefill", "--piecewise-cuda-graph-tokens", CONFIG)
+)
 DECODE_GRAPHS = Condition("decode graphs", makes_decode_graphs)
 DECODE_PADDING = Condition("padded decode graphs", without("--disable-cuda-graph-padding", "--disable-cuda-graph"))
 OVERLAP = Condition("the overlap schedule", without("--disable-overlap-schedule"))
 PREFIX_CACHE = Condition("the prefix cache", without("--disable-radix-cache"))
 EXTRA_BUFFERS = Condition("the extra-buffer strategy", keeps_extra_buffers)
-LAZY_BUFFERS = Condition("the lazy strategy", lambda launch: launch.word(*STRATEGY) == "extra_buffer_lazy")
+LAZY_BUFFERS = Condition("the lazy strategy", is_one("extra_buffer_lazy", *STRATEGY))
 MIXED_CHUNKS = Condition("--enable-mixed-chunk", flag("--enable-mixed-chunk"))
 DP_ATTENTION = Condition("--enable-dp-attention", attends_in_parallel)
 LORA = Condition("LoRA", flag("--enable-lora", "--lora-paths"))
 DECODE_CONTEXT = Condition("--dcp-size above 1", above(1, "--dcp-size", "--decode-context-parallel-size"))
-HOST_CACHE = Condition("--enable-hierarchical-cache", flag("--enable-hierarchical-cache"))
+HOST_CACHE = Condition("--enable-hierarchical-cache", flag("--enable-hierarchical-cache", "--enable-hicache"))
 TWO_BATCHES = Condition("--enable-two-batch-overlap", flag("--enable-two-batch-overlap"))
 ROUTED_EXPERTS = Condition("--enable-return-routed-experts", flag("--enable-return-routed-experts"))
 MEMORY_SAVER = Condition("--enable-memory-saver", flag("--enable-memory-saver"))
-MEGAMOE = Condition("--moe-a2a-backend megamoe", lambda launch: launch.word("--moe-a2a-backend") == "megamoe")
+MEGAMOE = Condition("--moe-a2a-backend megamoe", is_one("megamoe", "--moe-a2a-backend", "--moe-runner-backend"))
 UNEVEN_GROUP = Condition("attention groups of other than 1, 2 or 4 ranks", has_uneven_group)
 SPECULATION = Condition("speculation", speculates)
 DRAFT_MODEL = Condition("a draft model", drafts_by("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "FROZEN_KV_MTP"))
