@@ -31,6 +31,8 @@ HOPPER, BLACKWELL, AMPERE = CHIPS = ("hopper", "blackwell", "ampere")
 # words in the keys of layers with a state of their own; a convolution of an image tower matches too, and does no harm
 STATES = re.compile(r"mamba|ssm|linear_|kda|conv|lightning|delta|attn_type_list|recurrent|retention|hybrid_layers")
 ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "attention", "attn"}
+# backends that put their own number of tokens in the place of --page-size
+PAGED = re.compile("mla|trtllm|fa4|dual_chunk|ascend|xpu")
 # they name no such key
 HYBRID_NAMES = ("Bailing*V2_5*", "Bailing*V3*", "Inkling*", "Ring*", "Jet*", "MiniMaxText*", "MiniMaxM1*")
 
@@ -202,6 +204,9 @@ def speculates(launch: Launch) -> bool | None:
 def makes_branches(launch: Launch) -> bool | None:
     if speculates(launch) is False:
         return False
+    if NGRAM.holds(launch):
+        # SGLang puts another flag's number in the place of this one
+        return None
     number = launch.number("--speculative-eagle-topk")
     return None if number is None else number > 1
 
@@ -226,7 +231,9 @@ def has_large_pages(least: int) -> Callable[[Launch], bool | None]:
 
     def holds(launch: Launch) -> bool | None:
         number = launch.number("--page-size")
-        return None if number is None else number >= least
+        if number is None or (number < least and any(PAGED.search(launch.word(flag) or "") for flag in BACKENDS)):
+            return None
+        return number >= least
 
     return holds
 
@@ -264,6 +271,7 @@ PAGES = Condition("--page-size above 1", has_large_pages(2))
 PAGES_OF_128 = Condition("--page-size 128 or more", has_large_pages(128))
 ON_HOPPER = Condition("a Hopper GPU", lambda launch: launch.chip == HOPPER if launch.chip else None)
 FA3 = attends_with("fa3", (HOPPER,))
+FLASH_ATTENTION = FA3 | attends_with("fa4", (BLACKWELL,))
 TRITON = attends_with("triton", CHIPS)
 FLASHINFER = attends_with("flashinfer", CHIPS)
 TRTLLM = attends_with("trtllm", (BLACKWELL,))

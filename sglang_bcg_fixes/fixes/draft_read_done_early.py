@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_bcg_fixes.anatomy.launches import DEEPSEEK_V4, EAGLE, FA3, OVERLAP, TRTLLM
+from sglang_bcg_fixes.anatomy.launches import DEEPSEEK_V4, DRAFT_MODEL, FLASH_ATTENTION, OVERLAP, TRTLLM
 from sglang_bcg_fixes.anatomy.read_done import BARRIER, DECLARED, IN_GRAPH, RECORDED, preparing_in_graph, record_again
 from sglang_bcg_fixes.anatomy.runners import DECODE_MODULE, DRAFT_EXTEND
 from sglang_bcg_fixes.anatomy.workarounds import NO_OVERLAP
@@ -55,5 +55,5 @@ FIX = Fix(
     patches=(PatchPoint((EXECUTE,), How.AFTER, execute),),
     workarounds=NO_OVERLAP,
     verify=("eagle_triton_draft_extend",),
-    concerns=slower(EAGLE, OVERLAP, FA3 | TRTLLM | DEEPSEEK_V4),
+    concerns=slower(DRAFT_MODEL, OVERLAP, FLASH_ATTENTION | TRTLLM | DEEPSEEK_V4),
 )

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes.anatomy.launches import BRANCHES, DECODE_GRAPHS, EAGLE, FA3, PAGES
+from sglang_bcg_fixes.anatomy.launches import BRANCHES, DECODE_GRAPHS, DRAFT_MODEL, FA3, PAGES
 from sglang_bcg_fixes.anatomy.workarounds import PAGES_OF_ONE_TOKEN
 from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
@@ -66,5 +66,5 @@ FIX = Fix(
     patches=(PatchPoint((FILL,), How.AROUND, of_the_tokens_so_far),),
     workarounds=PAGES_OF_ONE_TOKEN,
     verify=("eagle_prefix_only_worker",),
-    concerns=ends(EAGLE, BRANCHES, FA3, DECODE_GRAPHS, PAGES),
+    concerns=ends(DRAFT_MODEL, BRANCHES, FA3, DECODE_GRAPHS, PAGES),
 )

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sglang_bcg_fixes.anatomy.launches import FA3, LOCAL, PAGES
+from sglang_bcg_fixes.anatomy.launches import FLASH_ATTENTION, LOCAL, PAGES
 from sglang_bcg_fixes.anatomy.workarounds import PAGES_OF_ONE_TOKEN
 from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
@@ -161,5 +161,5 @@ FIX = Fix(
     ),
     workarounds=PAGES_OF_ONE_TOKEN,
     verify=("llama_prefix_cache",),
-    concerns=wrong(LOCAL, FA3, PAGES),
+    concerns=wrong(LOCAL, FLASH_ATTENTION, PAGES),
 )

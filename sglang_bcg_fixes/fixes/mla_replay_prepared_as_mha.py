@@ -20,7 +20,7 @@ import functools
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.latent_attention import TENSORRT_PLAN, as_under_a_piecewise_graph
-from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, FA3, LATENT, TRTLLM
+from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, FLASH_ATTENTION, LATENT, TRTLLM
 from sglang_bcg_fixes.anatomy.runners import PREFILL, makes_breakable_graphs
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.concern import ends
@@ -84,5 +84,5 @@ FIX = Fix(
     ),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("kimi_linear_prefill_graph",),
-    concerns=ends(LATENT, ASKED_FOR, FA3 | TRTLLM),
+    concerns=ends(LATENT, ASKED_FOR, FLASH_ATTENTION | TRTLLM),
 )

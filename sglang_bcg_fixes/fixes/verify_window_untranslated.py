@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes.anatomy.launches import BRANCHES, FA3, SPECULATION, WINDOW
+from sglang_bcg_fixes.anatomy.launches import BRANCHES, FLASH_ATTENTION, SPECULATION, WINDOW
 from sglang_bcg_fixes.anatomy.workarounds import ONE_BRANCH_OF_DRAFTS
 from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
@@ -57,5 +57,5 @@ FIX = Fix(
     patches=(PatchPoint((PREPARE,), How.AROUND, translate_both),),
     workarounds=ONE_BRANCH_OF_DRAFTS,
     verify=("gpt_oss_decode_padding",),
-    concerns=wrong(WINDOW, FA3, SPECULATION, BRANCHES),
+    concerns=wrong(WINDOW, FLASH_ATTENTION, SPECULATION, BRANCHES),
 )
