@@ -34,7 +34,17 @@ ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", 
 # backends that put their own number of tokens in the place of --page-size
 PAGED = re.compile("mla|trtllm|fa4|dual_chunk|ascend|xpu")
 # they name no such key
-HYBRID_NAMES = ("Bailing*V2_5*", "Bailing*V3*", "Inkling*", "Ring*", "Jet*", "MiniMaxText*", "MiniMaxM1*")
+HYBRID_NAMES = (
+    "Bailing*V2_5*",
+    "Bailing*V3*",
+    "Inkling*",
+    "Ring*",
+    "Jet*",
+    "MiniMaxText*",
+    "MiniMaxM1*",
+    "MiniCPMSALA*",
+    "Zaya*",
+)
 
 
 def has_breakable_graphs_by_default(source: Source) -> bool:

@@ -109,6 +109,8 @@ def test_flags_decide_a_condition_or_leave_it_open(condition: str, words: str, h
         ("HYBRID", HYBRID, True),
         ("HYBRID", {"architectures": ["New"], "layer_types": ["full_attention", "something_else"]}, True),
         ("HYBRID", {"text_config": {"linear_num_value_heads": 4}}, True),
+        ("HYBRID", {"architectures": ["ZayaForCausalLM"], "cca": True}, True),
+        ("HYBRID", {"architectures": ["MiniCPMSALAForCausalLM"], "mixer_types": ["lightning"]}, True),
         ("MAMBA2", HYBRID, True),
         ("GATED_DELTA", HYBRID, False),
         ("LATENT", {"kv_lora_rank": None}, False),
