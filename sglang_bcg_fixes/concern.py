@@ -35,7 +35,8 @@ class Launch:
 
     @functools.cached_property
     def architectures(self) -> list[str]:
-        return list(self.config.get("architectures") or [])
+        named = self.config.get("architectures")
+        return [str(name) for name in named] if isinstance(named, list) else [named] if isinstance(named, str) else []
 
     @functools.cached_property
     def keys(self) -> frozenset[str]:
@@ -63,6 +64,9 @@ def settings_in(value: Any) -> Iterator[tuple[str, Any]]:
         for key, inner in value.items():
             if inner not in (None, False, 0, [], {}, ""):
                 yield str(key), inner
+            yield from settings_in(inner)
+    elif isinstance(value, list):
+        for inner in value:
             yield from settings_in(inner)
 
 

@@ -25,6 +25,7 @@ GPUS = {
     **dict.fromkeys(("a100", "a800", "a10", "a40", "l4", "l40s", "rtx4090"), AMPERE),
 }
 MODEL_FLAGS = ("--model-path", "--model")
+OVERRIDE = "--json-model-override-args"
 AUTO = "auto"
 MENDED, NOT_MENDED, OFF = "mended", "NOT MENDED", "off"
 STATES = {Action.APPLY: MENDED, Action.OFF: OFF}
@@ -229,7 +230,8 @@ def read(source: Source, model: str | None, words: Sequence[str], gpu: str | Non
         raise LaunchError(f"--gpu {gpu} is not one of {', '.join(GPUS)}")
     if given is None:
         options = {MODEL_FLAGS[0]: [named], **options}
-    return Launch(source, config_of(named), options, GPUS[gpu] if gpu else "")
+    config = overridden(config_of(named), next(iter(options.get(OVERRIDE, ())), "{}"))
+    return Launch(source, config, options, GPUS[gpu] if gpu else "")
 
 
 def options_in(words: Sequence[str]) -> dict[str, list[str]]:
@@ -265,6 +267,21 @@ def config_of(model: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise LaunchError(f"{file} is no model's configuration; name its config.json")
     return config
+
+
+def overridden(config: dict[str, Any], word: str) -> dict[str, Any]:
+    """The configuration with what a flag puts in its place; what SGLang would only add to stays beside it."""
+    try:
+        given = json.loads(word)
+    except ValueError as error:
+        raise LaunchError(f"the word after {OVERRIDE} is no JSON ({error}); quote it for the shell") from error
+    if not isinstance(given, dict):
+        raise LaunchError(f"the word after {OVERRIDE} is no JSON object")
+    merged = {}
+    for key, value in given.items():
+        before = config.get(key)
+        merged[key] = {**before, **value} if isinstance(before, dict) and isinstance(value, dict) else value
+    return {**config, **merged}
 
 
 def cached(model: str) -> list[pathlib.Path]:

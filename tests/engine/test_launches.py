@@ -236,6 +236,26 @@ def test_what_cannot_be_answered_says_what_to_do(words: list[str], told: str, tm
     assert told in doctor(*root(wheels.NEWEST), *given, status=2)
 
 
+@pytest.mark.parametrize(("named", "read"), [(["A", "B"], ["A", "B"]), ("A", ["A"]), (7, []), (None, []), ([], [])])
+def test_architectures_of_another_type_end_nothing(named: Any, read: list[str]) -> None:
+    assert launch(config={"architectures": named}).architectures == read
+
+
+def test_a_setting_in_a_list_of_layers_counts() -> None:
+    assert launches.HYBRID.holds(launch(config={**LLAMA, "layers": [{"mamba_d_state": 16}]})) is True
+
+
+def test_the_configuration_is_taken_as_a_flag_changes_it(tmp_path: pathlib.Path) -> None:
+    source = releases.in_folder(wheels.unpacked(wheels.NEWEST))
+    name = folder(tmp_path, {**LLAMA, "text_config": {"a": 1}})
+    given = ["--json-model-override-args", '{"architectures": ["FalconH1ForCausalLM"], "text_config": {"b": 2}}']
+    read = for_launch.read(source, name, given, None)
+    assert read.architectures == ["FalconH1ForCausalLM"] and read.config["text_config"] == {"a": 1, "b": 2}
+    for wrong_word in ("{", "[]"):
+        with pytest.raises(for_launch.LaunchError, match="is no JSON"):
+            for_launch.read(source, name, [given[0], wrong_word], None)
+
+
 def test_a_file_that_is_no_configuration_is_named(tmp_path: pathlib.Path) -> None:
     (tmp_path / "config.json").write_text("{")
     assert f"{tmp_path}/config.json is no JSON" in doctor(*root(wheels.NEWEST), "--model", str(tmp_path), status=2)
