@@ -7,6 +7,7 @@ import dataclasses
 import json
 import pathlib
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -113,7 +114,7 @@ class Answer:
         if self.examined.loading:
             yield self.examined.loading
         elif self.kernels or any(item.state == MENDED for item in self.items):
-            yield f"run: SGLANG_PLUGINS={doctor.ENTRY_POINT} {LAUNCH} {' '.join(words_of(self.launch))}".rstrip()
+            yield f"run: SGLANG_PLUGINS={doctor.ENTRY_POINT} {LAUNCH} {shlex.join(words_of(self.launch))}".rstrip()
 
     def describe(self, item: Item, everything: bool) -> Iterator[str]:
         fix = item.decision.subject
@@ -221,7 +222,7 @@ def worst(concerns: Sequence[Concern], launch: Launch) -> Concern | None:
 
 def read(source: Source, model: str | None, words: Sequence[str], gpu: str | None) -> Launch:
     """The launch, from a configuration and the words of a command; those before the first flag are not looked at."""
-    options = options_in(words)
+    options = {source.option(name): given for name, given in options_in(words).items()}
     given = next((options[name][0] for name in MODEL_FLAGS if options.get(name)), None)
     named = model or given
     if named is None:

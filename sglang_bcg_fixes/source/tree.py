@@ -136,14 +136,20 @@ class Source:
 
     def has_option(self, option: str) -> bool:
         """Tell whether this release's command line has an option such as "--attention-backend"."""
-        # an option is a string in the parser or, in later releases, a field of the class it is derived from
-        field = rf"^    {option.removeprefix('--').replace('-', '_')}\s*:"
-        return f'"{option}"' in self._options or re.search(field, self._options, re.MULTILINE) is not None
+        return option in self._options
+
+    def option(self, word: str) -> str:
+        """The option that a word of a command stands for: SGLang takes its beginning, where only one begins so."""
+        found = [option for option in self._options if option.startswith(word)]
+        return found[0] if len(found) == 1 and word not in self._options else word
 
     @functools.cached_property
-    def _options(self) -> str:
+    def _options(self) -> frozenset[str]:
         files = ["sglang/srt/server_args.py", *self.files.modules("sglang/srt/arg_groups/fields")]
-        return "\n".join(self.text(file) or "" for file in files)
+        text = "\n".join(self.text(file) or "" for file in files)
+        # an option is a string in the parser or, in later releases, a field of the class it is derived from
+        fields = re.findall(r"^    (\w+)\s*:", text, re.MULTILINE)
+        return frozenset(re.findall(r'"(--[\w-]+)"', text)) | {f"--{name.replace('_', '-')}" for name in fields}
 
     def is_graph_break(self, module: str, name: str) -> bool:
         """Tell whether SGLang's `eager_on_graph` makes this name (or "Class.method") a break."""

@@ -236,6 +236,34 @@ def test_what_cannot_be_answered_says_what_to_do(words: list[str], told: str, tm
     assert told in doctor(*root(wheels.NEWEST), *given, status=2)
 
 
+@pytest.mark.parametrize(
+    ("word", "option"),
+    [
+        ("--tp", "--tp-size"),
+        ("--speculative-algo", "--speculative-algorithm"),
+        ("--enable-hierarchical-cache", "--enable-hierarchical-cache"),
+        ("--speculative", "--speculative"),
+        ("--nothing(like[it", "--nothing(like[it"),
+    ],
+)
+def test_the_beginning_of_an_option_stands_for_it_where_only_one_begins_so(word: str, option: str) -> None:
+    source = releases.in_folder(wheels.unpacked(wheels.NEWEST))
+    assert source.option(word) == option
+    assert source.has_option(word) is (word == "--enable-hierarchical-cache")
+
+
+def test_what_is_said_of_a_shortened_option_is_what_is_said_of_the_whole(tmp_path: pathlib.Path) -> None:
+    words = ("--tp", "2", "--disable-overlap-s", "--json-model-override-args", "{ }")
+    said = doctor(*root("0.5.11"), "--model", folder(tmp_path, LLAMA), "--", *words)
+    assert "no option" not in said and "schedule_writes" not in said
+
+
+def test_the_command_to_run_is_quoted_for_a_shell(tmp_path: pathlib.Path) -> None:
+    model = ("--model", folder(tmp_path, HYBRID))
+    said = doctor(*root("0.5.15.post1"), *model, "--", "--json-model-override-args", '{"a": 1}')
+    assert said.endswith("""--json-model-override-args '{"a": 1}'\n""")
+
+
 @pytest.mark.parametrize(("named", "read"), [(["A", "B"], ["A", "B"]), ("A", ["A"]), (7, []), (None, []), ([], [])])
 def test_architectures_of_another_type_end_nothing(named: Any, read: list[str]) -> None:
     assert launch(config={"architectures": named}).architectures == read
