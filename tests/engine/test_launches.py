@@ -264,9 +264,17 @@ def test_the_command_to_run_is_quoted_for_a_shell(tmp_path: pathlib.Path) -> Non
     assert said.endswith("""--json-model-override-args '{"a": 1}'\n""")
 
 
-@pytest.mark.parametrize(("named", "read"), [(["A", "B"], ["A", "B"]), ("A", ["A"]), (7, []), (None, []), ([], [])])
+@pytest.mark.parametrize(("named", "read"), [(["A", "B"], ["A", "B"]), ("AB", ["AB"]), (7, []), (None, []), ([], [])])
 def test_architectures_of_another_type_end_nothing(named: Any, read: list[str]) -> None:
     assert launch(config={"architectures": named}).architectures == read
+
+
+def test_a_standalone_draft_has_the_defects_of_the_worker_that_it_shares_with_eagle() -> None:
+    from sglang_bcg_fixes.fixes import draft_read_done_early, expand_table_overflow
+
+    here = launch("--speculative-algorithm STANDALONE --speculative-eagle-topk 4 --page-size 2", chip=launches.HOPPER)
+    for fix in (draft_read_done_early.FIX, expand_table_overflow.FIX):
+        assert for_launch.worst(fix.concerns, here) is not None
 
 
 def test_a_setting_in_a_list_of_layers_counts() -> None:
