@@ -38,7 +38,10 @@ QUESTIONS = {
 }
 RUNNERS = ("sglang/srt/model_executor", "sglang/srt/model_executor/runner")
 CAPTURED = ("sglang/srt/layers", "sglang/srt/models")
-READERS = ("sglang/srt/managers", "sglang/srt/speculative", "sglang/srt/layers", "sglang/srt/sampling")
+READERS = tuple(
+    f"sglang/srt/{folder}"
+    for folder in ("managers", "speculative", "layers", "sampling", "dllm", "beam_search", "disaggregation")
+)
 HOLDERS = ("sglang/srt/layers/attention", "sglang/srt/mem_cache", "sglang/srt/lora")
 BATCH_NAMES, ANSWER_NAMES = {"forward_batch", "batch"}, {"logits_output", "output", "logits_processor_output"}
 # each is answered by the mode of the batch, which a runner admits or not
