@@ -20,6 +20,7 @@ NOT_NEEDED = (
     "compressor_loads_unawaited",
     "decode_read_done_early",
     "draft_read_done_early",
+    "expanded_form_captured",
     "experts_of_another_rank",
     "fused_mla_tail_uninitialised",
     "gathering_graph_unequal",
