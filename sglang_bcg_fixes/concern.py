@@ -13,7 +13,7 @@ from sglang_bcg_fixes.source.tree import Source
 
 
 class Harm(str, enum.Enum):
-    """What a user has of a defect, the worst first."""
+    """The harm that a defect does to a user, the worst first."""
 
     WRONG = "wrong answers"
     ENDS = "crash or no start"
@@ -91,7 +91,7 @@ class Condition:
         return Condition(" or ".join(condition.says for condition in both), holds, both)
 
     def left_open(self, launch: Launch) -> str:
-        """What would have to be, where that is not decided; otherwise nothing."""
+        """Say what would have to be, where that is not decided; otherwise nothing."""
         if self.holds(launch) is not None:
             return ""
         open_ones = [condition.says for condition in self.either if condition.holds(launch) is None]

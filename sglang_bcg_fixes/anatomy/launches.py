@@ -143,10 +143,6 @@ def undecided(launch: Launch) -> None:
     return None
 
 
-def word_of_prefill_graphs(launch: Launch) -> str | None:
-    return launch.word(BACKEND)
-
-
 def makes_prefill_graphs(launch: Launch) -> bool | None:
     asked = is_asked_for(launch)
     if asked is not False:
@@ -158,19 +154,19 @@ def makes_prefill_graphs(launch: Launch) -> bool | None:
 
 
 def is_asked_for(launch: Launch) -> bool | None:
-    if launch.given(ENABLE) or word_of_prefill_graphs(launch) == "breakable":
+    if launch.given(ENABLE) or launch.word(BACKEND) == "breakable":
         return True
     return None if launch.given(CONFIG, "--config") else False
 
 
 def makes_full_prefill_graphs(launch: Launch) -> bool | None:
     if launch.given(BACKEND):
-        return word_of_prefill_graphs(launch) == "full"
+        return launch.word(BACKEND) == "full"
     return None if launch.given(CONFIG, "--config") else False
 
 
 def makes_compiled_prefill_graphs(launch: Launch) -> bool | None:
-    if launch.given("--enforce-piecewise-cuda-graph") or word_of_prefill_graphs(launch) == "tc_piecewise":
+    if launch.given("--enforce-piecewise-cuda-graph") or launch.word(BACKEND) == "tc_piecewise":
         return True
     if launch.given(BACKEND, ENABLE, "--disable-piecewise-cuda-graph"):
         return False

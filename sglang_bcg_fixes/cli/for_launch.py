@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an SGLang's defects mean for one model and the flags of one server."""
+"""The meaning of an SGLang's defects for one model and the flags of one server."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def is_proven(choice: Choice) -> bool:
 
 
 def worth(choice: Choice) -> str:
-    """What was measured on a GPU, of the operation and not of a server."""
+    """Tell what a GPU has measured, of the operation and not of a server."""
     found = proven.share_of_time(choice.op, choice.finding)
     return f": {found[0]} to {found[1]} of the time of SGLang's own" if found else ""
 

@@ -59,7 +59,7 @@ def process(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def flags_of(words: Sequence[str]) -> Iterator[str]:
-    """The flags of a command, with their words where these are a number or a choice."""
+    """The flags of a command, with their words where these are a size or a choice."""
     name = ""
     for word in words:
         if word.startswith("--"):

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
+from collections.abc import Iterable
 from typing import Any
 
 from sglang_bcg_fixes.source import forms
@@ -34,10 +35,9 @@ def times() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def share_of_time(op: str, finding: Finding) -> tuple[float, float] | None:
-    """Of the newest release with the source that was found, and nothing where none was measured."""
-    having = [forms.releases_with(item.form) for item in finding.evidence]
+    """Tell the least and the most, of the newest release with the source that was found; None if none was measured."""
     rows = times().get(op, {})
-    measured = [release for release in rows if all(release in releases for releases in having)]
+    measured = with_the_source(rows, finding)
     return tuple(rows[measured[-1]]["times"]) if measured else None
 
 
@@ -45,5 +45,10 @@ def is_proven(op: str, finding: Finding) -> bool:
     """Tell whether results of this source are recorded; the kernel of another package has its own say."""
     if op not in table():
         return True
+    return bool(with_the_source(table()[op], finding))
+
+
+def with_the_source(rows: Iterable[str], finding: Finding) -> list[str]:
+    """Choose the releases, in their order, whose every definition is the one that was found."""
     having = [forms.releases_with(item.form) for item in finding.evidence]
-    return bool(set(table()[op]).intersection(*having))
+    return [release for release in rows if all(release in releases for releases in having)]

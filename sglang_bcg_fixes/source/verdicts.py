@@ -7,7 +7,7 @@ import functools
 import itertools
 import json
 import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 FILE = pathlib.Path(__file__).with_suffix(".json")
 
@@ -19,10 +19,9 @@ def recorded() -> dict[str, dict[str, str]]:
     return found
 
 
-def spans(defect: str, table: Mapping[str, Mapping[str, str]] | None = None) -> Iterator[tuple[str, str]]:
+def spans(defect: str) -> Iterator[tuple[str, str]]:
     """Consecutive releases with the same verdict on a defect, and the verdict; none on one of another package."""
-    rows = (recorded() if table is None else table).items()
-    verdicts = [(release, row[defect]) for release, row in rows if defect in row]
+    verdicts = [(release, row[defect]) for release, row in recorded().items() if defect in row]
     for verdict, of in itertools.groupby(verdicts, key=lambda item: item[1]):
         names = [name for name, _ in of]
         yield names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}", verdict
