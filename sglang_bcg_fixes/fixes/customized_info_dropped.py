@@ -17,17 +17,20 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import MODEL_OF_YOUR_OWN, PREFILL_GRAPHS
-from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, PREFILL
+from sglang_bcg_fixes.anatomy.replayed_answers import (
+    REPLAYS,
+    TRIM,
+    answer_maker,
+    passed_through,
+    runs_the_model,
+    trims,
+)
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.engine.swapped import replaced
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.syntax import Definition
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
 
-TRIM = f"{PREFILL}._trim_logits_output"
-REPLAYS = (f"{OLD_PREFILL}.replay", f"{PREFILL}.execute")
 PART = "customized_info"
 
 
@@ -35,17 +38,9 @@ def probe(source: Source) -> Finding:
     answer = answer_maker(source)
     if answer.mentions(PART):
         return fixed("the answer of a replay keeps customized_info", answer)
-    if not trims(source) and "self.model_runner.model.forward" not in answer.calls:
+    if not runs_the_model(source):
         return absent("no Python that could make customized_info runs at a replay", answer)
     return affected("the answer of a replay is made without customized_info", answer)
-
-
-def answer_maker(source: Source) -> Definition:
-    return source.need(TRIM, *REPLAYS)
-
-
-def trims(source: Source) -> bool:
-    return source.find(TRIM) is not None
 
 
 def keep_when_trimming(original: Callable[..., Any], self: Any, output: Any) -> Any:
@@ -55,17 +50,13 @@ def keep_when_trimming(original: Callable[..., Any], self: Any, output: Any) -> 
 
 
 def keep_when_replaying(original: Callable[..., Any], self: Any, forward_batch: Any, **kwargs: Any) -> Any:
-    # a compiler would see another function in place of forward, and recompile the model
-    if self.layer_model is None:
-        return original(self, forward_batch, **kwargs)
-    model, answers = self.model_runner.model, []
-    forward = model.forward
+    answers = []
 
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        answers.append(forward(*args, **kwargs))
-        return answers[-1]
+    def remember(answer: Any) -> Any:
+        answers.append(answer)
+        return answer
 
-    with replaced(model, "forward", watched):
+    with passed_through(self, remember):
         output = original(self, forward_batch, **kwargs)
     if answers and hasattr(output, PART):
         output.customized_info = answers[-1].customized_info
