@@ -12,6 +12,7 @@ import dataclasses
 import importlib
 import inspect
 import types
+import unittest.mock
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -98,6 +99,20 @@ class Scheduler:
         self._loop()
         assert not self._later, f"no request got {after} tokens"
         return self._answers
+
+    def tokens(self, prompts: Mapping[str, Sequence[int]], tokens: int) -> dict[str, list[int]]:
+        """Generate at least so many tokens by a diffusion LLM, whose answers have no logits of a next token."""
+        found: dict[str, list[int]] = {}
+
+        def remember(batch: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
+            processed = self._process(batch, result, *args, **kwargs)
+            found.update({asked.rid: list(asked.output_ids) for asked in batch.reqs})
+            return processed
+
+        with unittest.mock.patch.object(self.scheduler, "process_batch_result", remember):
+            self.scheduler.process_input_requests([request(name, ids, tokens) for name, ids in prompts.items()])
+            self._loop()
+        return found
 
     def forget(self) -> None:
         """Empty the prefix cache."""

@@ -265,6 +265,7 @@ HOST_CACHE = Condition("--enable-hierarchical-cache", flag("--enable-hierarchica
 TWO_BATCHES = Condition("--enable-two-batch-overlap", flag("--enable-two-batch-overlap"))
 ROUTED_EXPERTS = Condition("--enable-return-routed-experts", flag("--enable-return-routed-experts"))
 MEMORY_SAVER = Condition("--enable-memory-saver", flag("--enable-memory-saver"))
+DIFFUSION = Condition("a diffusion LLM (--dllm-algorithm)", flag("--dllm-algorithm"))
 MEGAMOE = Condition("--moe-a2a-backend megamoe", is_one("megamoe", "--moe-a2a-backend", "--moe-runner-backend"))
 UNEVEN_GROUP = Condition("attention groups of other than 1, 2 or 4 ranks", has_uneven_group)
 SPECULATION = Condition("speculation", speculates)
