@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README's statements about answers and times, against the recorded files."""
+"""What the README and docs/evidence.md say of answers and times, against the recorded files."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tests.wheels import NEWEST
 from tests.wheels import RELEASES as ALL_RELEASES
 
 README = (processes.REPOSITORY / "README.md").read_text()
+EVIDENCE = (processes.REPOSITORY / "docs" / "evidence.md").read_text()
 RESULTS = processes.REPOSITORY / "benchmarks" / "results"
 CASES = {
     "Qwen3-Next, prefill graphs": "qwen3_next_prefill_graph",
@@ -60,7 +61,7 @@ class Row(NamedTuple):
 
 def table_with(column: str) -> list[list[str]]:
     """The cells of the one table whose header has this column, without its first two lines."""
-    lines = README.splitlines()
+    lines = EVIDENCE.splitlines()
     (header,) = (
         number
         for number, (line, below) in enumerate(itertools.pairwise(lines))
@@ -73,7 +74,7 @@ def table_with(column: str) -> list[list[str]]:
 # an en dash
 NOT_RUN = "\u2013"
 CELL = re.compile(r"(.+) → \*\*(.+)\*\*(?: \((\d)\))?")
-(RELEASES,) = (line.split(" | ")[2:] for line in README.splitlines() if line.startswith("| what is asked | of |"))
+(RELEASES,) = (line.split(" | ")[2:] for line in EVIDENCE.splitlines() if line.startswith("| what is asked | of |"))
 RELEASES = [release.strip(" |") for release in RELEASES]
 
 
@@ -154,8 +155,8 @@ def test_what_is_not_all_equal_has_a_note_and_is_what_stock_gives() -> None:
             (patched,), (stock,) = (RECORDED[row.release, row.case][arm] for arm in ("patched", "stock"))
             assert patched["selfcheck"]["verdict"] == "right" and patched["counts"]["prefill"]["replayed"]
             asked = patched["requests"]
-            assert f"gives {asked - stock['equal']} of {asked} another token" in " ".join(README.split())
-            assert f"(docs/fixes/kda_raw_beta.md) {asked - patched['equal']}." in README
+            assert f"gives {asked - stock['equal']} of {asked} another token" in " ".join(EVIDENCE.split())
+            assert f"(fixes/kda_raw_beta.md) {asked - patched['equal']}." in EVIDENCE
             assert patched["equal"] > stock["equal"]
             continue
         if row.stock != row.patched:
@@ -169,12 +170,12 @@ def test_what_is_not_all_equal_has_a_note_and_is_what_stock_gives() -> None:
 
 
 def test_releases_with_a_gpu_run_are_named() -> None:
-    assert "On a GPU, in six releases so far." in README and len(RELEASES) == 6
+    assert "On a GPU, in six releases so far." in EVIDENCE and len(RELEASES) == 6
     assert set(RELEASES) == {release for release, _ in RECORDED}
 
 
 def test_the_runs_are_of_the_commits_and_gpus_that_are_named() -> None:
-    text = " ".join(README.split())
+    text = " ".join(EVIDENCE.split())
     said = re.search(
         r"on (\S+) 0\.5\.23 with the fixes of commit (\w+) on an (H\d+), on (\S+) the others .* (\w+) on (H\d+)s\.",
         text,
@@ -225,7 +226,7 @@ def test_where_nothing_is_claimed_rounds_differ_by_more_than_servers() -> None:
 
 
 def test_the_times_of_35b_a3b_are_the_recorded_medians() -> None:
-    text = " ".join(README.split())
+    text = " ".join(EVIDENCE.split())
     for tokens in (253, 1021, 4093):
         ours, stock, again = (rounds_of(LARGE, "first token", tokens, 1, arm)[2] for arm in (TIMES[3], *TIMES[1:3]))
         assert re.search(
@@ -262,3 +263,15 @@ def test_accuracies_are_the_recorded_ones(row: list[str]) -> None:
     if "dies" not in stock:
         assert accuracies(release, "stock") == {stock}
     assert accuracies(release, "patched") == {patched} and accuracies(release, "reference") == {refused}
+
+
+def test_the_readme_has_lines_of_the_whole_table_and_fits_two_screens() -> None:
+    table = [line for line in README.splitlines() if "→" in line and line.startswith("| ")]
+    assert len(table) == 9 and set(table) <= set(EVIDENCE.splitlines())
+    assert len(README.splitlines()) <= 120
+
+
+def test_the_readme_shows_doctors_answer_as_its_page_does() -> None:
+    (example,) = re.findall(r"^```\n(\$ bcg-fixes doctor .+?)^```$", README, re.MULTILINE | re.DOTALL)
+    assert NEWEST in example
+    assert example in (processes.REPOSITORY / "docs" / "launches.md").read_text()
