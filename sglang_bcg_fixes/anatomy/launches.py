@@ -34,17 +34,8 @@ ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", 
 # backends that put their own number of tokens in the place of --page-size
 PAGED = re.compile("mla|trtllm|fa4|dual_chunk|ascend|xpu")
 # they name no such key
-HYBRID_NAMES = (
-    "Bailing*V2_5*",
-    "Bailing*V3*",
-    "Inkling*",
-    "Ring*",
-    "Jet*",
-    "MiniMaxText*",
-    "MiniMaxM1*",
-    "MiniCPMSALA*",
-    "Zaya*",
-)
+LIGHTNING_NAMES = ("Bailing*V2_5*", "Bailing*V3*", "Ring*", "MiniMaxText*", "MiniMaxM1*", "MiniCPMSALA*")
+HYBRID_NAMES = (*LIGHTNING_NAMES, "Inkling*", "Jet*", "Zaya*")
 
 
 def has_breakable_graphs_by_default(source: Source) -> bool:
@@ -101,7 +92,7 @@ def has_mamba2(launch: Launch) -> bool | None:
 
 
 def has_lightning(launch: Launch) -> bool | None:
-    return has_key("lightning|linear_silu|attn_type_list")(launch) or named(*HYBRID_NAMES).holds(launch)
+    return has_key("lightning|linear_silu|attn_type_list")(launch) or named(*LIGHTNING_NAMES).holds(launch)
 
 
 def is_of_another_package(launch: Launch) -> bool | None:
