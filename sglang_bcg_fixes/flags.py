@@ -163,6 +163,12 @@ def read(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mapping[str, 
     )
 
 
+def wants_colour(environ: Mapping[str, str] | None = None) -> bool:
+    """False under NO_COLOR (https://no-color.org), and on a terminal that has none."""
+    environ = os.environ if environ is None else environ
+    return not environ.get("NO_COLOR") and environ.get("TERM") != "dumb"
+
+
 def report_dir(environ: Mapping[str, str] | None = None) -> pathlib.Path:
     """This user's report folder: configured, or one that only this user can have made."""
     environ = os.environ if environ is None else environ

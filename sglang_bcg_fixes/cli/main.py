@@ -10,9 +10,10 @@ import pathlib
 import sys
 import textwrap
 from collections.abc import Sequence
+from typing import Any
 
 from sglang_bcg_fixes import __version__, flags
-from sglang_bcg_fixes.cli import doctor, for_launch, ranks, report_file, run_module, status
+from sglang_bcg_fixes.cli import doctor, for_launch, ranks, report_file, run_module, status, terminal
 from sglang_bcg_fixes.cli.harmless import HARMLESS
 from sglang_bcg_fixes.lab.bench import command as bench
 from sglang_bcg_fixes.lab.verify import command as verify
@@ -151,10 +152,17 @@ def run_doctor(options: argparse.Namespace) -> int:
     if options.model or options.launch or options.gpu:
         launch = for_launch.read(source, options.model, options.launch, options.gpu)
         answer = for_launch.answer(result, launch, options.gpu or "", is_here=not chosen)
-        print(json.dumps(answer.as_dict(), indent=1) if options.json else answer.text(options.verbose))
+        say(answer.as_dict(), answer.text(options.verbose), options.json)
         return GOOD if answer.is_good else MISSING
-    print(json.dumps(result.as_dict(), indent=1) if options.json else result.text(options.all))
+    say(result.as_dict(), result.text(options.all), options.json)
     return MISSING if result.wanted_but_missing or result.loading or result.problems else GOOD
+
+
+def say(content: dict[str, Any], text: str, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(content, indent=1))
+    else:
+        terminal.show(text)
 
 
 def chosen_source(options: argparse.Namespace) -> Source:
@@ -293,9 +301,9 @@ def run_status(options: argparse.Namespace) -> int:
         print(f"    {status.selfcheck_words(content)}")
         for row in report.rows(content):
             name = ", ".join(filter(None, (row["id"], row.get("impl"))))
-            print(f"    {row['state']:11} {name}{status.calls_words(content, row)}: {row['detail']}")
+            terminal.show(f"    {row['state']:11} {name}{status.calls_words(content, row)}: {row['detail']}")
             for name, reason in row.get("rejected", {}).items():
                 print(f"    {'':11} not {name}: {reason}")
     for difference in differences:
-        print(f"RANKS DIFFER: {difference}")
+        terminal.show(f"RANKS DIFFER: {difference}")
     return MISSING if differences else GOOD

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Answers on a real terminal: coloured, folded, and otherwise those that a pipe gets."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import pty
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.cli import terminal
+from tests import processes
+from tests.wheels import NEWEST
+
+WIDTH = 72
+COMMAND = ("-m", "sglang_bcg_fixes", "doctor", "--root")
+
+
+def on_a_terminal(*arguments: str, **environment: str) -> str:
+    """Everything that a command writes to a terminal of that width."""
+    ours, theirs = pty.openpty()
+    settings = {**os.environ, "COLUMNS": str(WIDTH), "TERM": "xterm", "NO_COLOR": "", **environment}
+    with subprocess.Popen([sys.executable, *arguments], stdout=theirs, env=settings) as process:
+        os.close(theirs)
+        written = b""
+        # the end is an error of the system's, or nothing
+        while part := read(ours):
+            written += part
+    os.close(ours)
+    assert process.returncode == 0
+    return written.decode().replace("\r\n", "\n")
+
+
+def read(terminal_of_ours: int) -> bytes:
+    try:
+        return os.read(terminal_of_ours, 1 << 16)
+    except OSError:
+        return b""
+
+
+def words(text: str) -> list[str]:
+    return text.split()
+
+
+def test_a_terminal_gets_colours_and_lines_that_fit(release_root: Callable[[str], pathlib.Path]) -> None:
+    root = str(release_root(NEWEST))
+    shown, plain = on_a_terminal(*COMMAND, root), on_a_terminal(*COMMAND, root, NO_COLOR="1")
+    assert f"\033[{terminal.RED}maffected\033[0m  break_input_lifetime" in shown
+    assert "\033" not in plain and "\033" not in on_a_terminal(*COMMAND, root, TERM="dumb")
+    for line in plain.splitlines():
+        assert len(line) <= WIDTH or terminal.WHOLE.match(line) or len(line.split()) == 1, line
+    piped = processes.python(*COMMAND, root).stdout
+    assert "\033" not in piped and max(map(len, piped.splitlines())) > WIDTH
+    assert words(plain) == words(piped)
+
+
+@pytest.mark.parametrize(
+    ("line", "painted"),
+    [
+        ("wrong answers    NOT MENDED this: that", "wrong answers    \033[31;1mNOT MENDED\033[0m this: that"),
+        ("crash or no start mended     this: that", "crash or no start \033[32mmended\033[0m     this: that"),
+        ("    lost        this: that", "    \033[31;1mlost\033[0m        this: that"),
+        ("RANKS DIFFER: this", "\033[31;1mRANKS DIFFER\033[0m: this"),
+        ("          action     it would be mended", "          action     it would be mended"),
+        ("and 2 more (2 mended): -v", "and 2 more (2 mended): -v"),
+        ("offline", "offline"),
+        ("", ""),
+    ],
+)
+def test_a_state_is_painted_where_its_column_is(line: str, painted: str) -> None:
+    assert terminal.paint(line) == painted
+
+
+def test_a_long_line_goes_on_below_its_last_column() -> None:
+    line = f"slower           mended     this: {'word ' * 20}".rstrip()
+    first, *rest = terminal.fold(line, 60).splitlines()
+    assert first.startswith("slower           mended     this: word") and rest
+    assert all(line.startswith(f"{'':28}word") and len(line) <= 60 for line in rest)
+    command = "run: SGLANG_PLUGINS=bcg_fixes python " + "--flag " * 20
+    assert terminal.fold(command, 60) == command
+
+
+def test_colours_are_wanted_unless_the_environment_says_no() -> None:
+    assert flags.wants_colour({"TERM": "xterm"}) and flags.wants_colour({"NO_COLOR": ""})
+    assert not flags.wants_colour({"NO_COLOR": "1"}) and not flags.wants_colour({"TERM": "dumb"})
