@@ -64,6 +64,7 @@ forms: wheels
 release: wheels
 	$(BIN)/python tools/forms.py release $(V)
 	$(BIN)/python tools/make_docs.py
+	$(BIN)/python tools/matrix_page.py
 
 # the fragments of changes/ into CHANGELOG.md, under this version
 changelog:
