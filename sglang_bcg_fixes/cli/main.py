@@ -17,6 +17,7 @@ from sglang_bcg_fixes.cli import doctor, for_launch, ranks, report_file, run_mod
 from sglang_bcg_fixes.cli.harmless import HARMLESS
 from sglang_bcg_fixes.lab.bench import command as bench
 from sglang_bcg_fixes.lab.verify import command as verify
+from sglang_bcg_fixes.lab.verify import page
 from sglang_bcg_fixes.lab.verify.environment import EnvironmentMissing
 from sglang_bcg_fixes.model import SECTIONS, Fix, Kernel
 from sglang_bcg_fixes.planning import plan, registry
@@ -34,6 +35,7 @@ ERRORS = (
     releases.ReleaseError,
     Unreadable,
     verify.VerifyError,
+    page.PageError,
     bench.BenchError,
     EnvironmentMissing,
     OSError,

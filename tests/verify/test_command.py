@@ -48,6 +48,8 @@ def here(release_root: Callable[[str], pathlib.Path], monkeypatch: pytest.Monkey
         "gpu": "a GPU",
         "free_gib": 80.0,
         "versions": {"torch": "2"},
+        "bcg_fixes": "0.1.0",
+        "commit": "abc",
     }
     monkeypatch.setattr(environment, "look", lambda python: found)
     monkeypatch.setattr(cases, "CASES", (CASE,))
@@ -75,8 +77,10 @@ def rows(tmp_path: pathlib.Path) -> Rows:
 
 
 def test_once_starts_each_arm_once(verify: Verify, rows: Rows, tmp_path: pathlib.Path) -> None:
-    assert verify("--once") == 0
+    page = tmp_path / "pages" / "found.html"
+    assert verify("--once", "--page", str(page)) == 0
     assert list(rows()) == ["patched 1", "reference 1", "stock 1"]
+    assert "<b>patched</b>: 5 of 5 requests are equal." in page.read_text()
     assert json.loads((tmp_path / "found.json").read_text())["once"] is True
 
 

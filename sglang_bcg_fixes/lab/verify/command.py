@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from sglang_bcg_fixes import flags
-from sglang_bcg_fixes.lab.verify import cases, compare, environment, instruments, servers
+from sglang_bcg_fixes.lab.verify import cases, compare, environment, instruments, page, servers
 from sglang_bcg_fixes.lab.verify.cases import Call, Case
 from sglang_bcg_fixes.lab.verify.compare import FOR_INFORMATION, GREEN, RED, Judged
 from sglang_bcg_fixes.lab.verify.servers import Outcome, Server
@@ -69,6 +69,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--once", action="store_true", help="one server of each arm, not two of patched and reference")
     command.add_argument("--jobs", type=int, metavar="N", help="servers at a time (default: by free memory, at most 4)")
     command.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write everything there")
+    command.add_argument("--page", type=pathlib.Path, metavar="FILE", help="write a page with every request there")
+    command.add_argument("--page-only", type=pathlib.Path, metavar="JSON", help="write --page of an earlier --json")
     command.add_argument("--resume", action="store_true", help="keep the cases that --json FILE has whole already")
     command.add_argument("--folder", type=pathlib.Path, metavar="DIR", help="keep models, logs and answers there")
     command.add_argument("--plan", action="store_true", help="print every server's command line and start none")
@@ -76,6 +78,11 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the cases; exit status 0: all green, 1: something is not; everything else is an exception."""
+    if options.page_only:
+        if not options.page:
+            raise VerifyError("--page-only needs --page FILE, the file to write")
+        options.page.write_text(page.page(page.read(options.page_only)))
+        return 0
     here = environment.look(options.python)
     source = installed_source(options, here)
     known = registry.discover()
@@ -113,12 +120,13 @@ def run(options: argparse.Namespace) -> int:
             found += serve(more, options.python, jobs)
         judged = [(each, outcome, judge(each, found, wanted_in(each, known, source))) for each, outcome in found]
     print(table(judged, known, source))
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        how = {"quick": options.quick, "once": options.once, "jobs": jobs}
-        content = as_dict(judged, here, how, time.monotonic() - began)
-        content["servers"] = [*kept, *content["servers"]]
-        options.json.write_text(with_a_line_for_each_server(content))
+    how = {"quick": options.quick, "once": options.once, "jobs": jobs}
+    content = as_dict(judged, here, how, time.monotonic() - began)
+    content["servers"] = [*kept, *content["servers"]]
+    for file, text in ((options.json, with_a_line_for_each_server), (options.page, page.page)):
+        if file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text(content))
     states = [verdict.state for each, _, verdict in judged if is_under_test(each.arm, arms)]
     states += [row["verdict"] for row in kept if is_under_test(row["arm"], arms)]
     return 0 if all(state == GREEN for state in states) else 1
