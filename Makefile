@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 25
 REQUIREMENTS := cpu_sglang/requirements.txt tests/requirements.txt
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' cpu_sglang/requirements.txt)
 
-.PHONY: serve test test-all lint wheels gpu bench record cost harm docs fix forms release changelog clean
+.PHONY: serve test test-all lint wheels gpu bench record cost harm docs fix forms release changelog dist clean
 .DEFAULT_GOAL := test
 
 serve:
@@ -25,7 +25,7 @@ lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	git ls-files 'csrc/*.cuh' | xargs --no-run-if-empty $(BIN)/clang-format --dry-run --Werror
+	find csrc -name '*.cuh' -exec $(BIN)/clang-format --dry-run --Werror {} +
 	$(BIN)/python tools/make_docs.py --check
 
 wheels: $(VENV)/ready
@@ -70,8 +70,12 @@ release: wheels
 changelog:
 	$(PYTHON) tools/changelog.py $(V)
 
+# what is published, from the last commit: docs/releasing.md
+dist: $(VENV)/ready
+	$(BIN)/python tools/dist.py
+
 clean:
-	rm -rf .venv $(VENV) build *.egg-info
+	rm -rf .venv $(VENV) build dist *.egg-info
 
 # its own stack: SGLang's pins are CUDA builds, so its wheels come without dependencies and these replace them
 $(VENV)/ready: $(REQUIREMENTS) setup.py pyproject.toml entry_points.toml

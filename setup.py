@@ -2,11 +2,14 @@
 """Packaging: the metadata, the entry points from entry_points.toml, and the CUDA sources from csrc/.
 
 Nothing is compiled by default: the plugin compiles at first use, with the compiler that torch brings. Where that is not
-wanted, BCG_FIXES_CUDA_ARCHS="90a;100a" compiles with nvcc into the wheel; BCG_FIXES_SKIP_CUDA=1 forbids it again.
+wanted, BCG_FIXES_CUDA_ARCHS="90a;100a" compiles with nvcc into the wheel, whose version then ends in +sm90a.sm100a;
+BCG_FIXES_SKIP_CUDA=1 forbids it again. With SOURCE_DATE_EPOCH the same files give the same wheel and source
+distribution, bit for bit.
 """
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import os
 import pathlib
@@ -14,9 +17,12 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 
 import setuptools
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
+from setuptools.command.sdist import sdist
 
 try:
     import tomllib
@@ -25,6 +31,11 @@ except ModuleNotFoundError:
     import tomli as tomllib
 
 HERE = pathlib.Path(__file__).parent
+EPOCH = "SOURCE_DATE_EPOCH"
+CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+PICTURE = re.compile(r"!\[[^]]*\]\((?!https://)[^)\s]+\)\n*")
+LINK = re.compile(r"\[([^][]*)\]\((?!https://)([^)\s]+)\)")
+LEFT_OUT = "Links to other pages are left out here; the source distribution has those pages."
 sys.path.insert(0, str(HERE))
 
 from sglang_bcg_fixes.kernels.cuda import cubins, nvrtc, program  # noqa: E402
@@ -34,7 +45,35 @@ def version() -> str:
     text = (HERE / "sglang_bcg_fixes" / "__init__.py").read_text()
     found = re.search(r'^__version__ = "(.+)"', text, re.MULTILINE)
     assert found, "sglang_bcg_fixes/__init__.py has no __version__"
-    return found.group(1)
+    # a wheel with machine code is not the one without it, which is the only one to be published
+    built_in = ".".join(name.replace("_", "") for name in architectures())
+    return f"{found.group(1)}+{built_in}" if built_in else found.group(1)
+
+
+def repository() -> str:
+    settings = tomllib.loads((HERE / "pyproject.toml").read_text())
+    return str(settings["tool"]["sglang-bcg-fixes"]["repository"]).rstrip("/")
+
+
+def index_page() -> str:
+    """The README for a place that has none of the pages and pictures beside it."""
+    if not (HERE / "README.md").exists():
+        return ""
+    code: list[str] = []
+
+    def put_away(found: re.Match[str]) -> str:
+        code.append(found.group())
+        return f"\0{len(code) - 1}\0"
+
+    def absolute(found: re.Match[str]) -> str:
+        page = f"README.md{found[2]}" if found[2].startswith("#") else found[2]
+        return f"[{found[1]}]({repository()}/blob/v{version()}/{page})"
+
+    text = PICTURE.sub("", CODE.sub(put_away, (HERE / "README.md").read_text()))
+    text = LINK.sub(absolute if repository() else r"\1", text)
+    if not repository():
+        text = text.replace("\n\n", f"\n\n{LEFT_OUT}\n\n", 1)
+    return re.sub("\0(\\d+)\0", lambda found: code[int(found[1])], text)
 
 
 def entry_points() -> dict[str, list[str]]:
@@ -91,13 +130,44 @@ class BuildWithKernels(build_py):
                 compile_ahead(header, architecture, target.with_suffix(f".{architecture}.cubin"))
 
 
+class SameWheel(bdist_wheel):
+    """A wheel whose bytes do not depend on the builder's umask."""
+
+    def write_wheelfile(self, *args: object, **kwargs: object) -> None:
+        super().write_wheelfile(*args, **kwargs)
+        for file in pathlib.Path(self.bdist_dir).rglob("*"):
+            file.chmod(0o755 if file.is_dir() else 0o644)
+
+
+class SameSource(sdist):
+    """A source distribution whose bytes do not depend on the builder, nor on the time where that is given."""
+
+    def make_archive(self, base_name: str, format: str, *args: str | None, base_dir: str, **others: str | None) -> str:
+        if EPOCH not in os.environ or format != "gztar":
+            return str(super().make_archive(base_name, format, *args, base_dir=base_dir, **others))
+        time = int(os.environ[EPOCH])
+
+        def anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
+            member.uid = member.gid = 0
+            member.uname = member.gname = ""
+            member.mtime = time
+            member.mode = 0o755 if member.mode & 0o100 else 0o644
+            return member
+
+        archive = f"{base_name}.tar.gz"
+        with gzip.GzipFile(archive, "wb", 6, mtime=time) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
+            tar.add(base_dir, filter=anonymous)
+        return archive
+
+
 setuptools.setup(
     name="sglang-bcg-fixes",
     version=version(),
     description="Fixes for breakable CUDA graphs in released SGLang, as a plugin that says what it patched",
-    long_description=(HERE / "README.md").read_text() if (HERE / "README.md").exists() else "",
+    long_description=index_page(),
     long_description_content_type="text/markdown",
-    license="Apache-2.0",
+    license_expression="Apache-2.0",
+    project_urls={"Source": repository()} if repository() else {},
     keywords="sglang cuda-graphs inference llm plugin",
     classifiers=[
         "Development Status :: 4 - Beta",
@@ -123,5 +193,5 @@ setuptools.setup(
         ]
     },
     entry_points=entry_points(),
-    cmdclass={"build_py": BuildWithKernels},
+    cmdclass={"bdist_wheel": SameWheel, "build_py": BuildWithKernels, "sdist": SameSource},
 )

@@ -58,6 +58,13 @@ def test_a_link_to_nothing_is_found(tmp_path: pathlib.Path) -> None:
     assert broken(page) == ["#same-2", "gone.md"]
 
 
+def test_nothing_is_said_to_be_on_an_index_yet() -> None:
+    texts = [*PAGES, *(REPOSITORY / "sglang_bcg_fixes").rglob("*.py"), *(REPOSITORY / "tools").glob("*.py")]
+    from_an_index = re.compile(r"(?:pip|uv|pipx)\s+(?:\w+\s+)?(?:install|run)\s[^`\n]*sglang[-_]bcg[-_]fixes(?!-)")
+    assert from_an_index.search("uv pip install -U sglang-bcg-fixes") and len(texts) > 200
+    assert not [str(file) for file in texts if from_an_index.search(file.read_text())]
+
+
 @pytest.mark.parametrize("page", sorted((REPOSITORY / "docs" / "fixes").glob("*.md")), ids=lambda page: page.stem)
 def test_every_section_of_a_fix_page_has_text(page: pathlib.Path) -> None:
     sections = re.split(r"^## .*\n", page.read_text(), flags=re.MULTILINE)[1:]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA sources travel: into a wheel, into a source distribution, and with machine code where it was asked for."""
+"""The CUDA sources travel into a wheel, with machine code where it was asked for."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import zipfile
 
 import pytest
 
+from sglang_bcg_fixes import __version__
 from sglang_bcg_fixes.planning import registry
 from tests import processes
 
@@ -77,6 +78,8 @@ def test_machine_code_is_built_ahead_and_found(checkout: pathlib.Path, tmp_path:
     built(checkout, tmp_path, BCG_FIXES_CUDA_ARCHS="90a; 80")
     # the other header has instructions of one architecture only
     assert cubins(tmp_path) == ["fa_metadata.sm_80.cubin", "fa_metadata.sm_90a.cubin", "gdn_extend.sm_90a.cubin"]
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name == f"sglang_bcg_fixes-{__version__}+sm90a.sm80-py3-none-any.whl"
     assert "sm_90a, from " in asked(tmp_path / "installed")
     # the same checkout, and the header is another one now
     header = tmp_path / "installed" / HEADER
@@ -123,7 +126,7 @@ def test_the_license_names_the_authors_of_this_package(checkout: pathlib.Path, t
 
 def test_the_switch_forbids_it(checkout: pathlib.Path, tmp_path: pathlib.Path) -> None:
     built(checkout, tmp_path, BCG_FIXES_CUDA_ARCHS="90a", BCG_FIXES_SKIP_CUDA="1")
-    assert not cubins(tmp_path)
+    assert not cubins(tmp_path) and [wheel.name for wheel in tmp_path.glob("*+*")] == []
 
 
 def test_machine_code_without_a_compiler_is_an_error_that_says_how(
@@ -131,17 +134,6 @@ def test_machine_code_without_a_compiler_is_an_error_that_says_how(
 ) -> None:
     log = built(checkout, tmp_path, fails=True, BCG_FIXES_CUDA_ARCHS="90a", PATH="/nowhere")
     assert "no nvcc is on the PATH; unset it" in log
-
-
-def test_a_source_distribution_has_what_a_wheel_is_built_from(checkout: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    command = [sys.executable, "setup.py", "-q", "sdist", "--dist-dir", str(tmp_path)]
-    subprocess.run(command, cwd=checkout, check=True, capture_output=True)
-    (archive,) = tmp_path.glob("*.tar.gz")
-    shutil.unpack_archive(archive, tmp_path)
-    (source,) = (path for path in tmp_path.iterdir() if path.is_dir())
-    built(source, tmp_path / "wheels")
-    for header in HEADERS:
-        assert (tmp_path / "wheels" / "installed" / "sglang_bcg_fixes" / header).is_file()
 
 
 def test_a_checkout_has_the_header_beside_the_package(checkout: pathlib.Path) -> None:
