@@ -7,9 +7,11 @@ import dataclasses
 import difflib
 import os
 import pathlib
+import re
 import tempfile
 from collections.abc import Iterable, Mapping
 
+from sglang_bcg_fixes import __version__
 from sglang_bcg_fixes.model import Fix, Kernel
 
 PREFIX = "SGLANG_BCG_"
@@ -48,6 +50,27 @@ class Flag:
     values: str
     default: str
     doc: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Retired:
+    """A name that was a flag: `since` and the version after it warn, and `refused_from` on it is a mistake again.
+
+    A flag that was renamed counts as the one that it is called `now`.
+    """
+
+    since: str
+    refused_from: str
+    why: str
+    now: str = ""
+
+    @property
+    def is_refused(self) -> bool:
+        return series(__version__) >= series(self.refused_from)
+
+
+# by name; docs/compatibility.md has the rules
+RETIRED: dict[str, Retired] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +145,12 @@ def read(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mapping[str, 
     rows = {flag.name: flag for flag in table(fixes, kernels)}
     given = {name: value.strip() for name, value in environ.items() if name.startswith(PREFIX) and value.strip()}
     given = {name: value for name, value in given.items() if name not in OF_SGLANG}
-    mistakes = [f"{name} is not a flag{nearest(name, rows)}" for name in sorted(given) if name not in rows]
+    for name in sorted(given.keys() & RETIRED.keys() - rows.keys()):
+        flag = RETIRED[name]
+        if not flag.is_refused:
+            value = given.pop(name)
+            given |= {flag.now: value} if flag.now and flag.now not in given else {}
+    mistakes = [f"{name} {why_none(name, rows)}" for name in sorted(given) if name not in rows]
     chosen = {name: flag.default for name, flag in rows.items()}
     for name, value in sorted(given.items()):
         if name not in rows or "|" not in rows[name].values:
@@ -197,6 +225,31 @@ def look_alikes(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mappin
             hint = f"did you mean {rows[close[0]]}?" if close else "`bcg-fixes list` shows every flag"
             found.append(f"{name} is set, and nobody reads it; {hint}")
     return found
+
+
+def retired(environ: Mapping[str, str] | None = None) -> list[str]:
+    """Settings by names that were flags and that stop no server yet, each in a sentence."""
+    environ = os.environ if environ is None else environ
+    found = []
+    for name, flag in sorted(RETIRED.items()):
+        if environ.get(name, "").strip() and not flag.is_refused:
+            is_used = flag.now and not environ.get(flag.now, "").strip()
+            effect = f"it counts as {flag.now}" if is_used else f"{flag.now or 'nothing'} counts in its place"
+            end = f"from {flag.refused_from} on no server starts with it"
+            found.append(f"{name} is set, and was retired in {flag.since}: {flag.why}; {effect}, and {end}")
+    return found
+
+
+def why_none(name: str, rows: Iterable[str]) -> str:
+    """Say of a name that it is no flag, and why or which one was meant."""
+    if flag := RETIRED.get(name):
+        return f"was retired in {flag.since}: {flag.why}; {f'set {flag.now}' if flag.now else 'unset it'}"
+    return f"is not a flag{nearest(name, rows)}"
+
+
+def series(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version: the third one retires nothing."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def squeezed(name: str) -> str:

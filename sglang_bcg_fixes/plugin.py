@@ -42,7 +42,7 @@ def load() -> Process:
         try:
             known = registry.discover()
             settings = flags.read(known.fixes, known.kernels)
-            for words in flags.look_alikes(known.fixes, known.kernels):
+            for words in (*flags.look_alikes(known.fixes, known.kernels), *flags.retired()):
                 say(logging.WARNING, f"bcg-fixes: {words}")
             source = releases.installed()
             if source is None:

@@ -80,7 +80,8 @@ def is_ours(declared: Fix | Kernel) -> bool:
 
 
 def flags_page(fixes: list[Fix], kernels: list[Kernel]) -> str:
-    lines = ["# Flags", "", "Flags are read from the environment, and only by `sglang_bcg_fixes/flags.py`.", ""]
+    lines = ["# Flags", "", "Flags are read from the environment, and only by `sglang_bcg_fixes/flags.py`. One that is"]
+    lines += ["retired [warns for two versions](compatibility.md#retired-flags).", ""]
     lines += ["| flag | values | default | |", "|---|---|---|---|"]
     for row in flags.table(fixes, kernels):
         values = row.values.replace("|", " \\| ")

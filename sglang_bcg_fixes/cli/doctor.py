@@ -42,6 +42,7 @@ class Examination:
     loading: str | None
     running: str | None = None
     look_alikes: tuple[str, ...] = ()
+    retired: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     # folders of another SGLang on the path
     others: tuple[str, ...] = ()
@@ -62,6 +63,7 @@ class Examination:
             "loading": self.loading,
             "running": self.running,
             "look_alikes": list(self.look_alikes),
+            "retired": list(self.retired),
             "problems": list(self.problems),
             "installation": [
                 {"id": fault.id, "title": fault.title, "reason": reason, "remedy": fault.remedy}
@@ -105,7 +107,7 @@ class Examination:
                 lines.append(f"{'':10}unproven   no recorded GPU result speaks for it on this source; {own}")
             lines += [f"{'':10}not {name:6} {reason}" for name, reason in choice.rejected.items()]
         refusals = [f"no server starts with the plugin: {problem}" for problem in self.problems]
-        last = [*refusals, *self.look_alikes, *filter(None, (self.running, self.loading))]
+        last = [*refusals, *self.look_alikes, *self.retired, *filter(None, (self.running, self.loading))]
         lines += ["", *last] if last else []
         return "\n".join(lines)
 
@@ -127,10 +129,10 @@ def examine(known: Registry, settings: flags.Settings, source: Source, installed
     made = plan.make(known, settings, source, watched_too=True)
     # what is not installed here is judged by what pip would put next to it
     faults = pip_faults.check_all(source, installed_version if installed else lambda name: None)
-    strangers = tuple(flags.look_alikes(known.fixes, known.kernels))
+    strangers, retired = tuple(flags.look_alikes(known.fixes, known.kernels)), tuple(flags.retired())
     loading, running = (loading_problem(), report_folders.running()) if installed else (None, None)
     others = tuple(releases.others_on_the_path(source)) if installed else ()
-    return Examination(source, made, faults, loading, running, strangers, known.problems, others)
+    return Examination(source, made, faults, loading, running, strangers, retired, known.problems, others)
 
 
 def installed_version(distribution: str) -> str | None:

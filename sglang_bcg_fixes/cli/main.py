@@ -182,7 +182,7 @@ def all_known(options: argparse.Namespace) -> registry.Registry:
     """For an answer that does not depend on the settings: what is wrong with them is said all the same."""
     known = registry.collect()
     mistakes = [f"no server starts with the plugin: {problem}" for problem in known.problems]
-    mistakes += flags.look_alikes(known.fixes, known.kernels)
+    mistakes += [*flags.look_alikes(known.fixes, known.kernels), *flags.retired()]
     try:
         flags.read(known.fixes, known.kernels)
     except flags.FlagError as error:

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A flag that is retired warns for two versions, and is a mistake with a reason after them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+
+import pytest
+
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.planning import registry
+from tests import processes
+from tests.engine import test_plugin
+from tests.engine.test_flags import FIX, KERNEL, read
+from tests.engine.test_plugin import OTHERS_OFF, Extra
+
+extra = test_plugin.extra
+IN_FORCE = dict(flags.RETIRED)
+OLD, RENAMED = "SGLANG_BCG_FIX_OLD_ONE", "SGLANG_BCG_FIX_STALE_TABEL"
+MADE_UP = {
+    OLD: flags.Retired("0.2.0", "0.4", "no release needs it any more"),
+    RENAMED: flags.Retired("0.2.0", "0.4", "its name was misspelt", now=FIX.flag),
+}
+SENTENCE = (
+    f"{OLD} is set, and was retired in 0.2.0: no release needs it any more; nothing counts in its place, and from "
+)
+
+
+@pytest.fixture(autouse=True)
+def retired(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flags, "RETIRED", MADE_UP)
+    monkeypatch.setattr(flags, "__version__", "0.3.1")
+
+
+def fault(name: str, flag: flags.Retired, known: set[str]) -> str | None:
+    """Say what is wrong with an entry."""
+    since, until = flags.series(flag.since), flags.series(flag.refused_from)
+    warns_twice = until >= (since[0], since[1] + 2) if until[0] == since[0] else until >= (since[0] + 1, 1)
+    if not warns_twice:
+        return "two versions warn: that which retires it, and the next"
+    if not name.startswith(flags.PREFIX) or name in known:
+        return "it is a flag still, or never was one"
+    return None if not flag.now or flag.now in known else "what it is called now is no flag"
+
+
+def known_names() -> set[str]:
+    known = registry.discover()
+    return {row.name for row in flags.table(known.fixes, known.kernels)}
+
+
+def test_every_retired_flag_warns_for_two_versions() -> None:
+    known = known_names()
+    assert {name: fault(name, flag, known) for name, flag in IN_FORCE.items()} == dict.fromkeys(IN_FORCE)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "said"),
+    [
+        (OLD, {}, None),
+        (OLD, {"refused_from": "0.3"}, "two versions warn"),
+        (OLD, {"refused_from": "1.0"}, "two versions warn"),
+        (OLD, {"refused_from": "1.1"}, None),
+        ("SGLANG_BCG_FIXES", {}, "it is a flag still"),
+        ("BCG_FIXES", {}, "or never was one"),
+        (OLD, {"now": "SGLANG_BCG_FIX_NOBODY"}, "what it is called now is no flag"),
+    ],
+)
+def test_an_entry_that_breaks_the_rules_is_found(name: str, changed: dict[str, str], said: str | None) -> None:
+    found = fault(name, dataclasses.replace(MADE_UP[OLD], **changed), known_names())
+    assert found is None if said is None else said in str(found)
+
+
+@pytest.mark.parametrize("version", ["0.2.0", "0.2.9", "0.3.0rc1", "0.3.7"])
+def test_two_versions_warn_and_start(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(flags, "__version__", version)
+    assert read(**{OLD: "any value", "SGLANG_BCG_FIX_SHY_FIX": "on"}).fixes == {"stale_table": "auto", "shy_fix": "on"}
+    [said] = flags.retired({OLD: "any value", "HOME": "/"})
+    assert said == f"{SENTENCE}0.4 on no server starts with it"
+    assert flags.retired({OLD: " "}) == [], "an empty value is no value"
+    assert flags.look_alikes([FIX], [KERNEL], {OLD: "off"}) == [], "it is said once"
+
+
+@pytest.mark.parametrize("version", ["0.4.0", "0.10.0", "1.0.0"])
+def test_later_ones_refuse_and_say_why(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(flags, "__version__", version)
+    with pytest.raises(flags.FlagError) as caught:
+        read(**{OLD: "off", RENAMED: "off"})
+    assert f"{OLD} was retired in 0.2.0: no release needs it any more; unset it" in str(caught.value)
+    assert f"{RENAMED} was retired in 0.2.0: its name was misspelt; set {FIX.flag}" in str(caught.value)
+    assert flags.retired({OLD: "off"}) == []
+
+
+def test_a_renamed_flag_counts_unless_its_new_name_is_set() -> None:
+    assert read(**{RENAMED: "off"}).fixes["stale_table"] == "off"
+    assert f"it counts as {FIX.flag}" in flags.retired({RENAMED: "off"})[0]
+    both = {RENAMED: "off", FIX.flag: "on"}
+    assert read(**both).fixes["stale_table"] == "on"
+    assert f"{FIX.flag} counts in its place" in flags.retired(both)[0]
+    with pytest.raises(flags.FlagError, match=f"{FIX.flag}=maybe is none of auto, off, on"):
+        read(**{RENAMED: "maybe"})
+
+
+def test_any_other_name_is_a_mistake_as_ever() -> None:
+    with pytest.raises(flags.FlagError, match="SGLANG_BCG_FIX_OLD is not a flag"):
+        read(SGLANG_BCG_FIX_OLD="off")
+
+
+def with_a_retired_flag(extra: Extra, reports: pathlib.Path, version: str, *command: str) -> tuple[int, str, str]:
+    """Run a command, or load the plugin, where `OLD` was a flag until 0.2.0."""
+    program = f"""
+        import sys
+        from sglang_bcg_fixes import flags, plugin
+        from sglang_bcg_fixes.cli import main
+        flags.RETIRED[{OLD!r}] = flags.Retired("0.2.0", "0.4", "no release needs it any more")
+        flags.__version__ = {version!r}
+        plugin.load() if not sys.argv[1:] else sys.exit(main.main(sys.argv[1:]))
+    """
+    environment = {"FAKE_FORM": "enable", "SGLANG_BCG_REPORT_DIR": str(reports), OLD: "off", **OTHERS_OFF}
+    done = processes.python(
+        "-c", processes.code(program), *command, paths=[processes.FAKE_SGLANG, extra()], environment=environment
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_server_starts_and_says_it_once(extra: Extra, tmp_path: pathlib.Path) -> None:
+    code, _, log = with_a_retired_flag(extra, tmp_path / "reports", "0.3.0")
+    assert code == 0 and log.count(f"bcg-fixes: {SENTENCE}") == 1 and "waiting extra_fix" in log, log
+
+
+def test_a_later_server_does_not(extra: Extra, tmp_path: pathlib.Path) -> None:
+    code, _, log = with_a_retired_flag(extra, tmp_path / "reports", "0.4.0")
+    assert code == 1 and f"bcg-fixes refuses to start: {OLD} was retired in 0.2.0" in log, log
+
+
+def test_doctor_tells_of_it(extra: Extra, tmp_path: pathlib.Path) -> None:
+    code, said, _ = with_a_retired_flag(extra, tmp_path / "reports", "0.3.0", "doctor", "--json")
+    assert code == 0 and json.loads(said)["retired"] == [f"{SENTENCE}0.4 on no server starts with it"]
+
+
+def test_other_commands_warn(extra: Extra, tmp_path: pathlib.Path) -> None:
+    code, _, log = with_a_retired_flag(extra, tmp_path / "reports", "0.3.0", "list")
+    assert code == 0 and f"bcg-fixes list: warning: {SENTENCE}" in log, log
+
+
+def test_the_page_names_the_table() -> None:
+    page = (processes.REPOSITORY / "docs" / "compatibility.md").read_text()
+    assert "`RETIRED` in\n`sglang_bcg_fixes/flags.py`" in page
+    assert ("None is retired today." in page) is (not IN_FORCE)
