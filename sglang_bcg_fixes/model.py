@@ -13,6 +13,7 @@ from sglang_bcg_fixes.concern import Concern
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source
 
+OURS = "sglang-bcg-fixes"
 SECTIONS = ("Symptom", "Cause", "Change", "Remove when")
 
 
@@ -218,10 +219,17 @@ class Decision(Generic[Subject]):
     required: bool = False
     modules: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
+    # the package that contributes it
+    owner: str = OURS
 
     @property
     def id(self) -> str:
         return self.subject.id
+
+    @property
+    def whose(self) -> str:
+        """The id, with its package where that is another one."""
+        return self.id if self.owner == OURS else f"{self.id} of {self.owner}"
 
     @property
     def asked_for(self) -> str:
@@ -252,6 +260,7 @@ class Decision(Generic[Subject]):
     def as_dict(self) -> dict[str, Any]:
         return {
             "id": self.id,
+            "owner": self.owner,
             "action": self.action.value,
             "reason": self.reason,
             "verdict": self.finding.verdict.value,
@@ -308,6 +317,7 @@ class Choice(Decision[Kernel]):
     def as_dict(self) -> dict[str, Any]:
         return {
             "impl": self.name,
+            "owner": self.owner,
             "proven": self.proven,
             "rejected": dict(self.rejected),
             "evidence": [dataclasses.asdict(item) for item in self.finding.evidence],

@@ -10,7 +10,7 @@ from typing import Any
 from sglang_bcg_fixes import __version__, flags
 from sglang_bcg_fixes.cli import pip_faults
 from sglang_bcg_fixes.cli.harmless import HARMLESS
-from sglang_bcg_fixes.model import Action, Decision, Fix, Workaround
+from sglang_bcg_fixes.model import OURS, Action, Decision, Fix, Workaround
 from sglang_bcg_fixes.planning import plan
 from sglang_bcg_fixes.planning.registry import Registry
 from sglang_bcg_fixes.process import report_folders
@@ -101,6 +101,7 @@ class Examination:
             lines += [f"{'':10}reason     {spot.reason}", f"{'':10}shown by   {spot.test}"]
         for choice in self.plan.kernels:
             lines.append(f"kernel    {choice.op}: {choice.subject.title}")
+            lines += package(choice)
             lines.append(f"{'':10}would run  {choice.impl.name if choice.impl else 'SGLang, its own code'}")
             if choice.impl and not choice.proven:
                 own = f"{choice.subject.flag}=off keeps SGLang's own code"
@@ -145,7 +146,7 @@ def installed_version(distribution: str) -> str | None:
 def describe(decision: Decision[Fix], source: Source, everything: bool) -> list[str]:
     """A header, and for what concerns this source also evidence, action, switch and workaround."""
     fix, finding = decision.subject, decision.finding
-    lines = [f"{finding.verdict.value:9} {fix.id}: {fix.title}"]
+    lines = [f"{finding.verdict.value:9} {fix.id}: {fix.title}", *package(decision)]
     if finding.verdict in (Verdict.FIXED, Verdict.ABSENT) and not everything:
         return lines
     lines.append(f"{'':10}source     {finding.reason}")
@@ -160,6 +161,11 @@ def describe(decision: Decision[Fix], source: Source, everything: bool) -> list[
     shown = f"{way.flags}  ({way.effect})" if way else "no flag of this release avoids it"
     lines.append(f"{'':10}workaround {shown}")
     return lines
+
+
+def package(decision: Decision[Any]) -> list[str]:
+    """Name the owner of what is not ours."""
+    return [] if decision.owner == OURS else [f"{'':10}package    {decision.owner}"]
 
 
 def workaround(fix: Fix, source: Source) -> Workaround | None:

@@ -107,7 +107,7 @@ class Answer:
 
     def end(self) -> Iterator[str]:
         for choice, form, conditions in self.kernels:
-            yield told("faster", form, choice.op, choice.subject.title + worth(choice), conditions)
+            yield told("faster", form, choice.whose, choice.subject.title + worth(choice), conditions)
         for word in self.strange:
             yield f"{word} is no option of this release; it was not taken into account"
         yield from self.examined.problems
@@ -118,7 +118,7 @@ class Answer:
 
     def describe(self, item: Item, everything: bool) -> Iterator[str]:
         fix = item.decision.subject
-        yield told(item.harm.value, item.state, fix.id, fix.title, item.conditions)
+        yield told(item.harm.value, item.state, item.decision.whose, fix.title, item.conditions)
         if everything:
             yield from doctor.describe(item.decision, self.examined.source, False)[1:]
         elif item.state == OFF and fix.patches:
@@ -154,6 +154,7 @@ class Answer:
             "concerns": [
                 {
                     "id": item.decision.id,
+                    "owner": item.decision.owner,
                     "title": item.decision.subject.title,
                     "harm": item.harm.value,
                     "with": list(item.conditions),

@@ -19,7 +19,7 @@ from sglang_bcg_fixes.lab.bench import command as bench
 from sglang_bcg_fixes.lab.verify import command as verify
 from sglang_bcg_fixes.lab.verify import page
 from sglang_bcg_fixes.lab.verify.environment import EnvironmentMissing
-from sglang_bcg_fixes.model import SECTIONS, Fix, Kernel
+from sglang_bcg_fixes.model import OURS, SECTIONS, Fix, Kernel
 from sglang_bcg_fixes.planning import plan, registry
 from sglang_bcg_fixes.process import report, report_folders
 from sglang_bcg_fixes.source import releases, verdicts
@@ -205,8 +205,9 @@ def run_explain(options: argparse.Namespace) -> int:
     try:
         print(explanation(asked) if isinstance(asked, Fix) else kernel_explanation(asked))
     except ValueError as error:
-        owner = known.owners.get(asked.id, "sglang-bcg-fixes")
-        raise CommandError(f"{error} in the package {owner}") from error
+        raise CommandError(f"{error} in the package {known.owner(asked.id)}") from error
+    if known.owner(asked.id) != OURS:
+        print(f"\nPackage: {known.owner(asked.id)}")
     return GOOD
 
 
@@ -243,16 +244,20 @@ def run_list(options: argparse.Namespace) -> int:
     known = all_known(options)
     rows = flags.table(known.fixes, known.kernels)
     if options.json:
-        defects = [{"id": fix.id, "title": fix.title, "fix": bool(fix.patches)} for fix in known.fixes]
+        defects = [
+            {"id": fix.id, "title": fix.title, "fix": bool(fix.patches), "owner": known.owner(fix.id)}
+            for fix in known.fixes
+        ]
         harmless = [dataclasses.asdict(spot) for spot in HARMLESS]
         print(json.dumps({"defects": defects, "harmless": harmless, "flags": [vars(row) for row in rows]}, indent=1))
         return GOOD
+    whose = {name: f" ({owner})" for name, owner in known.owners.items()}
     for fix in known.fixes:
-        print(f"{fix.id:32} {'fix     ' if fix.patches else 'watch   '}  {fix.title}")
+        print(f"{fix.id:32} {'fix     ' if fix.patches else 'watch   '}  {fix.title}{whose.get(fix.id, '')}")
     for spot in HARMLESS:
         print(f"{spot.id:32} harmless  {spot.title}")
     for kernel in known.kernels:
-        print(f"{kernel.op:32} kernel    {kernel.title}")
+        print(f"{kernel.op:32} kernel    {kernel.title}{whose.get(kernel.op, '')}")
     print()
     for row in rows:
         print(f"{row.name}={row.values}  (default {row.default})")
@@ -304,8 +309,8 @@ def run_status(options: argparse.Namespace) -> int:
         for row in report.rows(content):
             name = ", ".join(filter(None, (row["id"], row.get("impl"))))
             terminal.show(f"    {row['state']:11} {name}{status.calls_words(content, row)}: {row['detail']}")
-            for name, reason in row.get("rejected", {}).items():
-                print(f"    {'':11} not {name}: {reason}")
+            for words in status.further_words(row):
+                print(f"    {'':11} {words}")
     for difference in differences:
         terminal.show(f"RANKS DIFFER: {difference}")
     return MISSING if differences else GOOD

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from sglang_bcg_fixes.engine import call_counts
+from sglang_bcg_fixes.model import OURS
 from sglang_bcg_fixes.process import report, watch
 
 NOTHING = "not read back yet: no graph runner has been built, and no batch has come"
@@ -55,3 +57,12 @@ def calls_words(content: dict[str, Any], row: dict[str, Any]) -> str:
         return f" ({total} calls)"
     batches = content["batches"]
     return f" (never reached in {batches} batches)" if batches else " (not reached yet)"
+
+
+def further_words(row: dict[str, Any]) -> Iterator[str]:
+    """Name the package of what is not ours, and the forms of a kernel that do not run, with the reasons."""
+    # a server of an earlier version of this package does not say whose it is
+    if row.get("owner", OURS) != OURS:
+        yield f"package {row['owner']}"
+    for name, reason in row.get("rejected", {}).items():
+        yield f"not {name}: {reason}"

@@ -76,6 +76,7 @@ def make(registry: Registry, settings: Settings, source: Source, watched_too: bo
     kernels = [on_kernel(kernel, settings, source) for kernel in registry.kernels]
 
     def placed(decision: AnyDecision) -> AnyDecision:
+        decision = dataclasses.replace(decision, owner=registry.owner(decision.id))
         return with_needed_points(decision, source) if decision.action is Action.APPLY else decision
 
     return Plan(source.version, tuple(map(placed, fixes)), tuple(map(placed, kernels)))

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pluggy
 
 from sglang_bcg_fixes import api, fixes, flags, kernels
-from sglang_bcg_fixes.model import Fix, Kernel
+from sglang_bcg_fixes.model import OURS, Fix, Kernel
 from sglang_bcg_fixes.planning import well_formed
 
 T = TypeVar("T")
@@ -38,6 +38,10 @@ class Registry:
 
     def fix(self, name: str) -> Fix | None:
         return next((fix for fix in self.fixes if fix.id == name), None)
+
+    def owner(self, name: str) -> str:
+        """The package that contributes this fix or kernel."""
+        return self.owners.get(name, OURS)
 
 
 class BuiltIn:
@@ -177,7 +181,7 @@ def already_declared(item: Any, found: Sequence[Any], owners: Mapping[str, str])
     if other is None:
         return None
     kind = "fix id" if isinstance(other, Fix) else "kernel"
-    return f"more than one package declares the {kind} {name}, {owners.get(name, 'sglang-bcg-fixes')} is the other"
+    return f"more than one package declares the {kind} {name}, {owners.get(name, OURS)} is the other"
 
 
 def name_of(item: Any) -> str:

@@ -127,7 +127,7 @@ class Process:
             if problem is None:
                 self.settle(decision, report.APPLIED, decision.reason)
                 continue
-            logger.error("bcg-fixes: %s could not be applied and was rolled back", decision.id, exc_info=problem)
+            logger.error("bcg-fixes: %s could not be applied and was rolled back", decision.whose, exc_info=problem)
             self.settle(decision, report.FAILED, f"{type(problem).__name__}: {problem}")
 
     def wait(self, decision: Decision[Any]) -> None:
@@ -210,7 +210,7 @@ class Process:
         )
         if decision.is_needed(self.settings.strict):
             raise SystemExit(f"bcg-fixes refuses to serve without {flag} (lost): {problem}. {way_out}")
-        say(logging.WARNING, f"bcg-fixes: {decision.id} was applied and is LOST: {problem}. {way_out}")
+        say(logging.WARNING, f"bcg-fixes: {decision.whose} was applied and is LOST: {problem}. {way_out}")
 
     def settle(self, decision: Decision[Any], state: str, detail: str) -> None:
         """Record the state of a decision; warn of a wanted fix that is missing, or end."""
@@ -224,9 +224,9 @@ class Process:
         if decision.mends:
             say(
                 logging.WARNING,
-                f"bcg-fixes: {decision.id} is not applied ({state}): {detail}. `bcg-fixes doctor` shows a workaround; "
-                f"{decision.subject.flag}=off silences this; please report it with the output of "
-                f"`bcg-fixes report`",
+                f"bcg-fixes: {decision.whose} is not applied ({state}): {detail}. `bcg-fixes doctor` shows a "
+                f"workaround; {decision.subject.flag}=off silences this; please report it to {decision.owner} with the "
+                f"output of `bcg-fixes report`",
             )
 
     def log_line(self) -> None:

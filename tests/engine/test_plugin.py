@@ -278,7 +278,7 @@ def test_a_fix_that_cannot_be_asked_takes_no_other_along(
     done = load(extra(text=text.removesuffix("]\n") + good), tmp_path / "reports", PLAIN)
     assert done.returncode == 0, done.stderr
     assert "applied good_fix" in done.stderr and "unknown extra_fix" in done.stderr, done.stderr
-    assert f"extra_fix is not applied (unknown): {words}" in done.stderr, done.stderr
+    assert f"extra_fix of extra-fixes is not applied (unknown): {words}" in done.stderr, done.stderr
 
 
 def test_a_kernel_that_cannot_be_asked_is_passed_over(extra: Extra, tmp_path: pathlib.Path) -> None:

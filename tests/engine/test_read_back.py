@@ -178,7 +178,7 @@ def test_two_servers_on_one_machine_are_told_apart(extra: Extra, tmp_path: pathl
 def test_a_report_folder_that_cannot_be_written_hides_no_loss(extra: Extra, tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("")
     done = told(extra(), tmp_path / "file" / "reports", "lost_unseen")
-    assert done.returncode == 0 and "extra_fix was applied and is LOST" in done.stderr, done.stderr
+    assert done.returncode == 0 and "extra_fix of extra-fixes was applied and is LOST" in done.stderr, done.stderr
     assert done.stderr.count("`bcg-fixes status` will not see this process") == 1, done.stderr
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests import processes
 
 REPOSITORY = processes.REPOSITORY
-FOLDERS = (".", "benchmarks", "changes", "cpu_sglang", "docs")
+FOLDERS = (".", "benchmarks", "changes", "cpu_sglang", "docs", "examples")
 PAGES = sorted(
     page for folder in FOLDERS for page in (REPOSITORY / folder).glob("*.md" if folder == "." else "**/*.md")
 )

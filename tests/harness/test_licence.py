@@ -9,7 +9,7 @@ import pytest
 
 from tests import processes
 
-FOLDERS = ("benchmarks", "cpu_sglang", "csrc", "sglang_bcg_fixes", "tests", "tools")
+FOLDERS = ("benchmarks", "cpu_sglang", "csrc", "examples", "sglang_bcg_fixes", "tests", "tools")
 SUFFIXES = {".py", ".cuh", ".hpp", ".c"}
 LINE = "SPDX-License-Identifier: Apache-2.0"
 
