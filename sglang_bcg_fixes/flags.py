@@ -316,6 +316,14 @@ def environment_without_ours() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
 
 
+def environment_with_off(names: Iterable[str]) -> dict[str, str]:
+    """The environment for a process without these fixes and kernels.
+
+    Without the self-check, too, unless it is asked for: it would run prefill eagerly where a replay is wrong.
+    """
+    return {**os.environ, SELFCHECK: os.environ.get(SELFCHECK, "").strip() or "off", **dict.fromkeys(names, "off")}
+
+
 def plugin_choice() -> str:
     """SGLang's own SGLANG_PLUGINS: the names it will load; empty means every installed plugin."""
     return os.environ.get(PLUGINS, "").strip()

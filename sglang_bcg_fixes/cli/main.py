@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`bcg-fixes` doctor, explain, list, status, report, verify, bench; none imports SGLang or torch here."""
+"""`bcg-fixes` doctor, explain, list, status, report, bisect, verify, bench; none imports SGLang or torch here."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import dataclasses
 import json
 import pathlib
 import sys
+import tempfile
 import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from sglang_bcg_fixes import __version__, flags
-from sglang_bcg_fixes.cli import doctor, for_launch, ranks, report_file, run_module, status, terminal
+from sglang_bcg_fixes.cli import bisect, doctor, for_launch, ranks, report_file, run_module, status, terminal
 from sglang_bcg_fixes.cli.harmless import HARMLESS
 from sglang_bcg_fixes.lab.bench import command as bench
 from sglang_bcg_fixes.lab.verify import command as verify
@@ -27,6 +28,7 @@ from sglang_bcg_fixes.source.tree import Source, Unreadable
 
 GOOD, MISSING, FAILED = 0, 1, 2
 ERRORS = (
+    bisect.BisectError,
     flags.FlagError,
     for_launch.LaunchError,
     report_file.ReportFileError,
@@ -120,6 +122,21 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--log", action="append", type=pathlib.Path, default=[], help="a server's; repeat for more")
     command.add_argument("--file", type=pathlib.Path, default=pathlib.Path("bcg-fixes-report.json"))
     command.set_defaults(run=run_report)
+
+    command = commands.add_parser(
+        "bisect",
+        usage="%(prog)s [--among IDS] [--limit SECONDS] [--folder DIR] -- COMMAND ARGUMENTS...",
+        help="which fix changes the answer of a command, by switching fixes off",
+        description="Exit status: 0 found, 1 the answer is the same with all of them off, 2 no result. An answer is "
+        "the command's exit status and what it prints to its standard output.",
+    )
+    command.add_argument("--among", metavar="IDS", help="only these fixes and kernels, separated by commas")
+    command.add_argument("--limit", type=float, default=1800, metavar="SECONDS", help="for each run; by default 1800")
+    command.add_argument(
+        "--folder", type=pathlib.Path, metavar="DIR", help="for the output of each run; by default a new one"
+    )
+    command.add_argument("words", nargs="+", metavar="COMMAND", help="starts a server, asks it, prints the answer")
+    command.set_defaults(run=run_bisect)
 
     command = commands.add_parser(
         "verify",
@@ -283,6 +300,31 @@ def run_report(options: argparse.Namespace) -> int:
     logs = [line for file in options.log for line in report_file.lines_of_ours(file)]
     report_file.write(options.file, report_file.made(examined, live, notes, logs))
     print(f"{options.file}: read it before you send it, and attach it to your report")
+    return GOOD
+
+
+def run_bisect(options: argparse.Namespace) -> int:
+    known = all_known(options)
+    source = releases.installed()
+    if source is None:
+        raise CommandError("no SGLang is installed here; run it in the environment of the server")
+    on = bisect.candidates(plan.make(known, flags.read(known.fixes, known.kernels), source), options.among)
+    if problem := doctor.loading_problem():
+        print(f"bcg-fixes bisect: warning: {problem}", file=sys.stderr)
+    folder = options.folder or pathlib.Path(tempfile.mkdtemp(prefix="bcg-fixes-bisect-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"{len(on)} fixes and kernels are on; the output of each run is kept in {folder}", flush=True)
+    command = bisect.Command(options.words, folder, options.limit)
+    search = bisect.Search(command.run, on, lambda line: print(line, flush=True))
+    found = search.result()
+    if not found:
+        print("no fix changes the answer: it is the same with all of them off")
+        return MISSING
+    off = " ".join(f"{on[name]}=off" for name in found)
+    alike = "varies, as with all of them off" if search.off_varies else "is as with all of them off"
+    verb = "changes the answer" if len(found) == 1 else "change the answer together"
+    print(f"{' and '.join(found)} {verb}: with {off} alone it {alike}")
+    print("\n".join(f"`bcg-fixes explain {name}` says what it is for" for name in found))
     return GOOD
 
 
