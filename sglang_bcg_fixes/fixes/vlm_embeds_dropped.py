@@ -8,20 +8,22 @@ affected models, up to 0.5.15 all multimodal ones.
 Cause: A replay replaces the layers' forward with a function, and what that function does not pass on is lost: up to
 0.5.12.post1 and on 0.5.15 the embeddings (the graph looks up those of the text itself), in every release the deepstack
 embeddings that Qwen3-VL adds to its first layers. On 0.5.13 it takes the truth value of a whole tensor. Up to 0.5.15
-the graph is captured with one position for each token, where M-RoPE (Qwen2-VL and others) gives images three. From
-0.5.21 Ming's experts have a router for each kind of token, and the graph is captured with that of text alone.
+the graph is captured with one position for each token, where M-RoPE (Qwen2-VL and others) gives images three. Ernie 4.5
+VL has experts of its own for images, and from 0.5.21 Ming's have a router for each kind of token: the graph is
+captured with those of text alone.
 Change: A batch runs without a graph when it carries what the graph does not take: images where no embeddings reach the
-graph, images of a model with deepstack embeddings, with such routers or, on 0.5.14, with M-RoPE, and on 0.5.13 every
-batch of a model whose layers receive embeddings by keyword. One warning says so. A later turn of a conversation with
-images is such a batch, too, even if its own tokens are text. Text alone is replayed as before, except under DP
-attention before 0.5.22, where all ranks must decide alike and none knows of the others' images: such a model then
-replays nothing.
+graph, images of a model with deepstack embeddings, with such experts or routers or, on 0.5.14, with M-RoPE, and on
+0.5.13 every batch of a model whose layers receive embeddings by keyword. One warning says so. A later turn of a
+conversation with images is such a batch, too, even if its own tokens are text. Text alone is replayed as before, except
+under DP attention before 0.5.22, where all ranks must decide alike and none knows of the others' images: such a model
+then replays nothing.
 Remove when: Every release that has to be served passes all of this to the graph, or refuses such a batch.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -42,6 +44,8 @@ from sglang_bcg_fixes.source.tree import Source, affected, fixed
 
 DEEPSTACK_MODEL = "sglang.srt.models.qwen3_vl:Qwen3LLMModel.forward"
 DEEPSTACK = "input_deepstack_embeds"
+MASKED_MODEL = "sglang.srt.models.ernie45_moe_vl:Ernie4_5_VLMoeModel.forward"
+MASK = "visual_token_mask"
 ROUTERS = tuple(
     f"sglang.srt.models.{where}._forward_gate"
     for where in ("bailing_moe:BailingMoESparseMoeBlock", "bailing_moe_v3:BailingMoE")
@@ -68,6 +72,10 @@ def probe(source: Source) -> Finding:
     if deepstack and DEEPSTACK in deepstack.parameters and not replay.mentions(DEEPSTACK):
         read.append(deepstack.header)
         wrong.append("replay drops the deepstack embeddings of Qwen3-VL")
+    masked = source.find(MASKED_MODEL)
+    if masked and MASK in masked.parameters and not replay.mentions(MASK):
+        read.append(masked.header)
+        wrong.append("replay drops the mask by which Ernie 4.5 VL chooses a token's experts")
     routers = [found for found in map(source.find, ROUTERS) if found and found.mentions(f"forward_batch.{MODALITIES}")]
     batch = source.need(f"{PREFILL}.load_batch") if routers else None
     if batch and not batch.mentions(MODALITIES):
@@ -115,8 +123,8 @@ def refuse_keyword(original: Callable[..., bool], self: Any, forward_batch: Any)
 
 
 def refuse_unpassed(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
-    what = unpassed(self)
-    return decide(original(self, forward_batch), bool(what) and may_have_images(forward_batch), what)
+    what = unpassed(self) if may_have_images(forward_batch) else ""
+    return decide(original(self, forward_batch), bool(what), what)
 
 
 def refuse_positions(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
@@ -129,8 +137,8 @@ def vote_against_unpassed(
     original: Callable[..., bool], self: Any, *, contains_mm_inputs: bool = False, **kwargs: Any
 ) -> bool:
     can_run = original(self, contains_mm_inputs=contains_mm_inputs, **kwargs)
-    what = unpassed(self)
-    return decide(can_run, bool(what) and contains_mm_inputs, what)
+    what = unpassed(self) if contains_mm_inputs else ""
+    return decide(can_run, bool(what), what)
 
 
 def may_have_images(forward_batch: Any) -> bool:
@@ -146,6 +154,8 @@ def unpassed(runner: Any) -> str:
         return "deepstack embeddings"
     if getattr(runner.model_runner.model_config, "requires_mm_token_modalities", False):
         return "the modalities that tokens are routed by"
+    if MASK in inspect.signature(runner.layer_model.forward).parameters:
+        return "the mask of the tokens that are an image's"
     return ""
 
 

@@ -5,9 +5,8 @@
 
 The model is a small Llama, the runner, the capture and the replay are SGLang's. For images, its embeddings go through
 SGLang's routine for multimodal models; in the place of a vision tower stand other embeddings than the text's, and
-M-RoPE is a model that takes the second of three positions, and routers are Bailing's own choice between two of them.
-For adapters, SGLang's LoRA manager wraps the projection
-behind attention.
+M-RoPE is a model that takes the second of three positions, routers are Bailing's own choice between two of them, and
+experts are Ernie's. For adapters, SGLang's LoRA manager wraps the projection behind attention.
 """
 
 from __future__ import annotations
@@ -61,6 +60,8 @@ def make_multimodal(loaded: one_batch.LoadedModel) -> None:
     model_runner.is_multimodal = model_runner.model_config.is_multimodal = True
     model.use_deepstack, model.num_deepstack_embeddings, model.is_mrope_enabled = {}, 0, False
     model.route = lambda hidden, forward_batch: hidden
+    # what the layers of some models take beside the embeddings
+    model.beside = lambda input_ids, forward_batch: {}
     layers.get_input_embeddings = lambda: layers.embed_tokens
     # plain, so that it is no part of the model
     model.__dict__["config_of_runner"] = model_runner.model_config
@@ -89,6 +90,7 @@ def make_multimodal(loaded: one_batch.LoadedModel) -> None:
             multimodal_model=model,
             positions=forward_batch.mrope_positions if model.is_mrope_enabled else positions,
             use_deepstack=model.use_deepstack,
+            **model.beside(input_ids, forward_batch),
         )
         return model.logits_processor(input_ids, hidden, model.lm_head, forward_batch)
 
@@ -148,6 +150,33 @@ def routers(model: Any) -> None:
     model.config_of_runner.requires_mm_token_modalities = True
 
 
+def experts(model: Any) -> None:
+    """Ernie's choice of experts, of which those for images differ, by a mask that the layers are given."""
+    import torch
+    from sglang.srt.models.ernie45_moe_vl import Ernie4_5_VLMoeMoE
+
+    model.config_of_runner.requires_mm_token_modalities = False
+    model.route = lambda hidden, forward_batch: hidden
+    block = mock.MagicMock(moe_num_shared_experts=0, tp_size=1, hidden_size=model.config.hidden_size)
+    for kind, factor in (("text", 1), ("vision", 3)):
+        setattr(block, f"{kind}_experts_gate", lambda hidden: (hidden, None))
+        setattr(block, f"{kind}_experts", lambda hidden_states, topk_output, factor=factor: factor * hidden_states)
+    run_layers = model.model.forward
+
+    def run_masked_layers(
+        input_ids: Any, positions: Any, forward_batch: Any, input_embeds: Any = None, pp_proxy_tensors: Any = None,
+        visual_token_mask: Any = None,
+    ) -> Any:  # fmt: skip
+        hidden = model.model.embed_tokens(input_ids) if input_embeds is None else input_embeds
+        hidden = Ernie4_5_VLMoeMoE.forward(block, hidden, visual_token_mask)
+        return run_layers(input_ids, positions, forward_batch, hidden)
+
+    def mask(input_ids: Any, forward_batch: Any) -> dict[str, Any]:
+        return {"visual_token_mask": torch.full((len(input_ids), 1), bool(forward_batch.contains_mm_inputs()))}
+
+    model.model.forward, model.beside = run_masked_layers, mask
+
+
 # how a model comes to its layers
 KINDS: dict[str, Callable[[Any], None]] = {
     "by keyword": lambda model: None,
@@ -155,6 +184,8 @@ KINDS: dict[str, Callable[[Any], None]] = {
     "M-RoPE": three_positions,
     "deepstack": deepstack,
     "routers": routers,
+    # it leaves other layers behind
+    "experts": experts,
 }
 CHANGES: dict[str, Callable[[Any, Any], None]] = {"text": as_text, "image": with_image}
 
