@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of Dots3 is captured into the prefill graph
+
+Symptom: With breakable prefill graphs chosen explicitly, Dots3 ends at its first replayed prefill with "shape ... is
+invalid for input of size" or an error of `einsum`, or with an illegal memory access. With an indexer, and while freed
+memory is still as it was, it answers wrongly instead. By default it has no such graphs.
+Cause: Its sliding layers attend by a method of their backend, beside the attention layer that breaks the graph: the
+kernel is captured with the tables of the dummy batch, which are freed. Its full layers choose the expanded form of
+latent attention without asking if a graph is captured, and replays on CUDA are prepared for the absorbed form.
+Change: No breakable prefill graph is captured for a model with such layers, and prefill runs eagerly. One warning says
+so.
+Remove when: Every release that has to be served breaks the graph at each of these layers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, named
+from sglang_bcg_fixes.anatomy.runners import PREFILL, makes_breakable_graphs
+from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import wrong
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, absent, affected, unknown
+
+MODEL = "sglang.srt.models.dots3_common.modeling"
+ATTENDS = "forward_swa_mha_core"
+ATTENTION = f"{MODEL}:Dots3AttentionMLA"
+KERNEL = "backend.forward_swa_mla_expanded"
+# attribute on the runner that caches the answer
+UNBROKEN = "bcg_fixes_unbroken_attention"
+
+logger = logging.getLogger("sglang_bcg_fixes")
+
+
+def probe(source: Source) -> Finding:
+    if not source.has_module(MODEL):
+        return absent("this release has no Dots3")
+    attends = source.need(f"{ATTENTION}.{ATTENDS}")
+    read = [attends, source.need(f"{ATTENTION}.dispatch_attn_forward_method"), source.need(f"{PREFILL}.capture")]
+    if KERNEL not in attends.calls:
+        return unknown("sliding layers attend in a way that no known release does", *read)
+    return affected("sliding layers attend by a method of their backend, without a break", *read)
+
+
+def attends_unbroken(runner: Any) -> bool:
+    """Look once for each runner, which is asked before each prefill, and log what is found."""
+    if UNBROKEN not in vars(runner):
+        modules = runner.model_runner.model.modules() if makes_breakable_graphs(runner) else ()
+        setattr(runner, UNBROKEN, any(hasattr(module, ATTENDS) for module in modules))
+        if getattr(runner, UNBROKEN):
+            warn()
+    unbroken: bool = getattr(runner, UNBROKEN)
+    return unbroken
+
+
+def unless_unbroken(original: Callable[..., None], self: Any) -> None:
+    if not attends_unbroken(self):
+        original(self)
+
+
+def never_if_unbroken(original: Callable[..., bool], self: Any, **kwargs: Any) -> bool:
+    return not attends_unbroken(self) and original(self, **kwargs)
+
+
+def warn() -> None:
+    logger.warning(
+        "bcg-fixes %s: no prefill graphs for this model, prefill runs eagerly: its sliding layers attend without a "
+        "break of the graph, and the first replay would end the server. %s ends this warning, %s=off captures it",
+        FIX.id,
+        " or ".join(way.flags for way in PREFILL_GRAPHS_OFF),
+        FIX.flag,
+    )
+
+
+FIX = Fix(
+    id="dots3_attention_captured",
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    patches=(
+        PatchPoint((f"{PREFILL}.capture",), How.AROUND, unless_unbroken),
+        # the vote of a data parallel rank asks this, too
+        PatchPoint((f"{PREFILL}.can_replay_locally",), How.AROUND, never_if_unbroken),
+    ),
+    workarounds=PREFILL_GRAPHS_OFF,
+    verify=("llama_prefix_cache",),
+    concerns=wrong(named("Dots3*"), ASKED_FOR),
+)
