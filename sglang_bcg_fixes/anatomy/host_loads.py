@@ -13,6 +13,16 @@ WAITS = "self.events[self.consumer_index].wait(threshold)"
 def wait_for_the_last_layer(pool: Any) -> None:
     """Keep what this stream is given from now on behind the load that the batch has been given, if there is one."""
     counter: Any = getattr(pool, "layer_transfer_counter", None)
-    # counters of other caches have no index, and load a layer only when it is waited for
+    # counters of other caches have no index
     if getattr(counter, "consumer_index", -1) >= 0:
         counter.wait_until(counter.num_layers - 1)
+
+
+def wait_for_every_layer(pool: Any) -> None:
+    """Do the same, and wait for layer after layer where a counter loads one when that before it is waited for."""
+    counter: Any = getattr(pool, "layer_transfer_counter", None)
+    if counter is None or hasattr(counter, "consumer_index"):
+        wait_for_the_last_layer(pool)
+        return
+    for layer in range(getattr(counter, "num_layers", 0)):
+        counter.wait_until(layer)

@@ -37,6 +37,15 @@ def test_a_replay_without_breaks_waits_for_the_last_layer(run: Run, release: str
     assert run(release, "whole") == {"layers": LAYERS, "applied": [FIX], "with": RIGHT, "without": STOCK}
 
 
+@pytest.mark.forms_of(FIX)
+@pytest.mark.parametrize("release", ["0.5.15", "0.5.16", "0.5.17", "0.5.19", "0.5.20"])
+def test_lmcache_loads_every_layer_before_a_replay_without_breaks(run: Run, release: str) -> None:
+    found = run(release, "lmcache")
+    every_layer = list(range(LAYERS))
+    assert found["with"] == {load: {"waited for": every_layer, "right": True} for load in STOCK}
+    assert found["without"] == STOCK
+
+
 def test_breakable_graphs_wait_layer_by_layer_as_before(run: Run) -> None:
     found = run("0.5.22", "breakable")
     by_layer = {load: {"waited for": [0, 0, 1, 1], "right": True} for load in NEVER}

@@ -8,10 +8,12 @@ that the pool gives them. So do those that stand for DeepSeek-V4's compressors, 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import types
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -22,6 +24,7 @@ from tests.scenarios import released, telling
 BUCKETS, REQUESTS = (8, 16), 2
 PREFIX = slice(1, 5)
 NOT_THERE = -1.0
+PARTS = ("multi_process_adapter", "sglang_adapter", "utils")
 
 
 class Arriving:
@@ -40,6 +43,44 @@ class Arriving:
         self.waited.append(layer)
         for index, buffer in enumerate(self.buffers[: layer + 1]):
             buffer[PREFIX] = 1.0 + index
+
+
+class Connector:
+    """LMCache's: one layer has arrived, and the next one does when this one is waited for."""
+
+    def __init__(self) -> None:
+        self.buffers: list[torch.Tensor] = []
+        self.waited: list[int] = []
+        self.arrived = 0
+
+    def start(self, buffers: list[torch.Tensor]) -> None:
+        self.buffers, self.waited, self.arrived = buffers, [], len(buffers)
+        for buffer in buffers:
+            buffer[PREFIX] = NOT_THERE
+
+    def load(self, consumer: int) -> None:
+        if consumer >= 0:
+            self.buffers[0][PREFIX], self.arrived = 1.0, 1
+
+    def load_kv_layerwise(self, layer: int) -> None:
+        self.waited.append(layer)
+        if layer + 1 == self.arrived < len(self.buffers):
+            self.buffers[self.arrived][PREFIX] = 1.0 + self.arrived
+            self.arrived += 1
+
+
+def of_lmcache(layers: int) -> Any:
+    """Return SGLang's counter for LMCache, of which only the connector's place is asked for."""
+    for name in ("", ".integration", ".integration.sglang", *(f".integration.sglang.{part}" for part in PARTS)):
+        sys.modules[f"lmcache{name}"] = mock.MagicMock()
+    from sglang.srt.mem_cache.storage.lmcache import lmc_radix_cache
+
+    connector = Connector()
+    # a stand-in of a stream has no device
+    vars(lmc_radix_cache)["device_stream_context"] = lambda stream: contextlib.nullcontext()
+    counter = lmc_radix_cache.LayerTransferCounter(layers, graphs.Stream(), connector)
+    counter.events, counter.set_consumer = [connector], connector.load
+    return counter
 
 
 class Layers(torch.nn.Module):
@@ -76,7 +117,8 @@ def main(graph: str) -> None:
     cache_controller.LayerLoadingEvent = Arriving
     pool = runner.token_to_kv_pool
     buffers = [pool.get_key_buffer(layer) for layer in range(pool.layer_num)]
-    counter = cache_controller.LayerDoneCounter(len(buffers))
+    counts = of_lmcache if graph == "lmcache" else cache_controller.LayerDoneCounter
+    counter = counts(len(buffers))
     if graph != "breakable":
         runner.model.model = Layers(runner, waits=graph == "compressors")
 
@@ -92,7 +134,7 @@ def main(graph: str) -> None:
     eager = {consumer: answer(consumer)[1] for consumer in (0, 2, -1)}
     # as at a server's start: it makes the counter after the graphs
     pool.register_layer_transfer_counter(None)
-    if graph == "whole":
+    if graph in ("whole", "lmcache"):
         prefill.capture_prefill_whole(runner, BUCKETS, REQUESTS)
     else:
         prefill.capture_prefill(runner, BUCKETS)
