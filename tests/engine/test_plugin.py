@@ -25,6 +25,7 @@ NOT_NEEDED = (
     "experts_of_another_rank",
     "fused_mla_tail_uninitialised",
     "gathering_graph_unequal",
+    "idle_rank_unrecognised",
     "kda_raw_beta",
     "layer_loads_unawaited",
     "linear_attention_captured",
