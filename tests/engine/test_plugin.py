@@ -31,6 +31,7 @@ NOT_NEEDED = (
     "linear_attention_captured",
     "linear_tail_uninitialised",
     "mla_replay_prepared_as_mha",
+    "ngram_gather_unpadded",
     "no_bucket_fits",
     "pooled_indexer_padded",
     "prefill_track_tail",
