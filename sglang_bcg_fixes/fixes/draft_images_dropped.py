@@ -3,7 +3,8 @@
 
 Symptom: With EAGLE3 speculation and a multimodal model, drafts for prompts with images are accepted less often; answers
 stay right but come more slowly. From 0.5.17 with default flags, for the models that keep prefill graphs (Qwen3.5,
-Kimi-K2.5 from 0.5.18); before, only where the breakable backend is chosen explicitly.
+Kimi-K2.5 from 0.5.18); before, only where the breakable backend is chosen explicitly. That some servers even end is
+what draft_ids_out_of_range prevents.
 Cause: A draft's layers take the target's image embeddings from the batch. They are captured with a batch that has none,
 so the graph looks up the token ids.
 Change: Only with SGLANG_BCG_FIX_DRAFT_IMAGES_DROPPED=on, because nothing is answered wrongly without it. A draft whose
