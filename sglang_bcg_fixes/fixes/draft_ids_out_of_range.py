@@ -8,8 +8,8 @@ and with NemotronH's own draft from 0.5.22 on, only where the breakable backend 
 Cause: In the place of an image a batch has ids far outside the vocabulary. Eagerly such a draft takes embeddings from
 the batch. Its graph is captured with a batch that has none, so it looks up the ids.
 Change: Before such a draft's graph is replayed for a batch with images, ids in the memory that it reads are clamped to
-the vocabulary, as SGLang does for the target. Drafts are what they are where the table is divided, and
-SGLANG_BCG_FIX_DRAFT_IMAGES_DROPPED=on makes them right (to 0.5.21).
+the vocabulary, as SGLang does for the target. Where the table is divided, no rank looks such an id up, and nothing
+changes. Drafts do not see the image in either case; SGLANG_BCG_FIX_DRAFT_IMAGES_DROPPED=on lets them (to 0.5.21).
 Remove when: Every release that has to be served gives a draft's graph the embeddings.
 """
 
@@ -30,6 +30,7 @@ FILL = (f"{PREFILL}.load_batch", f"{OLD_PREFILL}.replay_prepare")
 # its layers take the embeddings from the batch by themselves
 DRAFT = "sglang.srt.models.nemotron_h_mtp:NemotronHMultiTokenPredictor.forward"
 EMBEDDINGS = "forward_batch.mm_input_embeds"
+TABLE = "VocabParallelEmbedding"
 
 
 def probe(source: Source) -> Finding:
@@ -52,10 +53,17 @@ def looks_up_ids_of_eagle3(source: Source) -> bool:
 
 def clamp(result: Any, self: Any, forward_batch: Any, **_: Any) -> Any:
     # only a draft's breakable graphs have a buffer for the target's states
-    if getattr(self, STATES, None) is not None and forward_batch.contains_mm_inputs():
+    if getattr(self, STATES, None) is None or not forward_batch.contains_mm_inputs():
+        return result
+    if not is_divided(self.model_runner.model):
         filled = result[0] if isinstance(result, tuple) else result
         filled.input_ids.clamp_(min=0, max=self.model_runner.model_config.vocab_size - 1)
     return result
+
+
+def is_divided(model: Any) -> bool:
+    """Tell whether each rank has a part of the embeddings and leaves ids out that are in none."""
+    return any(type(module).__name__ == TABLE and module.tp_size > 1 for module in model.modules())
 
 
 def has_such_a_draft(launch: Launch) -> bool | None:

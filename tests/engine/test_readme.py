@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from sglang_bcg_fixes.planning import registry
+from sglang_bcg_fixes.source import verdicts
 from tests import processes
 from tests.wheels import NEWEST
 from tests.wheels import RELEASES as ALL_RELEASES
@@ -275,3 +277,12 @@ def test_the_readme_shows_doctors_answer_as_its_page_does() -> None:
     (example,) = re.findall(r"^```\n(\$ bcg-fixes doctor .+?)^```$", README, re.MULTILINE | re.DOTALL)
     assert NEWEST in example
     assert example in (processes.REPOSITORY / "docs" / "launches.md").read_text()
+
+
+def test_the_readme_counts_what_its_release_does_not_need() -> None:
+    (line,) = (line for line in README.splitlines() if line.startswith("bcg-fixes 0.1.0 on sglang"))
+    release, count = parts(re.compile(r".* on sglang (\S+), .*; (\d+) not needed; \.\.\."), line)
+    found = verdicts.recorded()[release]
+    # a guard is applied where nothing is wrong, too
+    fixes = [fix for fix in registry.discover().fixes if fix.patches and not fix.guard]
+    assert int(count) == sum(found[fix.id] != "affected" for fix in fixes)

@@ -42,21 +42,24 @@ def test_a_replay_with_an_image_ends_the_server_without(
     found, _ = processes.beside(release_root(release), *program, **settings.only(fix.FIX.id))
     assert found["applied"] == [fix.FIX.id]
     assert found["without"] == [REPLAYED, ENDED, ENDED, REPLAYED]
-    # the draft does not see the image, as where a rank has a part of the table
+    # the draft does not see the image
     assert found["with"] == [REPLAYED, [False, 2, True], [False, 2, True], REPLAYED]
 
 
 @pytest.mark.parametrize("states", [None, object()])
 @pytest.mark.parametrize("has_image", [False, True])
 @pytest.mark.parametrize("is_tuple", [False, True])
-def test_only_ids_that_a_draft_reads_beside_an_image_are_clamped(
-    states: object, has_image: bool, is_tuple: bool
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_only_ids_that_a_draft_looks_up_beside_an_image_are_clamped(
+    states: object, has_image: bool, is_tuple: bool, ranks: int
 ) -> None:
     filled = types.SimpleNamespace(input_ids=torch.tensor([5, 1_000_000, -7, 127]))
-    model_runner = types.SimpleNamespace(model_config=types.SimpleNamespace(vocab_size=128))
+    table = type(fix.TABLE, (torch.nn.Module,), {"tp_size": ranks})()
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1), table)
+    model_runner = types.SimpleNamespace(model=model, model_config=types.SimpleNamespace(vocab_size=128))
     runner = types.SimpleNamespace(static_draft_hidden_states=states, model_runner=model_runner)
     batch = types.SimpleNamespace(contains_mm_inputs=lambda: has_image)
     result = (filled, "ends") if is_tuple else filled
     assert fix.clamp(result, runner, batch) is result
-    clamped = states is not None and has_image
+    clamped = states is not None and has_image and ranks == 1
     assert filled.input_ids.tolist() == ([5, 127, 0, 127] if clamped else [5, 1_000_000, -7, 127])
