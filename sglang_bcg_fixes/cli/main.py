@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`bcg-fixes` doctor, explain, list, status, report, bisect, verify, bench; none imports SGLang or torch here."""
+"""`bcg-fixes` and its commands; none imports SGLang or torch here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang_bcg_fixes import __version__, flags
-from sglang_bcg_fixes.cli import bisect, doctor, for_launch, ranks, report_file, run_module, status, terminal
+from sglang_bcg_fixes.cli import (
+    bisect,
+    completion,
+    doctor,
+    for_launch,
+    ranks,
+    report_file,
+    run_module,
+    status,
+    terminal,
+)
 from sglang_bcg_fixes.cli.harmless import HARMLESS
 from sglang_bcg_fixes.lab.bench import command as bench
 from sglang_bcg_fixes.lab.verify import command as verify
@@ -137,6 +147,14 @@ def parser() -> argparse.ArgumentParser:
     )
     command.add_argument("words", nargs="+", metavar="COMMAND", help="starts a server, asks it, prints the answer")
     command.set_defaults(run=run_bisect)
+
+    command = commands.add_parser(
+        "completion",
+        help='words for a shell: eval "$(bcg-fixes completion bash)"',
+        description="Prints what the shell evaluates, at its start or now.",
+    )
+    command.add_argument("shell", choices=completion.SHELLS)
+    command.set_defaults(run=run_completion)
 
     command = commands.add_parser(
         "verify",
@@ -325,6 +343,14 @@ def run_bisect(options: argparse.Namespace) -> int:
     verb = "changes the answer" if len(found) == 1 else "change the answer together"
     print(f"{' and '.join(found)} {verb}: with {off} alone it {alike}")
     print("\n".join(f"`bcg-fixes explain {name}` says what it is for" for name in found))
+    return GOOD
+
+
+def run_completion(options: argparse.Namespace) -> int:
+    known = registry.discover()
+    ids = [*(fix.id for fix in known.fixes), *(kernel.op for kernel in known.kernels)]
+    values = {"ID": ids, "IDS": ids, "GPU": list(for_launch.GPUS), "V": list(verdicts.recorded())}
+    print(completion.script(options.shell, parser(), values), end="")
     return GOOD
 
 
