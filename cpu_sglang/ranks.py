@@ -14,11 +14,15 @@ import os
 import pathlib
 import socket
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from . import one_batch
+
+# after the last one of them was to write where it waits
+SECONDS_FOR_STACKS = 5
 
 
 class NotAllAnswered(Exception):
@@ -73,17 +77,23 @@ def each(count: int, act: Callable[[Rank], Any], seconds: float = 200) -> list[A
             process.start()
         for _, sender in pipes:
             sender.close()
-        found = [received(receiver, seconds + 10) for receiver, _ in pipes]
+        until = time.monotonic() + seconds + SECONDS_FOR_STACKS
+        found = [received(receiver, max(until - time.monotonic(), 0)) for receiver, _ in pipes]
+        ended = [process.exitcode for process in processes]
         for process in processes:
             process.kill()
             process.join()
         if None in found:
             told = [
-                f"rank {number}: {answer or f'exit status {processes[number].exitcode} {stacks[number].read_text()}'}"
+                f"rank {number}: {answer or f'{how(ended[number])} {stacks[number].read_text()}'}"
                 for number, answer in enumerate(found)
             ]
             raise NotAllAnswered("\n".join([f"not every rank has answered within {seconds:.0f} s", *told]))
     return [answer for (answer,) in found]
+
+
+def how(status: int | None) -> str:
+    return "still running" if status is None else f"exit status {status}"
 
 
 def received(receiver: Any, seconds: float) -> Any:
@@ -96,7 +106,8 @@ def received(receiver: Any, seconds: float) -> Any:
 
 def be(rank: Rank, act: Callable[[Rank], Any], sender: Any, stacks: pathlib.Path, seconds: float) -> None:
     with stacks.open("w") as file:
-        faulthandler.dump_traceback_later(seconds, exit=True, file=file)
+        # a rank that ended here would end those that wait for it, before they have written their own
+        faulthandler.dump_traceback_later(seconds, file=file)
         # SGLang wants a NUMA node for each rank, or to be told
         mine = itertools.cycle(sorted(os.sched_getaffinity(0)))
         os.environ["SGLANG_CPU_OMP_THREADS_BIND"] = "|".join(str(next(mine)) for _ in range(rank.count))
