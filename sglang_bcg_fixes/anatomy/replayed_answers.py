@@ -9,6 +9,7 @@ from typing import Any
 
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, PREFILL
 from sglang_bcg_fixes.engine.swapped import replaced
+from sglang_bcg_fixes.model import How, PatchPoint
 from sglang_bcg_fixes.source.syntax import Definition
 from sglang_bcg_fixes.source.tree import Source
 
@@ -28,6 +29,14 @@ def trims(source: Source) -> bool:
 def runs_the_model(source: Source) -> bool:
     """True where Python of the model runs at a replay; before, its graphs hold the whole model."""
     return trims(source) or "self.model_runner.model.forward" in answer_maker(source).calls
+
+
+def points(when_trimming: Callable[..., Any], when_replaying: Callable[..., Any]) -> tuple[PatchPoint, PatchPoint]:
+    """Patch what makes the answer, in each release the one of the two that does."""
+    return (
+        PatchPoint((TRIM,), How.AROUND, when_trimming, needed=trims),
+        PatchPoint(REPLAYS, How.AROUND, when_replaying, needed=lambda source: not trims(source)),
+    )
 
 
 @contextlib.contextmanager

@@ -40,21 +40,19 @@ def cases_of(parser: argparse.ArgumentParser, values: Mapping[str, Sequence[str]
     """Each pattern of a command and the word before, the most special first, and the words that go there."""
     (commands,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     for name, command in commands.choices.items():
-        options = [option for action in command._actions for option in action.option_strings]
+        options: list[str] = []
+        takes_a_file: list[str] = []
         for action in command._actions:
-            known = list(action.choices or values.get(action.metavar if isinstance(action.metavar, str) else "", ()))
-            if known and action.option_strings:
-                yield "|".join(f'"{name} {option}"' for option in action.option_strings), known
-            elif known:
+            options += action.option_strings
+            known = list(action.choices or values.get(str(action.metavar), ()))
+            if not action.option_strings:
                 options += known
-        takes_a_word = [
-            option
-            for action in command._actions
-            for option in action.option_strings
-            if action.nargs != 0 and not (action.choices or values.get(str(action.metavar)))
-        ]
-        if takes_a_word:
+            elif known:
+                yield "|".join(f'"{name} {option}"' for option in action.option_strings), known
+            elif action.nargs != 0:
+                takes_a_file += action.option_strings
+        if takes_a_file:
             # nothing is known of that word: the shell completes files
-            yield "|".join(f'"{name} {option}"' for option in takes_a_word), []
+            yield "|".join(f'"{name} {option}"' for option in takes_a_file), []
         yield f'"{name} "*', options
     yield '" "*', [*commands.choices, *(option for action in parser._actions for option in action.option_strings)]

@@ -21,17 +21,10 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import DIFFUSION, FULL_PREFILL_GRAPHS, PREFILL_GRAPHS
-from sglang_bcg_fixes.anatomy.replayed_answers import (
-    REPLAYS,
-    TRIM,
-    answer_maker,
-    passed_through,
-    runs_the_model,
-    trims,
-)
+from sglang_bcg_fixes.anatomy.replayed_answers import answer_maker, passed_through, points, runs_the_model
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.concern import ends
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.model import Fix
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
 
@@ -75,10 +68,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(
-        PatchPoint((TRIM,), How.AROUND, keep_when_trimming, needed=trims),
-        PatchPoint(REPLAYS, How.AROUND, keep_when_replaying, needed=lambda source: not trims(source)),
-    ),
+    patches=points(keep_when_trimming, keep_when_replaying),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
     concerns=ends(DIFFUSION, PREFILL_GRAPHS | FULL_PREFILL_GRAPHS),

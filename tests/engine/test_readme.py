@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the README and docs/evidence.md say of answers and times, against the recorded files."""
+"""The statements of the README and docs/evidence.md about answers and times, against the recorded files."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ def test_in_kubernetes_the_names_and_ports_belong_together() -> None:
 
 
 def verified(folder: pathlib.Path, unit: str) -> list[str]:
-    """What systemd says of a unit whose programs are there."""
+    """Have systemd judge a unit whose programs are there."""
     for name in ("bcg-fixes", "python"):
         (folder / name).write_text("#!/bin/sh\n")
         (folder / name).chmod(0o755)

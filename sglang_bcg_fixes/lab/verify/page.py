@@ -135,4 +135,5 @@ def strip(server: Server) -> str:
 
 
 def square(colour: str) -> str:
-    return f'<svg aria-hidden="true" width="{SIDE}" height="{SIDE}"><rect width="9" height="9" fill="{colour}"/></svg>'
+    side = f'width="{SIDE}" height="{SIDE}"'
+    return f'<svg aria-hidden="true" {side}><rect {side} fill="{colour}"/></svg>'
