@@ -130,7 +130,9 @@ def parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser("report", help="one file to send with a report, without what is yours")
     command.add_argument("--log", action="append", type=pathlib.Path, default=[], help="a server's; repeat for more")
-    command.add_argument("--file", type=pathlib.Path, default=pathlib.Path("bcg-fixes-report.json"))
+    command.add_argument(
+        "--file", type=pathlib.Path, default=pathlib.Path("bcg-fixes-report.json"), help="by default %(default)s"
+    )
     command.set_defaults(run=run_report)
 
     command = commands.add_parser(
@@ -145,7 +147,7 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--folder", type=pathlib.Path, metavar="DIR", help="for the output of each run; by default a new one"
     )
-    command.add_argument("words", nargs="+", metavar="COMMAND", help="starts a server, asks it, prints the answer")
+    command.add_argument("words", nargs="+", metavar="-- COMMAND", help="starts a server, asks it, prints the answer")
     command.set_defaults(run=run_bisect)
 
     command = commands.add_parser(

@@ -46,7 +46,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         "--arms", default=",".join(servers.ARMS), metavar="A,B", help="of the servers (default: %(default)s)"
     )
     command.add_argument("--rounds", type=int, metavar="N", help=f"default: {ROUNDS}; at least {timing.LEAST_ROUNDS}")
-    command.add_argument("--jsonl", type=pathlib.Path, default=pathlib.Path("bench.jsonl"), metavar="FILE")
+    command.add_argument(
+        "--jsonl",
+        type=pathlib.Path,
+        default=pathlib.Path("bench.jsonl"),
+        metavar="FILE",
+        help="write everything there (default: %(default)s)",
+    )
     command.add_argument("--plots", type=pathlib.Path, metavar="DIR", help="default: where the JSONL is")
     command.add_argument("--plot-only", type=pathlib.Path, metavar="FILE", help="print and plot an earlier JSONL")
     command.add_argument("--python", default=sys.executable, metavar="PATH", help="of an environment with SGLang")
