@@ -15,6 +15,8 @@ from sglang_bcg_fixes.concern import Condition, Launch
 from sglang_bcg_fixes.source.tree import Source
 
 BACKEND, CONFIG, ENABLE = "--cuda-graph-backend-prefill", "--cuda-graph-config", "--enable-breakable-cuda-graph"
+# they name another backend, or none
+OTHER_BACKENDS = (BACKEND, "--disable-piecewise-cuda-graph", "--enforce-piecewise-cuda-graph")
 BACKENDS = ("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend")
 STRATEGY = ("--mamba-radix-cache-strategy", "--mamba-scheduler-strategy")
 ALGORITHM = "--speculative-algorithm"
@@ -138,7 +140,7 @@ def makes_prefill_graphs(launch: Launch) -> bool | None:
     asked = is_asked_for(launch)
     if asked is not False:
         return asked
-    if launch.given("--disable-cuda-graph", "--disable-prefill-cuda-graph", "--disable-piecewise-cuda-graph", BACKEND):
+    if launch.given("--disable-cuda-graph", "--disable-prefill-cuda-graph", *OTHER_BACKENDS):
         return False
     # whether the model and the other flags go with it is SGLang's to say
     return None if has_breakable_graphs_by_default(launch.source) else False

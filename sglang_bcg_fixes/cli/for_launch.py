@@ -26,12 +26,15 @@ GPUS = {
     **dict.fromkeys(("a100", "a800", "a10", "a40", "l4", "l40s", "rtx4090"), AMPERE),
 }
 MODEL_FLAGS = ("--model-path", "--model")
+# of `sglang serve MODEL`
+SERVE = "serve"
 OVERRIDE = "--json-model-override-args"
 AUTO = "auto"
 MENDED, NOT_MENDED, OFF = "mended", "NOT MENDED", "off"
 STATES = {Action.APPLY: MENDED, Action.OFF: OFF}
 # so that a screen holds the answer; -v has the others
 LINES = 10
+NOTICES = 3
 LAUNCH = "python -m sglang.launch_server"
 
 
@@ -84,7 +87,7 @@ class Answer:
         return "\n".join(self.lines(everything))
 
     def lines(self, everything: bool) -> Iterator[str]:
-        first, last = list(self.beginning()), list(self.end())
+        first, last = list(self.beginning()), list(self.end(everything))
         yield from first
         # one for the line that counts the others
         room = LINES - len(first) - len(last) - 1
@@ -105,11 +108,15 @@ class Answer:
         told = f"{len(self.items)} of the {known} defects there concern this launch"
         yield f"{told}: {counted(self.items)}" if self.items else told
 
-    def end(self) -> Iterator[str]:
+    def end(self, everything: bool) -> Iterator[str]:
         for choice, form, conditions in self.kernels:
             yield told("faster", form, choice.whose, choice.subject.title + worth(choice), conditions)
-        for word in self.strange:
-            yield f"{word} is no option of this release; it was not taken into account"
+        noticed = self.noticed
+        # one more would take no less room than the line that counts
+        shown = len(noticed) if everything or len(noticed) <= NOTICES else NOTICES - 1
+        yield from noticed[:shown]
+        if noticed[shown:]:
+            yield f"and {len(noticed) - shown} more options and settings that are not as they should be: -v"
         yield from self.examined.problems
         if self.examined.loading:
             yield self.examined.loading
@@ -125,6 +132,12 @@ class Answer:
             yield f"{'':16} {'':10} {fix.flag}=on mends it"
         elif item.state != MENDED and (way := doctor.workaround(fix, self.examined.source)):
             yield f"{'':16} {'':10} avoid it: {way.flags}"
+
+    @property
+    def noticed(self) -> list[str]:
+        """A sentence on each option of the command and setting of ours that does not count, or soon will not."""
+        options = [f"{word} is no option of this release; it was not taken into account" for word in self.strange]
+        return [*options, *self.examined.look_alikes, *self.examined.retired]
 
     @property
     def kernels(self) -> list[tuple[Choice, str, list[str]]]:
@@ -176,6 +189,8 @@ class Answer:
                 for choice, form, left_open in self.kernels
             },
             "loading": self.examined.loading,
+            "look_alikes": list(self.examined.look_alikes),
+            "retired": list(self.examined.retired),
             "problems": list(self.examined.problems),
             "good": self.is_good,
         }
@@ -222,8 +237,11 @@ def worst(concerns: Sequence[Concern], launch: Launch) -> Concern | None:
 
 
 def read(source: Source, model: str | None, words: Sequence[str], gpu: str | None) -> Launch:
-    """The launch, from a configuration and the words of a command; those before the first flag are not looked at."""
-    options = {source.option(name): given for name, given in options_in(words).items()}
+    """The launch, from a configuration and the words of a command.
+
+    Of those before the first flag only the model of `sglang serve MODEL` is looked at.
+    """
+    options = options_in(source, words)
     given = next((options[name][0] for name in MODEL_FLAGS if options.get(name)), None)
     named = model or given
     if named is None:
@@ -236,15 +254,23 @@ def read(source: Source, model: str | None, words: Sequence[str], gpu: str | Non
     return Launch(source, config, options, GPUS[gpu] if gpu else "")
 
 
-def options_in(words: Sequence[str]) -> dict[str, list[str]]:
-    options: dict[str, list[str]] = {}
-    last: list[str] | None = None
+def options_in(source: Source, words: Sequence[str]) -> dict[str, list[str]]:
+    """The options of a command as SGLang takes them: of those that set the same value, the last one counts."""
+    # by the value that they set
+    found: dict[str, tuple[str, list[str]]] = {}
+    last = found.setdefault("", ("", []))[1]
     for word in words:
         if word.startswith("--"):
-            name, is_split, value = word.partition("=")
-            last = options[name] = [value] if is_split else []
-        elif last is not None:
+            name, is_split, text = word.partition("=")
+            option = source.option(name)
+            last = [text] if is_split else []
+            found[source.value_of(option)] = option, last
+        else:
             last.append(word)
+    before = found.pop("")[1]
+    options = dict(found.values())
+    if SERVE in before[:-1] and not any(map(options.get, MODEL_FLAGS)):
+        return {MODEL_FLAGS[0]: [before[before.index(SERVE) + 1]], **options}
     return options
 
 

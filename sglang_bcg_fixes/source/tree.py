@@ -6,11 +6,11 @@ from __future__ import annotations
 import ast
 import functools
 import pathlib
-import re
 import zipfile
 import zlib
 from typing import Protocol
 
+from sglang_bcg_fixes.source import options
 from sglang_bcg_fixes.source.finding import Finding, Verdict
 from sglang_bcg_fixes.source.syntax import Definition, Drifted, Named, bound_names, is_enabled_break, statements
 
@@ -143,13 +143,16 @@ class Source:
         found = [option for option in self._options if option.startswith(word)]
         return found[0] if len(found) == 1 and word not in self._options else word
 
+    def value_of(self, option: str) -> str:
+        """The name of the value that an option sets; others may set it, too, and then the last one counts."""
+        return self._options.get(option, option)
+
     @functools.cached_property
-    def _options(self) -> frozenset[str]:
+    def _options(self) -> dict[str, str]:
+        # options are added to the parser or, in later releases, are fields of the classes that it is derived from
         files = ["sglang/srt/server_args.py", *self.files.modules("sglang/srt/arg_groups/fields")]
-        text = "\n".join(self.text(file) or "" for file in files)
-        # an option is a string in the parser or, in later releases, a field of the class it is derived from
-        fields = re.findall(r"^    (\w+)\s*:", text, re.MULTILINE)
-        return frozenset(re.findall(r'"(--[\w-]+)"', text)) | {f"--{name.replace('_', '-')}" for name in fields}
+        trees = [self._tree(file.removesuffix(".py").replace("/", "."))[1] for file in files]
+        return {name: value for tree in trees if tree for name, value in options.options_in(tree).items()}
 
     def is_graph_break(self, module: str, name: str) -> bool:
         """Tell whether SGLang's `eager_on_graph` makes this name (or "Class.method") a break."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -22,10 +22,34 @@ LLAMA = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2}
 HYBRID = {**LLAMA, "architectures": ["FalconH1ForCausalLM"], "mamba_d_ssm": 64}
 TRUE, FALSE = Condition("a", lambda launch: True), Condition("b", lambda launch: False)
 OPEN = Condition("c", lambda launch: None)
+COMMANDS = (
+    "--tp 2 --tp-size 4",
+    "--tp-size 4 --tp=2",
+    "--tp 2 --tensor-parallel-size 4 --tp 8",
+    "--tensor-p 2 --data-parallel-size 2 --dp 4",
+    "--model a --model-path b --page-size 16",
+    "--enable-lora --lora-paths a=b",
+    "--lora-paths a=b c=d --enable-lora --lora-paths e=f",
+    "--speculative-algo EAGLE --speculative-algorithm NGRAM --speculative-eagle-topk 4",
+    "--attention-backend fa3 --attention-back triton",
+    "--disable-overlap-s --disable-overlap-schedule",
+    "--cuda-graph-backend-prefill breakable --cuda-graph-backend-prefill=disabled",
+    "--mamba-radix-cache-strategy no_buffer --mamba-radix extra_buffer",
+    "--no-lora-strict-loading --lora-strict-loading",
+)
+# that release has several flags for one value
+OLDER = (
+    "--cuda-graph-backend-prefill full --enable-breakable-cuda-graph",
+    "--enable-breakable-cuda-graph --disable-piecewise-cuda-graph",
+    "--disable-piece --cuda-graph-backend-prefill full",
+    "--mamba-scheduler-strategy no_buffer --mamba-radix-cache-strategy extra_buffer",
+    "--cuda-graph-bs-prefill 4 8 --piecewise-cuda-graph-tokens 6 12",
+)
 
 
 def launch(words: str = "", config: Mapping[str, Any] = LLAMA, chip: str = "", release: str = wheels.NEWEST) -> Launch:
-    return Launch(releases.in_folder(wheels.unpacked(release)), config, for_launch.options_in(words.split()), chip)
+    source = releases.in_folder(wheels.unpacked(release))
+    return Launch(source, config, for_launch.options_in(source, words.split()), chip)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +162,39 @@ def test_before_0515_there_are_no_graphs_unless_asked_for() -> None:
     assert launches.PREFILL_GRAPHS.holds(launch("--enable-breakable-cuda-graph", release="0.5.13")) is True
 
 
+@pytest.mark.parametrize(
+    ("words", "holds"),
+    [
+        ("--cuda-graph-backend-prefill breakable --disable-piecewise-cuda-graph", False),
+        ("--disable-piecewise-cuda-graph --cuda-graph-backend-prefill breakable", True),
+        ("--cuda-graph-backend-prefill=disabled --enable-breakable-cuda-graph", True),
+        ("--enable-breakable-cuda-graph --cuda-graph-backend-prefill disabled", False),
+        ("--enforce-piecewise-cuda-graph", False),
+    ],
+)
+def test_where_two_flags_choose_the_graphs_the_last_one_does(words: str, holds: bool) -> None:
+    assert launches.PREFILL_GRAPHS.holds(launch(words, release="0.5.17")) is holds
+
+
+@pytest.mark.parametrize(("release", "commands"), [(wheels.NEWEST, COMMANDS), ("0.5.17", COMMANDS + OLDER)])
+def test_a_command_is_read_as_sglang_reads_it(release: str, commands: Sequence[str]) -> None:
+    root = wheels.unpacked(release)
+    source = releases.in_folder(root)
+    taken = {words: for_launch.options_in(source, words.split()) for words in commands}
+    flat = [[part for option, given in options.items() for part in (option, *given)] for options in taken.values()]
+    arguments = json.dumps([*(words.split() for words in commands), *flat])
+    done = processes.on_cpu(root, "-m", "tests.scenarios.parsed_commands", arguments, cold=True)
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.splitlines()[-1])
+    ours, theirs = said["read"][len(commands) :], said["read"][: len(commands)]
+    assert ours == theirs and all(theirs)
+    for options, read in zip(taken.values(), theirs, strict=True):
+        # one option for each value that is set, and none for another
+        assert sorted(map(source.value_of, options)) == sorted(read), options
+    assert {name: source.value_of(name) for name in said["options"]} == said["options"]
+    assert all(map(source.has_option, said["options"])) and not source.has_option("--custom-sigquit-handler")
+
+
 def test_before_0515_compiled_graphs_are_the_default() -> None:
     condition = launches.COMPILED_PREFILL_GRAPHS
     assert condition.holds(launch(release="0.5.14")) is None
@@ -213,11 +270,27 @@ def test_a_fix_that_is_off_is_named_with_the_flag_that_turns_it_on(tmp_path: pat
     assert "SGLANG_BCG_FIX_DRAFT_STATES_DROPPED=on mends it" in said
 
 
-def test_json_has_the_same(tmp_path: pathlib.Path) -> None:
+def test_json_has_the_same(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BCG_FIXES", "off")
     said = json.loads(doctor(*root("0.5.15.post1"), "--model", folder(tmp_path, HYBRID), "--json"))
     ids = [each["id"] for each in said["concerns"]]
     assert said["format"] == 1 and said["good"] and said["architectures"] == ["FalconH1ForCausalLM"]
+    assert len(said["look_alikes"]) == 1 and said["retired"] == []
     assert "ssm_mixer_captured" in ids and "sparse_attention_captured" not in ids
+
+
+def test_many_things_to_notice_leave_room_for_defects(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["BCGFIXES", "BCG_FIXES", "BCG_KERNELS"]
+    for name in names:
+        monkeypatch.setenv(name, "off")
+    words = (*root("0.5.15.post1"), "--model", folder(tmp_path, HYBRID))
+    three = doctor(*words).splitlines()
+    assert len(three) <= 10 and [line.split()[0] for line in three[-4:-1]] == names
+    four = doctor(*words, "--", "--nowhere").splitlines()
+    assert len(four) <= 10 and four[2].startswith("wrong answers")
+    assert four[-4].startswith("--nowhere is no option") and four[-3].startswith("BCGFIXES")
+    assert four[-2] == "and 2 more options and settings that are not as they should be: -v"
+    assert set(names) <= {line.split()[0] for line in doctor(*words, "-v", "--", "--nowhere").splitlines()}
 
 
 def test_an_option_that_the_release_does_not_have_is_named(tmp_path: pathlib.Path) -> None:
@@ -260,6 +333,16 @@ def test_what_is_said_of_a_shortened_option_is_what_is_said_of_the_whole(tmp_pat
     words = ("--tp", "2", "--disable-overlap-s", "--json-model-override-args", "{ }")
     said = doctor(*root("0.5.11"), "--model", folder(tmp_path, LLAMA), "--", *words)
     assert "no option" not in said and "schedule_writes" not in said
+
+
+def test_the_model_of_sglang_serve_needs_no_flag(tmp_path: pathlib.Path) -> None:
+    model = folder(tmp_path, HYBRID)
+    said = doctor(*root("0.5.16"), "--", "sglang", "serve", model, "--tp", "2")
+    assert said.startswith("FalconH1ForCausalLM") and said.endswith(f"--model-path {model} --tp-size 2\n")
+    assert "give its server's flags with --model-path" in doctor(*root("0.5.16"), "--", "sglang", "serve", status=2)
+    source = releases.in_folder(wheels.unpacked(wheels.NEWEST))
+    both = for_launch.options_in(source, ["serve", "a", "--model", "b"])
+    assert both == {"--model": ["b"]}
 
 
 def test_the_command_to_run_is_quoted_for_a_shell(tmp_path: pathlib.Path) -> None:

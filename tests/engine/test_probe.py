@@ -9,7 +9,7 @@ import zipfile
 import pytest
 
 from sglang_bcg_fixes.planning.plan import ask
-from sglang_bcg_fixes.source import releases
+from sglang_bcg_fixes.source import options, releases
 from sglang_bcg_fixes.source.finding import Finding, Verdict
 from sglang_bcg_fixes.source.syntax import Definition, Drifted
 from sglang_bcg_fixes.source.tree import Folder, Source, Wheel, affected
@@ -50,15 +50,45 @@ not_a_product = eager_on_graph(False)(outer)
 other = some_decorator(True)(outer)
 '''
 
+ARGUMENTS = """
+class Args:
+    new_style: A[int, "a text"] = 1
+    renamed: A[str, Arg(help="a text", cli_name="--name", aliases=["--alias", "--other-alias"]), NS("a")] = ""
+    formatted: Annotated[int, f"a {text}"] = 1
+    yes_or_no: A[bool, Arg(action=argparse.BooleanOptionalAction)] = False
+    hidden: A[int, Arg(no_cli=True)] = 1
+    undescribed: A[int, NS("a")] = 1
+    plain: int = 1
+
+    def add_cli_args(parser):
+        parser.add_argument("--old-style", "-o", "--older-style", type=int)
+        if True:
+            parser.add_argument("--deprecated", dest="new_style", action=Deprecated)
+        parser.add_argument("positional")
+        print("--no-option")
+"""
+OPTIONS = {
+    "--new-style": "new_style",
+    "--name": "renamed",
+    "--alias": "renamed",
+    "--other-alias": "renamed",
+    "--formatted": "formatted",
+    "--yes-or-no": "yes_or_no",
+    "--no-yes-or-no": "yes_or_no",
+    "--old-style": "old_style",
+    "--older-style": "old_style",
+    "--deprecated": "new_style",
+}
+
 
 @pytest.fixture
 def source(tmp_path: pathlib.Path) -> Source:
     package = tmp_path / "sglang" / "srt"
     package.mkdir(parents=True)
     (package / "thing.py").write_text(TEXT)
-    (package / "server_args.py").write_text('parser.add_argument("--old-style")\nclass Args:\n    new_style: int = 1\n')
+    (package / "server_args.py").write_text(ARGUMENTS)
     (package / "arg_groups" / "fields").mkdir(parents=True)
-    (package / "arg_groups" / "fields" / "more.py").write_text("class More:\n    in_a_group: A[int, ...] = 1\n")
+    (package / "arg_groups" / "fields" / "more.py").write_text("class More:\n    in_a_group: A[int, 'more'] = 1\n")
     return Source(Folder(tmp_path))
 
 
@@ -77,7 +107,12 @@ def test_a_wheel_answers_as_its_folder_does(source: Source, tmp_path: pathlib.Pa
         assert one and other and one.evidence == other.evidence
     for option in ("--old-style", "--new-style", "--in-a-group", "--nowhere"):
         assert source.has_option(option) == wheel.has_option(option) == (option != "--nowhere")
+        assert source.value_of(option) == wheel.value_of(option)
     assert wheel.find("sglang.srt.gone:x") is None and not wheel.has_module("sglang.srt.gone")
+
+
+def test_options_are_those_that_a_parser_gets() -> None:
+    assert options.options_in(ast.parse(ARGUMENTS)) == OPTIONS
 
 
 def test_what_was_forgotten_is_read_again(source: Source) -> None:

@@ -139,6 +139,19 @@ def test_doctor_tells_of_it(extra: Extra, tmp_path: pathlib.Path) -> None:
     assert code == 0 and json.loads(said)["retired"] == [f"{SENTENCE}0.4 on no server starts with it"]
 
 
+def test_doctor_of_a_launch_tells_of_it_and_of_a_look_alike(
+    extra: Extra, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
+    monkeypatch.setenv("BCG_FIXES", "off")
+    command = ("doctor", "--model", str(tmp_path))
+    _, said, _ = with_a_retired_flag(extra, tmp_path / "reports", "0.3.0", *command)
+    assert len(said.splitlines()) <= 10
+    lines = said.splitlines()[2:]
+    assert f"{SENTENCE}0.4 on no server starts with it" in lines
+    assert "BCG_FIXES is set, and nobody reads it; did you mean SGLANG_BCG_FIXES?" in lines
+
+
 def test_other_commands_warn(extra: Extra, tmp_path: pathlib.Path) -> None:
     code, _, log = with_a_retired_flag(extra, tmp_path / "reports", "0.3.0", "list")
     assert code == 0 and f"bcg-fixes list: warning: {SENTENCE}" in log, log
