@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pluggy
 
-from sglang_bcg_fixes.model import Fix, Kernel
+from sglang_bcg_fixes.model import Fix, Kernel, Retired
 
 PROJECT = "sglang_bcg_fixes"
 
@@ -23,3 +23,8 @@ def bcg_fixes() -> Sequence[Fix]:  # type: ignore[empty-body]
 @hookspec
 def bcg_kernels() -> Sequence[Kernel]:  # type: ignore[empty-body]
     """The operations that this package implements."""
+
+
+@hookspec
+def bcg_retired_flags() -> Sequence[Retired]:  # type: ignore[empty-body]
+    """The flags that this package had: a server with one warns, and starts until the version that refuses it."""

@@ -7,12 +7,10 @@ import dataclasses
 import difflib
 import os
 import pathlib
-import re
 import tempfile
 from collections.abc import Iterable, Mapping
 
-from sglang_bcg_fixes import __version__
-from sglang_bcg_fixes.model import Fix, Kernel
+from sglang_bcg_fixes.model import Fix, Kernel, Retired
 
 PREFIX = "SGLANG_BCG_"
 FIXES = "SGLANG_BCG_FIXES"
@@ -52,25 +50,8 @@ class Flag:
     doc: str
 
 
-@dataclasses.dataclass(frozen=True)
-class Retired:
-    """A name that was a flag: `since` and the version after it warn, and `refused_from` on it is a mistake again.
-
-    A flag that was renamed counts as the one that it is called `now`.
-    """
-
-    since: str
-    refused_from: str
-    why: str
-    now: str = ""
-
-    @property
-    def is_refused(self) -> bool:
-        return series(__version__) >= series(self.refused_from)
-
-
-# by name; docs/compatibility.md has the rules
-RETIRED: dict[str, Retired] = {}
+# of ours; docs/compatibility.md has the rules
+RETIRED: tuple[Retired, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,20 +118,25 @@ def table(fixes: Iterable[Fix], kernels: Iterable[Kernel]) -> list[Flag]:
     return rows
 
 
-def read(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mapping[str, str] | None = None) -> Settings:
+def read(
+    fixes: Iterable[Fix],
+    kernels: Iterable[Kernel],
+    environ: Mapping[str, str] | None = None,
+    retired: Iterable[Retired] = (),
+) -> Settings:
     """The settings in force; every mistake is named in one error."""
     environ = os.environ if environ is None else environ
     fixes = [fix for fix in fixes if fix.patches]
-    kernels = list(kernels)
+    kernels, retired = list(kernels), list(retired)
     rows = {flag.name: flag for flag in table(fixes, kernels)}
     given = {name: value.strip() for name, value in environ.items() if name.startswith(PREFIX) and value.strip()}
     given = {name: value for name, value in given.items() if name not in OF_SGLANG}
-    for name in sorted(given.keys() & RETIRED.keys() - rows.keys()):
-        flag = RETIRED[name]
-        if not flag.is_refused:
-            value = given.pop(name)
+    refused = {flag.name: flag for flag in retired if flag.is_refused}
+    for flag in sorted(retired, key=lambda flag: flag.name):
+        if flag.name in given and flag.name not in refused:
+            value = given.pop(flag.name)
             given |= {flag.now: value} if flag.now and flag.now not in given else {}
-    mistakes = [f"{name} {why_none(name, rows)}" for name in sorted(given) if name not in rows]
+    mistakes = [f"{name} {why_none(name, rows, refused)}" for name in sorted(given) if name not in rows]
     chosen = {name: flag.default for name, flag in rows.items()}
     for name, value in sorted(given.items()):
         if name not in rows or "|" not in rows[name].values:
@@ -227,29 +213,24 @@ def look_alikes(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mappin
     return found
 
 
-def retired(environ: Mapping[str, str] | None = None) -> list[str]:
+def said_of(retired: Iterable[Retired], environ: Mapping[str, str] | None = None) -> list[str]:
     """Settings by names that were flags and that stop no server yet, each in a sentence."""
     environ = os.environ if environ is None else environ
     found = []
-    for name, flag in sorted(RETIRED.items()):
-        if environ.get(name, "").strip() and not flag.is_refused:
+    for flag in sorted(retired, key=lambda flag: flag.name):
+        if environ.get(flag.name, "").strip() and not flag.is_refused:
             is_used = flag.now and not environ.get(flag.now, "").strip()
             effect = f"it counts as {flag.now}" if is_used else f"{flag.now or 'nothing'} counts in its place"
             end = f"from {flag.refused_from} on no server starts with it"
-            found.append(f"{name} is set, and was retired in {flag.since}: {flag.why}; {effect}, and {end}")
+            found.append(f"{flag.name} is set, and {flag.says}; {effect}, and {end}")
     return found
 
 
-def why_none(name: str, rows: Iterable[str]) -> str:
+def why_none(name: str, rows: Iterable[str], retired: Mapping[str, Retired]) -> str:
     """Say of a name that it is no flag, and why or which one was meant."""
-    if flag := RETIRED.get(name):
-        return f"was retired in {flag.since}: {flag.why}; {f'set {flag.now}' if flag.now else 'unset it'}"
+    if flag := retired.get(name):
+        return f"{flag.says}; {f'set {flag.now}' if flag.now else 'unset it'}"
     return f"is not a flag{nearest(name, rows)}"
-
-
-def series(version: str) -> tuple[int, ...]:
-    """The first two numbers of a version: the third one retires nothing."""
-    return tuple(map(int, re.findall(r"\d+", version)[:2]))
 
 
 def squeezed(name: str) -> str:

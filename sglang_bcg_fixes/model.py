@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from sglang_bcg_fixes import __version__
 from sglang_bcg_fixes.concern import Concern
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source
@@ -322,3 +323,38 @@ class Choice(Decision[Kernel]):
             "rejected": dict(self.rejected),
             "evidence": [dataclasses.asdict(item) for item in self.finding.evidence],
         }
+
+
+@dataclasses.dataclass(frozen=True)
+class Retired:
+    """A name that was a flag: `since` and the version after it warn, and `refused_from` on it is a mistake again.
+
+    A flag that was renamed counts as the one that it is called `now`. The versions are those of the package that had
+    it; the registry sets which package that is, and its installed version.
+    """
+
+    name: str
+    since: str
+    refused_from: str
+    why: str
+    now: str = ""
+    owner: str = OURS
+    version: str = __version__
+
+    @property
+    def id(self) -> str:
+        return self.name
+
+    @property
+    def is_refused(self) -> bool:
+        return series(self.version) >= series(self.refused_from)
+
+    @property
+    def says(self) -> str:
+        whose = "" if self.owner == OURS else f"{self.owner} "
+        return f"was retired in {whose}{self.since}: {self.why}"
+
+
+def series(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version: the third one retires nothing."""
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))

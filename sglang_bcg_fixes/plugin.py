@@ -41,8 +41,8 @@ def load() -> Process:
         started = time.perf_counter()
         try:
             known = registry.discover()
-            settings = flags.read(known.fixes, known.kernels)
-            for words in (*flags.look_alikes(known.fixes, known.kernels), *flags.retired()):
+            settings = known.settings()
+            for words in known.warnings():
                 say(logging.WARNING, f"bcg-fixes: {words}")
             source = releases.installed()
             if source is None:

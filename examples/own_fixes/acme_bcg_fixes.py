@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang_bcg_fixes.api import hookimpl
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.model import Fix, How, PatchPoint, Retired
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
 
@@ -49,3 +49,10 @@ FIX = Fix(
 @hookimpl
 def bcg_fixes() -> list[Fix]:
     return [FIX]
+
+
+@hookimpl
+def bcg_retired_flags() -> list[Retired]:
+    # our version 0.9 had it under another name; from our 1.2 on a server with the old one does not start
+    old = "SGLANG_BCG_FIX_ACME_ROUTER_KEEPS_TOKENS"
+    return [Retired(old, since="1.0", refused_from="1.2", why="it says what the fix does now", now=FIX.flag)]

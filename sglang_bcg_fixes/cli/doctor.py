@@ -130,7 +130,7 @@ def examine(known: Registry, settings: flags.Settings, source: Source, installed
     made = plan.make(known, settings, source, watched_too=True)
     # what is not installed here is judged by what pip would put next to it
     faults = pip_faults.check_all(source, installed_version if installed else lambda name: None)
-    strangers, retired = tuple(flags.look_alikes(known.fixes, known.kernels)), tuple(flags.retired())
+    strangers, retired = tuple(flags.look_alikes(known.fixes, known.kernels)), tuple(flags.said_of(known.retired))
     loading, running = (loading_problem(), report_folders.running()) if installed else (None, None)
     others = tuple(releases.others_on_the_path(source)) if installed else ()
     return Examination(source, made, faults, loading, running, strangers, retired, known.problems, others)

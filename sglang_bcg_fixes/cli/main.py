@@ -179,7 +179,7 @@ def parser() -> argparse.ArgumentParser:
 def run_doctor(options: argparse.Namespace) -> int:
     known = registry.collect()
     try:
-        settings = flags.read(known.fixes, known.kernels)
+        settings = known.settings()
     except flags.FlagError as error:
         # the flag of a fix that was refused is none, and this is why
         raise flags.FlagError("; ".join([str(error), *known.problems])) from error
@@ -219,9 +219,9 @@ def all_known(options: argparse.Namespace) -> registry.Registry:
     """For an answer that does not depend on the settings: what is wrong with them is said all the same."""
     known = registry.collect()
     mistakes = [f"no server starts with the plugin: {problem}" for problem in known.problems]
-    mistakes += [*flags.look_alikes(known.fixes, known.kernels), *flags.retired()]
+    mistakes += known.warnings()
     try:
-        flags.read(known.fixes, known.kernels)
+        known.settings()
     except flags.FlagError as error:
         mistakes.append(f"no server starts with these flags: {error}")
     for mistake in mistakes:
@@ -312,7 +312,7 @@ def run_report(options: argparse.Namespace) -> int:
     examined, source = None, releases.installed()
     try:
         if source is not None:
-            settings = flags.read(known.fixes, known.kernels)
+            settings = known.settings()
             examined = doctor.examine(known, settings, source, installed=True)
     except flags.FlagError as error:
         # a report about a setting that is refused has to be possible
@@ -328,7 +328,7 @@ def run_bisect(options: argparse.Namespace) -> int:
     source = releases.installed()
     if source is None:
         raise CommandError("no SGLang is installed here; run it in the environment of the server")
-    on = bisect.candidates(plan.make(known, flags.read(known.fixes, known.kernels), source), options.among)
+    on = bisect.candidates(plan.make(known, known.settings(), source), options.among)
     if problem := doctor.loading_problem():
         print(f"bcg-fixes bisect: warning: {problem}", file=sys.stderr)
     folder = options.folder or pathlib.Path(tempfile.mkdtemp(prefix="bcg-fixes-bisect-"))

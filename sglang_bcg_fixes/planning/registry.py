@@ -8,17 +8,18 @@ import importlib
 import importlib.metadata
 import importlib.util
 import pkgutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any, TypeVar
 
 import pluggy
 
 from sglang_bcg_fixes import api, fixes, flags, kernels
-from sglang_bcg_fixes.model import OURS, Fix, Kernel
+from sglang_bcg_fixes.model import OURS, Fix, Kernel, Retired
 from sglang_bcg_fixes.planning import well_formed
 
 T = TypeVar("T")
+KINDS = {Fix: "fix id", Kernel: "kernel", Retired: "retired flag"}
 # part of the lab: only a server that is being measured imports it
 INSTRUMENTS = "sglang_bcg_fixes.lab.verify.instruments"
 
@@ -35,6 +36,15 @@ class Registry:
     kernels: tuple[Kernel, ...]
     owners: Mapping[str, str] = dataclasses.field(default_factory=dict)
     problems: tuple[str, ...] = ()
+    retired: tuple[Retired, ...] = ()
+
+    def settings(self) -> flags.Settings:
+        """The settings in force in this process."""
+        return flags.read(self.fixes, self.kernels, retired=self.retired)
+
+    def warnings(self) -> list[str]:
+        """A sentence on each setting of this process that nobody reads, or soon nobody will."""
+        return [*flags.look_alikes(self.fixes, self.kernels), *flags.said_of(self.retired)]
 
     def fix(self, name: str) -> Fix | None:
         return next((fix for fix in self.fixes if fix.id == name), None)
@@ -54,6 +64,10 @@ class BuiltIn:
     @api.hookimpl
     def bcg_kernels(self) -> Sequence[Kernel]:
         return [importlib.import_module(name).KERNEL for name in kernel_modules()]
+
+    @api.hookimpl
+    def bcg_retired_flags(self) -> Sequence[Retired]:
+        return flags.RETIRED
 
 
 def fix_modules() -> list[str]:
@@ -103,11 +117,14 @@ def collect() -> Registry:
     owners: dict[str, str] = {}
     fixes = contributed(manager.hook.bcg_fixes, Fix, entries, owners, problems)
     kernels = contributed(manager.hook.bcg_kernels, Kernel, entries, owners, problems, fixes)
+    names = [row.name for row in flags.table(fixes, kernels)]
+    retired = list(retired_flags(manager.hook.bcg_retired_flags, entries, problems, names))
     return Registry(
         fixes=tuple(sorted(fixes, key=lambda fix: fix.id)),
         kernels=tuple(sorted(kernels, key=lambda kernel: kernel.op)),
         owners=owners,
         problems=tuple(problems),
+        retired=tuple(retired),
     )
 
 
@@ -159,6 +176,31 @@ def contributed(
     return found
 
 
+def retired_flags(
+    hook: pluggy.HookCaller,
+    entries: Mapping[str, importlib.metadata.EntryPoint],
+    problems: list[str],
+    names: Sequence[str],
+) -> Iterator[Retired]:
+    """Every package's, each with the version of its package; `names` are the flags that there are."""
+    owners: dict[str, str] = {}
+    versions = {owner_of(entry): entry.dist.version for entry in entries.values() if entry.dist}
+    for flag in contributed(hook, Retired, entries, owners, problems):
+        owner = owners.get(flag.name)
+        if owner is None:
+            yield flag
+        elif wrong := not_retired(flag, names):
+            problems.append(f"{owner} retires {flag.name}, which cannot be: {wrong}; {way_out(owner)}")
+        else:
+            yield dataclasses.replace(flag, owner=owner, version=versions.get(owner, ""))
+
+
+def not_retired(flag: Retired, names: Sequence[str]) -> str | None:
+    if flag.name in names:
+        return "it is a flag still"
+    return f"{flag.now} is no flag{flags.nearest(flag.now, names)}" if flag.now and flag.now not in names else None
+
+
 def items_of(given: pluggy.HookImpl, owner: str, problems: list[str]) -> Sequence[Any]:
     name = given.function.__name__
     try:
@@ -180,8 +222,7 @@ def already_declared(item: Any, found: Sequence[Any], owners: Mapping[str, str])
     other = next((other for other in found if other.id == name), None)
     if other is None:
         return None
-    kind = "fix id" if isinstance(other, Fix) else "kernel"
-    return f"more than one package declares the {kind} {name}, {owners.get(name, OURS)} is the other"
+    return f"more than one package declares the {KINDS[type(other)]} {name}, {owners.get(name, OURS)} is the other"
 
 
 def name_of(item: Any) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang_bcg_fixes.concern import Concern
-from sglang_bcg_fixes.model import Fix, How, Impl, Kernel, PatchPoint, Workaround
+from sglang_bcg_fixes.model import Fix, How, Impl, Kernel, PatchPoint, Retired, Workaround
 
 # the words for what a field must be, and its check
 Wanted = tuple[str, Callable[[Any], bool]]
@@ -26,6 +26,14 @@ def is_place(value: Any) -> bool:
     return isinstance(value, str) and re.fullmatch(r"[\w.]+:\S.*", value) is not None
 
 
+def is_flag(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch("SGLANG_BCG_[A-Z0-9_]+", value) is not None
+
+
+def is_version(value: Any) -> bool:
+    return isinstance(value, str) and re.match(r"\d+\.\d+", value) is not None
+
+
 def many(words: str, is_right: Callable[[Any], bool]) -> Wanted:
     """A tuple or list of these; a string does not count, though Python iterates it too."""
     return f"a tuple of {words}", lambda value: isinstance(value, tuple | list) and all(map(is_right, value))
@@ -37,6 +45,7 @@ def one(kind: type) -> Callable[[Any], bool]:
 
 NAME: Wanted = ("a name such as wrong_answer", is_name)
 TEXT: Wanted = ("a text", is_text)
+VERSION: Wanted = ("a version such as 1.2", is_version)
 MAPPING: Wanted = ("a mapping", one(Mapping))
 FUNCTION: Wanted = ("a function", callable)
 BODY: Wanted = (
@@ -74,6 +83,13 @@ FIELDS: Mapping[type, Mapping[str, Wanted]] = {
         "body": BODY,
         "aliases": many("places", is_place),
         "needed": FUNCTION,
+    },
+    Retired: {
+        "name": ("a name such as SGLANG_BCG_FIX_WRONG_ANSWER", is_flag),
+        "since": VERSION,
+        "refused_from": VERSION,
+        "why": TEXT,
+        "now": ("a text", one(str)),
     },
     Workaround: {"flags": TEXT, "option": TEXT, "effect": TEXT},
     Impl: {"name": TEXT, "accepts": FUNCTION, "module": TEXT, "only_by_name": ("a text", one(str))},

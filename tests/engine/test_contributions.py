@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from sglang_bcg_fixes.model import Fix, Kernel
+from sglang_bcg_fixes.model import Fix, Kernel, Retired
 from sglang_bcg_fixes.planning import registry, well_formed
 from tests import processes
 from tests.engine import test_plugin
@@ -70,6 +70,35 @@ def test_a_fix_that_is_declared_wrongly_is_named_with_its_package(
     assert refused.stderr.startswith("bcg-fixes refuses to start: ") and words in refused.stderr
 
 
+RETIRING = """
+from sglang_bcg_fixes.model import Retired
+
+@hookimpl
+def bcg_retired_flags():
+    return [Retired("SGLANG_BCG_FIX_GONE", "1.0", "1.2", "nobody needs it")]
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('"1.0"', '"one"', "SGLANG_BCG_FIX_GONE, which cannot be used: its Retired's since is 'one', not a version"),
+        ('"SGLANG_BCG_FIX_GONE"', '"FIX_GONE"', "its Retired's name is 'FIX_GONE', not a name such as SGLANG_BCG_FIX_"),
+        ('"SGLANG_BCG_FIX_GONE"', '"SGLANG_BCG_FIX_EXTRA_FIX"', "which cannot be: it is a flag still; mend or"),
+        ('"nobody needs it"', '"", "SGLANG_BCG_FIX_EXTRA"', "its Retired's why is '', not a text"),
+        ('it")', 'it", "SGLANG_BCG_FIX_EXTR_FIX")', "EXTR_FIX is no flag; did you mean SGLANG_BCG_FIX_EXTRA_FIX?"),
+        ('it")]', 'it")] * 2', "more than one package declares the retired flag SGLANG_BCG_FIX_GONE, extra-fixes is"),
+    ],
+)
+def test_a_flag_that_is_retired_wrongly_is_named(extra: Extra, old: str, new: str, words: str) -> None:
+    assert RETIRING.count(old) == 1
+    site = extra(text=EXTRA + RETIRING.replace(old, new))
+    done = command(site, "list")
+    healthy(done)
+    assert words in done.stderr and "mend or uninstall extra-fixes" in done.stderr and "extra_fix" in done.stdout
+    healthy(command(site, "doctor"), 1)
+
+
 def test_the_flag_of_a_fix_that_was_refused_is_said_beside_why(extra: Extra) -> None:
     old, new, words = WRONG[0]
     asked = command(extra(text=EXTRA.replace(old, new)), "doctor", SGLANG_BCG_FIX_EXTRA_FIX="off")
@@ -127,3 +156,4 @@ def test_all_of_ours_is_well_formed() -> None:
     known = registry.discover()
     assert [well_formed.fault(fix, Fix) for fix in known.fixes] == [None] * len(known.fixes)
     assert [well_formed.fault(kernel, Kernel) for kernel in known.kernels] == [None] * len(known.kernels)
+    assert [well_formed.fault(flag, Retired) for flag in known.retired] == [None] * len(known.retired)

@@ -6,41 +6,47 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+from typing import Any
 
 import pytest
 
 from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.model import Retired, series
 from sglang_bcg_fixes.planning import registry
 from tests import processes
 from tests.engine import test_plugin
-from tests.engine.test_flags import FIX, KERNEL, read
+from tests.engine.test_flags import FIX, KERNEL, SHY, WATCHED
 from tests.engine.test_plugin import OTHERS_OFF, Extra
 
 extra = test_plugin.extra
-IN_FORCE = dict(flags.RETIRED)
 OLD, RENAMED = "SGLANG_BCG_FIX_OLD_ONE", "SGLANG_BCG_FIX_STALE_TABEL"
-MADE_UP = {
-    OLD: flags.Retired("0.2.0", "0.4", "no release needs it any more"),
-    RENAMED: flags.Retired("0.2.0", "0.4", "its name was misspelt", now=FIX.flag),
-}
 SENTENCE = (
     f"{OLD} is set, and was retired in 0.2.0: no release needs it any more; nothing counts in its place, and from "
 )
 
 
-@pytest.fixture(autouse=True)
-def retired(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flags, "RETIRED", MADE_UP)
-    monkeypatch.setattr(flags, "__version__", "0.3.1")
+def made_up(version: str = "0.3.1") -> list[Retired]:
+    return [
+        Retired(OLD, "0.2.0", "0.4", "no release needs it any more", version=version),
+        Retired(RENAMED, "0.2.0", "0.4", "its name was misspelt", now=FIX.flag, version=version),
+    ]
 
 
-def fault(name: str, flag: flags.Retired, known: set[str]) -> str | None:
+def read(version: str = "0.3.1", **environ: str) -> flags.Settings:
+    return flags.read([FIX, SHY, WATCHED], [KERNEL], environ, made_up(version))
+
+
+def said(version: str = "0.3.1", **environ: str) -> list[str]:
+    return flags.said_of(made_up(version), environ)
+
+
+def fault(flag: Retired, known: set[str]) -> str | None:
     """Say what is wrong with an entry."""
-    since, until = flags.series(flag.since), flags.series(flag.refused_from)
+    since, until = series(flag.since), series(flag.refused_from)
     warns_twice = until >= (since[0], since[1] + 2) if until[0] == since[0] else until >= (since[0] + 1, 1)
     if not warns_twice:
         return "two versions warn: that which retires it, and the next"
-    if not name.startswith(flags.PREFIX) or name in known:
+    if not flag.name.startswith(flags.PREFIX) or flag.name in known:
         return "it is a flag still, or never was one"
     return None if not flag.now or flag.now in known else "what it is called now is no flag"
 
@@ -52,52 +58,50 @@ def known_names() -> set[str]:
 
 def test_every_retired_flag_warns_for_two_versions() -> None:
     known = known_names()
-    assert {name: fault(name, flag, known) for name, flag in IN_FORCE.items()} == dict.fromkeys(IN_FORCE)
+    assert [fault(flag, known) for flag in flags.RETIRED] == [None] * len(flags.RETIRED)
 
 
 @pytest.mark.parametrize(
-    ("name", "changed", "said"),
+    ("changed", "words"),
     [
-        (OLD, {}, None),
-        (OLD, {"refused_from": "0.3"}, "two versions warn"),
-        (OLD, {"refused_from": "1.0"}, "two versions warn"),
-        (OLD, {"refused_from": "1.1"}, None),
-        ("SGLANG_BCG_FIXES", {}, "it is a flag still"),
-        ("BCG_FIXES", {}, "or never was one"),
-        (OLD, {"now": "SGLANG_BCG_FIX_NOBODY"}, "what it is called now is no flag"),
+        ({}, None),
+        ({"refused_from": "0.3"}, "two versions warn"),
+        ({"refused_from": "1.0"}, "two versions warn"),
+        ({"refused_from": "1.1"}, None),
+        ({"name": "SGLANG_BCG_FIXES"}, "it is a flag still"),
+        ({"name": "BCG_FIXES"}, "or never was one"),
+        ({"now": "SGLANG_BCG_FIX_NOBODY"}, "what it is called now is no flag"),
     ],
 )
-def test_an_entry_that_breaks_the_rules_is_found(name: str, changed: dict[str, str], said: str | None) -> None:
-    found = fault(name, dataclasses.replace(MADE_UP[OLD], **changed), known_names())
-    assert found is None if said is None else said in str(found)
+def test_an_entry_that_breaks_the_rules_is_found(changed: dict[str, Any], words: str | None) -> None:
+    found = fault(dataclasses.replace(made_up()[0], **changed), known_names())
+    assert found is None if words is None else words in str(found)
 
 
 @pytest.mark.parametrize("version", ["0.2.0", "0.2.9", "0.3.0rc1", "0.3.7"])
-def test_two_versions_warn_and_start(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    monkeypatch.setattr(flags, "__version__", version)
-    assert read(**{OLD: "any value", "SGLANG_BCG_FIX_SHY_FIX": "on"}).fixes == {"stale_table": "auto", "shy_fix": "on"}
-    [said] = flags.retired({OLD: "any value", "HOME": "/"})
-    assert said == f"{SENTENCE}0.4 on no server starts with it"
-    assert flags.retired({OLD: " "}) == [], "an empty value is no value"
+def test_two_versions_warn_and_start(version: str) -> None:
+    settings = read(version, **{OLD: "any value", "SGLANG_BCG_FIX_SHY_FIX": "on"})
+    assert settings.fixes == {"stale_table": "auto", "shy_fix": "on"}
+    assert said(version, **{OLD: "any value", "HOME": "/"}) == [f"{SENTENCE}0.4 on no server starts with it"]
+    assert said(version, **{OLD: " "}) == [], "an empty value is no value"
     assert flags.look_alikes([FIX], [KERNEL], {OLD: "off"}) == [], "it is said once"
 
 
 @pytest.mark.parametrize("version", ["0.4.0", "0.10.0", "1.0.0"])
-def test_later_ones_refuse_and_say_why(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    monkeypatch.setattr(flags, "__version__", version)
+def test_later_ones_refuse_and_say_why(version: str) -> None:
     with pytest.raises(flags.FlagError) as caught:
-        read(**{OLD: "off", RENAMED: "off"})
+        read(version, **{OLD: "off", RENAMED: "off"})
     assert f"{OLD} was retired in 0.2.0: no release needs it any more; unset it" in str(caught.value)
     assert f"{RENAMED} was retired in 0.2.0: its name was misspelt; set {FIX.flag}" in str(caught.value)
-    assert flags.retired({OLD: "off"}) == []
+    assert said(version, **{OLD: "off"}) == []
 
 
 def test_a_renamed_flag_counts_unless_its_new_name_is_set() -> None:
     assert read(**{RENAMED: "off"}).fixes["stale_table"] == "off"
-    assert f"it counts as {FIX.flag}" in flags.retired({RENAMED: "off"})[0]
+    assert f"it counts as {FIX.flag}" in said(**{RENAMED: "off"})[0]
     both = {RENAMED: "off", FIX.flag: "on"}
     assert read(**both).fixes["stale_table"] == "on"
-    assert f"{FIX.flag} counts in its place" in flags.retired(both)[0]
+    assert f"{FIX.flag} counts in its place" in said(**both)[0]
     with pytest.raises(flags.FlagError, match=f"{FIX.flag}=maybe is none of auto, off, on"):
         read(**{RENAMED: "maybe"})
 
@@ -113,8 +117,8 @@ def with_a_retired_flag(extra: Extra, reports: pathlib.Path, version: str, *comm
         import sys
         from sglang_bcg_fixes import flags, plugin
         from sglang_bcg_fixes.cli import main
-        flags.RETIRED[{OLD!r}] = flags.Retired("0.2.0", "0.4", "no release needs it any more")
-        flags.__version__ = {version!r}
+        from sglang_bcg_fixes.model import Retired
+        flags.RETIRED = [Retired({OLD!r}, "0.2.0", "0.4", "no release needs it any more", version={version!r})]
         plugin.load() if not sys.argv[1:] else sys.exit(main.main(sys.argv[1:]))
     """
     environment = {"FAKE_FORM": "enable", "SGLANG_BCG_REPORT_DIR": str(reports), OLD: "off", **OTHERS_OFF}
@@ -135,8 +139,8 @@ def test_a_later_server_does_not(extra: Extra, tmp_path: pathlib.Path) -> None:
 
 
 def test_doctor_tells_of_it(extra: Extra, tmp_path: pathlib.Path) -> None:
-    code, said, _ = with_a_retired_flag(extra, tmp_path / "reports", "0.3.0", "doctor", "--json")
-    assert code == 0 and json.loads(said)["retired"] == [f"{SENTENCE}0.4 on no server starts with it"]
+    code, shown, _ = with_a_retired_flag(extra, tmp_path / "reports", "0.3.0", "doctor", "--json")
+    assert code == 0 and json.loads(shown)["retired"] == [f"{SENTENCE}0.4 on no server starts with it"]
 
 
 def test_doctor_of_a_launch_tells_of_it_and_of_a_look_alike(
@@ -145,9 +149,9 @@ def test_doctor_of_a_launch_tells_of_it_and_of_a_look_alike(
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     monkeypatch.setenv("BCG_FIXES", "off")
     command = ("doctor", "--model", str(tmp_path))
-    _, said, _ = with_a_retired_flag(extra, tmp_path / "reports", "0.3.0", *command)
-    assert len(said.splitlines()) <= 10
-    lines = said.splitlines()[2:]
+    _, shown, _ = with_a_retired_flag(extra, tmp_path / "reports", "0.3.0", *command)
+    assert len(shown.splitlines()) <= 10
+    lines = shown.splitlines()[2:]
     assert f"{SENTENCE}0.4 on no server starts with it" in lines
     assert "BCG_FIXES is set, and nobody reads it; did you mean SGLANG_BCG_FIXES?" in lines
 
@@ -160,4 +164,4 @@ def test_other_commands_warn(extra: Extra, tmp_path: pathlib.Path) -> None:
 def test_the_page_names_the_table() -> None:
     page = (processes.REPOSITORY / "docs" / "compatibility.md").read_text()
     assert "`RETIRED` in\n`sglang_bcg_fixes/flags.py`" in page
-    assert ("None is retired today." in page) is (not IN_FORCE)
+    assert ("None is retired today." in page) is (not flags.RETIRED)

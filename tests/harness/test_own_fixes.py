@@ -128,6 +128,33 @@ def test_a_form_that_nobody_has_read_is_left_alone_and_the_package_is_to_be_told
     assert f"please report it to {OWNER} " in done.stderr
 
 
+RETIRED = "SGLANG_BCG_FIX_ACME_ROUTER_KEEPS_TOKENS"
+SAID = f"{RETIRED} is set, and was retired in acme-bcg-fixes 1.0: it says what the fix does now; it counts as "
+
+
+def test_a_flag_that_the_package_has_renamed_counts_and_warns(site: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    paths = [fork(tmp_path, ROUTER), site]
+    off = {RETIRED: "off", "SGLANG_BCG_REPORT_DIR": str(tmp_path / "reports")}
+    done = run("-c", LOAD + processes.code(ROUTE), paths=paths, **off)
+    assert json.loads(done.stdout) == [[1.0, 1.0], [2.0]] and f"bcg-fixes: {SAID}" in done.stderr
+    [said] = json.loads(run("-m", "sglang_bcg_fixes", "doctor", "--json", paths=paths, **off).stdout)["retired"]
+    assert said == f"{SAID}SGLANG_BCG_FIX_ACME_ROUTER_COUNTS_ONCE, and from 1.2 on no server starts with it"
+    assert SAID in run("-m", "sglang_bcg_fixes", "list", paths=paths, **off).stderr
+
+
+def test_a_later_version_of_the_package_refuses_it(site: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    shutil.copytree(site, tmp_path / "site")
+    (info,) = (tmp_path / "site").glob("*.dist-info")
+    (info / "METADATA").write_text((info / "METADATA").read_text().replace("\nVersion: 1.0\n", "\nVersion: 1.2\n"))
+    done = processes.python(
+        *("-m", "sglang_bcg_fixes", "doctor"),
+        paths=[processes.FAKE_SGLANG, tmp_path / "site"],
+        environment={RETIRED: "off"},
+    )
+    assert done.returncode == 2 and f"{RETIRED} was retired in acme-bcg-fixes 1.0: it says" in done.stderr
+    assert "; set SGLANG_BCG_FIX_ACME_ROUTER_COUNTS_ONCE" in done.stderr
+
+
 def test_it_leaves_any_other_sglang_alone(site: pathlib.Path) -> None:
     text = command("doctor", "--all", paths=[processes.FAKE_SGLANG, site])
     assert f"absent    {FIX}" in text and "this SGLang is not our fork" in text
