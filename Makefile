@@ -7,7 +7,7 @@ PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 25
 REQUIREMENTS := cpu_sglang/requirements.txt tests/requirements.txt
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' cpu_sglang/requirements.txt)
 
-.PHONY: serve test test-all lint wheels gpu bench record cost harm docs fix forms release changelog dist clean
+.PHONY: serve test test-all lint wheels gpu bench record cost harm docs site fix forms release changelog dist clean
 .DEFAULT_GOAL := test
 
 serve:
@@ -52,6 +52,10 @@ harm: wheels
 
 docs: $(VENV)/ready
 	$(BIN)/python tools/make_docs.py
+
+# the pages of docs/ as a site, in site/; the variable is for an advertisement
+site: $(VENV)/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 fix:
 	$(PYTHON) tools/new_fix.py $(ID)

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The site of docs/: built strictly, every link in it leads somewhere, and nothing of it comes from elsewhere."""
+
+from __future__ import annotations
+
+import html.parser
+import os
+import pathlib
+import posixpath
+import re
+import subprocess
+import sys
+
+import pytest
+import site_links
+from mkdocs.exceptions import PluginError
+
+from tests import processes
+
+DOCS = processes.REPOSITORY / "docs"
+MADE_UP = "https://forge.example/somebody/sglang-bcg-fixes"
+
+
+class Page(html.parser.HTMLParser):
+    """What a page refers to and can be referred to by."""
+
+    def __init__(self, file: pathlib.Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.loaded: list[str] = []
+        self.anchors: set[str] = set()
+        self.lists = 0
+        self.feed(file.read_text())
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        given = {name: value or "" for name, value in attributes}
+        self.anchors |= {given["id"]} if "id" in given else set()
+        self.lists += tag == "ol"
+        if tag == "a" and "href" in given:
+            self.links.append(given["href"])
+        elif "src" in given or tag == "link":
+            self.loaded.append(given.get("src") or given["href"])
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(processes.REPOSITORY)}
+    done = subprocess.run(command, cwd=processes.REPOSITORY, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "WARNING" not in done.stderr, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site: pathlib.Path) -> dict[str, Page]:
+    return {file.relative_to(site).as_posix(): Page(file) for file in site.rglob("*.html")}
+
+
+def test_every_page_of_the_checkout_is_in_it(site: pathlib.Path, pages: dict[str, Page]) -> None:
+    texts = {file.relative_to(DOCS).with_suffix(".html").as_posix() for file in DOCS.rglob("*.md")}
+    texts = {re.sub(r"README\.html$", "index.html", name) for name in texts}
+    assert pages.keys() - texts == {"404.html", "matrix.html"} and texts <= pages.keys()
+    assert (site / "schema" / "doctor.json").is_file() and len(texts) > 80
+
+
+def test_every_link_leads_to_a_file_and_a_place_in_it(site: pathlib.Path, pages: dict[str, Page]) -> None:
+    broken = []
+    for name, page in pages.items():
+        # what a server answers for a page that it does not have has absolute links
+        for link in (*page.links, *page.loaded) if name != "404.html" else ():
+            if re.match(r"\w+:", link):
+                continue
+            path, _, anchor = link.partition("#")
+            target = posixpath.normpath(posixpath.join(posixpath.dirname(name), path)) if path else name
+            target = posixpath.join(target, "index.html") if (site / target).is_dir() else target
+            if not (site / target).is_file() or (anchor and target in pages and anchor not in pages[target].anchors):
+                broken.append(f"{name}: {link}")
+    assert not broken and sum(len(page.links) for page in pages.values()) > 5000
+
+
+def test_nothing_is_loaded_from_elsewhere(pages: dict[str, Page]) -> None:
+    loaded = {link for page in pages.values() for link in page.loaded}
+    assert loaded and [link for link in loaded if re.match(r"(\w+:)?//", link)] == []
+
+
+def test_a_numbered_list_counts_on(pages: dict[str, Page]) -> None:
+    texts = {file.stem: re.sub(r"```.*?```", "", file.read_text(), flags=re.DOTALL) for file in DOCS.glob("*.md")}
+    wanted = {name: len(re.findall(r"^1\. ", text, re.MULTILINE)) for name, text in texts.items() if name != "README"}
+    # each page has one for what is searched
+    found = {name: pages[f"{name}.html"].lists - pages["404.html"].lists for name in wanted}
+    assert found == wanted and any(wanted.values())
+
+
+def test_pages_have_the_names_of_their_headings(site: pathlib.Path) -> None:
+    assert "What each kind of request gets" in (site / "flags.html").read_text()
+
+
+def led(text: str, repository: str | None = None) -> str:
+    (found,) = site_links.LINK.finditer(text)
+    return site_links.led(found, DOCS, repository)
+
+
+@pytest.mark.parametrize(
+    ("link", "alone", "with_a_repository"),
+    [
+        ("[a](../CONTRIBUTING.md)", "a (`CONTRIBUTING.md`)", f"[a]({MADE_UP}/blob/v0.1.0/CONTRIBUTING.md)"),
+        ("[a](../csrc/README.md#b)", "a (`csrc/README.md`)", f"[a]({MADE_UP}/blob/v0.1.0/csrc/README.md#b)"),
+        ("[a](schema)", "a (`docs/schema`)", f"[a]({MADE_UP}/tree/v0.1.0/docs/schema)"),
+        ("[a](flags.md#b)", "[a](flags.md#b)", "[a](flags.md#b)"),
+        ("[a](adr)", "[a](adr/README.md)", "[a](adr/README.md)"),
+        ("![a](../docs/harm.svg)", "![a](../docs/harm.svg)", "![a](../docs/harm.svg)"),
+        (
+            "![a](../benchmarks/results/bench-0.5.23-servers.png)",
+            "![a](pictures/bench-0.5.23-servers.png)",
+            "![a](pictures/bench-0.5.23-servers.png)",
+        ),
+    ],
+)
+def test_what_leads_out_of_the_pages(link: str, alone: str, with_a_repository: str) -> None:
+    assert led(link) == alone and led(link, MADE_UP) == with_a_repository
+
+
+@pytest.mark.parametrize("path", ["../gone.md", "../../elsewhere", "gone.md"])
+def test_a_link_to_nothing_ends_the_build(path: str) -> None:
+    with pytest.raises(PluginError, match=re.escape(f"docs has a link to {path}, which the repository does not have")):
+        led(f"[a]({path})")
+
+
+def test_code_is_left_alone_unless_it_is_what_leads() -> None:
+    text = "`[a](b)` [c](d)\n```\n[e](f)\n```\n[`g`](h)"
+    changed = site_links.outside_code(text, lambda outside: site_links.LINK.sub(lambda found: f"<{found[3]}>", outside))
+    assert changed == "`[a](b)` <d>\n```\n[e](f)\n```\n<h>"
+    assert site_links.outside_code(text, str) == text
