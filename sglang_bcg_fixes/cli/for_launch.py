@@ -27,7 +27,10 @@ GPUS = {
 }
 MODEL_FLAGS = ("--model-path", "--model")
 # of `sglang serve MODEL`
-SERVE = "serve"
+SERVE, A_MODEL = "serve", "MODEL"
+# of a model on Hugging Face, and where its configuration is
+NAME = re.compile(r"[\w.-]+/[\w.-]+")
+HUB = "https://huggingface.co/{}/resolve/main/config.json"
 OVERRIDE = "--json-model-override-args"
 AUTO = "auto"
 MENDED, NOT_MENDED, OFF = "mended", "NOT MENDED", "off"
@@ -249,7 +252,8 @@ def read(source: Source, model: str | None, words: Sequence[str], gpu: str | Non
     if gpu and gpu not in GPUS:
         raise LaunchError(f"--gpu {gpu} is not one of {', '.join(GPUS)}")
     if given is None:
-        options = {MODEL_FLAGS[0]: [named], **options}
+        # a configuration alone is no model that a server could load
+        options = {MODEL_FLAGS[0]: [A_MODEL if pathlib.Path(named).is_file() else named], **options}
     config = overridden(config_of(named), next(iter(options.get(OVERRIDE, ())), "{}"))
     return Launch(source, config, options, GPUS[gpu] if gpu else "")
 
@@ -285,8 +289,11 @@ def config_of(model: str) -> dict[str, Any]:
     files = [path / "config.json", path, *cached(model)]
     file = next((file for file in files if file.is_file()), None)
     if file is None:
+        fetch = (
+            f"`curl -fLO {HUB.format(model)}`, then --model config.json" if NAME.fullmatch(model) else "name another"
+        )
         raise LaunchError(
-            f"{model} is no folder with a config.json, no file, and not in {flags.model_cache()}; fetch its config.json"
+            f"{model} is no folder with a config.json, no file, and not in {flags.model_cache()}; {fetch}"
         )
     try:
         config = json.loads(file.read_text())
@@ -314,7 +321,7 @@ def overridden(config: dict[str, Any], word: str) -> dict[str, Any]:
 
 def cached(model: str) -> list[pathlib.Path]:
     """The newest first."""
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+    if not NAME.fullmatch(model):
         return []
     found = flags.model_cache().glob(f"models--{model.replace('/', '--')}/snapshots/*/config.json")
     return sorted(found, key=lambda file: file.stat().st_mtime, reverse=True)

@@ -303,7 +303,11 @@ def test_an_option_that_the_release_does_not_have_is_named(tmp_path: pathlib.Pat
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--model", "nowhere/at-all"], "fetch its config.json"),
+        (
+            ["--model", "nowhere/at-all"],
+            "`curl -fLO https://huggingface.co/nowhere/at-all/resolve/main/config.json`, then --model config.json",
+        ),
+        (["--model", "/nowhere/at/all"], "; name another"),
         (["--gpu", "h200"], "name the model with --model"),
         (["--model", "here", "--gpu", "h9"], "--gpu h9 is not one of h100"),
     ],
@@ -333,6 +337,13 @@ def test_what_is_said_of_a_shortened_option_is_what_is_said_of_the_whole(tmp_pat
     words = ("--tp", "2", "--disable-overlap-s", "--json-model-override-args", "{ }")
     said = doctor(*root("0.5.11"), "--model", folder(tmp_path, LLAMA), "--", *words)
     assert "no option" not in said and "schedule_writes" not in said
+
+
+def test_a_configuration_alone_is_no_model_to_start(tmp_path: pathlib.Path) -> None:
+    file = f"{folder(tmp_path, HYBRID)}/config.json"
+    assert doctor(*root("0.5.15.post1"), "--model", file).endswith("launch_server --model-path MODEL\n")
+    said = doctor(*root("0.5.15.post1"), "--model", file, "--", "--model-path", "org/name")
+    assert said.endswith("launch_server --model-path org/name\n")
 
 
 def test_the_model_of_sglang_serve_needs_no_flag(tmp_path: pathlib.Path) -> None:
