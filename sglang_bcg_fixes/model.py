@@ -94,6 +94,10 @@ class Workaround:
     effect: str
 
 
+def flag_of(fix_id: str) -> str:
+    return f"SGLANG_BCG_FIX_{fix_id.upper()}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Fix:
     """Everything known about one defect; without `patches` it is only watched for.
@@ -126,7 +130,7 @@ class Fix:
 
     @property
     def flag(self) -> str:
-        return f"SGLANG_BCG_FIX_{self.id.upper()}"
+        return flag_of(self.id)
 
     def section(self, name: str) -> str:
         """The text of one section of the docstring, folded to one paragraph."""

@@ -14,12 +14,11 @@ Remove when: Every release that has to be served breaks the graph at each of the
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, named
-from sglang_bcg_fixes.anatomy.runners import PREFILL, makes_breakable_graphs
+from sglang_bcg_fixes.anatomy.refusals import refusing
+from sglang_bcg_fixes.anatomy.runners import PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
@@ -30,10 +29,6 @@ MODEL = "sglang.srt.models.dots3_common.modeling"
 ATTENDS = "forward_swa_mha_core"
 ATTENTION = f"{MODEL}:Dots3AttentionMLA"
 KERNEL = "backend.forward_swa_mla_expanded"
-# attribute on the runner that caches the answer
-UNBROKEN = "bcg_fixes_unbroken_attention"
-
-logger = logging.getLogger("sglang_bcg_fixes")
 
 
 def probe(source: Source) -> Finding:
@@ -46,35 +41,13 @@ def probe(source: Source) -> Finding:
     return affected("sliding layers attend by a method of their backend, without a break", *read)
 
 
-def attends_unbroken(runner: Any) -> bool:
-    """Look once for each runner, which is asked before each prefill, and log what is found."""
-    if UNBROKEN not in vars(runner):
-        modules = runner.model_runner.model.modules() if makes_breakable_graphs(runner) else ()
-        setattr(runner, UNBROKEN, any(hasattr(module, ATTENDS) for module in modules))
-        if getattr(runner, UNBROKEN):
-            warn()
-    unbroken: bool = getattr(runner, UNBROKEN)
-    return unbroken
+def why_refused(runner: Any) -> str:
+    if any(hasattr(module, ATTENDS) for module in runner.model_runner.model.modules()):
+        return "its sliding layers attend without a break of the graph, and the first replay would end the server"
+    return ""
 
 
-def unless_unbroken(original: Callable[..., None], self: Any) -> None:
-    if not attends_unbroken(self):
-        original(self)
-
-
-def never_if_unbroken(original: Callable[..., bool], self: Any, **kwargs: Any) -> bool:
-    return not attends_unbroken(self) and original(self, **kwargs)
-
-
-def warn() -> None:
-    logger.warning(
-        "bcg-fixes %s: no prefill graphs for this model, prefill runs eagerly: its sliding layers attend without a "
-        "break of the graph, and the first replay would end the server. %s ends this warning, %s=off captures it",
-        FIX.id,
-        " or ".join(way.flags for way in PREFILL_GRAPHS_OFF),
-        FIX.flag,
-    )
-
+unless_refused, never_if_refused = refusing("dots3_attention_captured", why_refused)
 
 FIX = Fix(
     id="dots3_attention_captured",
@@ -82,9 +55,9 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(
-        PatchPoint((f"{PREFILL}.capture",), How.AROUND, unless_unbroken),
+        PatchPoint((f"{PREFILL}.capture",), How.AROUND, unless_refused),
         # the vote of a data parallel rank asks this, too
-        PatchPoint((f"{PREFILL}.can_replay_locally",), How.AROUND, never_if_unbroken),
+        PatchPoint((f"{PREFILL}.can_replay_locally",), How.AROUND, never_if_refused),
     ),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),

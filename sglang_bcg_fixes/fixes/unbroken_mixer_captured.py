@@ -20,14 +20,14 @@ Remove when: Every release that has to be served refuses such a mixer itself.
 from __future__ import annotations
 
 import inspect
-import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.anatomy.launches import MODEL_OF_YOUR_OWN, PREFILL_GRAPHS, SPARSE
-from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, PREFILL, makes_breakable_graphs
+from sglang_bcg_fixes.anatomy.refusals import refusing
+from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.engine import graph_break, slots, wrappers
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 CAPTURE = (f"{PREFILL}.capture", f"{OLD_PREFILL}._warmup")
 # from 0.5.17 all ranks vote by the first one, which the second one calls
 MAY_REPLAY = (f"{PREFILL}.can_replay_locally", f"{PREFILL}.can_run_graph", f"{OLD_PREFILL}.can_run")
-# attribute on the runner that caches the refusal
-REFUSED = "bcg_fixes_unbroken_mixer"
 
 # names found only in code that handles recurrent states
 STATES = frozenset({"conv_state_metadata", "mamba2_layer_cache", "sconv_state", "short_conv_layer_cache"})
@@ -55,8 +53,6 @@ INDEXERS = ("sglang.srt.layers.attention.dsa.dsa_indexer", "sglang.srt.layers.at
 BESIDE_FORWARD = frozenset({"forward_metadata", *STATES})
 # fixes that add a break
 BREAKING = frozenset({"linear_attention_captured", "ssm_mixer_captured"})
-
-logger = logging.getLogger("sglang_bcg_fixes")
 
 
 def probe(source: Source) -> Finding:
@@ -168,46 +164,20 @@ def names_in_code(code: CodeType) -> Iterator[str]:
             yield from names_in_code(part)
 
 
-def is_refused(runner: Any) -> bool:
-    """Decide once for each runner, and log the reason of a refusal."""
-    if REFUSED not in vars(runner):
-        setattr(runner, REFUSED, refuse(runner))
-    refused: bool = getattr(runner, REFUSED)
-    return refused
-
-
-def refuse(runner: Any) -> bool:
-    if not makes_breakable_graphs(runner):
-        return False
+def why_refused(runner: Any) -> str:
     model_runner = runner.model_runner
     linear_backend = getattr(model_runner.attn_backend, BACKEND, None)
     found = list(unbroken_mixers(model_runner.model, linear_backend))
-    if found:
-        kind = type(model_runner.model)
-        logger.warning(
-            "bcg-fixes %s: no prefill graphs for %s.%s, prefill runs eagerly: %s%s handles recurrent states, or "
-            "chooses what attention sees, and no break of the graph is known there: a replay would compute with what "
-            "belongs to another batch. The answers are right; %s ends this warning. If you know that it runs in a "
-            "break, %s=off captures it",
-            FIX.id,
-            kind.__module__,
-            kind.__qualname__,
-            found[0],
-            f" (and {len(found) - 1} more)" if found[1:] else "",
-            " or ".join(way.flags for way in PREFILL_GRAPHS_OFF),
-            FIX.flag,
-        )
-    return bool(found)
+    if not found:
+        return ""
+    more = f" (and {len(found) - 1} more)" if found[1:] else ""
+    return (
+        f"{found[0]}{more} handles recurrent states, or chooses what attention sees, and no break of the graph is "
+        f"known there: a replay would compute with what belongs to another batch"
+    )
 
 
-def unless_refused(original: Callable[..., None], self: Any) -> None:
-    if not is_refused(self):
-        original(self)
-
-
-def never_if_refused(original: Callable[..., bool], self: Any, *args: Any, **kwargs: Any) -> bool:
-    return not is_refused(self) and original(self, *args, **kwargs)
-
+unless_refused, never_if_refused = refusing("unbroken_mixer_captured", why_refused)
 
 FIX = Fix(
     id="unbroken_mixer_captured",

@@ -33,7 +33,7 @@ def test_the_first_replay_ends_the_server_without_and_nothing_is_captured_with(
     stock, stock_log = served(release_root(release), "off", "tests.scenarios.dots3", layers)
     assert found["applied"] and "captured nothing" in found["capture"], found
     assert found["right"] == [True] * 3 and not found["replays"] and "error" not in found, found
-    assert log.count(f"bcg-fixes {fix.FIX.id}: no prefill graphs for this model") == 1
+    assert log.count(f"bcg-fixes {fix.FIX.id}: no prefill graphs for sglang.srt.models.dots3") == 1
     # the tables of the dummy batch are freed, and hold no index any more
     error = EXPANDED[release] if layers.startswith("full") else "is out of bounds"
     assert not stock["applied"] and stock["replays"] and not stock["right"] and error in stock["error"], stock
