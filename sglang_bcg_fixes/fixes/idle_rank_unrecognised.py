@@ -17,24 +17,22 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import DP_ATTENTION, PREFILL_GRAPHS, named
+from sglang_bcg_fixes.anatomy.qwen4 import MODEL, nothing_in_a_break
 from sglang_bcg_fixes.anatomy.runners import PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
 
-MODEL = "sglang.srt.models.qwen4_exp"
 PREPARE = f"{MODEL}:_prepare_ple_batch"
 KNOWN_BY = "_original_forward_mode"
 
 
 def probe(source: Source) -> Finding:
-    if not source.has_module(MODEL):
-        return absent("this release has no Qwen4")
+    if missing := nothing_in_a_break(source, PREPARE):
+        return missing
     prepare = source.need(PREPARE)
-    if source.find(f"{MODEL}:_breakable_prepare_ple_batch") is None:
-        return absent("its n-gram embeddings are not prepared in a break", prepare)
     mode, load = source.need(f"{MODEL}:_get_ple_forward_mode"), source.need(f"{PREFILL}.load_batch")
     read = [prepare, mode, load]
     if not (prepare.mentions("mode.is_idle()") and mode.mentions(f"forward_batch.{KNOWN_BY}")):

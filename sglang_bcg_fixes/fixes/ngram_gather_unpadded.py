@@ -16,24 +16,22 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import DP_ATTENTION, PREFILL_GRAPHS, named
+from sglang_bcg_fixes.anatomy.qwen4 import MODEL, nothing_in_a_break
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
 
-MODEL = "sglang.srt.models.qwen4_exp"
 GATHER = f"{MODEL}:Qwen4ExpNGramEmbedding._prepare_embedding_lookup"
 SCATTER = f"{MODEL}:Qwen4ExpNGramEmbedding._finish_embedding_lookup"
 SYNC = "sglang.srt.model_executor.forward_batch_info:ForwardBatch.prepare_mlp_sync_batch"
 
 
 def probe(source: Source) -> Finding:
-    if not source.has_module(MODEL):
-        return absent("this release has no Qwen4")
+    if missing := nothing_in_a_break(source, GATHER):
+        return missing
     gathers = source.need(GATHER)
-    if source.find(f"{MODEL}:_breakable_prepare_ple_batch") is None:
-        return absent("n-gram ids are not gathered in a break", gathers)
     read = [gathers, source.need(SCATTER), source.need(SYNC)]
     if source.need(SYNC).mentions("global_num_tokens = [bucket] * sync_group_size"):
         return fixed("each rank counts as many tokens as the graph has", *read)
