@@ -28,6 +28,7 @@ from sglang_bcg_fixes.lab.bench import rows, servers, timing
 from sglang_bcg_fixes.lab.bench.rows import GREEN, RED, Row
 from sglang_bcg_fixes.lab.bench.servers import Alive, Ended
 from sglang_bcg_fixes.lab.verify import cases, command, environment, models
+from sglang_bcg_fixes.lab.verify.arms import PATCHED
 from sglang_bcg_fixes.lab.verify.servers import Runner, ended_by_signals
 from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.source import releases
@@ -81,7 +82,7 @@ def case_of(kind: str) -> cases.Case:
 
 
 def runs_of(kind: str, arms: Sequence[str], source: Source, folder: pathlib.Path) -> Iterator[command.Run]:
-    [run] = command.runs_of(case_of(kind), [command.PATCHED], registry.discover(), source, cases.BUCKETS, folder)
+    [run] = command.runs_of(case_of(kind), [PATCHED], registry.discover(), source, cases.BUCKETS, folder)
     for arm in arms:
         name = f"{run.case.name}/{arm.replace(' ', '_')}"
         settings = {**run.server.environment, KERNEL.flag: SGLANG if arm == AGAIN else arm}

@@ -23,14 +23,13 @@ from typing import Any
 
 from sglang_bcg_fixes.lab.bench.rows import number
 from sglang_bcg_fixes.lab.verify import cases, command, environment
+from sglang_bcg_fixes.lab.verify.arms import CHECKED, PATCHED
 from sglang_bcg_fixes.lab.verify.compare import FOR_INFORMATION, GREEN, RED, Judged
 from sglang_bcg_fixes.lab.verify.servers import Outcome
 from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.process.selfcheck import check
 from sglang_bcg_fixes.source import releases
 from sglang_bcg_fixes.source.tree import Source
-
-PATCHED, CHECKED = command.PATCHED, command.CHECKED
 
 
 def runs_of(

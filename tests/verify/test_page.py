@@ -13,6 +13,7 @@ import pytest
 
 from sglang_bcg_fixes.cli import main
 from sglang_bcg_fixes.lab.verify import compare, page
+from sglang_bcg_fixes.lab.verify.arms import PATCHED, STOCK
 from tests import processes
 
 RESULTS = processes.REPOSITORY / "benchmarks" / "results"
@@ -22,7 +23,7 @@ RECORDED = sorted(RESULTS.glob("*verify-0*.json"))
 def first_of(servers: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for server in servers:
-        if server["arm"] in (page.STOCK, page.PATCHED):
+        if server["arm"] in (STOCK, PATCHED):
             found.setdefault((server["case"], server["arm"]), server)
     return found
 

@@ -17,6 +17,7 @@ from sglang_bcg_fixes.lab.bench import gdn_layer, model, plots, rows, servers, t
 from sglang_bcg_fixes.lab.bench.rows import COLD, GREEN, HOT, Row, find, number
 from sglang_bcg_fixes.lab.verify import command as verify
 from sglang_bcg_fixes.lab.verify import environment
+from sglang_bcg_fixes.lab.verify.arms import EAGER, REFERENCE, STOCK
 from sglang_bcg_fixes.lab.verify.servers import ended_by_signals
 from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.source.tree import Source
@@ -86,7 +87,7 @@ def run(options: argparse.Namespace) -> int:
                 say(f"{name} failed: {type(error).__name__}: {error}")
                 complete = False
     every = show(options.jsonl, options.plots)
-    wrong = [row for row in every if row.verdict != GREEN and row.arm != servers.ARMS[verify.STOCK]]
+    wrong = [row for row in every if row.verdict != GREEN and row.arm != servers.ARMS[STOCK]]
     return 0 if complete and every and not wrong else 1
 
 
@@ -155,7 +156,7 @@ def layer_rows(python: str, source: Source, job: dict[str, Any]) -> Iterator[lis
 def server_rows(
     options: argparse.Namespace, source: Source, free_gib: float, rounds: int, arms: Sequence[str]
 ) -> Iterator[list[Row]]:
-    needed = servers.GIB * len({*arms, verify.REFERENCE})
+    needed = servers.GIB * len({*arms, REFERENCE})
     if free_gib < needed:
         raise BenchError(
             f"{free_gib} GiB are free on the GPU, and the servers need {needed} together: stop what runs "
@@ -237,7 +238,7 @@ def server_table(asked: Sequence[Row]) -> Iterator[str]:
     head = ("measured", "tokens", "sequences", "server", "median", "p20", "p80", "unit", "faster than without")
     lines = []
     for row in asked:
-        base = find(asked, servers.ARMS[verify.EAGER], row.measured, row.case)
+        base = find(asked, servers.ARMS[EAGER], row.measured, row.case)
         faster = None if row is base else rows.speed_up(base, row)
         times = [number(each, ".2f") for each in (row.median, row.p20, row.p80)]
         lines.append(

@@ -26,6 +26,7 @@ from sglang_bcg_fixes.kernels.gdn_extend import declaration as gdn_extend
 from sglang_bcg_fixes.lab.bench import model, timing
 from sglang_bcg_fixes.lab.bench.rows import GREEN, RED, TOKENS_PER_SECOND, Row
 from sglang_bcg_fixes.lab.verify import cases, command, compare
+from sglang_bcg_fixes.lab.verify.arms import EAGER, PATCHED, REFERENCE, STOCK
 from sglang_bcg_fixes.lab.verify.cases import Call
 from sglang_bcg_fixes.lab.verify.servers import FINISHED, Outcome, Runner, ended_by_signals, lines_in, outcome
 from sglang_bcg_fixes.planning import registry
@@ -36,12 +37,12 @@ PART = "server"
 FIRST_TOKEN, THROUGHPUT = "time to first token", "output throughput"
 KERNEL, CANARY = "kernel", "canary"
 ARMS = {
-    command.PATCHED: "breakable graphs, patched",
+    PATCHED: "breakable graphs, patched",
     KERNEL: "breakable graphs, patched, delta net inside",
     CANARY: "breakable graphs, patched, every prefill compared",
-    command.REFERENCE: "breakable graphs, replay refused",
-    command.EAGER: "no prefill graphs",
-    command.STOCK: "breakable graphs, stock",
+    REFERENCE: "breakable graphs, replay refused",
+    EAGER: "no prefill graphs",
+    STOCK: "breakable graphs, stock",
 }
 # patched servers with additional environment variables
 MORE = {KERNEL: {gdn_extend.KERNEL.flag: "cuda"}, CANARY: {flags.CANARY: "1"}}
@@ -182,13 +183,13 @@ def runs_of(
     """Runs for each arm, and for the reference that the others are judged against."""
     order = [arm for arm in ARMS if arm not in MORE]
     found = {each.arm: each for each in command.runs_of(case, order, known, source, BUCKETS, folder)}
-    patched = found[command.PATCHED]
+    patched = found[PATCHED]
     for arm, more in MORE.items():
         name = f"{case.name}/{arm}"
         environment = {**patched.server.environment, **more}
         server = dataclasses.replace(patched.server, name=name, folder=folder / name, environment=environment)
         found[arm] = dataclasses.replace(patched, arm=arm, server=server)
-    return [found[arm] for arm in ARMS if arm in arms or arm == command.REFERENCE]
+    return [found[arm] for arm in ARMS if arm in arms or arm == REFERENCE]
 
 
 def start(each: command.Run, runner: Runner, pipes: contextlib.ExitStack) -> Alive:
@@ -202,7 +203,7 @@ def start(each: command.Run, runner: Runner, pipes: contextlib.ExitStack) -> Ali
     fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
     job = {**{name: value for name, value in each.server.job.items() if name != "calls"}, "pipe": str(path)}
     # a server near the reference but not equal to it is right only if its self-check says so
-    checks = each.arm not in (command.REFERENCE, command.EAGER)
+    checks = each.arm not in (REFERENCE, EAGER)
     environment = {**each.server.environment, flags.SELFCHECK: "warn" if checks else "off"}
     run = dataclasses.replace(each, server=dataclasses.replace(each.server, job=job, environment=environment))
     return Alive(run, runner.start(run.server), pipe)
@@ -225,14 +226,14 @@ def every_one(alive: Sequence[Alive], do: Callable[[Alive], object], say: Say, d
 
 def judge(alive: Sequence[Alive], say: Say) -> None:
     """Judge each server against the one that refuses to replay."""
-    reference = next(each.now() for each in alive if each.run.arm == command.REFERENCE)
+    reference = next(each.now() for each in alive if each.run.arm == REFERENCE)
     for each in alive:
         if each.why:
             continue
         calls, mine = each.run.calls, each.now()
-        if each.run.arm == command.REFERENCE:
+        if each.run.arm == REFERENCE:
             each.why = compare.doubt_about(CASE, calls, [mine])
-        elif each.run.arm == command.EAGER:
+        elif each.run.arm == EAGER:
             each.why = why_no_baseline(calls, mine, reference)
         else:
             each.why = why_wrong(calls, mine, reference)

@@ -20,6 +20,7 @@ from typing import Any
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.lab.verify import cases, compare, environment, instruments, page, servers
+from sglang_bcg_fixes.lab.verify.arms import ALONE, ARMS, CHECKED, EAGER, PADDED, PATCHED, REFERENCE, STOCK
 from sglang_bcg_fixes.lab.verify.cases import Call, Case
 from sglang_bcg_fixes.lab.verify.compare import FOR_INFORMATION, GREEN, RED, Judged
 from sglang_bcg_fixes.lab.verify.servers import Outcome, Server
@@ -28,12 +29,6 @@ from sglang_bcg_fixes.planning import plan, registry
 from sglang_bcg_fixes.source import releases
 from sglang_bcg_fixes.source.tree import Source
 
-REFERENCE, STOCK, PATCHED, ALONE, EAGER = "reference", "stock", "patched", "alone", "eager"
-# no fix but the self-check, which must notice defects unaided
-CHECKED = "checked"
-# not chosen by name: added where it can explain a difference
-PADDED = "padded"
-ARMS = (STOCK, PATCHED, ALONE, CHECKED, EAGER)
 GIB_PER_SERVER, MOST_JOBS = 8, 4
 # seconds of a start when four share a machine, and the first ones' extra for compiling kernels
 SECONDS_PER_SERVER, SECONDS_ONCE = 50, 40

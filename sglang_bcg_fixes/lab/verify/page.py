@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sglang_bcg_fixes.lab.verify import compare
+from sglang_bcg_fixes.lab.verify.arms import PATCHED, STOCK
 from sglang_bcg_fixes.lab.verify.servers import FINISHED
 
-STOCK, PATCHED = "stock", "patched"
 COLOURS = {
     compare.EQUAL: "#2e7d32",
     compare.TOKENS_EQUAL: "#9ccc65",
