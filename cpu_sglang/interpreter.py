@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -38,6 +39,10 @@ LIBDEVICE_IN_NUMPY: dict[str, Callable[..., Any]] = {
 FLOATS, INTEGERS = {"fp32", "fp64"}, {"int32", "int64"}
 CLOSED_TYPES = FLOATS | INTEGERS
 ELEMENT_TYPES = (tl.dtype, tl.pointer_type)
+
+# bytes of an element that numpy has a type for
+SIZES = {1, 2, 4, 8}
+FEW_VALUES = 1000
 
 _installed = False
 
@@ -304,6 +309,70 @@ def _libdevice_in_numpy() -> None:
                 setattr(module, name, elementwise(function))
 
 
+class _Addressed:
+    """Memory from an address on, as numpy takes it."""
+
+    def __init__(self, address: int, length: int, size: int) -> None:
+        self.__array_interface__ = {"data": (address, False), "shape": (length,), "typestr": f"<u{size}", "version": 3}
+
+
+def _places(addresses: Any, size: int) -> tuple[Any, Any] | None:
+    """Memory from the first of these addresses to the last, and where they are in it; None if they do not align."""
+    first = addresses.min()
+    offsets = (addresses - first).view(np.int64)
+    if size > 1:
+        if (offsets & (size - 1)).any():
+            return None
+        offsets >>= size.bit_length() - 1
+    return np.asarray(_Addressed(int(first), int(offsets.max()) + 1, size)), offsets
+
+
+def _memory_in_numpy() -> None:
+    # Triton's own is faster for few values only
+    of_triton = interpreter._interpreter
+
+    def load(pointers: Any, mask: Any, other: Any, dtype: Any) -> Any:
+        size = dtype.itemsize
+        if pointers.size < FEW_VALUES or other.dtype != dtype or size not in SIZES:
+            return of_triton.load(*map(_writable, (pointers, mask, other)), dtype)
+        chosen = np.asarray(mask).astype(bool, copy=False)
+        addresses = pointers.ravel() if chosen.all() else pointers[chosen]
+        if not addresses.size:
+            return np.array(other, order="C")
+        there = _places(addresses, size)
+        if there is None:
+            return of_triton.load(*map(_writable, (pointers, mask, other)), dtype)
+        memory, places = there
+        if places.size == pointers.size:
+            return memory[places].view(dtype).reshape(pointers.shape)
+        found = np.array(other, order="C")
+        found.view(f"<u{size}")[chosen] = memory[places]
+        return found
+
+    def store(pointers: Any, value: Any, mask: Any) -> None:
+        size = value.itemsize
+        if pointers.size < FEW_VALUES or size not in SIZES:
+            of_triton.store(*map(_writable, (pointers, value, mask)))
+            return
+        chosen = np.asarray(mask).astype(bool, copy=False)
+        addresses = pointers[chosen]
+        there = _places(addresses, size) if addresses.size else None
+        if there:
+            memory, places = there
+            # of several values for a place the last one stays, as there
+            memory[places] = np.ascontiguousarray(value).view(f"<u{size}")[chosen]
+        elif addresses.size:
+            of_triton.store(*map(_writable, (pointers, value, mask)))
+
+    interpreter._interpreter = types.SimpleNamespace(**{**vars(of_triton), "load": load, "store": store})
+
+
+def _writable(values: Any) -> Any:
+    """Triton's own refuses what cannot be written, even where it is read only."""
+    plain = np.asarray(values)
+    return plain if plain.flags.writeable else plain.copy()
+
+
 def _no_grid_dependency_to_wait_for() -> None:
     # programmatic dependent launch overlaps two kernels; here the earlier one has always finished
     for name in ("gdc_wait", "gdc_launch_dependents"):
@@ -330,4 +399,5 @@ def install(overflow_is_an_error: bool = False) -> None:
     _builtins_are_looked_up_once()
     _libdevice_in_numpy()
     _no_grid_dependency_to_wait_for()
+    _memory_in_numpy()
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=overflow_is_an_error)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import triton.language as tl
+from triton._C.libtriton import interpreter as of_triton
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter as triton_interpreter
 
@@ -99,3 +100,48 @@ def test_a_block_of_pointers_keeps_what_it_points_to() -> None:
     made = [tl.block_type(tl.pointer_type(tl.float16, space), [2, 4]) for space in (1, 3)]
     assert [block.element_ty.address_space for block in made] == [1, 3]
     assert [str(block) for block in made] == ["<['2', '4'], pointer<fp16>>"] * 2
+
+
+@pytest.mark.parametrize("shift", [0, 1], ids=["aligned", "some between two elements"])
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "float16", "int32", "float32", "int64", "float64"])
+@pytest.mark.parametrize("chosen", ["none", "some", "all"])
+def test_memory_is_read_and_written_as_by_triton(
+    dtype: str, shift: int, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interpreter, "FEW_VALUES", 0)
+    random = np.random.default_rng(0)
+    size, kind = np.dtype(dtype).itemsize, np.dtype(dtype)
+    memory = random.integers(0, 2, 200, np.uint8) if dtype == "bool" else random.integers(0, 256, 200, np.uint8)
+    places = random.integers(0, 20, (4, 8)) * size + random.integers(0, 1 + shift, (4, 8))
+    mask = random.integers(*{"none": (0, 1), "some": (0, 2), "all": (1, 2)}[chosen], places.shape, np.int8).astype(bool)
+    # nothing is there
+    pointers = np.where(mask, memory.ctypes.data + places, 8).astype(np.uint64)
+    other, value = (random.integers(0, 2, places.shape).astype(kind) for _ in range(2))
+    found = []
+    before = memory.copy()
+    for using in (triton_interpreter._interpreter, of_triton):
+        memory[:] = before
+        # a place is written twice, and what is read has the shape of what it is read for
+        read = using.load(pointers, mask, other, kind)
+        using.store(pointers, value, mask)
+        found.append((read.tobytes(), read.shape, read.dtype, memory.tobytes()))
+    assert found[0] == found[1] and (found[0][3] != before.tobytes() or chosen == "none")
+
+
+def test_what_cannot_be_written_is_read() -> None:
+    memory, once = np.arange(4, dtype=np.float32), (1, 3)
+    pointers = np.broadcast_to(np.uint64(memory.ctypes.data), once)
+    mask, other = (np.broadcast_to(value, once) for value in (np.bool_(True), np.float32(0)))
+    triton_interpreter._interpreter.store(pointers, np.broadcast_to(np.float32(7), once), mask)
+    assert triton_interpreter._interpreter.load(pointers, mask, other, other.dtype).tolist() == [[7, 7, 7]]
+
+
+def test_values_of_another_axis_order_are_written_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interpreter, "FEW_VALUES", 0)
+    memory = np.zeros((2, 4), np.float32)
+    pointers = np.arange(8, dtype=np.uint64).reshape(4, 2).T * np.uint64(4) + np.uint64(memory.ctypes.data)
+    values = np.arange(8, dtype=np.float32).reshape(2, 4)
+    triton_interpreter._interpreter.store(pointers, values, np.ones((2, 4), bool))
+    assert memory.ravel().tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    read = triton_interpreter._interpreter.load(pointers, np.ones((2, 4), bool), values * 0, values.dtype)
+    assert read.tolist() == values.tolist()
