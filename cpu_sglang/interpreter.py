@@ -18,6 +18,8 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
 
+from . import side_by_side
+
 TensorHandle = interpreter.TensorHandle
 
 LIBDEVICE_IN_NUMPY: dict[str, Callable[..., Any]] = {
@@ -297,9 +299,8 @@ def _builtins_are_looked_up_once() -> None:
 def _libdevice_in_numpy() -> None:
     def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
         def call(x: Any, *others: Any, **_: Any) -> Any:
-            operands = [each.handle.data.astype(np.float32) for each in (x, *others)]
-            values = function(*operands).astype(x.handle.data.dtype)
-            return tl.tensor(TensorHandle(values, x.handle.dtype), x.type)
+            operands = [each.handle for each in (x, *others)]
+            return tl.tensor(interpreter.interpreter_builder.create_in_numpy(function, *operands), x.type)
 
         return call
 
@@ -400,4 +401,5 @@ def install(overflow_is_an_error: bool = False) -> None:
     _libdevice_in_numpy()
     _no_grid_dependency_to_wait_for()
     _memory_in_numpy()
+    side_by_side.install()
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=overflow_is_an_error)
