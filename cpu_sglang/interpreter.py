@@ -374,6 +374,25 @@ def _writable(values: Any) -> Any:
     return plain if plain.flags.writeable else plain.copy()
 
 
+def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return function(*args, **kwargs)
+
+
+# from 3.11 on, Python keeps its frames in pieces of 16 KiB, and gives a piece back with its last frame:
+# where a launch begins at the end of one, each operation takes a new one, and the system clears its pages. A frame of
+# this size takes a MiB, with room for all others
+_call_with_room = types.FunctionType(_call.__code__.replace(co_stacksize=1 << 16), globals())
+
+
+def _frames_have_room() -> None:
+    launch = interpreter.GridExecutor.__call__
+
+    def launch_with_room(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _call_with_room(launch, self, *args, **kwargs)
+
+    interpreter.GridExecutor.__call__ = launch_with_room
+
+
 def _no_grid_dependency_to_wait_for() -> None:
     # programmatic dependent launch overlaps two kernels; here the earlier one has always finished
     for name in ("gdc_wait", "gdc_launch_dependents"):
@@ -401,5 +420,6 @@ def install(overflow_is_an_error: bool = False) -> None:
     _libdevice_in_numpy()
     _no_grid_dependency_to_wait_for()
     _memory_in_numpy()
+    _frames_have_room()
     side_by_side.install()
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=overflow_is_an_error)

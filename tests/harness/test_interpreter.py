@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import resource
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import triton
 import triton.language as tl
 from triton._C.libtriton import interpreter as of_triton
 from triton.language.semantic import TritonSemantic
@@ -145,3 +148,24 @@ def test_values_of_another_axis_order_are_written_where_they_belong(monkeypatch:
     assert memory.ravel().tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
     read = triton_interpreter._interpreter.load(pointers, np.ones((2, 4), bool), values * 0, values.dtype)
     assert read.tolist() == values.tolist()
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def busy(out: Any) -> None:
+    for turn in range(20):
+        tl.store(out + turn, tl.load(out + turn) + turn)
+
+
+def page_faults_at(depth: int, out: torch.Tensor) -> int:
+    if depth:
+        return page_faults_at(depth - 1, out)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    busy[(1,)](out)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def test_no_depth_of_the_stack_makes_a_launch_slow() -> None:
+    out = torch.zeros(20)
+    page_faults_at(0, out)
+    # a piece of the stack takes a hundred of these frames or so, and is taken a thousand times where it has no room
+    assert max(page_faults_at(depth, out) for depth in range(300)) < 200
