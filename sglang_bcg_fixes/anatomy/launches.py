@@ -225,6 +225,14 @@ def attends_with(name: str, chips: tuple[str, ...]) -> Condition:
     return Condition(f"attention by {name}", holds)
 
 
+def attends_with_fa4_before_blackwell(launch: Launch) -> bool | None:
+    """By flags only: SGLang chooses it by itself on Blackwell alone."""
+    named = any("fa4" in (launch.word(one) or "") for one in BACKENDS)
+    if launch.chip == BLACKWELL or not (named or launch.given("--config")):
+        return False
+    return True if named and launch.chip else None
+
+
 def has_large_pages(least: int) -> Callable[[Launch], bool | None]:
     """A page has so many tokens. Some backends and models set their own size."""
 
@@ -272,6 +280,7 @@ PAGES_OF_128 = Condition("--page-size 128 or more", has_large_pages(128))
 ON_HOPPER = Condition("a Hopper GPU", lambda launch: launch.chip == HOPPER if launch.chip else None)
 FA3 = attends_with("fa3", (HOPPER,))
 FLASH_ATTENTION = FA3 | attends_with("fa4", (BLACKWELL,))
+FA4 = Condition("attention by fa4 before Blackwell", attends_with_fa4_before_blackwell)
 TRITON = attends_with("triton", CHIPS)
 FLASHINFER = attends_with("flashinfer", CHIPS)
 TRTLLM = attends_with("trtllm", (BLACKWELL,))

@@ -23,6 +23,7 @@ NOT_NEEDED = (
     "draft_read_done_early",
     "expanded_form_captured",
     "experts_of_another_rank",
+    "fa4_form_captured",
     "fused_mla_tail_uninitialised",
     "gathering_graph_unequal",
     "idle_rank_unrecognised",

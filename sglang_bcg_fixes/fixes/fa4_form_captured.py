@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Latent attention is captured for fa4 in the form that replays are not prepared for
+
+Symptom: With `--prefill-attention-backend fa4` on a GPU before Blackwell, models with latent attention (MLA) end at
+their first replayed prefill, with an `AssertionError` about the shape of the keys.
+Cause: FlashAttention 4 has no absorbed form there, so its handler answers expanded without asking if a breakable graph
+is captured. From 0.5.18 on replays on CUDA are prepared for the absorbed form, which every other handler captures.
+Change: No breakable prefill graph is captured for a model with such layers, and prefill runs eagerly. One warning says
+so.
+Remove when: Every release that has to be served makes no prefill graph there, or replays the expanded form.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from sglang_bcg_fixes.anatomy.latent_attention import HANDLERS
+from sglang_bcg_fixes.anatomy.launches import FA4, LATENT, PREFILL_GRAPHS
+from sglang_bcg_fixes.anatomy.refusals import refusing
+from sglang_bcg_fixes.anatomy.runners import PREFILL, PREFILL_MODULE
+from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import ends
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+
+BACKEND = "fa4"
+CHOOSE = f"{HANDLERS}:handle_attention_fa4"
+LOAD = f"{PREFILL}.load_batch"
+RESTORE = f"{PREFILL}._restore_mha_capture_state"
+# asks a layer for its form, by the name of the backend
+DISPATCH = "dispatch_attn_forward_method"
+MODEL = "sglang.srt.models.deepseek_v2:DeepseekV2AttentionMLA"
+
+
+def probe(source: Source) -> Finding:
+    if not source.has_module(HANDLERS):
+        return absent("no handler chooses the form of latent attention")
+    choose = source.find(CHOOSE)
+    if choose is None:
+        return absent("no handler is for FlashAttention 4")
+    if "is_in_breakable_cuda_graph" in choose.calls:
+        return fixed("the handler asks for a breakable graph before it chooses", choose)
+    if source.find(RESTORE) is None:
+        return absent("no replay is prepared for a form of latent attention", choose)
+    load = source.need(LOAD)
+    if not load.mentions("self.has_mha_companion_layers and (not is_cuda())"):
+        return absent("replays are prepared for the expanded form, which is captured", choose, load)
+    if not choose.mentions("return AttnForwardMethod.MHA_CHUNKED_KV"):
+        return unknown("the handler chooses in a way that no known release does", choose, load)
+    return affected(
+        "off Blackwell the expanded form is captured, and on CUDA replays are prepared for the absorbed one",
+        choose,
+        load,
+        source.need(f"{MODEL}.{DISPATCH}"),
+        source.need(f"{PREFILL}.capture"),
+    )
+
+
+def why_refused(runner: Any) -> str:
+    model = runner.model_runner.model
+    if not any(hasattr(module, DISPATCH) for module in model.modules()):
+        return ""
+    # the runner's own question: where the answer is no, replays are prepared for the expanded form
+    if not importlib.import_module(PREFILL_MODULE).is_cuda() or prefills_with(runner) != BACKEND or has_absorbed_form():
+        return ""
+    return "fa4 has no absorbed form of latent attention on this GPU, and the first replay would end the server"
+
+
+def prefills_with(runner: Any) -> str | None:
+    """Return the backend's name as a layer finds it."""
+    of_server, _ = importlib.import_module(MODEL.partition(":")[0]).attention_backends()
+    name: str | None = runner.model_runner.attn_backend.prefill_attention_backend_str or of_server
+    return name
+
+
+def has_absorbed_form() -> bool:
+    """Ask what the handler asks."""
+    handlers: Any = importlib.import_module(HANDLERS)
+    if hasattr(handlers, "is_sm100_or_sm110_supported"):
+        return bool(handlers.is_sm100_or_sm110_supported())
+    return bool(handlers.get_platform().is_sm100_or_sm110)
+
+
+unless_refused, never_if_refused = refusing("fa4_form_captured", why_refused)
+
+FIX = Fix(
+    id="fa4_form_captured",
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    patches=(
+        PatchPoint((f"{PREFILL}.capture",), How.AROUND, unless_refused),
+        # the vote of a data parallel rank asks this, too
+        PatchPoint((f"{PREFILL}.can_replay_locally",), How.AROUND, never_if_refused),
+    ),
+    workarounds=PREFILL_GRAPHS_OFF,
+    verify=("llama_prefix_cache",),
+    concerns=ends(LATENT, PREFILL_GRAPHS, FA4),
+)
