@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 import torch
 
 from cpu_sglang import graphs, one_batch, prefill
+from sglang_bcg_fixes.anatomy.runners import PREFILL_MODULE
 from tests.harm import added_time, steps
 from tests.releases import kinds_of_request
 
@@ -92,14 +93,15 @@ def captured(model_runner: Any, said: Said) -> tuple[dict[str, list[int]], str |
     """Segments and breaks of each bucket, or what SGLang or we say of there being none."""
     graphs.freed_memory_is_garbage = True
     del said.lines[:]
+    # as on an NVIDIA GPU: where it is false, 0.5.17 and later take captures of latent attention for the expanded form
+    if hasattr(model_runner, "init_prefill_cuda_graph"):
+        importlib.import_module(PREFILL_MODULE).is_cuda = lambda: True  # type: ignore[attr-defined]
     try:
         runner = prefill.capture_prefill(model_runner)
     except RuntimeError as error:
         if "captured nothing" not in str(error):
             raise
         return {}, said.last_of("graph")
-    # as on an NVIDIA GPU: where it is false, 0.5.17 and later take captures of latent attention for the expanded form
-    sys.modules[type(runner).__module__].is_cuda = lambda: True  # type: ignore[attr-defined]
     return {
         str(size): [len(graph._segments), len(graph._break_fns)]
         for size, graph in prefill.captured_graphs(runner).items()
