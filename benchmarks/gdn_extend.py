@@ -27,7 +27,8 @@ from typing import Any
 
 import torch
 
-from sglang_bcg_fixes.kernels.gdn_extend import Shape, cuda, metadata, reference, triton
+from sglang_bcg_fixes.kernels.gdn_extend import Shape, cuda, triton
+from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata
 from sglang_bcg_fixes.lab.bench import gdn_layer
 from sglang_bcg_fixes.lab.verify import environment
 
@@ -39,7 +40,7 @@ from tests.kernels import gdn_extend_cases as cases  # noqa: E402
 FEW_HEADS, SEEDS = Shape(key_heads=2, value_heads=4, keys=128, values=128, width=4), 10
 SMALL = Shape(key_heads=2, value_heads=6, keys=64, values=32, width=3)
 # for one sequence alone; with random gates and keys SGLang's own state is off by 0.0053
-OF_CHECKPOINT = reference.OF_SGLANGS * reference.TOLERANCE
+OF_CHECKPOINT = accuracy.OF_SGLANGS * accuracy.TOLERANCE
 LENGTHS = (0, 1, 2, 3, 15, 63, 64, 65, 127, 128, 129, 200, 511, 700, 1024, 2047, 5000)
 
 
@@ -139,7 +140,7 @@ def main() -> int:
         counts["hardly forget"] = {"tokens": options.hardly_forget, "seeds": SEEDS, "errors": errors}
         print(f"heads that hardly forget, {options.hardly_forget} tokens: {errors}", file=sys.stderr, flush=True)
         # not >, which NaN would pass
-        wrong += not all(each["worst"] <= reference.TOLERANCE for each in errors.values())
+        wrong += not all(each["worst"] <= accuracy.TOLERANCE for each in errors.values())
     for name, shape in shapes().items():
         source, found = random.Random(name), []
         for seed in range(options.cases):

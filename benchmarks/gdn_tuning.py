@@ -24,6 +24,7 @@ import torch
 
 from sglang_bcg_fixes.kernels.gdn_extend import reference
 from sglang_bcg_fixes.kernels.gdn_extend.triton import Tuning, tuning_for
+from sglang_bcg_fixes.kernels.linear_extend import accuracy
 from sglang_bcg_fixes.lab.bench import gdn_layer, timing
 from sglang_bcg_fixes.lab.bench.rows import GREEN, RED
 from sglang_bcg_fixes.lab.verify import environment
@@ -145,8 +146,8 @@ def case_of(
             continue
         if not wanted:
             wanted = got
-            errors = reference.errors(problem.results(problem.layers - 1), reference.recurrent(problem.inputs))
-            arm.why = reference.why_wrong(errors, None)
+            errors = accuracy.errors(problem.results(problem.layers - 1), reference.recurrent(problem.inputs))
+            arm.why = accuracy.why_wrong(errors, None)
         elif not all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True)):
             arm.why = "other bits than the tuning as it is"
         found.append(arm)

@@ -25,6 +25,7 @@ import torch
 from sglang_bcg_fixes.kernels.cuda import driver, nvrtc, program
 from sglang_bcg_fixes.kernels.gdn_extend import cuda, reference
 from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
+from sglang_bcg_fixes.kernels.linear_extend import accuracy
 from sglang_bcg_fixes.lab.bench import gdn_layer, timing
 from sglang_bcg_fixes.lab.bench.rows import GREEN, RED
 from sglang_bcg_fixes.lab.verify import environment
@@ -72,7 +73,7 @@ class Judged:
     arm: gdn_tuning.Arm
 
 
-def judged(variant: Variant, problem: gdn_layer.Problem, wanted: reference.Results, device: gdn_layer.Device) -> Judged:
+def judged(variant: Variant, problem: gdn_layer.Problem, wanted: accuracy.Results, device: gdn_layer.Device) -> Judged:
     with mock.patch.object(cuda, "on_device", lambda device: variant.kernels):
         arm = gdn_tuning.build("", gdn_layer.calls_of_ours(problem, gdn_layer.CUDA), problem, device)
         replayed = gdn_tuning.results(arm, problem, device)
@@ -83,7 +84,7 @@ def judged(variant: Variant, problem: gdn_layer.Problem, wanted: reference.Resul
         device.synchronize()
         eager = [problem.output, problem.conv[-1, 1:], problem.state[-1, 1:]]
     # the reference is no kernel of SGLang's: the narrower tolerance counts
-    why = reference.why_wrong(errors, dict.fromkeys(errors, reference.TOLERANCE))
+    why = accuracy.why_wrong(errors, dict.fromkeys(errors, accuracy.TOLERANCE))
     if not why and not same(replayed, eager):
         why = "the replay differs from its own eager run"
     return Judged(replayed, errors, why or "; ".join(variant.slow), arm)

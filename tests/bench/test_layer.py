@@ -15,6 +15,7 @@ import torch
 
 from sglang_bcg_fixes.cli import main
 from sglang_bcg_fixes.kernels.gdn_extend import reference
+from sglang_bcg_fixes.kernels.linear_extend import accuracy
 from sglang_bcg_fixes.lab.bench import command, gdn_layer, plots, rows, timing
 from sglang_bcg_fixes.lab.bench.rows import COLD, HOT
 from sglang_bcg_fixes.lab.verify import environment
@@ -107,13 +108,13 @@ def test_flashinfer_is_asked_only_where_it_is_wanted_and_held_against_the_refere
     monkeypatch.setattr(gdn_layer, "ON_FLASHINFER", {gdn_layer.FLASHINFER: lambda problem: plain(problem)})
     assert {row.arm for row in table(sglang="")[0]} == {"sglang, eager", "sglang, captured"}
     limits: list[dict[str, float] | None] = []
-    why_wrong = reference.why_wrong
+    why_wrong = accuracy.why_wrong
 
-    def noted(found: Any, other: dict[str, float] | None) -> str:
+    def noted(found: Any, other: dict[str, float] | None, times: float) -> str:
         limits.append(other)
-        return why_wrong(found, other)
+        return why_wrong(found, other, times)
 
-    monkeypatch.setattr(reference, "why_wrong", noted)
+    monkeypatch.setattr(accuracy, "why_wrong", noted)
     found = gdn_layer.case_of(*CASE, 5, Cpu(), "NVIDIA H200", flashinfer=True)
     assert [row.verdict for row in found if row.arm.startswith(f"{gdn_layer.FLASHINFER}, ")] == ["green"] * 6
     assert limits == [None] * 4

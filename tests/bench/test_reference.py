@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from sglang_bcg_fixes.kernels.gdn_extend import reference
+from sglang_bcg_fixes.kernels.linear_extend import accuracy
 from sglang_bcg_fixes.lab.bench import gdn_layer
 
 SHAPE = gdn_layer.Shape(layers=1, key_heads=2, value_heads=4, head=8)
 
 
-def naive(inputs: reference.Inputs) -> reference.Results:
+def naive(inputs: reference.Inputs) -> accuracy.Results:
     """Each sequence by itself; a token looks back at the tokens of its own sequence and at the window before it."""
     outputs, windows, states, start = [], [], [], 0
     group = SHAPE.value_heads // SHAPE.key_heads
@@ -41,7 +42,7 @@ def naive(inputs: reference.Inputs) -> reference.Results:
         start += length
         windows.append(torch.stack(history[-3:], 1))
         states.append(state)
-    return reference.Results(torch.stack(outputs), torch.stack(windows), torch.stack(states))
+    return accuracy.Results(torch.stack(outputs), torch.stack(windows), torch.stack(states))
 
 
 @pytest.mark.parametrize(("kind", "least"), [(None, 1e-5), (torch.float64, 1e-12)], ids=str)
@@ -49,7 +50,7 @@ def naive(inputs: reference.Inputs) -> reference.Results:
 def test_reference_is_the_recurrence(lengths: list[int], kind: torch.dtype | None, least: float) -> None:
     inputs = gdn_layer.Problem(SHAPE, lengths, "cpu").inputs
     found, wanted = reference.recurrent(inputs, kind), naive(inputs)
-    assert reference.errors(found, wanted)["conv"] == 0
+    assert accuracy.errors(found, wanted)["conv"] == 0
     for one, other in ((found.output, wanted.output), (found.state, wanted.state)):
         assert one.dtype == (kind or torch.float32)
         assert float((one - other).norm() / other.norm()) < least
@@ -57,10 +58,10 @@ def test_reference_is_the_recurrence(lengths: list[int], kind: torch.dtype | Non
 
 def test_what_is_no_number_or_worse_than_sglang_is_wrong() -> None:
     good = {"output": 0.004, "state": 0.0}
-    assert not reference.why_wrong(good, None) and not reference.why_wrong(good, good)
-    assert not reference.why_wrong({**good, "output": 0.009}, None)
-    assert "output by 0.0110, not 0.0100" in reference.why_wrong({**good, "output": 0.011}, None)
-    assert "output by nan" in reference.why_wrong({**good, "output": math.nan}, None)
-    assert "output by 0.0049, not 0.0048" in reference.why_wrong({**good, "output": 0.0049}, good)
-    assert "output by 0.0060, not 0.0050" in reference.why_wrong({**good, "output": 0.006}, {**good, "output": 0.008})
-    assert "output by 0.0060" in reference.why_wrong({**good, "output": 0.006}, {})
+    assert not accuracy.why_wrong(good, None) and not accuracy.why_wrong(good, good)
+    assert not accuracy.why_wrong({**good, "output": 0.009}, None)
+    assert "output by 0.0110, not 0.0100" in accuracy.why_wrong({**good, "output": 0.011}, None)
+    assert "output by nan" in accuracy.why_wrong({**good, "output": math.nan}, None)
+    assert "output by 0.0049, not 0.0048" in accuracy.why_wrong({**good, "output": 0.0049}, good)
+    assert "output by 0.0060, not 0.0050" in accuracy.why_wrong({**good, "output": 0.006}, {**good, "output": 0.008})
+    assert "output by 0.0060" in accuracy.why_wrong({**good, "output": 0.006}, {})

@@ -14,8 +14,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sglang_bcg_fixes.kernels.gdn_extend import metadata
 from sglang_bcg_fixes.kernels.gdn_extend import triton as form
+from sglang_bcg_fixes.kernels.linear_extend import metadata
 
 CUOBJDUMP = pathlib.Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 HALF, FLOAT, INTEGER = "*bf16", "*fp32", "*i32"

@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from sglang_bcg_fixes.kernels.gdn_extend import Shape, metadata
+from sglang_bcg_fixes.kernels.gdn_extend import Shape
 from sglang_bcg_fixes.kernels.gdn_extend import triton as form
+from sglang_bcg_fixes.kernels.linear_extend import convolution, metadata
 from tests.kernels import gdn_extend_cases as cases
 from tests.kernels import mutants
 
@@ -35,17 +36,23 @@ STEPS = {
     "biased": functools.partial(step, [17], bias=True),
     "far below": functools.partial(step, [20], gates="far below"),
 }
+# what is wrong elsewhere than in the form itself
+PARTS = {"tables": metadata, "convolution": convolution}
 # which of them has to notice, or in which chunks or spans; and what is written instead of what
 MUTANTS = {
-    "reads a window without a prefix": ("mixed", "mask=exists & has_window", "mask=exists"),
-    "forgets the window": ("mixed", "mask=earlier, other=0.0)", "mask=earlier & (row < 0), other=0.0)"),
-    "looks at a neighbour": ("mixed", "(row >= start + (WIDTH - 1 - number))", "(row >= WIDTH - 1 - number)"),
-    "leaves the window as it was": ("mixed", "tl.store(own + in_slot, after, mask=exists)", "pass"),
-    "takes the window's old end": ("mixed", "moved = WIDTH - 1 + position - start", "moved = past"),
-    "takes one input for another": ("long", "wide[number + tap]", "wide[number + tap - 1]"),
+    "convolution: reads a window without a prefix": ("mixed", "mask=exists & has_window", "mask=exists"),
+    "convolution: forgets the window": ("mixed", "mask=earlier, other=0.0)", "mask=earlier & (row < 0), other=0.0)"),
+    "convolution: looks at others": (
+        "mixed",
+        "(row >= start + (WIDTH - 1 - number))",
+        "(row >= WIDTH - 1 - number)",
+    ),
+    "convolution: leaves the window as it was": ("mixed", "tl.store(own + in_slot, after, mask=exists)", "pass"),
+    "convolution: takes the window's old end": ("mixed", "moved = WIDTH - 1 + position - start", "moved = past"),
+    "convolution: takes one input for another": ("long", "wide[number + tap]", "wide[number + tap - 1]"),
     "keeps lengths of the keys": ("long", "length = tl.sqrt(", "length = 1 + 0 * tl.sqrt("),
     "mixes rows up": ("long", "tl.permute(joined, (0, 3, 2, 1))", "tl.permute(joined, (0, 2, 3, 1))"),
-    "forgets the bias": ("biased", "mixed += tl.load(bias + channels).to(tl.float32)[None, :]", "pass"),
+    "convolution: forgets the bias": ("biased", "mixed += tl.load(bias + channels).to(tl.float32)[None, :]", "pass"),
     "divides by what is later": (
         "far below",
         'tl.where(not_earlier, gate[:, None] - gate[None, :], -float("inf"))',
@@ -76,7 +83,7 @@ MUTANTS = {
     "forgets the last chunk's output": ("long", "if last_row > first:", "if last_row > first + 99:"),
     "leaves no checkpoint": ("tracked", "if TRACK and (piece == 0)", "if TRACK and (piece == 2)"),
     "leaves the checkpoint at the end": ("tracked", "if TRACK and (piece == 0)", "if TRACK and (piece == 1)"),
-    "leaves no window with the checkpoint": (
+    "convolution: leaves no window with the checkpoint": (
         "tracked",
         "tl.store(conv + track_slot * conv_slot + in_slot, at_checkpoint, mask=exists)",
         "pass",
@@ -121,9 +128,11 @@ def faults(case: str, modules: tuple[Any, Any]) -> list[str]:
 
 def noticed(name: str, folder: pathlib.Path) -> bool:
     case, old, new = MUTANTS[name]
-    of_tables = name.startswith("tables: ")
-    module = mutants.changed(metadata if of_tables else form, old, new, folder)
-    modules = (form, module) if of_tables else (module, metadata)
+    part = PARTS.get(name.partition(": ")[0], form)
+    module = mutants.changed(part, old, new, folder)
+    if part is convolution:
+        module = mutants.on(module, convolution, form, folder)
+    modules = (form, module) if part is metadata else (module, metadata)
     return mutants.is_noticed(lambda: faults(case, modules))
 
 

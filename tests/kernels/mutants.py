@@ -11,17 +11,22 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 
-def changed(original: types.ModuleType, old: str, new: str, folder: pathlib.Path) -> Any:
-    """The module with other text in the place of some of its own."""
+def changed(original: types.ModuleType, old: str, new: str, folder: pathlib.Path, name: str = "mutant") -> Any:
+    """The module with other text in the place of some of its own, which may be imported by this name."""
     text = pathlib.Path(str(original.__file__)).read_text()
     assert old in text, f"{original.__file__} has no {old!r} to change"
     # triton reads the source of its kernels from a file
-    file = folder / "mutant.py"
+    file = folder / f"{name}.py"
     file.write_text(text.replace(old, new))
     # dataclasses look their module up
-    module = sys.modules["mutant"] = types.ModuleType("mutant")
+    module = sys.modules[name] = types.ModuleType(name)
     exec(compile(file.read_text(), str(file), "exec"), vars(module))
     return module
+
+
+def on(mutant: types.ModuleType, original: types.ModuleType, user: types.ModuleType, folder: pathlib.Path) -> Any:
+    """The module that uses `original`, with the mutant in its place."""
+    return changed(user, f"from {original.__name__} import", f"from {mutant.__name__} import", folder, "user")
 
 
 def is_noticed(faults: Callable[[], list[Any]]) -> bool:

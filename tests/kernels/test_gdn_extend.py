@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_bcg_fixes.kernels.gdn_extend import Shape, metadata, reference, refusal, stepwise
+from sglang_bcg_fixes.kernels.gdn_extend import Shape, refusal, stepwise
 from sglang_bcg_fixes.kernels.gdn_extend import triton as form
+from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata
 from sglang_bcg_fixes.model import Accepted, Rejected
 from tests import processes
 from tests.kernels import gdn_extend_cases as cases
@@ -71,7 +72,7 @@ def test_in_spans(name: str, span: int) -> None:
 def test_chunks_of_64(lengths: list[int], dtype: torch.dtype) -> None:
     drawn = step(lengths, dtype=dtype)
     # a few numbers in bfloat16: one of them may be rounded badly and be half of a result
-    tolerance = EXACT if dtype is torch.float16 else 2 * reference.TOLERANCE
+    tolerance = EXACT if dtype is torch.float16 else 2 * accuracy.TOLERANCE
     assert cases.faults(drawn, run(drawn, chunk=64), 64, tolerance) == []
 
 
@@ -246,6 +247,7 @@ def test_tables_by_hand(kind: torch.dtype) -> None:
         [132, 68, 196, 9, 1, *none],
     ]
     assert tables.sequences[:2, :5].tolist() == [[68, 196, 9, *none], [0, 65, 4, *none]]
+    assert tables.sequences[:2, 6].tolist() == [1, 0]
 
 
 @pytest.fixture(scope="module")

@@ -17,8 +17,9 @@ import torch
 
 from benchmarks import gdn_extend, gdn_tuning, gdn_variants
 from sglang_bcg_fixes.kernels.cuda import nvrtc
-from sglang_bcg_fixes.kernels.gdn_extend import Shape, cuda, metadata, reference, triton
+from sglang_bcg_fixes.kernels.gdn_extend import Shape, cuda, triton
 from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
+from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata
 from sglang_bcg_fixes.lab.bench import gdn_layer, timing
 from sglang_bcg_fixes.model import Rejected
 from tests.bench.cpu_device import Cpu, once
@@ -124,19 +125,19 @@ def test_a_rank_has_the_bits_of_its_heads_in_the_whole_layer(
     whole = step([66, 2], Shape(*heads, 128, 128, 4), fresh=[1], tracked={0: 65}, bias=True)
     after = run(whole)
     for number in {0, ranks - 1}:
-        own, of_rank = run(whole.rank(number, ranks)), after.of_rank(number, ranks, whole.shape)
+        own, of_rank = run(whole.rank(number, ranks)), cases.after_of_rank(after, number, ranks, whole.shape)
         assert cases.differences(own, of_rank, len(own.output)) == []
 
 
 def test_in_bfloat16(host: cuda.Kernels) -> None:
     # a few numbers: one of them may be rounded badly and be half of a result
-    assert faults(step([3, 130], dtype=torch.bfloat16), tolerance=2 * reference.TOLERANCE) == []
+    assert faults(step([3, 130], dtype=torch.bfloat16), tolerance=2 * accuracy.TOLERANCE) == []
 
 
 def test_heads_that_hardly_forget_are_held_against_fp64(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "on_device", lambda device: kernels)
     found = gdn_extend.hardly_forget(130, cuda, "cpu", seeds=2)
-    assert all(0.001 < each["median"] <= each["worst"] < reference.TOLERANCE for each in found.values()), found
+    assert all(0.001 < each["median"] <= each["worst"] < accuracy.TOLERANCE for each in found.values()), found
     step = cases.draw(SHAPE, [3, 3], device="cpu", dtype=torch.float16, gates="near 0")
     after = run(step, cases.Surroundings())
     after.output[3, 1] = float("nan")

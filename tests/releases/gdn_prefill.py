@@ -26,6 +26,7 @@ from typing import Any
 
 from cpu_sglang import graphs, mamba, one_batch, prefill
 from sglang_bcg_fixes.kernels import active
+from sglang_bcg_fixes.kernels.linear_extend import serving
 
 Found = dict[str, Any]
 MODULE = "sglang_bcg_fixes.kernels.gdn_extend.adapter"
@@ -42,7 +43,7 @@ SHORT = [[[5], [3]], [[6, 5], [0, 7]]]
 # checkpoints for the prefix cache lie 64 tokens apart: inside an extend, and at the end of one
 LONG = [[[70], [3, 66]], [[64], [16, 48]]]
 
-# what is wrong with a copy of the module, and what is written instead of what
+# what is wrong with a copy of the adapter, or of what it shares with others, and what is written instead of what
 FILL = "        self.tables.fill(batch"
 MUTANTS = {
     "fills the tables once": (
@@ -53,7 +54,7 @@ MUTANTS = {
     "forgets prefixes": ("slots, batch.extend_prefix_lens", "slots, batch.extend_prefix_lens * 0"),
     "takes rows for slots": ("slots = backend.forward_metadata.mamba_cache_indices", "slots = batch.req_pool_indices"),
     "takes whole lengths": ("self.tables.fill(batch.extend_seq_lens", "self.tables.fill(batch.seq_lens"),
-    "shares one layer's states": ("mamba2_layer_cache(layer.layer_id)", "mamba2_layer_cache(0)"),
+    "shares one layer's states": ("mamba2_layer_cache(layer_id)", "mamba2_layer_cache(0)"),
     "keeps the first weights": (
         "conv_weights=layer.conv_weights,",
         "conv_weights=vars(self).setdefault('weights', layer.conv_weights),",
@@ -157,7 +158,7 @@ class World:
             request.prefix_indices = row.to(request.prefix_indices.dtype)
 
     def spoil_tables(self) -> None:
-        for served in list(self.installed._of_runner.values()):
+        for served in list(self.installed.OPERATION.of_runner.values()):
             for table in served.tables.buffers:
                 table.fill_(GARBAGE)
 
@@ -275,7 +276,7 @@ def in_cuda() -> Found:
     form.on_device = lambda device: chosen
     # the stand-in for graphs sees torch's and Triton's launches only
     form.extend = graphs.opaque(form.extend)
-    world.installed.runs_on_the_host = lambda form: form == "cuda"
+    serving.runs_on_the_host = lambda form: form == "cuda"
     return {**scenario(world, SHORT, prefill.BUCKETS), "launched": launched}
 
 
@@ -291,7 +292,7 @@ def refused() -> Found:
     world = World()
     scripts = [[[4], [3], [2]], [[5], [2]]]
     eager = [world.run(script) for script in scripts]
-    world.installed.MOST_SEQUENCES = 2
+    serving.MOST_SEQUENCES = 2
     found: Found = {"breaks": world.capture(prefill.BUCKETS)}
     found["too many"] = compared(eager[0], world.run(scripts[0]))
     found["not too many"] = compared(eager[1], world.run(scripts[1]))
@@ -340,11 +341,13 @@ def mutants() -> Found:
     world = World()
     script = CHUNKED[-1]
     eager = world.run(script)
-    text = pathlib.Path(str(world.installed.__file__)).read_text()
+    # the adapter builds on the other
+    texts = {module: pathlib.Path(str(module.__file__)).read_text() for module in (serving, world.installed)}
     found: Found = {}
     for name, (old, new) in {"none": ("", ""), **MUTANTS}.items():
-        assert old in text, name
-        exec(compile(text.replace(old, new), str(world.installed.__file__), "exec"), vars(world.installed))
+        assert any(old in text for text in texts.values()), name
+        for module, text in texts.items():
+            exec(compile(text.replace(old, new), str(module.__file__), "exec"), vars(module))
         try:
             world.capture(prefill.BUCKETS)
             seen = compared(eager, world.run(script))

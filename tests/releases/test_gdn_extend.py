@@ -15,6 +15,7 @@ from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.cuda import driver
 from sglang_bcg_fixes.kernels.gdn_extend import adapter
 from sglang_bcg_fixes.kernels.gdn_extend.declaration import KERNEL, NOT_MEASURED
+from sglang_bcg_fixes.kernels.linear_extend import serving
 from sglang_bcg_fixes.model import Choice
 from sglang_bcg_fixes.planning import plan, registry
 from sglang_bcg_fixes.source import tree
@@ -176,16 +177,16 @@ def test_mutants_are_noticed(run: Callable[..., Found]) -> None:
 )
 def test_configurations_that_are_refused(option: str, value: Any, reason: str) -> None:
     arguments = types.SimpleNamespace(**{"pp_size": 1, option: value})
-    assert adapter.refused_options(arguments) == [reason]
+    assert serving.refused_options(arguments) == [reason]
 
 
 def test_sizes_are_those_that_options_come_to() -> None:
     arguments, parallel = types.SimpleNamespace(pp_size=1), types.SimpleNamespace(attn_cp_size=2, attn_dp_size=4)
-    assert adapter.refused_options(arguments, parallel) == ["DP attention", "context parallelism"]
+    assert serving.refused_options(arguments, parallel) == ["DP attention", "context parallelism"]
 
 
 def test_a_plain_configuration_is_not_refused() -> None:
-    assert adapter.refused_options(types.SimpleNamespace(pp_size=1, enable_dp_attention=False)) == []
+    assert serving.refused_options(types.SimpleNamespace(pp_size=1, enable_dp_attention=False)) == []
 
 
 def batch(**changed: Any) -> Any:
@@ -223,14 +224,14 @@ def served(tracking: bool = False) -> adapter.Served:
     ],
 )
 def test_batches_that_are_refused(changed: Found, reason: str) -> None:
-    with pytest.raises(adapter.FallBack, match=reason):
+    with pytest.raises(serving.FallBack, match=reason):
         served().refuse(batch(**changed))
 
 
 @pytest.mark.parametrize("interpreted", [False, True])
 def test_forms_that_run_without_a_gpu(interpreted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "is_interpreted", lambda: interpreted)
-    forms = [impl.name for impl in KERNEL.impls if adapter.runs_on_the_host(impl.name)]
+    monkeypatch.setattr(serving, "is_interpreted", lambda: interpreted)
+    forms = [impl.name for impl in KERNEL.impls if serving.runs_on_the_host(impl.name)]
     assert forms == ["triton"] * interpreted + ["reference"]
 
 
@@ -262,7 +263,7 @@ def test_batches_that_are_served() -> None:
 
 
 def test_checkpoints_of_other_rows_are_refused() -> None:
-    with pytest.raises(adapter.FallBack, match="other checkpoints than requests"):
+    with pytest.raises(serving.FallBack, match="other checkpoints than requests"):
         served(tracking=True).refuse(batch(mamba_track_mask=[True]))
 
 
@@ -300,15 +301,15 @@ def test_auto_is_cuda_where_there_is_a_driver(release_root: Root, monkeypatch: p
 def test_a_device_that_cannot_run_it(required: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[str] = []
     monkeypatch.setattr(active, "selected", lambda op: types.SimpleNamespace(required=required, fall_back=left.append))
-    monkeypatch.setattr(adapter, "makes_breakable_graphs", lambda runner: True)
+    monkeypatch.setattr(serving, "makes_breakable_graphs", lambda runner: True)
 
     def cannot(runner: object) -> None:
         raise active.CannotRun("gdn_extend", "cuda", "it is an sm_80")
 
-    monkeypatch.setattr(adapter, "Served", cannot)
+    monkeypatch.setattr(adapter.OPERATION, "served", cannot)
     if required:
         with pytest.raises(RuntimeError, match="Set SGLANG_BCG_KERNEL_GDN_EXTEND=off to serve without it"):
-            adapter.begin(None)
+            adapter.OPERATION.begin(None)
     else:
-        assert adapter.begin(None) is None
+        assert adapter.OPERATION.begin(None) is None
     assert left == ([] if required else ["cuda cannot run on this device: it is an sm_80"])

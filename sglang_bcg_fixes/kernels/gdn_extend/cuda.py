@@ -16,9 +16,9 @@ import torch
 from sglang_bcg_fixes.kernels.cuda import program
 from sglang_bcg_fixes.kernels.cuda.driver import Launch
 from sglang_bcg_fixes.kernels.gdn_extend import triton
-from sglang_bcg_fixes.kernels.gdn_extend.metadata import CHUNK, Tables
 from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
 from sglang_bcg_fixes.kernels.gdn_extend.triton import Scratch, Tuning, tuning_for
+from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK, Tables
 from sglang_bcg_fixes.model import Accepted, Rejected
 
 __all__ = ["Scratch", "Tables", "Tuning", "extend", "origin", "ready", "tuning_for"]

@@ -7,20 +7,10 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-# bounds of RMS(error) / RMS(reference) of each result: absolute, and as a multiple of SGLang's own error
-TOLERANCE, OF_SGLANGS = 0.005, 1.2
-# SGLang's own kernels round to bfloat16 in many places, and are off by 0.004 to 0.005
-TOLERANCE_OF_SGLANG = 0.01
+from sglang_bcg_fixes.kernels.linear_extend.accuracy import Results
+from sglang_bcg_fixes.kernels.linear_extend.reference import convolved, side_by_side
+
 EPSILON = 1e-6
-
-
-@dataclasses.dataclass(frozen=True)
-class Results:
-    """Results of one layer: the output, and each sequence's window and state in the pools."""
-
-    output: Any
-    conv: Any
-    state: Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,21 +47,14 @@ def recurrent(inputs: Inputs, kind: Any = None) -> Results:
     heads, size = inputs.state.shape[1], inputs.state.shape[3]
     lengths = torch.tensor(inputs.lengths, device=inputs.state.device)
 
-    def side_by_side(tensor: Any) -> Any:
-        return torch.nn.utils.rnn.pad_sequence(tensor.to(kind).split(list(inputs.lengths)), batch_first=True)
+    def padded(tensor: Any) -> Any:
+        return side_by_side(tensor.to(kind), inputs.lengths)
 
-    mixed, windows = [], []
-    for before, after in zip(inputs.conv.to(kind), inputs.mixed_qkv.to(kind).split(list(inputs.lengths)), strict=True):
-        window = torch.cat([before, after.T], 1)
-        # not torch's convolution, which may use TF32
-        width = inputs.conv_weights.shape[1]
-        taps = torch.stack([window[:, tap : tap + len(after)] for tap in range(width)], -1)
-        convolved = (taps * inputs.conv_weights.to(kind)[:, None]).sum(-1)
-        if inputs.bias is not None:
-            convolved = convolved + inputs.bias.to(kind)[:, None]
-        mixed.append(functional.silu(convolved).T)
-        windows.append(window[:, -before.shape[1] :])
-    query, key, value = side_by_side(torch.cat(mixed)).split(
+    bias = None if inputs.bias is None else inputs.bias.to(kind)
+    mixed, windows = convolved(
+        inputs.mixed_qkv.to(kind), inputs.lengths, inputs.conv_weights.to(kind), bias, inputs.conv.to(kind)
+    )
+    query, key, value = padded(mixed).split(
         [inputs.key_heads * size, inputs.key_heads * size, heads * inputs.state.shape[2]], -1
     )
 
@@ -82,10 +65,8 @@ def recurrent(inputs: Inputs, kind: Any = None) -> Results:
 
     query, key = of_every_value_head(query) * size**-0.5, of_every_value_head(key)
     value = value.unflatten(-1, (heads, -1))
-    decay = side_by_side(
-        -inputs.A_log.to(kind).exp() * functional.softplus(inputs.a.to(kind) + inputs.dt_bias.to(kind))
-    )
-    decay, gain = decay.exp(), side_by_side(inputs.b).sigmoid()
+    decay = padded(-inputs.A_log.to(kind).exp() * functional.softplus(inputs.a.to(kind) + inputs.dt_bias.to(kind)))
+    decay, gain = decay.exp(), padded(inputs.b).sigmoid()
     ragged = len(set(inputs.lengths)) > 1
     state, output = inputs.state.to(kind).clone(), torch.zeros_like(value)
     for step in range(max(inputs.lengths)):
@@ -97,35 +78,4 @@ def recurrent(inputs: Inputs, kind: Any = None) -> Results:
         if ragged:
             state = torch.where((lengths > step)[:, None, None, None], state, before)
     real = torch.cat([row[:length] for row, length in zip(output, inputs.lengths, strict=True)])
-    return Results(real, torch.stack(windows), state)
-
-
-def errors(found: Results, wanted: Results) -> dict[str, float]:
-    """Return RMS(error) / RMS(reference) of each result; NaN stays NaN."""
-    return {
-        field.name: relative(getattr(found, field.name), getattr(wanted, field.name))
-        for field in dataclasses.fields(Results)
-    }
-
-
-def relative(found: Any, wanted: Any) -> float:
-    differences = found.float() - wanted.float()
-    wrong, size = (float(each.square().mean().sqrt()) for each in (differences, wanted.float()))
-    if not size:
-        return float("inf") if wrong else 0.0
-    return wrong / size
-
-
-def why_wrong(found: dict[str, float], of_sglang: dict[str, float] | None) -> str:
-    """Name the results that are too far off, NaN included, or return an empty string.
-
-    Without `of_sglang` the results are SGLang's own, which have a wider limit.
-    """
-    far = []
-    for name, value in found.items():
-        limit = TOLERANCE_OF_SGLANG
-        if of_sglang is not None:
-            limit = min(TOLERANCE, OF_SGLANGS * of_sglang.get(name, TOLERANCE))
-        if not value <= limit:
-            far.append(f"{name} by {value:.4f}, not {limit:.4f} at most")
-    return f"off from the fp32 reference: {', '.join(far)}" if far else ""
+    return Results(real, windows, state)

@@ -23,139 +23,26 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra import cuda, libdevice
+from triton.language.extra import cuda
 
 from sglang_bcg_fixes.kernels.gdn_extend import Shape
-from sglang_bcg_fixes.kernels.gdn_extend.metadata import CHUNK_FIELDS, SEQUENCE_FIELDS, Tables
+from sglang_bcg_fixes.kernels.linear_extend.convolution import (
+    LOG2_E,
+    chunk_inputs,
+    convolved,
+    power_of_two,
+    turn_window,
+)
+from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK_FIELDS, SEQUENCE_FIELDS, Tables
 from sglang_bcg_fixes.model import Accepted, Rejected
 
 # 2^-160 is zero in fp32, and fp32 still resolves the sum of 64 such gates
 LEAST_GATE = tl.constexpr(-160.0)
-LOG2_E = tl.constexpr(1.4426950408889634)
 # above, softplus is the identity, as in SGLang
 SOFTPLUS_LINEAR = tl.constexpr(20.0)
 NORM_EPSILON = tl.constexpr(1e-6)
 # rows of a diagonal block of the triangular inverse
 BLOCK = tl.constexpr(16)
-
-
-@triton.constexpr_function
-def _power_of_two(number: int) -> int:
-    """Round up to a power of two; of `width - 1` it is the rows of a window's tile."""
-    return 1 << (number - 1).bit_length()
-
-
-@triton.jit
-def _window_before(x, x_row, conv, conv_channel, conv_past, channels, start, end, has_window, WIDTH: tl.constexpr):
-    """Load the inputs that a convolution at `end` looks back at, [PAST, channels], some from the slot."""
-    past = tl.arange(0, _power_of_two(WIDTH - 1))[:, None]
-    position = end - (WIDTH - 1) + past
-    moved = WIDTH - 1 + position - start
-    exists = past < WIDTH - 1
-    is_new = exists & (position >= start)
-    new = tl.load(x + position.to(tl.int64) * x_row + channels[None, :], mask=is_new, other=0.0)
-    old = tl.load(
-        conv + channels[None, :] * conv_channel + moved * conv_past, mask=exists & ~is_new & has_window, other=0.0
-    )
-    return tl.where(is_new, new.to(old.dtype), old)
-
-
-@triton.jit
-def _turn_window(
-    x,
-    x_row,
-    conv,
-    conv_slot,
-    conv_channel,
-    conv_past,
-    before,
-    channels,
-    of_chunk,
-    start,
-    end,
-    slot,
-    WIDTH: tl.constexpr,
-    TRACK: tl.constexpr,
-):
-    """Copy a sequence's old window to `before` [PAST, channels] and write the new one to the pool.
-
-    Only the program of the first chunk reads or writes these channels of the pool.
-    """
-    past = tl.arange(0, _power_of_two(WIDTH - 1))[:, None]
-    in_slot = channels[None, :] * conv_channel + past * conv_past
-    own = conv + slot * conv_slot
-    exists = past < WIDTH - 1
-    has_window = tl.load(of_chunk + 4) != 0
-    window = tl.load(own + in_slot, mask=exists & has_window, other=0.0)
-    after = _window_before(x, x_row, own, conv_channel, conv_past, channels, start, end, has_window, WIDTH)
-    track_slot = slot
-    at_checkpoint = after
-    if TRACK:
-        boundary = start + tl.load(of_chunk + 5)
-        track_slot = tl.load(of_chunk + 6).to(tl.int64)
-        if track_slot >= 0:
-            at_checkpoint = _window_before(
-                x, x_row, own, conv_channel, conv_past, channels, start, boundary, has_window, WIDTH
-            )
-    # all threads must have read before any of them overwrites
-    tl.debug_barrier()
-    tl.store(before + past * channels.shape[0] + tl.arange(0, channels.shape[0])[None, :], window, mask=exists)
-    tl.store(own + in_slot, after, mask=exists)
-    if TRACK and track_slot >= 0:
-        tl.store(conv + track_slot * conv_slot + in_slot, at_checkpoint, mask=exists)
-
-
-@triton.jit
-def _inputs(
-    x,
-    before,
-    channels,
-    start,
-    end,
-    first_row,
-    X_ROW: tl.constexpr,
-    WIDTH: tl.constexpr,
-    STRIP: tl.constexpr,
-    CHUNK: tl.constexpr,
-):
-    """Load a chunk's inputs and those just before it: a tuple of tensors [CHUNK / STRIP, channels].
-
-    The n-th has rows n - (WIDTH - 1), n - (WIDTH - 1) + STRIP and so on: each row is read once, for all taps.
-    """
-    row = (first_row + tl.arange(0, CHUNK // STRIP) * STRIP)[:, None]
-    of_row = x + row.to(tl.int64) * X_ROW + channels[None, :]
-    of_window = before + (row - start) * channels.shape[0] + tl.arange(0, channels.shape[0])[None, :]
-    inputs = ()
-    for number in tl.static_range(WIDTH - 1):
-        inside = (row >= start + (WIDTH - 1 - number)) & (row < end + (WIDTH - 1 - number))
-        taken = tl.load(of_row + (number - (WIDTH - 1)) * X_ROW, mask=inside, other=0.0)
-        # in a sequence's first chunk the window; one of the two loads is always zero
-        earlier = row < start + (WIDTH - 1 - number)
-        taken += tl.load(of_window + number * channels.shape[0], mask=earlier, other=0.0)
-        inputs += (taken,)  # type: ignore[assignment]
-    for number in tl.static_range(STRIP):
-        inputs += (tl.load(of_row + number * X_ROW, mask=row < end - number, other=0.0),)  # type: ignore[assignment]
-    return inputs
-
-
-@triton.jit
-def _convolved(inputs, weights, bias, channels, WIDTH: tl.constexpr, STRIP: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Apply SiLU to the causal convolution, in fp32: the tuple's n-th has rows n, n + STRIP and so on."""
-    taps = ()
-    for tap in tl.static_range(WIDTH):
-        taps += (tl.load(weights + channels * WIDTH + tap).to(tl.float32)[None, :],)  # type: ignore[assignment]
-    wide = ()
-    for number in tl.static_range(STRIP + WIDTH - 1):
-        wide += (inputs[number].to(tl.float32),)  # type: ignore[assignment]
-    outputs = ()
-    for number in tl.static_range(STRIP):
-        mixed = wide[number] * taps[0]  # type: ignore[misc]
-        for tap in tl.static_range(1, WIDTH):
-            mixed += wide[number + tap] * taps[tap]
-        if HAS_BIAS:
-            mixed += tl.load(bias + channels).to(tl.float32)[None, :]
-        outputs += (libdevice.fast_dividef(mixed, 1.0 + tl.exp2(-LOG2_E * mixed)),)  # type: ignore[assignment]
-    return outputs
 
 
 @triton.jit
@@ -193,7 +80,7 @@ def _interleaved(strips, STRIP: tl.constexpr):
 def _invert_blocks(below, inverse, BLOCKS: tl.constexpr):
     """Invert I + below for BLOCKS strictly lower triangular blocks of 16, in fp32, one column a thread."""
     # the number of threads is a power of two, so several may solve the last column, with equal results
-    column = tl.minimum(tl.arange(0, _power_of_two(BLOCKS * BLOCK)), BLOCKS * BLOCK - 1)
+    column = tl.minimum(tl.arange(0, power_of_two(BLOCKS * BLOCK)), BLOCKS * BLOCK - 1)
     first = column // BLOCK * (BLOCK * BLOCK)
     solved = ()
     for row in tl.static_range(BLOCK):
@@ -317,16 +204,16 @@ def prepare(
                 of_queries = key_head * KEYS + key
                 of_keys = (KEY_HEADS + key_head) * KEYS + key
                 if first_row == start:
-                    _turn_window(
+                    turn_window(
                         x, X_ROW, conv, conv_slot, conv_channel, conv_past, own_window, of_queries, of_chunk, start,
                         end, slot, WIDTH, TRACK,
                     )  # fmt: skip
-                    _turn_window(
+                    turn_window(
                         x, X_ROW, conv, conv_slot, conv_channel, conv_past, own_window + WINDOW // 2, of_keys,
                         of_chunk, start, end, slot, WIDTH, TRACK,
                     )  # fmt: skip
                     tl.debug_barrier()
-                q = _inputs(x, own_window, of_queries, start, end, first_row, X_ROW, WIDTH, STRIP, CHUNK)
+                q = chunk_inputs(x, own_window, of_queries, start, end, first_row, X_ROW, WIDTH, STRIP, CHUNK)
                 for member in tl.static_range(GROUP):
                     head = key_head * GROUP + member
                     each = _gates(a, a_row, A_log, dt_bias, head, rows, real)
@@ -342,11 +229,13 @@ def prepare(
                     tl.store(of_decays + CHUNK + in_chunk, tl.where(real, to_end, 0.0))
                     tl.store(of_decays + 2 * CHUNK, tl.exp2(last))
                 of_head = (key_head * capacity - first_token) * KEYS
-                q = _convolved(q, weights, bias, of_queries, WIDTH, STRIP, HAS_BIAS)
+                q = convolved(q, weights, bias, of_queries, WIDTH, STRIP, HAS_BIAS)
                 # these loads are in flight while queries are normalised
-                k = _inputs(x, own_window + WINDOW // 2, of_keys, start, end, first_row, X_ROW, WIDTH, STRIP, CHUNK)
+                k = chunk_inputs(
+                    x, own_window + WINDOW // 2, of_keys, start, end, first_row, X_ROW, WIDTH, STRIP, CHUNK
+                )
                 q = _normed(q, scale, first_row, end, queries + of_head, STRIP, CHUNK)
-                k = _convolved(k, weights, bias, of_keys, WIDTH, STRIP, HAS_BIAS)
+                k = convolved(k, weights, bias, of_keys, WIDTH, STRIP, HAS_BIAS)
                 k = _normed(k, 1.0, first_row, end, keys + of_head, STRIP, CHUNK)
                 # reload the gates instead of recomputing them for every layout
                 tl.debug_barrier()
@@ -402,13 +291,13 @@ def prepare(
             if slot >= 0:
                 of_values = 2 * KEY_HEADS * KEYS + head * VALUES + value
                 if first_row == start:
-                    _turn_window(
+                    turn_window(
                         x, X_ROW, conv, conv_slot, conv_channel, conv_past, own_window, of_values, of_chunk, start, end,
                         slot, WIDTH, TRACK,
                     )  # fmt: skip
                     tl.debug_barrier()
-                v = _inputs(x, own_window, of_values, start, end, first_row, X_ROW, WIDTH, STRIP, CHUNK)
-                v = _convolved(v, weights, bias, of_values, WIDTH, STRIP, HAS_BIAS)
+                v = chunk_inputs(x, own_window, of_values, start, end, first_row, X_ROW, WIDTH, STRIP, CHUNK)
+                v = convolved(v, weights, bias, of_values, WIDTH, STRIP, HAS_BIAS)
                 # stored where the output will be: the reader overwrites the values
                 for number in tl.static_range(STRIP):
                     tl.store(
@@ -593,7 +482,7 @@ class Scratch:
             # blocks, their inverses, gates and gains
             workspace=empty(programs, group * chunk * 2 * (BLOCK.value + 1), kind=torch.float32),
             # of queries and keys, or of values
-            windows=empty(programs, 2 * _power_of_two(shape.width - 1) * max(shape.keys, shape.values)),
+            windows=empty(programs, 2 * power_of_two(shape.width - 1) * max(shape.keys, shape.values)),
         )
 
 

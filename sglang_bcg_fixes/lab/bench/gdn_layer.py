@@ -15,9 +15,10 @@ import json
 import sys
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from sglang_bcg_fixes.kernels.gdn_extend import reference
+from sglang_bcg_fixes.kernels.linear_extend import accuracy
 from sglang_bcg_fixes.lab.bench import timing
 from sglang_bcg_fixes.lab.bench.rows import COLD, GREEN, HOT, RED, Row
 from sglang_bcg_fixes.source.tree import Source
@@ -140,6 +141,22 @@ class Cuda:
         return milliseconds / 1e3
 
 
+class OneStep(Protocol):
+    """A step of consecutive layers of some kind, on pools of its own."""
+
+    # members that a layer's own bench adds are its own affair
+    layers: int
+    output: Any
+    # the most that an error may be, as a multiple of SGLang's own
+    times: float
+
+    def restore(self) -> None: ...
+
+    def wanted(self) -> accuracy.Results: ...
+
+    def errors(self, wanted: accuracy.Results) -> dict[str, float]: ...
+
+
 class Problem:
     """A step of `layers` consecutive layers: the same inputs and weights, separate pools, one output."""
 
@@ -176,21 +193,27 @@ class Problem:
         )
         self.output = torch.empty(1, tokens, heads, size, dtype=kept, device=device)
 
+    times = accuracy.OF_SGLANGS
+
+    def wanted(self) -> accuracy.Results:
+        return reference.recurrent(self.inputs)
+
     def restore(self) -> None:
         self.conv[:, 1:], self.state[:, 1:] = self.inputs.conv, self.inputs.state
         self.output.fill_(float("nan"))
 
-    def results(self, layer: int) -> reference.Results:
-        return reference.Results(self.output[0], self.conv[layer, 1:], self.state[layer, 1:])
+    def results(self, layer: int) -> accuracy.Results:
+        return accuracy.Results(self.output[0], self.conv[layer, 1:], self.state[layer, 1:])
 
-    def errors(self, wanted: reference.Results) -> dict[str, float]:
+    def errors(self, wanted: accuracy.Results) -> dict[str, float]:
         """Largest error over all layers; the output is the last layer's."""
-        every = [reference.errors(self.results(layer), wanted) for layer in range(self.layers)]
+        every = [accuracy.errors(self.results(layer), wanted) for layer in range(self.layers)]
         # not max(), which may skip a NaN
         return {name: sorted((each[name] for each in every), key=lambda x: (x != x, x))[-1] for name in every[0]}
 
 
 Layer = Callable[[int], None]
+Step = TypeVar("Step", bound=OneStep)
 
 
 def of_sglang(problem: Problem, flashinfer: bool = False) -> Layer:
@@ -298,7 +321,8 @@ def calls_of_ours(
     """Call our kernels as the captured graph would, on static tables made for far more sequences."""
     import torch
 
-    from sglang_bcg_fixes.kernels.gdn_extend import Shape, cuda, metadata, triton
+    from sglang_bcg_fixes.kernels.gdn_extend import Shape, cuda, triton
+    from sglang_bcg_fixes.kernels.linear_extend import metadata
 
     forms: dict[str, type[Call]] = {TRITON: triton.Call, CUDA: cuda.Call}
 
@@ -357,8 +381,8 @@ class Measured:
 class Comparison:
     """Baseline for a kernel: the fp32 reference, and SGLang's own errors where they are known."""
 
-    problem: Problem
-    wanted: reference.Results
+    problem: OneStep
+    wanted: accuracy.Results
     of_sglang: dict[str, float] | None
 
     def judge(self, arm: str, work: Callable[[], object], device: Device) -> Measured:
@@ -366,12 +390,12 @@ class Comparison:
         work()
         device.synchronize()
         errors = self.problem.errors(self.wanted)
-        why = reference.why_wrong(errors, self.of_sglang)
+        why = accuracy.why_wrong(errors, self.of_sglang, self.problem.times)
         return Measured(arm, RED if why else GREEN, why, {name: round(value, 5) for name, value in errors.items()})
 
 
 def measure(
-    problem: Problem, device: Device, rounds: int, kernels: Mapping[str, Callable[[Problem], Layer]]
+    problem: Step, device: Device, rounds: int, kernels: Mapping[str, Callable[[Step], Layer]]
 ) -> list[Measured]:
     """Run every kernel launched by the host and captured; time the correct ones, interleaved."""
     import torch
@@ -380,7 +404,7 @@ def measure(
     of_sglang: dict[str, float] | None = None
     arms: dict[str, Callable[[], timing.Sample]] = {}
     with torch.no_grad():
-        wanted = reference.recurrent(problem.inputs)
+        wanted = problem.wanted()
         replay_flushes = device.capture(lambda: flushes(problem, device))
         for name, builder in kernels.items():
             try:
@@ -452,15 +476,17 @@ def judged(
     return arms
 
 
-def flushes(problem: Problem, device: Device) -> None:
+def flushes(problem: OneStep, device: Device) -> None:
     for _ in range(problem.layers):
         device.flush()
 
 
-def rows_of(found: Sequence[Measured], name: str, tokens: int, sequences: int, floor: float | None) -> Iterator[Row]:
+def rows_of(
+    found: Sequence[Measured], name: str, layers: int, tokens: int, sequences: int, floor: float | None
+) -> Iterator[Row]:
     """Rows of one case: one per timing, and one without numbers for an arm that has none."""
     for each in found:
-        details = {"errors": each.errors, "layers": SHAPES[name].layers, "floor_us": floor}
+        details = {"errors": each.errors, "layers": layers, "floor_us": floor}
         row = Row(PART, WALL, "us", each.arm, name, tokens, sequences, each.verdict, each.why, details=details)
         if not each.times:
             yield row
@@ -478,19 +504,23 @@ def case_of(
     except Exception as error:
         # out of memory, or a GPU that another case left broken: report it and try the next case
         found = [Measured(f"sglang, {EAGER}", RED, f"{type(error).__name__}: {error}"[:500])]
-    return list(rows_of(found, name, tokens, sequences, floor_us(shape, tokens, sequences, gpu)))
+    return list(rows_of(found, name, shape.layers, tokens, sequences, floor_us(shape, tokens, sequences, gpu)))
 
 
 def main(arguments: list[str]) -> None:
+    serve(json.loads(arguments[0]), case_of)
+
+
+def serve(job: dict[str, Any], case: Callable[..., list[Row]]) -> None:
+    """Measure every case of a job, and print its rows."""
     import torch
 
-    job = json.loads(arguments[0])
     # SGLang's log lines must not mix with the rows
     out, sys.stdout = sys.stdout, sys.stderr
     device, gpu = Cuda(), torch.cuda.get_device_name()
     wanted = [(tokens, sequences) for tokens in job["tokens"] for sequences in job["sequences"]]
     for number, (tokens, sequences) in enumerate(wanted, 1):
-        rows = case_of(job["shape"], tokens, sequences, job["rounds"], device, gpu, job["flashinfer"])
+        rows = case(job["shape"], tokens, sequences, job["rounds"], device, gpu, job["flashinfer"])
         device.release()
         where = f"[{number}/{len(wanted)}] {job['shape']}, {tokens} tokens in {sequences}"
         print(f"{where}: {summary(rows)}", file=sys.stderr, flush=True)

@@ -13,7 +13,8 @@ import triton.language as tl
 # of a chunk: first row, its sequence's start, end, slot, whether the convolution continues from the slot's window, and
 # the checkpoint as below
 CHUNK_FIELDS = 8
-# of a sequence: start, end, slot; of its checkpoint: after how many tokens, into which slot (or -1); its first chunk
+# of a sequence: start, end, slot; of its checkpoint: after how many tokens, into which slot (or -1); its first chunk;
+# whether it has a prefix
 SEQUENCE_FIELDS = 8
 # chunks, tokens, sequences to advance
 COUNTS = 4
@@ -108,6 +109,7 @@ def _fill(
         tl.store(of_rank + 3, track_after, mask=works)
         tl.store(of_rank + 4, track_slot, mask=works)
         tl.store(of_rank + 5, chunk_start, mask=works)
+        tl.store(of_rank + 6, (prefix > 0).to(tl.int32), mask=works)
 
 
 @dataclasses.dataclass(frozen=True)
