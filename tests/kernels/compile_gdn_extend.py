@@ -8,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 import triton
@@ -27,15 +28,17 @@ POINTERS = {
     **dict.fromkeys(("lengths", "slots", "prefixes"), INTEGER),
     **{"track_mask": "*i1", "track_slots": "*i64", "track_lengths": "*i64", "scale": "fp32"},
 }
-ALIGNED = ("a_row", "b_row", "conv_slot", "state_slot")
+ALIGNED = ("a_row", "b_row", "dt_row", "conv_slot", "state_slot")
 QWEN3_NEXT = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEYS": 128, "VALUES": 128, "CHUNK": metadata.CHUNK}
 
 
-def compiled(kernel: Any, constants: dict[str, Any], **options: Any) -> dict[str, Any]:
+def compiled(
+    kernel: Any, constants: dict[str, Any], pointers: Mapping[str, str] = POINTERS, **options: Any
+) -> dict[str, Any]:
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     types, attributes = {}, {}
     for place, name in enumerate(kernel.arg_names):
-        types[name] = "constexpr" if name in constants else POINTERS.get(name, "i32")
+        types[name] = "constexpr" if name in constants else pointers.get(name, "i32")
         if types[name].startswith("*") or name in ALIGNED:
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, types, constexprs=constants, attrs=attributes)
@@ -82,7 +85,7 @@ def main() -> None:
             {**QWEN3_NEXT, **of_chunks, "TRACK": True, "OVERLAP": tuning.overlap},
             num_warps=tuning.prepare_warps,
             num_stages=1,
-            **form.registers(tuning.prepare_registers),
+            **form.registers(tuning.prepare_registers),  # type: ignore[arg-type]
         )
     )
     print(json.dumps(found))

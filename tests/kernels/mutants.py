@@ -7,8 +7,10 @@ import pathlib
 import sys
 import tempfile
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+
+from tests import processes
 
 
 def changed(original: types.ModuleType, old: str, new: str, folder: pathlib.Path, name: str = "mutant") -> Any:
@@ -42,3 +44,20 @@ def tell(names: Iterable[str], noticed: Callable[[str, pathlib.Path], bool]) -> 
         # a folder for each: python keeps the lines of a file that it has read
         with tempfile.TemporaryDirectory() as folder:
             print(name, noticed(name, pathlib.Path(folder)), sep="\t", flush=True)
+
+
+def fates(module: str, names: Sequence[str]) -> dict[str, bool]:
+    """The fate of each mutant, in a process of this module that may die of its memory accesses."""
+    found: dict[str, bool] = {}
+    while len(found) < len(names):
+        left = [name for name in names if name not in found]
+        done = processes.python("-m", module, *left, environment={"TRITON_INTERPRET": "1"}, timeout=300)
+        ready, *lines = done.stdout.splitlines() or [""]
+        assert ready == "ready", done.stderr[-3000:]
+        told = dict(line.split("\t") for line in lines)
+        found |= {name: result == "True" for name, result in told.items()}
+        if len(told) < len(left):
+            # the memory that a mutant has spoilt may be python's own; what dies after the last has told of all
+            assert done.returncode != 0, done.stderr[-3000:]
+            found[left[len(told)]] = True
+    return found

@@ -17,6 +17,7 @@ from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata
 from sglang_bcg_fixes.model import Accepted, Rejected
 from tests import processes
 from tests.kernels import gdn_extend_cases as cases
+from tests.kernels import mutants
 from tests.kernels.gdn_extend_mutants import AROUND, CHUNK, EXACT, MUTANTS, TUNING, faults, step
 
 
@@ -252,26 +253,7 @@ def test_tables_by_hand(kind: torch.dtype) -> None:
 
 @pytest.fixture(scope="module")
 def noticed() -> dict[str, bool]:
-    """The fate of each mutant, in a process that may die of its memory accesses."""
-    found: dict[str, bool] = {}
-    while len(found) < len(MUTANTS):
-        left = [name for name in MUTANTS if name not in found]
-        done = processes.python(
-            "-m",
-            "tests.kernels.gdn_extend_mutants",
-            *left,
-            environment={"TRITON_INTERPRET": "1"},
-            timeout=300,
-        )
-        ready, *lines = done.stdout.splitlines() or [""]
-        assert ready == "ready", done.stderr[-3000:]
-        told = dict(line.split("\t") for line in lines)
-        found |= {name: result == "True" for name, result in told.items()}
-        if len(told) < len(left):
-            # the memory that a mutant has spoilt may be python's own; what dies after the last has told of all
-            assert done.returncode != 0, done.stderr[-3000:]
-            found[left[len(told)]] = True
-    return found
+    return mutants.fates("tests.kernels.gdn_extend_mutants", list(MUTANTS))
 
 
 @pytest.mark.parametrize("case", sorted({case for case, _, _ in MUTANTS.values()}))

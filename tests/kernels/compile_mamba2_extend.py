@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mamba2's kernels compiled for a Hopper GPU that is not here, without the interpreter. Prints JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sglang_bcg_fixes.kernels.linear_extend import metadata
+from sglang_bcg_fixes.kernels.mamba2_extend import Shape
+from sglang_bcg_fixes.kernels.mamba2_extend import triton as form
+from tests.kernels.compile_gdn_extend import FLOAT, HALF, INTEGER, compiled
+
+POINTERS = {
+    **dict.fromkeys(("x", "dt", "weights", "bias", "conv", "mixed", "windows", "output"), HALF),
+    **dict.fromkeys(("A", "D", "dt_bias", "gates"), FLOAT),
+    **dict.fromkeys(("chunks", "counts", "sequences"), INTEGER),
+    **dict.fromkeys(("least_step", "most_step"), "fp32"),
+}
+# by the dtype of states: Nemotron-H-8B, Nemotron-Nano-9B-v2, Falcon-H1-34B
+LAYERS = (
+    (Shape(128, 8, 64, 128, 4), FLOAT),
+    (Shape(128, 8, 64, 128, 4), HALF),
+    (Shape(128, 8, 80, 128, 4), FLOAT),
+    (Shape(32, 2, 128, 256, 4), FLOAT),
+    (Shape(32, 2, 128, 64, 4), FLOAT),
+)
+
+
+def main() -> None:
+    found = []
+    for shape, kept in LAYERS:
+        tuning = form.tuning_for(shape)
+        for track in (False, True):
+            sizes: dict[str, Any] = {
+                "HEADS": shape.heads,
+                "STATES": shape.states,
+                "CHUNK": metadata.CHUNK,
+                "TRACK": track,
+            }
+            of_chunks = {
+                "X_ROW": 2 * shape.inner + 2 * shape.groups * shape.states + shape.heads,
+                "INNER": shape.inner,
+                "CHANNELS": shape.channels,
+                "WIDTH": shape.width,
+                "HAS_BIAS": True,
+                "STRIP": tuning.strip,
+                "TILE": form.tile_of(shape, tuning),
+                "SIDE": tuning.side,
+                "FIELDS": metadata.CHUNK_FIELDS,
+            }
+            of_sequences = {
+                "GROUPS": shape.groups,
+                "HEAD": shape.head,
+                "PART": form.part_of(shape, tuning),
+                "FIELDS": metadata.SEQUENCE_FIELDS,
+                "STAGES": tuning.advance_stages,
+            }
+            pointers = {**POINTERS, "state": kept}
+            made = [
+                compiled(form.prepare, sizes | of_chunks, pointers, num_warps=tuning.prepare_warps, num_stages=1),
+                compiled(
+                    form.advance,
+                    sizes | of_sequences,
+                    pointers,
+                    num_warps=tuning.advance_warps,
+                    num_stages=tuning.advance_stages,
+                ),
+            ]
+            found += [{**each, "head": shape.head, "states": shape.states} for each in made]
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
