@@ -182,7 +182,7 @@ def test_the_command_on_a_real_layer(
     root = release_root(version)
     here = {"root": str(root), "sglang": version, "has_entry_point": True, "gpu": "none", "free_gib": 8}
     monkeypatch.setattr(environment, "look", lambda python: here)
-    monkeypatch.setattr(command, "LAYER_MODULE", "tests.bench.cpu_layer")
+    monkeypatch.setitem(command.LAYER_MODULES, gdn_layer, "tests.bench.cpu_layer")
     monkeypatch.setattr(command, "FEW_TOKENS", (10,))
     monkeypatch.setattr(command, "FEW_SEQUENCES", (2,))
     paths = [root, processes.REPOSITORY]
@@ -240,7 +240,7 @@ def test_a_part_that_fails_leaves_the_others_alone(
     here = {"root": str(release_root("0.5.12.post1")), "sglang": "0.5.12.post1", "has_entry_point": True}
     here |= {"gpu": "none", "free_gib": 140}
     monkeypatch.setattr(environment, "look", lambda python: here)
-    monkeypatch.setattr(command, "LAYER_MODULE", "tests.bench.no_such_module")
+    monkeypatch.setitem(command.LAYER_MODULES, gdn_layer, "tests.bench.no_such_module")
     row = rows.Row(
         "server", "time to first token", "ms", "no prefill graphs", "tiny", 8, 1, "green", median=2.0, p20=2.0, p80=2.0
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sglang_bcg_fixes import flags
-from sglang_bcg_fixes.lab.bench import gdn_layer, model, plots, rows, servers, timing
+from sglang_bcg_fixes.lab.bench import gdn_layer, mamba2_layer, model, plots, rows, servers, timing
 from sglang_bcg_fixes.lab.bench.rows import COLD, GREEN, HOT, Row, find, number
 from sglang_bcg_fixes.lab.verify import command as verify
 from sglang_bcg_fixes.lab.verify import environment
@@ -24,7 +24,9 @@ from sglang_bcg_fixes.source.tree import Source
 
 TOKENS, SEQUENCES, ROUNDS = (256, 1024, 4096, 8192, 16384), (1, 4, 16, 64), 9
 FEW_TOKENS, FEW_SEQUENCES = (256, 4096), (1, 16)
-LAYER_MODULE = "sglang_bcg_fixes.lab.bench.gdn_layer"
+# by kind of layer: its shapes, and what measures them
+LAYERS = (gdn_layer, mamba2_layer)
+LAYER_MODULES = {layers: layers.__name__ for layers in LAYERS}
 
 
 class BenchError(Exception):
@@ -40,7 +42,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
         help="layers on FlashInfer's kernel too; it may compile for ten minutes",
     )
     command.add_argument("--quick", action="store_true", help="few sizes and few rounds")
-    shapes = f"default: %(default)s; also {', '.join(gdn_layer.BY_NAME)}"
+    shapes = f"default: %(default)s; also {', '.join((*gdn_layer.BY_NAME, *mamba2_layer.SHAPES))}"
     command.add_argument("--shapes", default=",".join(gdn_layer.BY_DEFAULT), metavar="A,B", help=shapes)
     command.add_argument("--model", default=model.NAME, choices=list(servers.CASES), help="of the servers")
     command.add_argument(
@@ -95,7 +97,7 @@ def choose(options: argparse.Namespace) -> tuple[list[str], list[str], int]:
     shapes, arms = (
         names_of(kind, words, known)
         for kind, words, known in (
-            ("shape", options.shapes, list(gdn_layer.SHAPES)),
+            ("shape", options.shapes, [name for layers in LAYERS for name in layers.SHAPES]),
             ("arm", options.arms, list(servers.ARMS)),
         )
     )
@@ -137,10 +139,11 @@ def parts(
 
 def layer_rows(python: str, source: Source, job: dict[str, Any]) -> Iterator[list[Row]]:
     """Measure layers in a process of their own, which a broken kernel may take down."""
-    absent = gdn_layer.missing(source)
+    layers = next(layers for layers in LAYERS if job["shape"] in layers.SHAPES)
+    absent = layers.missing(source)
     if absent:
         raise gdn_layer.LayerBenchError(f"SGLang {source.version} has no {', '.join(absent)}")
-    command = [python, "-m", LAYER_MODULE, json.dumps(job)]
+    command = [python, "-m", LAYER_MODULES[layers], json.dumps(job)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=flags.environment_without_ours()) as process:
         assert process.stdout
         try:
