@@ -25,7 +25,10 @@ class How(str, enum.Enum):
     AFTER = "after"
     AROUND = "around"
     REPLACE = "replace"
+    # inside a break: what it runs, at capture and at every replay
     GRAPH_BREAK = "graph_break"
+    # outside a break: the call that makes it, which a replay does not repeat
+    AROUND_BREAK = "around_break"
 
 
 class Action(str, enum.Enum):

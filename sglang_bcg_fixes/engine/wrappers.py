@@ -95,8 +95,10 @@ def rebuild(where: str, raw: Any, how: How, body: Callable[..., Any], fix_id: st
         raise PatchError(f"{where} is launched with a [grid]; patch the function that launches it")
     if not callable(raw):
         raise PatchError(f"{where} holds {describe(raw)}, which is not a function")
-    if graph_break.is_product(raw) and how is not How.GRAPH_BREAK:
+    if graph_break.is_product(raw) and how not in (How.GRAPH_BREAK, How.AROUND_BREAK):
         raise PatchError(f"{where} is a graph break, whose replay keeps the inner function; patch it as graph_break")
+    if how is How.AROUND_BREAK and not any(map(graph_break.is_product, layers(raw))):
+        raise PatchError(f"{where} is no graph break; patch it as around")
     inner = graph_break.inner_of(raw) if graph_break.is_product(raw) else raw
     refuse_other_parameters(where, inner, how, body)
     number = call_counts.TALLY.number(fix_id, where)
@@ -136,7 +138,8 @@ def wrap(
             counts[number] += 1
         return body(*args, **kwargs)
 
-    wrapper = {How.BEFORE: before, How.AFTER: after, How.AROUND: around, How.REPLACE: replace}[how]
+    made = {How.BEFORE: before, How.AFTER: after, How.REPLACE: replace}
+    wrapper = made.get(how, around)
     # `updated=()`: the markers that torch's compiler keeps in __dict__ are not ours to copy
     return functools.update_wrapper(wrapper, original, updated=())
 
@@ -146,7 +149,7 @@ def refuse_other_parameters(where: str, original: Any, how: How, body: Callable[
     theirs, their_keywords = parameter_names(original)
     ours, our_keywords = parameter_names(body)
     # the first one is the original, or its result
-    named = ours[1:] if how in (How.AROUND, How.AFTER, How.GRAPH_BREAK) else ours
+    named = ours[1:] if how in (How.AROUND, How.AFTER, How.GRAPH_BREAK, How.AROUND_BREAK) else ours
     if named != theirs[: len(named)] or not set(our_keywords) <= set(their_keywords):
         name = getattr(body, "__qualname__", repr(body))
         raise PatchError(

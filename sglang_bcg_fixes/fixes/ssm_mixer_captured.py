@@ -9,7 +9,7 @@ whether a state exists.
 Change: Wherever a layer reaches Mamba2AttnBackend.forward while a prefill graph is captured, the mixer runs as an eager
 break, made by the installed release's own eager_on_graph: on the real tokens, with the backend and the batch of the
 replay, into an output that was allocated in the graph and whose padded tail is zeroed. A mixer that is already inside a
-break (NemotronH), decode graphs and eager prefill are left as they were.
+break (NemotronH) or that the kernel mamba2_extend takes, decode graphs and eager prefill are left as they were.
 Remove when: Every release that has to be served breaks the graph at this mixer, or refuses the model.
 """
 
@@ -24,6 +24,8 @@ from sglang_bcg_fixes.anatomy.launches import FALCON_H1, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.engine import graph_break
+from sglang_bcg_fixes.kernels import active
+from sglang_bcg_fixes.kernels.mamba2_extend import declaration as mamba2_extend
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -64,12 +66,21 @@ def break_round_the_mixer(
     layer_id: int,
     **rest: Any,
 ) -> Any:
-    if not is_captured_into_a_prefill_graph():
+    if not is_captured_into_a_prefill_graph() or has_a_kernel(mixer, hidden_states, layer_id, **rest):
         return original(self, mixer, hidden_states, output, layer_id, **rest)
     if output is None:
         output = hidden_states.new_empty(hidden_states.shape)
     as_break(original)(mixer, hidden_states, output, layer_id, **rest)
     return output
+
+
+def has_a_kernel(mixer: Module, hidden_states: Tensor, layer_id: int, **rest: Any) -> bool:
+    """Tell whether a kernel of this package, which is around the original, captures the mixer as it should be."""
+    if not active.is_used(mamba2_extend.KERNEL.op):
+        return False
+    from sglang_bcg_fixes.kernels.mamba2_extend import adapter
+
+    return adapter.is_taken(mixer, hidden_states, layer_id, **rest)
 
 
 def is_captured_into_a_prefill_graph() -> bool:

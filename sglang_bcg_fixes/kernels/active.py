@@ -75,5 +75,9 @@ def use(choice: Choice) -> None:
     _selected[choice.op] = Selected(choice)
 
 
+def is_used(op: str) -> bool:
+    return op in _selected
+
+
 def selected(op: str) -> Selected:
     return _selected[op]

@@ -57,6 +57,14 @@ def break_body(original: Callable[..., None], x: Any, out: list[Any]) -> None:
     out.append("patched")
 
 
+def instead_of_break(original: Callable[..., None], x: Any, out: list[Any]) -> None:
+    """Go without the break where x is even."""
+    if x % 2:
+        original(x, out)
+    else:
+        out.append("captured")
+
+
 def method_break_body(original: Callable[..., None], self: Any, x: Any, out: list[Any]) -> None:
     original(self, x, out)
     out.append("patched")

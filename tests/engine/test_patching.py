@@ -148,6 +148,11 @@ def test_a_break_is_patched_inside_and_decorated_again(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_a_break_is_gone_round_at_capture_alone(form: str) -> None:
+    check("break_gone_round", form=form)
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["broken_operation", "forgotten"])
 def test_two_fixes_of_one_break_are_both_live(form: str, name: str) -> None:
     check("two_fixes_of_a_break", name, form=form)

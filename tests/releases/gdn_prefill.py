@@ -66,6 +66,9 @@ MUTANTS = {
 class World:
     """One model in one process, with its requests' states in sight."""
 
+    # the adapter, the operation and the model's options
+    module, op, overrides = MODULE, "gdn_extend", EVERY_EXPERT
+
     def __init__(self, model: str = "qwen3next", **server_args: Any) -> None:
         one_batch.import_sglang(with_graphs=True)
         one_batch.load_plugins()
@@ -73,12 +76,12 @@ class World:
             "max_mamba_cache_size": 12,
             "max_running_requests": 4,
             "chunked_prefill_size": 256,
-            "json_model_override_args": json.dumps(EVERY_EXPERT),
+            "json_model_override_args": json.dumps(self.overrides),
         }
         self.loaded = one_batch.load(model, **{**options, **server_args})
         self.runner = self.loaded.model_runner
         one_batch.randomize(self.runner.model)
-        self.installed: Any = importlib.import_module(MODULE)
+        self.installed: Any = importlib.import_module(self.module)
         self.prefill: Any = None
 
     @property
@@ -163,7 +166,7 @@ class World:
                 table.fill_(GARBAGE)
 
     def left(self) -> dict[str, int]:
-        return dict(active._selected["gdn_extend"].fallbacks) if "gdn_extend" in active._selected else {}
+        return dict(active.selected(self.op).fallbacks) if active.is_used(self.op) else {}
 
 
 def compared(one: Sequence[Found], other: Sequence[Found]) -> Found:

@@ -19,6 +19,7 @@ from typing import Any
 
 from sglang.srt import target
 
+from sglang_bcg_fixes.engine import graph_break, wrappers
 from sglang_bcg_fixes.engine import ledger as ledger_module
 from sglang_bcg_fixes.engine.ledger import Ledger
 from sglang_bcg_fixes.engine.slots import PatchError
@@ -322,6 +323,32 @@ def break_decorated_again() -> None:
         out.clear()
         breaks.broken_operation.run_eager(5, out)
         assert out == [5, "patched"]
+    ledger.undo("one")
+    assert breaks.broken_operation is original
+
+
+def break_gone_round() -> None:
+    from sglang.srt import breaks
+
+    graphs, original = breaks.graphs, breaks.broken_operation
+    outside = fix("one", point("broken_operation", How.AROUND_BREAK, "instead_of_break", module=BREAKS))
+    refused(
+        lambda: ledger.apply(fix("two", point("forgotten", How.AROUND_BREAK, "instead_of_break", module=BREAKS))),
+        "is no graph break; patch it as around",
+    )
+    ledger.apply(outside)
+    assert ledger.read_back("one") == []
+    out: list[Any] = []
+    graphs.capturing = True
+    breaks.broken_operation(4, out)
+    assert out == ["captured"] and graphs.breaks == []
+    breaks.broken_operation(5, out)
+    [replay] = graphs.breaks
+    out.clear()
+    replay()
+    assert out == [5], "a replay runs what the break runs, and nothing of what stood outside"
+    # a break it still is, for whoever looks for one
+    assert any(map(graph_break.is_product, wrappers.layers(breaks.broken_operation)))
     ledger.undo("one")
     assert breaks.broken_operation is original
 

@@ -12,11 +12,10 @@ break comes from the fix linear_attention_captured; without it such a model gets
 from __future__ import annotations
 
 from sglang_bcg_fixes.anatomy.launches import GATED_DELTA, ON_HOPPER, PREFILL_GRAPHS
-from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
 from sglang_bcg_fixes.concern import slower
-from sglang_bcg_fixes.engine.graph_break import DECORATOR_MODULES
 from sglang_bcg_fixes.kernels import has_triton
 from sglang_bcg_fixes.kernels.gdn_extend import program
+from sglang_bcg_fixes.kernels.linear_extend.places import RUNNER, STEP, patches
 from sglang_bcg_fixes.model import Accepted, How, Impl, Kernel, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected
@@ -25,16 +24,6 @@ BACKEND_MODULE = "sglang.srt.layers.attention.linear.gdn_backend"
 BACKEND = f"{BACKEND_MODULE}:GDNAttnBackend"
 PREPARED = f"{BACKEND}.init_forward_metadata"
 LAYER = "sglang.srt.layers.radix_linear_attention:RadixLinearAttention.forward"
-CAPTURE = (f"{PREFILL}.capture", f"{OLD_PREFILL}._capture_all")
-REPLAY = tuple(f"{module}:BreakableCUDAGraph.replay" for module in DECORATOR_MODULES)
-MAMBA = "sglang.srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase"
-# these define a step's fields and its checkpoints
-STEP = (
-    f"{MAMBA}._forward_metadata",
-    f"{MAMBA}._init_track_conv_indices",
-    f"{MAMBA}._init_track_ssm_indices",
-    f"{MAMBA}._track_mamba_state_extend",
-)
 BODIES = "sglang_bcg_fixes.kernels.gdn_extend.adapter"
 FOLDER = "sglang_bcg_fixes.kernels.gdn_extend"
 NOT_MEASURED = "no times of a server with it are published yet: docs/kernels.md"
@@ -48,9 +37,7 @@ def probe(source: Source) -> Finding:
         source.need(PREPARED),
         source.need(f"{BACKEND}.forward_extend"),
         *map(source.need, STEP),
-        source.need(*CAPTURE),
-        source.need(*MAY_REPLAY),
-        source.need(*REPLAY),
+        *(source.need(*places) for places in RUNNER),
     ]
     return affected("what an extend of such a layer does is known for this source", *read)
 
@@ -71,11 +58,8 @@ KERNEL = Kernel(
     ),
     probe=probe,
     patches=(
-        PatchPoint((PREPARED,), How.AFTER, f"{BODIES}:prepared"),
+        *patches(PREPARED, BODIES),
         PatchPoint((LAYER,), How.AROUND, f"{BODIES}:forward"),
-        PatchPoint(CAPTURE, How.AROUND, f"{BODIES}:capture"),
-        PatchPoint(MAY_REPLAY, How.AROUND, f"{BODIES}:can_replay"),
-        PatchPoint(REPLAY, How.BEFORE, f"{BODIES}:before_replay"),
     ),
     # SGLang imports it for such a model only, after all the others
     awaits=(BACKEND_MODULE,),

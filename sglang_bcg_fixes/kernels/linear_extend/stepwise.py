@@ -21,7 +21,7 @@ class Tuning:
     """Empty: there is nothing to tune."""
 
 
-def tuning_for(rows: int) -> Tuning:
+def tuning_for(rows_or_shape: Any) -> Tuning:
     return Tuning()
 
 

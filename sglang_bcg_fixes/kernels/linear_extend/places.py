@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where SGLang captures and replays linear layers. Imports no torch: the plan asks before a server has imported it."""
+
+from __future__ import annotations
+
+from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
+from sglang_bcg_fixes.engine.graph_break import DECORATOR_MODULES
+from sglang_bcg_fixes.model import How, PatchPoint
+
+CAPTURE = (f"{PREFILL}.capture", f"{OLD_PREFILL}._capture_all")
+REPLAY = tuple(f"{module}:BreakableCUDAGraph.replay" for module in DECORATOR_MODULES)
+BACKENDS = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
+MAMBA = f"{BACKENDS}:MambaAttnBackendBase"
+# these define a step's fields and its checkpoints
+STEP = (
+    f"{MAMBA}._forward_metadata",
+    f"{MAMBA}._init_track_conv_indices",
+    f"{MAMBA}._init_track_ssm_indices",
+    f"{MAMBA}._track_mamba_state_extend",
+)
+# each of them in one of its places
+RUNNER = (CAPTURE, MAY_REPLAY, REPLAY)
+
+
+def patches(prepared: str, bodies: str) -> tuple[PatchPoint, ...]:
+    """Return the patch points that all such layers share, for the backend's method that prepares a step."""
+    return (
+        PatchPoint((prepared,), How.AFTER, f"{bodies}:prepared"),
+        PatchPoint(CAPTURE, How.AROUND, f"{bodies}:capture"),
+        PatchPoint(MAY_REPLAY, How.AROUND, f"{bodies}:can_replay"),
+        PatchPoint(REPLAY, How.BEFORE, f"{bodies}:before_replay"),
+    )

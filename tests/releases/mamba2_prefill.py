@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real release's Mamba2 under prefill graphs, its mixers captured with kernels of ours, on the CPU.
+
+    PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 SGLANG_BCG_KERNEL_MAMBA2_EXTEND=reference \\
+        python -m tests.releases.mamba2_prefill SCENARIO MODEL
+
+As tests.releases.gdn_prefill, which has the steps and what is compared.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+import sys
+import types
+from typing import Any
+
+from cpu_sglang import mamba, one_batch, prefill
+from sglang_bcg_fixes.kernels.linear_extend import serving
+from tests.releases import gdn_prefill
+from tests.releases.gdn_prefill import CHUNKED, LONG, RAGGED, SHORT, Found, compared, scenario
+
+# as long as ours, so that a checkpoint may be inside an extend; by both names that configurations have
+CHUNKS = {"mamba_chunk_size": 64, "chunk_size": 64}
+
+MUTANTS = {
+    "forgets prefixes": ("slots, batch.extend_prefix_lens", "slots, batch.extend_prefix_lens * 0"),
+    "takes rows for slots": ("slots = backend.forward_metadata.mamba_cache_indices", "slots = batch.req_pool_indices"),
+    "takes whole lengths": ("self.tables.fill(batch.extend_seq_lens", "self.tables.fill(batch.seq_lens"),
+    "shares one layer's states": ("mamba2_layer_cache(layer_id)", "mamba2_layer_cache(0)"),
+    "keeps the first weights": (
+        "conv_weights=mixer.conv1d.weight.flatten(1)",
+        "conv_weights=vars(self).setdefault('weights', mixer.conv1d.weight.flatten(1))",
+    ),
+    "takes the gate for x": (
+        "gate, inputs, dt = torch.split(projected, [shape.inner, shape.channels,",
+        "inputs, gate, dt = torch.split(projected, [shape.channels, shape.inner,",
+    ),
+    "returns what it was given": ("mixer.norm(output.flatten(1), gate)", "mixer.norm(gate, gate)"),
+}
+# of a model that has such a vector
+OF_FALCON = {"forgets what the input is multiplied by": ("projected = projected * mup_vector", "pass")}
+
+
+class World(gdn_prefill.World):
+    module, op = "sglang_bcg_fixes.kernels.mamba2_extend.adapter", "mamba2_extend"
+
+    overrides = CHUNKS
+
+    def __init__(self, model: str, **server_args: Any) -> None:
+        super().__init__(model, **{"dtype": "float16", **server_args})
+        if model == "falcon_h1":
+            # of the model's own configuration, which multiplies by one
+            for layer in self.runner.model.model.layers:
+                layer.mup_vector.copy_(1 + layer.mup_vector.new_ones(layer.mup_vector.shape).cumsum(-1) / 100)
+
+
+def right(model: str) -> Found:
+    return scenario(World(model), [*RAGGED, *CHUNKED], prefill.BUCKETS)
+
+
+def brief(model: str) -> Found:
+    return scenario(World(model), [RAGGED[0], RAGGED[3], CHUNKED[-1]], prefill.BUCKETS)
+
+
+def short(model: str) -> Found:
+    return scenario(few_programs(model), SHORT, prefill.BUCKETS)
+
+
+def few_programs(model: str) -> World:
+    """Take the interpreter's time for work only: there every program takes its time, work or none."""
+    from sglang_bcg_fixes.kernels.mamba2_extend import triton
+
+    world = World(model)
+    installed: Any = triton
+    installed.Tuning = functools.partial(triton.Tuning, prepare_programs=2, advance_programs=2)
+    return world
+
+
+def with_checkpoints(model: str) -> World:
+    """A server with the prefix cache's extra buffer, which wants states from inside an extend."""
+    one_batch.import_sglang(with_graphs=True)
+    options: dict[str, Any] = {"disable_radix_cache": False, "context_length": 256, **mamba.allow_extra_buffer()}
+    return World(model, **options)
+
+
+def checkpoints(model: str) -> Found:
+    return scenario(with_checkpoints(model), LONG, (80,))
+
+
+def warm(model: str) -> Found:
+    """Run a prompt, and its last tokens once more from the checkpoint that it left inside."""
+    import torch
+
+    world = with_checkpoints(model)
+    # in the smallest bucket that fits: later releases replay nothing that leaves most of one empty
+    world.capture((8, 80))
+    world.loaded.runner.clear()
+    for pool in world.pools:
+        pool.fill_(float("nan"))
+    (text,) = prefill._prompts([70])
+
+    def extend(request: Any) -> tuple[Any, int]:
+        with torch.no_grad():
+            _, logits, batch = world.loaded.runner.extend([request])
+        return logits.float(), int(world.runner.req_to_token_pool.get_mamba_indices(batch.req_pool_indices)[0])
+
+    whole = world.begin(text)
+    cold, slot = extend(whole)
+    wanted = [pool[0, slot].clone() for pool in world.pools]
+    state = world.pools[1]
+    (kept,) = (slot for slot in gdn_prefill.checkpoints_of(whole) if bool(state[:, slot].isfinite().all()))
+    prefix = world.begin(text[:64])
+    _, slot = extend(prefix)
+    for pool in world.pools:
+        pool[:, slot] = pool[:, kept]
+    world.go_on(prefix, text, 64)
+    warmed, again = extend(prefix)
+    assert again == slot
+    return {
+        "logits": gdn_prefill.relative(warmed, cold),
+        "first layer": all(bool((pool[0, slot] == each).all()) for pool, each in zip(world.pools, wanted, strict=True)),
+        "left": world.left(),
+    }
+
+
+def own_eager(model: str) -> Found:
+    """Run the same kernels without a graph, on as many rows as there are tokens."""
+    world = few_programs(model)
+    breaks = world.capture(prefill.BUCKETS)
+    replayed = [world.run(script) for script in SHORT]
+    (served,) = world.installed.OPERATION.of_runner.values()
+    world.installed.OPERATION = types.SimpleNamespace(
+        capturing=served,
+        of_runner={},
+        prepared=served.fill,
+        can_replay=lambda original, runner, batch: False,
+    )
+    world.installed.is_taken = lambda *given, **named: True
+    eager = [world.run(script) for script in SHORT]
+    return {"breaks": breaks, "scripts": [compared(*pair) for pair in zip(replayed, eager, strict=True)]}
+
+
+def refused(model: str) -> Found:
+    """Run batches that are not replayed: too many sequences."""
+    world = World(model)
+    scripts = [[[4], [3], [2]], [[5], [2]]]
+    eager = [world.run(script) for script in scripts]
+    serving.MOST_SEQUENCES = 2
+    found: Found = {"breaks": world.capture(prefill.BUCKETS)}
+    found["too many"] = compared(eager[0], world.run(scripts[0]))
+    found["not too many"] = compared(eager[1], world.run(scripts[1]))
+    return {**found, "left": world.left()}
+
+
+def configured(model: str) -> Found:
+    """Run in single precision, where the break is left as it is."""
+    world = World(model, dtype="float32")
+    script = [[8, 8]]
+    eager = world.run(script)
+    return {
+        "breaks": world.capture(prefill.BUCKETS),
+        "script": compared(eager, world.run(script)),
+        "left": world.left(),
+    }
+
+
+def mutants(model: str) -> Found:
+    world = World(model)
+    script = CHUNKED[-1]
+    eager = world.run(script)
+    # the adapter builds on the other
+    texts = {module: pathlib.Path(str(module.__file__)).read_text() for module in (serving, world.installed)}
+    found: Found = {}
+    for name, (old, new) in {"none": ("", ""), **MUTANTS, **(OF_FALCON if model == "falcon_h1" else {})}.items():
+        assert any(old in text for text in texts.values()), name
+        for module, text in texts.items():
+            exec(compile(text.replace(old, new), str(module.__file__), "exec"), vars(module))
+        try:
+            world.capture(prefill.BUCKETS)
+            seen = compared(eager, world.run(script))
+            found[name] = max(seen[measured] for measured in seen if measured not in ("replays", "nobody's"))
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def main(name: str, model: str) -> None:
+    print("RESULT", json.dumps(globals()[name](model)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

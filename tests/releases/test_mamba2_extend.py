@@ -1,0 +1,260 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mamba2 captured with kernels of ours, against each release's own eager prefill, on the CPU."""
+
+from __future__ import annotations
+
+import pathlib
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.kernels.mamba2_extend import Shape, adapter
+from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL, NOT_MEASURED
+from sglang_bcg_fixes.planning import plan, registry
+from sglang_bcg_fixes.source import tree
+from tests import processes, wheels
+from tests.mutated import rewritten
+from tests.releases import gdn_prefill, mamba2_prefill
+from tests.wheels import NEWEST
+
+Root = Callable[[str], pathlib.Path]
+Found = dict[str, Any]
+
+# later ones replay no batch that leaves most of a bucket empty
+ONE = "0.5.12.post1"
+# of each form of mixer, backend and break
+RELEASES = (ONE, "0.5.15.post1", "0.5.20", NEWEST)
+# those whose mixers write checkpoints in prefill
+WITH_CHECKPOINTS = RELEASES[1:]
+# of a model: its layers of attention, and all that break
+BREAKS = {"nemotron_h": (1, 3), "falcon_h1": (2, 4)}
+MODELS = tuple(BREAKS)
+# of states and windows of the first layer, and of what is behind it
+FIRST = {"first conv": 0.0, "first state": 0.002, "first kept conv": 0.0, "first kept state": 0.002}
+LAST = {"logits": 0.02, "conv": 0.01, "state": 0.01, "kept conv": 0.01, "kept state": 0.01}
+NOTICED = 0.2
+
+
+@pytest.fixture
+def run(release_root: Root) -> Callable[..., Found]:
+    def run(release: str, scenario: str, model: str, form: str = "reference", **environment: str) -> Found:
+        found: Found
+        found, _ = processes.beside(
+            release_root(release),
+            *("-m", "tests.releases.mamba2_prefill", scenario, model),
+            # as the model's own, which is in half precision here
+            environment={KERNEL.flag: form, "SGLANG_MAMBA_CONV_DTYPE": "float16", **environment},
+            timeout=600,
+        )
+        return found
+
+    return run
+
+
+def assert_right(found: Found, model: str) -> None:
+    for measured, limit in {**FIRST, **LAST}.items():
+        assert found.get(measured, 0.0) <= limit, found
+    assert set(found["replays"]) == {BREAKS[model][0] + 1} and found["nobody's"], found
+
+
+def assert_same(found: Found) -> None:
+    assert all(found[name] == 0.0 for name in (*FIRST, *LAST) if name in found), found
+    assert found["nobody's"]
+
+
+def assert_captured_and_right(report: Found, model: str) -> None:
+    assert set(report["breaks"].values()) == {BREAKS[model][0]}
+    assert report["scripts"] and len(report["scripts"]) == len(report["again"])
+    for script in report["scripts"]:
+        assert_right(script, model)
+    # whatever the tables and the padding held before
+    for script in report["again"]:
+        assert_same(script)
+    assert report["left"] == {}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_replays_are_right_and_break_at_attention_only(run: Callable[..., Found], model: str) -> None:
+    assert_captured_and_right(run(ONE, "right", model), model)
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("release", RELEASES[1:])
+def test_so_they_are_on_other_releases(run: Callable[..., Found], release: str, model: str) -> None:
+    assert_captured_and_right(run(release, "brief", model), model)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_triton_kernels_are_right_too(run: Callable[..., Found], model: str) -> None:
+    assert_captured_and_right(run(NEWEST, "short", model, "triton"), model)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_replay_has_the_bits_of_the_same_kernels_without_a_graph(run: Callable[..., Found], model: str) -> None:
+    report = run(NEWEST, "own_eager", model, "triton")
+    for script in report["scripts"]:
+        assert_same(script)
+        assert set(script["replays"]) == {0}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("release", WITH_CHECKPOINTS)
+def test_checkpoints_for_the_prefix_cache_are_written_from_inside(
+    run: Callable[..., Found], release: str, model: str
+) -> None:
+    report = run(release, "checkpoints", model)
+    assert_captured_and_right(report, model)
+    assert all("first kept state" in script for script in report["scripts"])
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("release", WITH_CHECKPOINTS)
+def test_a_warm_prefix_cache_answers_as_a_cold_one(run: Callable[..., Found], release: str, model: str) -> None:
+    assert run(release, "warm", model) == {"logits": 0.0, "first layer": True, "left": {}}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_batches_that_captured_kernels_cannot_serve_run_eagerly(run: Callable[..., Found], model: str) -> None:
+    report = run(NEWEST, "refused", model)
+    assert_right(report["not too many"], model)
+    assert_same(report["too many"])
+    assert report["too many"]["replays"] == [0]
+    assert report["left"] == {"more than 2 sequences in a batch": 1}
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("release", [ONE, NEWEST])
+def test_a_layer_that_is_not_served_keeps_the_break(run: Callable[..., Found], release: str, model: str) -> None:
+    report = run(release, "configured", model)
+    assert set(report["breaks"].values()) == {BREAKS[model][1]}
+    assert_same(report["script"])
+    assert report["left"] == {"no kernel for projections in torch.float32": 2}
+
+
+def test_switched_off_the_break_stays(run: Callable[..., Found]) -> None:
+    report = run(NEWEST, "configured", "nemotron_h", "off")
+    assert set(report["breaks"].values()) == {BREAKS["nemotron_h"][1]}
+    assert report["left"] == {}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_mutants_are_noticed(run: Callable[..., Found], model: str) -> None:
+    found = run(ONE, "mutants", model)
+    of_model = mamba2_prefill.OF_FALCON if model == "falcon_h1" else {}
+    assert set(found) == {"none", *mamba2_prefill.MUTANTS, *of_model}
+    assert found.pop("none") < LAST["logits"]
+    missed = {name: seen for name, seen in found.items() if not isinstance(seen, str) and seen < NOTICED}
+    assert missed == {}
+
+
+# what is decided without a model
+
+
+def mixer(**changed: Any) -> Any:
+    plain = {
+        "tp_size": 1,
+        "num_heads": 4,
+        "n_groups": 2,
+        "head_dim": 16,
+        "ssm_state_size": 16,
+        "activation": "silu",
+        "conv1d": types.SimpleNamespace(weight=torch.empty(128, 1, 4)),
+        **dict.fromkeys(("A", "D", "dt_bias"), torch.empty(4)),
+    }
+    return types.SimpleNamespace(**{**plain, **changed})
+
+
+def cache(**changed: Any) -> Any:
+    plain = {"conv": [torch.empty(3, 128, 3, dtype=torch.float16)], "temporal": torch.empty(3, 4, 16, 16)}
+    return types.SimpleNamespace(**{**plain, **changed})
+
+
+HIDDEN = torch.empty(8, 64, dtype=torch.float16)
+
+
+def test_a_plain_mixer_is_taken() -> None:
+    assert adapter.why_not(mixer(), HIDDEN, cache(), False) is None
+
+
+def test_one_of_several_ranks_has_its_part() -> None:
+    assert adapter.shape_of(mixer(tp_size=2)) == Shape(2, 1, 16, 16, 4)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ((mixer(), HIDDEN, cache(), True), "an output that is reduced together with the next layer's"),
+        ((mixer(), HIDDEN[None], cache(), False), "hidden states that are not a two-dimensional tensor"),
+        ((mixer(), HIDDEN, cache(temporal=torch.empty(6, 4, 16, 16)[::2]), False), "strided state pools"),
+        ((mixer(A=torch.empty(8)[::2]), HIDDEN, cache(), False), "weights that are not contiguous"),
+        ((mixer(activation="gelu"), HIDDEN, cache(), False), "no kernel for the activation 'gelu'"),
+        ((mixer(head_dim=20), HIDDEN, cache(), False), "no kernel for heads of 20"),
+    ],
+)
+def test_mixers_that_are_refused(given: tuple[Any, ...], reason: str) -> None:
+    assert adapter.why_not(*given) == reason
+
+
+def test_outside_a_capture_nothing_is_taken() -> None:
+    assert adapter.is_taken(mixer(), HIDDEN, 0) is False
+
+
+def served() -> adapter.Served:
+    found = adapter.Served.__new__(adapter.Served)
+    found.cache = lambda layer_id: cache()  # type: ignore[method-assign]
+    return found
+
+
+def test_a_projection_of_another_kind_is_an_error() -> None:
+    wrong = mixer(in_proj=lambda hidden: (torch.empty(8, 196), None))
+    with pytest.raises(RuntimeError, match=f"projects torch.float16 to torch.float32 .* Set {KERNEL.flag}=off"):
+        served().mix(wrong, HIDDEN, 0)
+
+
+def test_the_source_is_known(release_root: Root) -> None:
+    for release in wheels.RELEASES:
+        source = tree.Source(tree.Folder(release_root(release)))
+        assert plan.ask(KERNEL, source).verdict.value == "affected", release
+
+
+DRIFTED = {
+    "the mixer has another step": (
+        *(NEWEST, "sglang/srt/layers/attention/mamba/mamba.py"),
+        *("hidden_states = self.norm(preallocated_ssm_out, gate)", "hidden_states = preallocated_ssm_out"),
+    ),
+    "the break runs something else": (
+        *(NEWEST, "sglang/srt/models/nemotron_h.py"),
+        *("ret = mamba_layer._forward_mamba(hidden_states, forward_batch)", "ret = mamba_layer(hidden_states)"),
+    ),
+    "the metadata is another": (
+        *("0.5.15.post1", "sglang/srt/layers/attention/mamba/mamba2_metadata.py"),
+        *("has_initial_states = context_lens_tensor > 0", "has_initial_states = context_lens_tensor > 1"),
+    ),
+}
+
+
+@pytest.mark.parametrize("drift", DRIFTED)
+def test_a_drifted_source_is_unknown(release_root: Root, drift: str) -> None:
+    release, *change = DRIFTED[drift]
+    found = plan.ask(KERNEL, tree.Source(rewritten(release_root(release), *change)))
+    assert found.verdict.value == "unknown", found
+
+
+@pytest.mark.parametrize("asked", [None, "triton", "reference"])
+def test_it_runs_by_name_alone(release_root: Root, asked: str | None) -> None:
+    found = registry.discover()
+    settings = flags.read(found.fixes, found.kernels, {} if asked is None else {KERNEL.flag: asked})
+    made = plan.make(found, settings, tree.Source(tree.Folder(release_root(NEWEST))))
+    (choice,) = (choice for choice in made.kernels if choice.op == KERNEL.op)
+    assert (choice.impl and choice.impl.name) == asked
+    assert asked or NOT_MEASURED in choice.rejected["triton"]
+
+
+def test_the_scripts_have_what_is_to_be_tried() -> None:
+    # a request that goes on behind a prefix, one that begins late, and several beside each other
+    assert any(len(request) > 1 for script in gdn_prefill.CHUNKED for request in script)
+    assert any(request[0] == 0 for script in gdn_prefill.CHUNKED for request in script)
