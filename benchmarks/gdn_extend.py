@@ -36,6 +36,7 @@ REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from tests.kernels import gdn_extend_cases as cases  # noqa: E402
+from tests.kernels.linear_extend_cases import faults_of_graphs  # noqa: E402
 
 FEW_HEADS, SEEDS = Shape(key_heads=2, value_heads=4, keys=128, values=128, width=4), 10
 SMALL = Shape(key_heads=2, value_heads=6, keys=64, values=32, width=3)
@@ -90,28 +91,10 @@ def surroundings(step: cases.Step, source: random.Random) -> cases.Surroundings:
 
 
 def faults(step: cases.Step, around: cases.Surroundings, tuning: triton.Tuning, form: Any) -> Iterator[str]:
-    launched = cases.Launched(step, tuning, around, modules=(form, metadata))
-    eager = launched.run()
-    yield from cases.faults(step, eager, of_checkpoint=OF_CHECKPOINT)
-    # captured while the tables hold no work
-    launched.tables.fill(*(torch.zeros(1, dtype=torch.int32, device="cuda") for _ in range(3)))
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        launched.extend()
-    launched.restore()
-    launched.fill()
-    graph.replay()
-    rows = len(eager.output)
-    yield from (f"replayed: {difference}" for difference in cases.differences(eager, launched.after(), rows))
-    for number, slot in enumerate(step.slots):
-        if slot < 0 or not step.lengths[number] or len(step.slots) == 1:
-            continue
-        alone = step.alone(number)
-        after = cases.Launched(alone, tuning, cases.Surroundings(padding=7), modules=(form, metadata)).run()
-        if not cases.same_bits(after.output[: alone.tokens], eager.output[step.rows(number)]):
-            yield f"sequence {number}: its output is another one alone"
-        if not cases.same_bits(after.state[slot], eager.state[slot]):
-            yield f"sequence {number}: its state is another one alone"
+    def launched(each: cases.Step, beside: cases.Surroundings) -> cases.Launched:
+        return cases.Launched(each, tuning, beside, modules=(form, metadata))
+
+    return faults_of_graphs(step, around, launched, OF_CHECKPOINT)
 
 
 def hardly_forget(tokens: int, form: Any, device: str = "cuda", seeds: int = SEEDS) -> dict[str, dict[str, float]]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Sequence
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self, TypeVar
 
 import torch
 
@@ -284,3 +284,44 @@ def differences(one: After, other: After, rows: int) -> list[str]:
         "state": (one.state, other.state),
     }
     return [f"{name} differs" for name, pair in pairs.items() if not same_bits(*pair)]
+
+
+def captured(work: Callable[[], None]) -> Callable[[], None]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    replay: Callable[[], None] = graph.replay
+    return replay
+
+
+AnyStep = TypeVar("AnyStep", bound=Step)
+
+
+def faults_of_graphs(
+    step: AnyStep,
+    around: Surroundings,
+    launched: Callable[[AnyStep, Surroundings], Launched],
+    of_checkpoint: float,
+    capture: Callable[[Callable[[], None]], Callable[[], None]] = captured,
+) -> Iterator[str]:
+    """List what is wrong on a GPU: against the reference, replayed, and of each sequence alone."""
+    whole = launched(step, around)
+    eager = whole.run()
+    yield from faults(step, eager, of_checkpoint=of_checkpoint)
+    # captured while the tables hold no work
+    whole.tables.fill(*(torch.zeros(1, dtype=torch.int32, device=step.device) for _ in range(3)))
+    replay = capture(whole.extend)
+    whole.restore()
+    whole.fill()
+    replay()
+    rows = len(eager.output)
+    yield from (f"replayed: {difference}" for difference in differences(eager, whole.after(), rows))
+    for number, slot in enumerate(step.slots):
+        if slot < 0 or not step.lengths[number] or len(step.slots) == 1:
+            continue
+        alone = step.alone(number)
+        after = launched(alone, Surroundings(padding=7)).run()
+        if not same_bits(after.output[: alone.tokens], eager.output[step.rows(number)]):
+            yield f"sequence {number}: its output is another one alone"
+        if not same_bits(after.state[slot], eager.state[slot]):
+            yield f"sequence {number}: its state is another one alone"

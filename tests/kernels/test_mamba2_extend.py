@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import mamba2_extend
 from sglang_bcg_fixes.kernels.linear_extend import metadata
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, refusal, stepwise
 from sglang_bcg_fixes.kernels.mamba2_extend import triton as form
@@ -283,3 +284,15 @@ def test_the_compiler_takes_every_kernel() -> None:
         if kernel["name"] == "advance" and kernel["head"] % 64 == 0:
             # the state goes from registers to its product
             assert kernel["wgmma from registers"] >= kernel["states"] // 16, kernel
+
+
+def test_the_gpu_script_finds_faults_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(form, "tuning_for", lambda shape: TUNING)
+    source, found = random.Random(0), []
+    for seed in range(3):
+        drawn = mamba2_extend.draw(mamba2_extend.SMALL, source, 130, seed, "cpu")
+        found += mamba2_extend.faults(drawn, mamba2_extend.surroundings(drawn, source), capture=lambda work: work)
+    assert found == []
+    # a graph that was captured with the first step's tables alone
+    forgotten = mamba2_extend.faults(drawn, cases.Surroundings(), capture=lambda work: lambda: None)
+    assert any(fault.startswith("replayed: ") for fault in forgotten)

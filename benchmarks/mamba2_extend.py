@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of mamba2_extend on a GPU: random steps against the reference, replayed, and each sequence alone.
+
+    python benchmarks/mamba2_extend.py --cases 20
+    compute-sanitizer --tool memcheck python benchmarks/mamba2_extend.py --cases 3 --tokens 700
+
+Steps are those of tests/kernels/test_mamba2_extend.py at a model's sizes, and random ones: prefixes, sequences without
+slots, checkpoints, states in both dtypes, NaN in all memory that must not be used. The time of a layer is
+`bcg-fixes bench --layer --shapes nemotron_h_8b,falcon_h1_34b`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import random
+import sys
+from typing import Any
+
+import torch
+
+from sglang_bcg_fixes.kernels.linear_extend import accuracy
+from sglang_bcg_fixes.kernels.mamba2_extend import Shape, triton
+from sglang_bcg_fixes.lab.bench import mamba2_layer
+from sglang_bcg_fixes.lab.verify import environment
+
+REPOSITORY = pathlib.Path(__file__).parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
+from tests.kernels import mamba2_extend_cases as cases  # noqa: E402
+from tests.kernels.linear_extend_cases import faults_of_graphs  # noqa: E402
+
+SMALL = Shape(heads=6, groups=2, head=32, states=16, width=3)
+OF_CHECKPOINT = accuracy.OF_SGLANGS * accuracy.TOLERANCE
+LENGTHS = (0, 1, 2, 3, 15, 63, 64, 65, 127, 128, 129, 200, 511, 700, 1024, 2047, 5000)
+
+
+def shapes() -> dict[str, Shape]:
+    return {**{name: each.of_kernel for name, each in mamba2_layer.SHAPES.items()}, "small": SMALL}
+
+
+def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, device: str = "cuda") -> cases.Step:
+    lengths: list[int] = []
+    for _ in range(source.choice((1, 1, 2, 4, 8, 33))):
+        lengths.append(source.choice([length for length in LENGTHS if sum(lengths) + length <= most_tokens]))
+    if not any(lengths):
+        lengths[0] = source.randint(1, 70)
+    some = [number for number in range(len(lengths)) if source.random() < 0.3]
+    return cases.draw(
+        shape,
+        lengths,
+        device=device,
+        # with few numbers in bfloat16, one that rounds badly is half of a result
+        dtype=torch.float16 if shape is SMALL else source.choice((torch.bfloat16, torch.float16)),
+        kept=source.choice((torch.float32, torch.bfloat16)),
+        gates=source.choice(list(cases.GATES)),
+        fresh=[number for number in some if source.random() < 0.5],
+        gone=[number for number in range(len(lengths)) if source.random() < 0.1],
+        tracked={number: source.randint(0, lengths[number]) for number in some} if source.random() < 0.5 else None,
+        bias=source.random() < 0.7,
+        seed=seed,
+    )
+
+
+def surroundings(step: cases.Step, source: random.Random) -> cases.Surroundings:
+    return cases.Surroundings(
+        padding=source.choice((0, 1, 63, 300)),
+        more_tokens=source.choice((0, 500)),
+        max_sequences=source.choice((len(step.lengths), 128)),
+        columns_between=source.choice((0, 8)),
+    )
+
+
+def faults(step: cases.Step, around: cases.Surroundings, **others: Any) -> list[str]:
+    def launched(each: cases.Step, beside: cases.Surroundings) -> cases.Launched:
+        return cases.Launched(each, triton.tuning_for(each.shape), beside)
+
+    return list(faults_of_graphs(step, around, launched, OF_CHECKPOINT, **others))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cases", type=int, default=20, help="random steps of each shape")
+    parser.add_argument("--shapes", default=",".join(shapes()), metavar="A,B", help="default: %(default)s")
+    parser.add_argument("--tokens", type=int, default=9000, help="at most so many in a step")
+    parser.add_argument("--json", type=pathlib.Path, help="write the counts there")
+    options = parser.parse_args()
+    counts: dict[str, Any] = environment.header(environment.here()) | {"form": "triton"}
+    wrong = 0
+    for name in options.shapes.split(","):
+        source, found = random.Random(name), []
+        for seed in range(options.cases):
+            step = draw(shapes()[name], source, options.tokens, seed)
+            mine = faults(step, surroundings(step, source))
+            found += [f"{name}, seed {seed}, {step.lengths}: {fault}" for fault in mine[:3]]
+        print(*found[:20], f"{name}: {options.cases} steps, {len(found)} faults", sep="\n", file=sys.stderr, flush=True)
+        counts[name] = {"steps": options.cases, "faults": found}
+        wrong += len(found)
+        if options.json:
+            # write early, so an interrupted run leaves results
+            options.json.write_text(json.dumps(counts, indent=1) + "\n")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
