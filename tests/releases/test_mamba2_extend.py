@@ -258,3 +258,16 @@ def test_the_scripts_have_what_is_to_be_tried() -> None:
     # a request that goes on behind a prefix, one that begins late, and several beside each other
     assert any(len(request) > 1 for script in gdn_prefill.CHUNKED for request in script)
     assert any(request[0] == 0 for script in gdn_prefill.CHUNKED for request in script)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_self_check_calls_it_right(release_root: Root, model: str) -> None:
+    found, log = processes.beside(
+        release_root(NEWEST),
+        *("-m", "tests.releases.selfcheck_run", model, "--server", '{"dtype": "float16"}'),
+        environment={KERNEL.flag: "reference", "SGLANG_MAMBA_CONV_DTYPE": "float16", "SGLANG_BCG_SELFCHECK": "strict"},
+        timeout=300,
+    )
+    assert found["selfcheck"]["verdict"] == "right" and found["refused"] is None and found["touched"] == [], found
+    assert found["prefills"][0]["replays"] == BREAKS[model][0] + 1
+    assert "bcg-fixes self-check: right: replayed as run eagerly in 7 of 7" in log
