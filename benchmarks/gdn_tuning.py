@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from sglang_bcg_fixes.kernels.gdn_extend import reference
 from sglang_bcg_fixes.kernels.gdn_extend.triton import Tuning, tuning_for
 from sglang_bcg_fixes.kernels.linear_extend import accuracy
 from sglang_bcg_fixes.lab.bench import gdn_layer, timing
@@ -93,13 +93,14 @@ class Arm:
         return {what: 1e6 * device.seconds(graph) / layers for what, graph in graphs.items() if graph}
 
 
-def build(name: str, call_of: Callable[[int], Any], problem: gdn_layer.Problem, device: gdn_layer.Device) -> Arm:
+def build(name: str, call_of: Callable[[int], Any], problem: Any, device: gdn_layer.Device) -> Arm:
     calls = [call_of(number) for number in range(problem.layers)]
 
     def spans(each: str) -> None:
         for call in calls:
-            for span in range(call.spans):
-                getattr(call, each)(span)
+            # Mamba2's kernels take a step at once
+            for span in [(number,) for number in range(call.spans)] if hasattr(call, "spans") else [()]:
+                getattr(call, each)(*span)
 
     def step() -> None:
         for call in calls:
@@ -113,7 +114,7 @@ def build(name: str, call_of: Callable[[int], Any], problem: gdn_layer.Problem, 
     return Arm(name, "", prepared, advanced, whole, calls)
 
 
-def results(arm: Arm, problem: gdn_layer.Problem, device: gdn_layer.Device) -> list[torch.Tensor]:
+def results(arm: Arm, problem: Any, device: gdn_layer.Device) -> list[torch.Tensor]:
     assert arm.whole
     problem.restore()
     arm.whole()
@@ -130,15 +131,24 @@ def case_of(
     form: str = gdn_layer.TRITON,
 ) -> list[Any]:
     problem = gdn_layer.Problem(shape, [tokens // sequences] * sequences, device.name)
+
+    def call_of(tuning: Tuning, many: bool) -> Callable[[int], Any]:
+        return gdn_layer.calls_of_ours(problem, form, tuning, gdn_layer.CAPTURED_SEQUENCES if many else sequences)
+
+    made = {name: functools.partial(call_of, tuning, many) for name, tuning, many in arms(tokens, form)}
+    return [{"tokens": tokens, "sequences": sequences, **row} for row in compared(problem, made, device, rounds)]
+
+
+def compared(
+    problem: Any, made: Mapping[str, Callable[[], Callable[[int], Any]]], device: gdn_layer.Device, rounds: int
+) -> list[dict[str, Any]]:
+    """Time every tuning that has the bits of the first, which must be right."""
     problem.restore()
     found: list[Arm] = []
     wanted: list[torch.Tensor] = []
-    for name, tuning, many in arms(tokens, form):
+    for name, make in made.items():
         try:
-            call_of = gdn_layer.calls_of_ours(
-                problem, form, tuning, gdn_layer.CAPTURED_SEQUENCES if many else sequences
-            )
-            arm = build(name, call_of, problem, device)
+            arm = build(name, make(), problem, device)
             got = results(arm, problem, device)
         except Exception as error:
             # this tuning needs more memory than the GPU has; the others do not depend on it
@@ -146,7 +156,7 @@ def case_of(
             continue
         if not wanted:
             wanted = got
-            errors = accuracy.errors(problem.results(problem.layers - 1), reference.recurrent(problem.inputs))
+            errors = accuracy.errors(problem.results(problem.layers - 1), problem.wanted())
             arm.why = accuracy.why_wrong(errors, None)
         elif not all(torch.equal(one, other) for one, other in zip(got, wanted, strict=True)):
             arm.why = "other bits than the tuning as it is"
@@ -158,8 +168,7 @@ def case_of(
     )
     rows = []
     for arm in found:
-        row: dict[str, Any] = {"tokens": tokens, "sequences": sequences, "tuning": arm.name}
-        row |= {"verdict": RED if arm.why else GREEN, "why": arm.why}
+        row: dict[str, Any] = {"tuning": arm.name, "verdict": RED if arm.why else GREEN, "why": arm.why}
         if arm.name in samples:
             row |= {what: spread.median for what, spread in timing.spreads(samples[arm.name]).items()}
         rows.append(row)

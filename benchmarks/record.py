@@ -61,6 +61,8 @@ RECORDINGS = {
     "fa_steps": Recording(script("fa_steps.py", "--jsonl", "FILE"), "jsonl"),
     "gdn_extend": Recording(script("gdn_extend.py", "--json", "FILE")),
     "gdn_tuning": Recording(script("gdn_tuning.py", "--json", "FILE")),
+    "mamba2_extend": Recording(script("mamba2_extend.py", "--json", "FILE")),
+    "mamba2_tuning": Recording(script("mamba2_tuning.py", "--json", "FILE")),
     "wgmma_rate": Recording(script("wgmma_rate.py", "--json", "FILE")),
     "selfcheck_starts": Recording(script("selfcheck_starts.py", "--json", "FILE")),
     "verify": Recording((*COMMAND, "verify", "--resume", "--json", "FILE"), resumes=True),

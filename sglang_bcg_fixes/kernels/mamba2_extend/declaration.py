@@ -7,7 +7,7 @@ their work on the device; projections and the gated norm are SGLang's own, captu
 its break. A layer keeps its break in the cases of gdn_extend, and where its output is reduced together with the next
 layer's. A batch runs eagerly if it has more than 128 sequences, or verifies or extends a draft. Falcon-H1's break comes
 from the fix ssm_mixer_captured; without it that model gets no prefill graphs, whatever this does. Models that SGLang
-refuses prefill graphs (Granite hybrid) get none. Off by default: no GPU has run it yet.
+refuses prefill graphs (Granite hybrid) get none. Off by default: no server has run it on a GPU yet.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BREAK = f"{NEMOTRON}:breakable_nemotron_mamba2_with_output"
 BROKEN = f"{NEMOTRON}:nemotron_mamba2_with_output"
 BODIES = "sglang_bcg_fixes.kernels.mamba2_extend.adapter"
 FOLDER = "sglang_bcg_fixes.kernels.mamba2_extend"
-NOT_MEASURED = "no GPU has run it yet: docs/kernels.md"
+NOT_MEASURED = "no server has run it on a GPU yet: docs/kernels.md"
 
 
 def probe(source: Source) -> Finding:

@@ -256,11 +256,11 @@ def advance(
 class Tuning:
     """Launch parameters, chosen by a layer's shape alone: its bits do not depend on a step's size."""
 
-    prepare_programs: int = 528
+    prepare_programs: int = 2112
     prepare_warps: int = 4
-    strip: int = 8
+    strip: int = 16
     side: int = 8
-    tile: int = 128
+    tile: int = 64
     advance_programs: int = 264
     advance_warps: int = 4
     advance_stages: int = 2
