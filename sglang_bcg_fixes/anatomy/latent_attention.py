@@ -8,7 +8,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.runners import PREFILL
 from sglang_bcg_fixes.engine import graph_break, wrappers
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.syntax import Definition
+from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
 
 HANDLERS = "sglang.srt.models.deepseek_common.attention_backend_handler"
 # every other backend asks one of these, or is registered under its own name and asks none
@@ -43,3 +47,21 @@ def is_chosen_by(fix_id: str) -> bool:
     handlers = sys.modules.get(HANDLERS)
     choosers = [getattr(handlers, where.partition(":")[2], None) for where in CHOOSE]
     return all(fix_id in wrappers.fixes_in(chooser) for chooser in choosers)
+
+
+def judge_chooser(source: Source, choose: Definition, expanded: str, *further: Definition) -> Finding:
+    """Judge code that may answer the expanded form while a graph is captured; `expanded` is how it says that."""
+    if "is_in_breakable_cuda_graph" in choose.calls:
+        return fixed("it asks for a breakable graph before it chooses", choose)
+    if source.find(f"{PREFILL}._restore_mha_capture_state") is None:
+        return absent("no replay is prepared for a form of latent attention", choose)
+    load = source.need(f"{PREFILL}.load_batch")
+    if not load.mentions("self.has_mha_companion_layers"):
+        return unknown("replays are prepared in a way that no known release does", choose, load)
+    if not load.mentions("self.has_mha_companion_layers and (not is_cuda())"):
+        return absent("replays are prepared for the expanded form, which is captured", choose, load)
+    if not choose.mentions(expanded):
+        return unknown("it chooses in a way that no known release does", choose, load)
+    return affected(
+        "the expanded form is captured, and on CUDA replays are prepared for the absorbed one", choose, load, *further
+    )

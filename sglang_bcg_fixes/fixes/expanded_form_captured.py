@@ -18,40 +18,27 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from sglang_bcg_fixes.anatomy.latent_attention import judge_chooser
 from sglang_bcg_fixes.anatomy.launches import FA3, LATENT, PREFILL_GRAPHS, named
-from sglang_bcg_fixes.anatomy.runners import PREFILL, PREFILL_MODULE
+from sglang_bcg_fixes.anatomy.runners import PREFILL_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.source.tree import Source, absent
 
 MODEL = "sglang.srt.models.sarvam_moe"
 CHOOSE = f"{MODEL}:get_attn_forward_method"
-LOAD = f"{PREFILL}.load_batch"
-RESTORE = f"{PREFILL}._restore_mha_capture_state"
 
 
 def probe(source: Source) -> Finding:
     if not source.has_module(MODEL):
         return absent("no model chooses its form of latent attention by itself")
-    choose = source.need(CHOOSE)
-    if "is_in_breakable_cuda_graph" in choose.calls:
-        return fixed("the model asks for a breakable graph before it chooses", choose)
-    if source.find(RESTORE) is None:
-        return absent("no replay is prepared for a form of latent attention", choose)
-    load = source.need(LOAD)
-    if not load.mentions("self.has_mha_companion_layers"):
-        return unknown("replays are prepared in a way that no known release does", choose, load)
-    if not load.mentions("self.has_mha_companion_layers and (not is_cuda())"):
-        return absent("replays are prepared for the expanded form, which is captured", choose, load)
-    if not choose.mentions("return AttnForwardMethod.MHA_PREFILL"):
-        return unknown("the model chooses in a way that no known release does", choose, load)
-    return affected(
-        "the expanded form is captured, and on CUDA replays are prepared for the absorbed one",
-        choose,
-        load,
+    return judge_chooser(
+        source,
+        source.need(CHOOSE),
+        "return AttnForwardMethod.MHA_PREFILL",
         source.need(f"{MODEL}:AttnForwardMethod"),
     )
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from sglang_bcg_fixes.anatomy.latent_attention import HANDLERS
+from sglang_bcg_fixes.anatomy.latent_attention import HANDLERS, judge_chooser
 from sglang_bcg_fixes.anatomy.launches import FA4, LATENT, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.refusals import refusing
 from sglang_bcg_fixes.anatomy.runners import PREFILL, PREFILL_MODULE
@@ -23,12 +23,10 @@ from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.source.tree import Source, absent
 
 BACKEND = "fa4"
 CHOOSE = f"{HANDLERS}:handle_attention_fa4"
-LOAD = f"{PREFILL}.load_batch"
-RESTORE = f"{PREFILL}._restore_mha_capture_state"
 # asks a layer for its form, by the name of the backend
 DISPATCH = "dispatch_attn_forward_method"
 MODEL = "sglang.srt.models.deepseek_v2:DeepseekV2AttentionMLA"
@@ -40,22 +38,10 @@ def probe(source: Source) -> Finding:
     choose = source.find(CHOOSE)
     if choose is None:
         return absent("no handler is for FlashAttention 4")
-    if "is_in_breakable_cuda_graph" in choose.calls:
-        return fixed("the handler asks for a breakable graph before it chooses", choose)
-    if source.find(RESTORE) is None:
-        return absent("no replay is prepared for a form of latent attention", choose)
-    load = source.need(LOAD)
-    if not load.mentions("self.has_mha_companion_layers and (not is_cuda())"):
-        return absent("replays are prepared for the expanded form, which is captured", choose, load)
-    if not choose.mentions("return AttnForwardMethod.MHA_CHUNKED_KV"):
-        return unknown("the handler chooses in a way that no known release does", choose, load)
-    return affected(
-        "off Blackwell the expanded form is captured, and on CUDA replays are prepared for the absorbed one",
-        choose,
-        load,
-        source.need(f"{MODEL}.{DISPATCH}"),
-        source.need(f"{PREFILL}.capture"),
-    )
+    dispatch, capture = source.find(f"{MODEL}.{DISPATCH}"), source.find(f"{PREFILL}.capture")
+    if dispatch is None or capture is None:
+        return absent("no breakable graph is captured of a layer that asks the handler", choose)
+    return judge_chooser(source, choose, "return AttnForwardMethod.MHA_CHUNKED_KV", dispatch, capture)
 
 
 def why_refused(runner: Any) -> str:
