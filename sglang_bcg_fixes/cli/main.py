@@ -32,7 +32,7 @@ from sglang_bcg_fixes.lab.verify import page
 from sglang_bcg_fixes.lab.verify.environment import EnvironmentMissing
 from sglang_bcg_fixes.model import OURS, SECTIONS, Fix, Kernel
 from sglang_bcg_fixes.planning import plan, registry
-from sglang_bcg_fixes.process import report, report_folders
+from sglang_bcg_fixes.process import report_folders
 from sglang_bcg_fixes.source import releases, verdicts
 from sglang_bcg_fixes.source.tree import Source, Unreadable
 
@@ -125,6 +125,7 @@ def parser() -> argparse.ArgumentParser:
         help="what the running processes of this user, for root of all, really have",
         description="Exit status: 0 the ranks of each server have the same, 1 they differ.",
     )
+    command.add_argument("-v", "--verbose", action="store_true", help="every rank, and a line for every fix")
     command.add_argument("--json", action="store_true", help="machine-readable")
     command.set_defaults(run=run_status)
 
@@ -371,16 +372,9 @@ def run_status(options: argparse.Namespace) -> int:
         for difference in differences:
             print(f"bcg-fixes status: ranks differ: {difference}", file=sys.stderr)
         return MISSING if differences else GOOD
-    for content in live:
-        title = f"{content['title']}, " if content["title"] else ""
-        print(f"{title}{content['process']}  sglang {content['sglang']}  plan {content['plan']}")
-        print(f"    {status.read_back_words(content)}")
-        print(f"    {status.selfcheck_words(content)}")
-        for row in report.rows(content):
-            name = ", ".join(filter(None, (row["id"], row.get("impl"))))
-            terminal.show(f"    {row['state']:11} {name}{status.calls_words(content, row)}: {row['detail']}")
-            for words in status.further_words(row):
-                print(f"    {'':11} {words}")
+    for content, others in ranks.folded(live) if not options.verbose else [(content, []) for content in live]:
+        for line in status.lines(content, others, options.verbose):
+            terminal.show(line)
     for difference in differences:
         terminal.show(f"RANKS DIFFER: {difference}")
     return MISSING if differences else GOOD

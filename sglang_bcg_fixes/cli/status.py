@@ -1,16 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Additions of `bcg-fixes status` to a process's report: the counters at this moment."""
+"""What `bcg-fixes status` shows of a process: its report, and the counters at this moment."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from sglang_bcg_fixes.cli import ranks
 from sglang_bcg_fixes.engine import call_counts
-from sglang_bcg_fixes.model import OURS
+from sglang_bcg_fixes.model import OURS, Action
 from sglang_bcg_fixes.process import report, watch
 
+# these share a line for all fixes of this package, unless each is asked for
+TOGETHER = (report.APPLIED, report.WAITING)
+NOT_NEEDED = Action.NOT_NEEDED.value
 NOTHING = "not read back yet: no graph runner has been built, and no batch has come"
 
 
@@ -30,6 +34,31 @@ def with_calls(content: dict[str, Any]) -> dict[str, Any]:
 
 def counted(row: dict[str, Any], calls: dict[str, int] | None) -> dict[str, Any]:
     return {**row, "calls": calls if row["state"] == report.APPLIED else None}
+
+
+def lines(content: dict[str, Any], others: Sequence[dict[str, Any]], each: bool) -> Iterator[str]:
+    """Show a process, and name `others` that have the same; a line for each fix only where that is asked for."""
+    title = f"{content['title']}, " if content["title"] else ""
+    also = f", and the same in {', '.join(map(ranks.name, others))}" if others else ""
+    yield f"{title}{content['process']}{also}  sglang {content['sglang']}  plan {content['plan']}"
+    yield f"    {read_back_words(content)}"
+    yield f"    {selfcheck_words(content)}"
+    rows = list(report.rows(content))
+    together = [] if each else [row for row in rows if is_plain(row)]
+    for state in TOGETHER:
+        if names := [row["id"] + calls_words(content, row) for row in together if row["state"] == state]:
+            yield f"    {state:11} {len(names)}: {', '.join(names)}"
+    for row in (row for row in rows if row not in together):
+        name = ", ".join(filter(None, (row["id"], row.get("impl"))))
+        yield f"    {row['state']:11} {name}{calls_words(content, row)}: {row['detail']}"
+        yield from (f"    {'':11} {words}" for words in further_words(row))
+    if unneeded := sum(row["state"] == NOT_NEEDED for row in together):
+        yield f"    {NOT_NEEDED:11} {unneeded}"
+
+
+def is_plain(row: dict[str, Any]) -> bool:
+    """Tell whether nothing has to be said of a fix but its name."""
+    return "impl" not in row and row["state"] in (*TOGETHER, NOT_NEEDED) and not list(further_words(row))
 
 
 def read_back_words(content: dict[str, Any]) -> str:

@@ -66,7 +66,10 @@ def same_ranks() -> None:
     found = status()
     assert found.returncode == 0 and "DIFFER" not in found.stdout + found.stderr, found
     titles = [line.split(",")[0] for line in found.stdout.splitlines() if "  plan " in line]
-    assert titles[1:] == ["detokenizer", "scheduler_TP0", "scheduler_TP1"], found.stdout
+    assert titles[1:] == ["detokenizer", "scheduler_TP0"], found.stdout
+    assert f"and the same in scheduler_TP1 (pid {ranks[1].pid})  sglang" in found.stdout, found.stdout
+    titles = [line.split(",")[0] for line in status("-v").stdout.splitlines() if "  plan " in line]
+    assert titles[1:] == ["detokenizer", "scheduler_TP0", "scheduler_TP1"], titles
     end(ranks)
 
 
