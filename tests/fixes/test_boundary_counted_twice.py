@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 import pathlib
+import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from sglang_bcg_fixes.fixes import boundary_counted_twice as fix
 from tests import processes
 from tests.fixes import settings
 from tests.wheels import NEWEST
@@ -75,3 +77,20 @@ def test_a_mixed_step_is_not_counted(run: Run) -> None:
 def test_releases_that_count_it_once_are_left_as_they_are(run: Run, release: str) -> None:
     found = run(release, [(3, 8), (BOUNDARY, 8)])
     assert found == {"applied": [], "without": [[16, True], [16, True]]}
+
+
+@pytest.mark.parametrize(("speculates", "is_lazy"), [(True, False), (False, True), (True, True)])
+def test_where_another_fix_or_none_is_for_the_boundary_sglang_finds_it(speculates: bool, is_lazy: bool) -> None:
+    batch = types.SimpleNamespace(
+        spec_algorithm=types.SimpleNamespace(is_none=lambda: not speculates),
+        req_to_token_pool=types.SimpleNamespace(enable_mamba_extra_buffer_lazy=is_lazy),
+    )
+    asked = []
+
+    def original(*args: Any) -> tuple[bool, int]:
+        asked.append(args)
+        return True, 16
+
+    given = ("processor", "request", batch, "result", 0)
+    assert fix.check_track_boundary(original, *given) == (True, 16)
+    assert asked == [given]

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import json
 import pathlib
+import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from sglang_bcg_fixes.fixes import state_copied_too_early as fix
 from tests import processes
 from tests.fixes import settings
 
@@ -49,3 +51,13 @@ def test_a_copy_waits_for_the_step_that_writes_the_state(run: Run, release: str)
 
 def test_a_release_that_copies_on_the_stream_of_the_layers_is_left_as_it_is(run: Run) -> None:
     assert run("0.5.13") == {"applied": [], "without": RIGHT}
+
+
+@pytest.mark.parametrize(("overlaps", "has_states"), [(False, True), (True, False), (False, False)])
+def test_without_overlap_or_states_nothing_waits(overlaps: bool, has_states: bool) -> None:
+    pool = types.SimpleNamespace(device="cpu") if has_states else None
+    of_requests = types.SimpleNamespace(mamba_pool=pool)
+    fix.tell_the_pool(
+        None, types.SimpleNamespace(req_to_token_pool=of_requests, enable_overlap=overlaps, forward_stream="stream")
+    )
+    assert pool is None or fix.STREAM not in vars(pool)
