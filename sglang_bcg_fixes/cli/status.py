@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `bcg-fixes status` shows of a process: its report, and the counters at this moment."""
+"""The lines of `bcg-fixes status`: the report of a process, and its counters at this moment."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def lines(content: dict[str, Any], others: Sequence[dict[str, Any]], each: bool)
     for state in TOGETHER:
         if names := [row["id"] + calls_words(content, row) for row in together if row["state"] == state]:
             yield f"    {state:11} {len(names)}: {', '.join(names)}"
-    for row in (row for row in rows if row not in together):
+    for row in (row for row in rows if each or not is_plain(row)):
         name = ", ".join(filter(None, (row["id"], row.get("impl"))))
         yield f"    {row['state']:11} {name}{calls_words(content, row)}: {row['detail']}"
         yield from (f"    {'':11} {words}" for words in further_words(row))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What pages say of the commands and of the code, where the subject has no test with the same statement."""
+"""Statements of pages about commands and code, where the subject has no test with the same statement."""
 
 from __future__ import annotations
 

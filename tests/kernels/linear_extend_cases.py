@@ -93,6 +93,11 @@ class Step:
         return slice(start, start + self.lengths[number])
 
 
+AnyStep = TypeVar("AnyStep", bound=Step)
+# a form under test, on a step in its surroundings
+Run = Callable[..., After]
+
+
 def requests(
     lengths: Sequence[int], fresh: Sequence[int], gone: Sequence[int], tracked: dict[int, int] | None, seed: int
 ) -> dict[str, Any]:
@@ -230,6 +235,45 @@ def same_bits(one: Any, other: Any) -> bool:
     return bool((one.contiguous().view(as_integers) == other.contiguous().view(as_integers)).all())
 
 
+def assert_same_sequence(one: After, rows: slice, other: After, other_rows: slice, slot: int) -> None:
+    """Compare a sequence's output and state in two steps that both have it, in these rows and in this slot."""
+    assert same_bits(one.output[rows], other.output[other_rows])
+    assert same_bits(one.state[slot], other.state[slot])
+
+
+def assert_neighbours_change_nothing(step: Step, together: After, run: Run) -> None:
+    """Run each sequence of the step alone, in other surroundings: it must have the bits that it has among others."""
+    for number, slot in enumerate(step.slots):
+        alone = step.alone(number)
+        after = run(alone, Surroundings(padding=40, max_sequences=3))
+        assert_same_sequence(after, slice(alone.tokens), together, step.rows(number), slot)
+        assert same_bits(after.conv[slot], together.conv[slot])
+
+
+def assert_nan_stays_in_its_sequence(step: Step, run: Run) -> None:
+    """Poison the second of three sequences: what the first tensor has, and a step size or gate without a bound."""
+    right, rows = run(step), step.rows(1)
+    inputs, gate, *_ = step.projections
+    inputs[rows], gate[rows] = NAN, float("inf")
+    after = run(step)
+    assert bool(after.output[rows].isnan().all())
+    for number in (0, 2):
+        assert_same_sequence(after, step.rows(number), right, step.rows(number), step.slots[number])
+
+
+def batch_after_batch(draw: Callable[..., AnyStep]) -> Iterator[tuple[AnyStep, Surroundings]]:
+    """Yield batches as a server has them, for buffers and launches as a graph keeps them."""
+    capacity, most = 48, 5
+    source = random.Random(0)
+    for _ in range(6):
+        lengths = [source.choice((0, 1, 7, 16, 17)) for _ in range(source.randint(1, most))]
+        while sum(lengths) > capacity:
+            lengths.pop()
+        gone = [number for number in range(len(lengths)) if source.random() < 0.2]
+        step = draw(lengths or [1], gone=gone, seed=source.randrange(100))
+        yield step, Surroundings(padding=capacity - step.tokens, max_sequences=most)
+
+
 def faults(
     step: Step,
     after: After,
@@ -292,9 +336,6 @@ def captured(work: Callable[[], None]) -> Callable[[], None]:
         work()
     replay: Callable[[], None] = graph.replay
     return replay
-
-
-AnyStep = TypeVar("AnyStep", bound=Step)
 
 
 def faults_of_graphs(

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import random
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata
 from sglang_bcg_fixes.model import Accepted, Rejected
 from tests import processes
 from tests.kernels import gdn_extend_cases as cases
-from tests.kernels import mutants
+from tests.kernels import linear_extend_cases, mutants
 from tests.kernels.gdn_extend_mutants import AROUND, CHUNK, EXACT, MUTANTS, TUNING, faults, step
 
 
@@ -107,39 +106,17 @@ def test_nothing_around_a_sequence_changes_its_bits() -> None:
     assert cases.differences(together, bare, drawn.tokens) == []
     in_spans = run(drawn, dataclasses.replace(AROUND, span=16))
     assert cases.differences(together, in_spans, drawn.tokens) == []
-    for number, slot in enumerate(drawn.slots):
-        alone = drawn.alone(number)
-        after = run(alone, cases.Surroundings(padding=40, max_sequences=3))
-        assert cases.same_bits(after.output[: alone.tokens], together.output[drawn.rows(number)])
-        assert cases.same_bits(after.state[slot], together.state[slot])
-        assert cases.same_bits(after.conv[slot], together.conv[slot])
+    linear_extend_cases.assert_neighbours_change_nothing(drawn, together, run)
 
 
 def test_what_is_not_a_number_stays_in_its_sequence() -> None:
-    drawn = step([20, 18, 9])
-    right = run(drawn)
-    drawn.mixed_qkv[drawn.rows(1)] = float("nan")
-    drawn.a[drawn.rows(1)] = float("inf")
-    after = run(drawn)
-    assert bool(after.output[drawn.rows(1)].isnan().all())
-    for number in (0, 2):
-        slot = drawn.slots[number]
-        assert cases.same_bits(after.output[drawn.rows(number)], right.output[drawn.rows(number)])
-        assert cases.same_bits(after.state[slot], right.state[slot])
+    linear_extend_cases.assert_nan_stays_in_its_sequence(step([20, 18, 9]), run)
 
 
 def test_one_launch_serves_batch_after_batch() -> None:
     """Buffers and launches as a graph keeps them, batches as a server has them, scratch as the last one left it."""
-    capacity, most = 48, 5
-    source = random.Random(0)
-    for _ in range(6):
-        lengths = [source.choice((0, 1, 7, 16, 17)) for _ in range(source.randint(1, most))]
-        while sum(lengths) > capacity:
-            lengths.pop()
-        gone = [number for number in range(len(lengths)) if source.random() < 0.2]
-        drawn = step(lengths or [1], gone=gone, seed=source.randrange(100))
-        around = cases.Surroundings(padding=capacity - drawn.tokens, max_sequences=most)
-        assert cases.faults(drawn, run(drawn, around), CHUNK, EXACT) == [], lengths
+    for drawn, around in linear_extend_cases.batch_after_batch(step):
+        assert cases.faults(drawn, run(drawn, around), CHUNK, EXACT) == [], drawn.lengths
 
 
 def test_two_steps_are_one_long_step() -> None:

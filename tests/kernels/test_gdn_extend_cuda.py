@@ -24,7 +24,7 @@ from sglang_bcg_fixes.lab.bench import gdn_layer, timing
 from sglang_bcg_fixes.model import Rejected
 from tests.bench.cpu_device import Cpu, once
 from tests.kernels import gdn_extend_cases as cases
-from tests.kernels import headers, on_host
+from tests.kernels import headers, linear_extend_cases, on_host
 from tests.kernels.gdn_extend_on_host import FEW_BLOCKS, HOST, SIGNATURES, TEXT, build, device
 
 SHAPE = Shape(key_heads=1, value_heads=2, keys=128, values=128, width=4)
@@ -199,25 +199,11 @@ def test_nothing_around_a_sequence_changes_its_bits(kernels: cuda.Kernels, monke
     bare = run(drawn, cases.Surroundings())
     assert cases.differences(together, in_spans, drawn.tokens) == []
     assert cases.differences(together, bare, drawn.tokens) == []
-    for number, slot in enumerate(drawn.slots):
-        alone = drawn.alone(number)
-        after = run(alone, cases.Surroundings(padding=40, max_sequences=3))
-        assert cases.same_bits(after.output[: alone.tokens], together.output[drawn.rows(number)])
-        assert cases.same_bits(after.state[slot], together.state[slot])
-        assert cases.same_bits(after.conv[slot], together.conv[slot])
+    linear_extend_cases.assert_neighbours_change_nothing(drawn, together, run)
 
 
 def test_what_is_not_a_number_stays_in_its_sequence(host: cuda.Kernels) -> None:
-    drawn = step([20, 70, 9])
-    right = run(drawn)
-    drawn.mixed_qkv[drawn.rows(1)] = float("nan")
-    drawn.a[drawn.rows(1)] = float("inf")
-    after = run(drawn)
-    assert bool(after.output[drawn.rows(1)].isnan().all())
-    for number in (0, 2):
-        slot = drawn.slots[number]
-        assert cases.same_bits(after.output[drawn.rows(number)], right.output[drawn.rows(number)])
-        assert cases.same_bits(after.state[slot], right.state[slot])
+    linear_extend_cases.assert_nan_stays_in_its_sequence(step([20, 70, 9]), run)
 
 
 def test_other_sizes_are_tritons(monkeypatch: pytest.MonkeyPatch) -> None:

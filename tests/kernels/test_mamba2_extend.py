@@ -17,8 +17,8 @@ from sglang_bcg_fixes.kernels.mamba2_extend import Shape, refusal, stepwise
 from sglang_bcg_fixes.kernels.mamba2_extend import triton as form
 from sglang_bcg_fixes.model import Accepted, Rejected
 from tests import processes
+from tests.kernels import linear_extend_cases, mutants
 from tests.kernels import mamba2_extend_cases as cases
-from tests.kernels import mutants
 from tests.kernels.mamba2_extend_mutants import AROUND, CHUNK, EXACT, MUTANTS, TUNING, faults, step
 
 # of results in bfloat16, which are rounded by as much
@@ -115,39 +115,17 @@ def test_nothing_around_a_sequence_changes_its_bits() -> None:
     together = run(drawn)
     bare = run(drawn, cases.Surroundings())
     assert cases.differences(together, bare, drawn.tokens) == []
-    for number, slot in enumerate(drawn.slots):
-        alone = drawn.alone(number)
-        after = run(alone, cases.Surroundings(padding=40, max_sequences=3))
-        assert cases.same_bits(after.output[: alone.tokens], together.output[drawn.rows(number)])
-        assert cases.same_bits(after.state[slot], together.state[slot])
-        assert cases.same_bits(after.conv[slot], together.conv[slot])
+    linear_extend_cases.assert_neighbours_change_nothing(drawn, together, run)
 
 
 def test_what_is_not_a_number_stays_in_its_sequence() -> None:
-    drawn = step([20, 18, 9])
-    right = run(drawn)
-    drawn.inputs[drawn.rows(1)] = float("nan")
-    drawn.dt[drawn.rows(1)] = float("inf")
-    after = run(drawn)
-    assert bool(after.output[drawn.rows(1)].isnan().all())
-    for number in (0, 2):
-        slot = drawn.slots[number]
-        assert cases.same_bits(after.output[drawn.rows(number)], right.output[drawn.rows(number)])
-        assert cases.same_bits(after.state[slot], right.state[slot])
+    linear_extend_cases.assert_nan_stays_in_its_sequence(step([20, 18, 9]), run)
 
 
 def test_one_launch_serves_batch_after_batch() -> None:
     """Buffers and launches as a graph keeps them, batches as a server has them, scratch as the last one left it."""
-    capacity, most = 48, 5
-    source = random.Random(0)
-    for _ in range(6):
-        lengths = [source.choice((0, 1, 7, 16, 17)) for _ in range(source.randint(1, most))]
-        while sum(lengths) > capacity:
-            lengths.pop()
-        gone = [number for number in range(len(lengths)) if source.random() < 0.2]
-        drawn = step(lengths or [1], gone=gone, seed=source.randrange(100))
-        around = cases.Surroundings(padding=capacity - drawn.tokens, max_sequences=most)
-        assert cases.faults(drawn, run(drawn, around), CHUNK, EXACT) == [], lengths
+    for drawn, around in linear_extend_cases.batch_after_batch(step):
+        assert cases.faults(drawn, run(drawn, around), CHUNK, EXACT) == [], drawn.lengths
 
 
 @pytest.mark.parametrize("sequences", [64, 512])

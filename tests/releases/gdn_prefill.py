@@ -21,7 +21,7 @@ import pathlib
 import sys
 import tempfile
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cpu_sglang import graphs, mamba, one_batch, prefill
@@ -341,13 +341,17 @@ def nothing() -> Found:
 
 
 def mutants() -> Found:
-    world = World()
+    return of_mutants(World(), MUTANTS)
+
+
+def of_mutants(world: Any, mistakes: Mapping[str, tuple[str, str]]) -> Found:
+    """Measure each mistake in the adapter, or in what it builds on, against eager; "none" is without one."""
     script = CHUNKED[-1]
     eager = world.run(script)
     # the adapter builds on the other
     texts = {module: pathlib.Path(str(module.__file__)).read_text() for module in (serving, world.installed)}
     found: Found = {}
-    for name, (old, new) in {"none": ("", ""), **MUTANTS}.items():
+    for name, (old, new) in {"none": ("", ""), **mistakes}.items():
         assert any(old in text for text in texts.values()), name
         for module, text in texts.items():
             exec(compile(text.replace(old, new), str(module.__file__), "exec"), vars(module))

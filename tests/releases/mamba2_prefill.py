@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import json
-import pathlib
 import sys
 import types
 from typing import Any
@@ -167,23 +166,7 @@ def configured(model: str) -> Found:
 
 
 def mutants(model: str) -> Found:
-    world = World(model)
-    script = CHUNKED[-1]
-    eager = world.run(script)
-    # the adapter builds on the other
-    texts = {module: pathlib.Path(str(module.__file__)).read_text() for module in (serving, world.installed)}
-    found: Found = {}
-    for name, (old, new) in {"none": ("", ""), **MUTANTS, **(OF_FALCON if model == "falcon_h1" else {})}.items():
-        assert any(old in text for text in texts.values()), name
-        for module, text in texts.items():
-            exec(compile(text.replace(old, new), str(module.__file__), "exec"), vars(module))
-        try:
-            world.capture(prefill.BUCKETS)
-            seen = compared(eager, world.run(script))
-            found[name] = max(seen[measured] for measured in seen if measured not in ("replays", "nobody's"))
-        except Exception as error:
-            found[name] = f"{type(error).__name__}: {error}"
-    return found
+    return gdn_prefill.of_mutants(World(model), {**MUTANTS, **(OF_FALCON if model == "falcon_h1" else {})})
 
 
 def main(name: str, model: str) -> None:

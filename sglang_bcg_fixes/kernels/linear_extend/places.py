@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where SGLang captures and replays linear layers. Imports no torch: the plan asks before a server has imported it."""
+"""The places where SGLang captures and replays linear layers, for the plan, which runs before torch is imported."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What capturable references share: tables, windows and the convolution, in plain torch and fp32."""
+"""Shared by capturable references: tables, windows and the convolution, in plain torch and fp32."""
 
 from __future__ import annotations
 

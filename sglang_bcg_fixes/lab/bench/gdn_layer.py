@@ -157,7 +157,30 @@ class OneStep(Protocol):
     def errors(self, wanted: accuracy.Results) -> dict[str, float]: ...
 
 
-class Problem:
+class Pools:
+    """The pools of consecutive layers, whose slot 0 is unused, and the inputs that say what they begin with."""
+
+    layers: int
+    inputs: Any
+    conv: Any
+    state: Any
+    output: Any
+
+    def results(self, layer: int) -> accuracy.Results:
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        self.conv[:, 1:], self.state[:, 1:] = self.inputs.conv, self.inputs.state
+        self.output.fill_(float("nan"))
+
+    def errors(self, wanted: accuracy.Results) -> dict[str, float]:
+        """Largest error over all layers; the output is the last layer's."""
+        every = [accuracy.errors(self.results(layer), wanted) for layer in range(self.layers)]
+        # not max(), which may skip a NaN
+        return {name: sorted((each[name] for each in every), key=lambda x: (x != x, x))[-1] for name in every[0]}
+
+
+class Problem(Pools):
     """A step of `layers` consecutive layers: the same inputs and weights, separate pools, one output."""
 
     def __init__(self, shape: Shape, lengths: Sequence[int], device: str, kind: str = "bfloat16") -> None:
@@ -198,18 +221,8 @@ class Problem:
     def wanted(self) -> accuracy.Results:
         return reference.recurrent(self.inputs)
 
-    def restore(self) -> None:
-        self.conv[:, 1:], self.state[:, 1:] = self.inputs.conv, self.inputs.state
-        self.output.fill_(float("nan"))
-
     def results(self, layer: int) -> accuracy.Results:
         return accuracy.Results(self.output[0], self.conv[layer, 1:], self.state[layer, 1:])
-
-    def errors(self, wanted: accuracy.Results) -> dict[str, float]:
-        """Largest error over all layers; the output is the last layer's."""
-        every = [accuracy.errors(self.results(layer), wanted) for layer in range(self.layers)]
-        # not max(), which may skip a NaN
-        return {name: sorted((each[name] for each in every), key=lambda x: (x != x, x))[-1] for name in every[0]}
 
 
 Layer = Callable[[int], None]

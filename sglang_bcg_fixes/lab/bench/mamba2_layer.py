@@ -82,7 +82,7 @@ def missing(source: Source) -> list[str]:
     return [where for where in NEEDED if not source.find(where)]
 
 
-class Problem:
+class Problem(gdn_layer.Pools):
     """A step of `layers` consecutive layers: the same inputs and weights, separate pools, one output."""
 
     times = TIMES
@@ -127,18 +127,8 @@ class Problem:
     def wanted(self) -> accuracy.Results:
         return reference.recurrent(self.inputs)
 
-    def restore(self) -> None:
-        self.conv[:, 1:], self.state[:, 1:] = self.inputs.conv, self.inputs.state
-        self.output.fill_(float("nan"))
-
     def results(self, layer: int) -> accuracy.Results:
         return accuracy.Results(self.output, self.conv[layer, 1:], self.state[layer, 1:])
-
-    def errors(self, wanted: accuracy.Results) -> dict[str, float]:
-        """Largest error over all layers; the output is the last layer's."""
-        every = [accuracy.errors(self.results(layer), wanted) for layer in range(self.layers)]
-        # not max(), which may skip a NaN
-        return {name: sorted((each[name] for each in every), key=lambda x: (x != x, x))[-1] for name in every[0]}
 
 
 def of_sglang(problem: Problem) -> Layer:
