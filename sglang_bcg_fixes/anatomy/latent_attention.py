@@ -49,8 +49,11 @@ def is_chosen_by(fix_id: str) -> bool:
     return all(fix_id in wrappers.fixes_in(chooser) for chooser in choosers)
 
 
-def judge_chooser(source: Source, choose: Definition, expanded: str, *further: Definition) -> Finding:
-    """Judge code that may answer the expanded form while a graph is captured; `expanded` is how it says that."""
+def judge_chooser(source: Source, choose: Definition, expanded: str, *further: str) -> Finding:
+    """Judge code that may answer the expanded form while a graph is captured.
+
+    `expanded` is how it says that, and `further` is what a fix needs beside it where it does.
+    """
     if "is_in_breakable_cuda_graph" in choose.calls:
         return fixed("it asks for a breakable graph before it chooses", choose)
     if source.find(f"{PREFILL}._restore_mha_capture_state") is None:
@@ -62,6 +65,5 @@ def judge_chooser(source: Source, choose: Definition, expanded: str, *further: D
         return absent("replays are prepared for the expanded form, which is captured", choose, load)
     if not choose.mentions(expanded):
         return unknown("it chooses in a way that no known release does", choose, load)
-    return affected(
-        "the expanded form is captured, and on CUDA replays are prepared for the absorbed one", choose, load, *further
-    )
+    reason = "the expanded form is captured, and on CUDA replays are prepared for the absorbed one"
+    return affected(reason, choose, load, *map(source.need, further))

@@ -35,12 +35,8 @@ CHOOSE = f"{MODEL}:get_attn_forward_method"
 def probe(source: Source) -> Finding:
     if not source.has_module(MODEL):
         return absent("no model chooses its form of latent attention by itself")
-    return judge_chooser(
-        source,
-        source.need(CHOOSE),
-        "return AttnForwardMethod.MHA_PREFILL",
-        source.need(f"{MODEL}:AttnForwardMethod"),
-    )
+    expanded = "return AttnForwardMethod.MHA_PREFILL"
+    return judge_chooser(source, source.need(CHOOSE), expanded, f"{MODEL}:AttnForwardMethod")
 
 
 def absorbed_under_a_breakable_graph(method: Any, forward_batch: Any) -> Any:

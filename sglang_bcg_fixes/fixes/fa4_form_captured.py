@@ -35,13 +35,8 @@ MODEL = "sglang.srt.models.deepseek_v2:DeepseekV2AttentionMLA"
 def probe(source: Source) -> Finding:
     if not source.has_module(HANDLERS):
         return absent("no handler chooses the form of latent attention")
-    choose = source.find(CHOOSE)
-    if choose is None:
-        return absent("no handler is for FlashAttention 4")
-    dispatch, capture = source.find(f"{MODEL}.{DISPATCH}"), source.find(f"{PREFILL}.capture")
-    if dispatch is None or capture is None:
-        return absent("no breakable graph is captured of a layer that asks the handler", choose)
-    return judge_chooser(source, choose, "return AttnForwardMethod.MHA_CHUNKED_KV", dispatch, capture)
+    expanded = "return AttnForwardMethod.MHA_CHUNKED_KV"
+    return judge_chooser(source, source.need(CHOOSE), expanded, f"{MODEL}.{DISPATCH}", f"{PREFILL}.capture")
 
 
 def why_refused(runner: Any) -> str:

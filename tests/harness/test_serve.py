@@ -253,4 +253,4 @@ def test_make_serve(tmp_path: pathlib.Path) -> None:
     # the scheduler is the process that runs the model; `bcg-fixes status` has it from that process itself
     told = re.findall(r"^.*bcg-fixes .*: applied .*", ran.stdout, re.MULTILINE)[-1]
     assert "linear_attention_captured" in told.partition(";")[0] and "; unknown none" in told and "failed" not in told
-    assert re.search(r"^ +applied +linear_attention_captured\b", ran.stdout, re.MULTILINE), ran.stdout
+    assert re.search(r"^ +applied +\d+: .*\blinear_attention_captured\b", ran.stdout, re.MULTILINE), ran.stdout
