@@ -17,6 +17,7 @@ OTHER_EAGER = "answers otherwise without a graph"
 RULES = (STARTS_NOT, FEWER_BUCKETS, MORE_BREAKS, FEWER_REPLAYS, DIFFERS_MORE, OTHER_EAGER)
 # of logits of about one, in half precision, on another processor
 SAME = 0.02
+PLUGIN_FAILED = "bcg-fixes refuses to start"
 
 
 class Slack(NamedTuple):
@@ -28,6 +29,11 @@ class Slack(NamedTuple):
 
 # on another processor products are cut otherwise: two places of half precision behind a logit of about one
 SAME_PROCESSOR, OTHER_PROCESSOR = Slack(1, 0.0), Slack(4, 2**-10)
+
+
+def is_of_the_server(row: Row) -> bool:
+    """Tell whether a row may be recorded: not where the plugin failed, such as while somebody edited it."""
+    return PLUGIN_FAILED not in row.get("error", "")
 
 
 def broken(stock: Row, patched: Row, slack: Slack = SAME_PROCESSOR) -> list[str]:

@@ -31,7 +31,7 @@ import torch
 
 from cpu_sglang import graphs, one_batch, prefill
 from sglang_bcg_fixes.anatomy.runners import PREFILL_MODULE
-from tests.harm import added_time, steps
+from tests.harm import added_time, rules, steps
 from tests.releases import kinds_of_request
 
 # lengths of the prompts of each batch: in the largest bucket, filling the other one, ragged, and with more padding
@@ -237,6 +237,8 @@ def main(jobs_file: str, rows_file: str) -> None:
     with open(rows_file, "a") as rows:
         for job in jobs:
             row = forked(job)
+            if not rules.is_of_the_server(row):
+                raise SystemExit(f"{job['architecture']}, {job['arm']} is not recorded: {row['error']}")
             row.pop("modules", None)
             rows.write(json.dumps(row) + "\n")
             rows.flush()

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from sglang_bcg_fixes import flags, plugin
+from sglang_bcg_fixes.planning import registry
 from tests import processes
 from tests.harm import exceptions, matrix, rules
 
@@ -69,6 +71,20 @@ def test_an_answer_may_round_otherwise_on_another_processor_alone() -> None:
 )
 def test_whatever_differs_from_stock_is_a_change(other: Row) -> None:
     assert rules.same(STOCK, changed(seconds=3)) and not rules.same(STOCK, other)
+
+
+@pytest.mark.parametrize("error", [ImportError("cannot import name 'FA4'"), flags.FlagError("no such flag")])
+def test_a_row_is_not_of_the_server_where_the_plugin_failed(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(registry, "discover", fail)
+    monkeypatch.setattr(plugin, "_loaded", [])
+    with pytest.raises(SystemExit) as refusal:
+        plugin.load()
+    assert not rules.is_of_the_server({"error": f"does not start: SystemExit: {refusal.value}"})
+    assert rules.is_of_the_server(STOCK)
+    assert rules.is_of_the_server({"error": "does not start: ImportError: cannot import name 'FA4'"})
 
 
 def test_an_exception_is_for_its_rule_its_releases_and_its_architectures_alone() -> None:
