@@ -30,6 +30,7 @@ lint: $(VENV)/ready
 
 wheels: $(VENV)/ready
 	$(BIN)/python -m tests.wheels
+	$(BIN)/python -m tests.compilers
 
 # on a machine with a GPU, in an environment that has SGLang and this package
 gpu:

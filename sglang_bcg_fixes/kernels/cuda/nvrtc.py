@@ -119,12 +119,16 @@ def is_installed(major: int) -> bool:
 @functools.cache
 def compiler(major: int) -> Compiler:
     """Load the NVRTC of this CUDA major version; a newer one's output may not load in the driver."""
-    file = find(major)
-    if file:
+    return load(find(major) or pathlib.Path(f"libnvrtc.so.{major}"))
+
+
+def load(file: pathlib.Path) -> Compiler:
+    """Load this NVRTC; a name without a folder is looked up by the loader."""
+    if file.is_absolute():
         # pip's wheels have no RPATH, so NVRTC finds its built-ins only if they are already loaded
-        for builtins in sorted(file.parent.glob(f"libnvrtc-builtins.so.{major}.*")):
+        for builtins in sorted(file.parent.glob(file.name.replace("nvrtc", "nvrtc-builtins") + ".*")):
             open_library(str(builtins))
-    library = open_library(str(file) if file else f"libnvrtc.so.{major}")
+    library = open_library(str(file))
     numbers = ctypes.c_int(), ctypes.c_int()
     loaded = Compiler(library, library._name, (0, 0))
     loaded._call("nvrtcVersion", ctypes.byref(numbers[0]), ctypes.byref(numbers[1]))

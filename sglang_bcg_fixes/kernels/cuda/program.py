@@ -99,6 +99,10 @@ def precompiled(program: Program, capability: Capability) -> MachineCode | None:
     return None
 
 
+def options(target: str) -> list[str]:
+    return [f"--gpu-architecture={target}", *nvrtc.OPTIONS, nvrtc.WARN_OF_SPILLS]
+
+
 def machine_code(program: Program, capability: Capability, cuda_major: int) -> MachineCode:
     """Return machine code from the wheel, from the cache, or compiled now."""
     target = architecture(capability)
@@ -111,9 +115,8 @@ def machine_code(program: Program, capability: Capability, cuda_major: int) -> M
     if capability[0] * 10 + capability[1] not in compiler.architectures():
         known = f"NVRTC {nvrtc.dotted(compiler.version)} ({compiler.file})"
         raise Unavailable(f"{known} does not know {target}; install the nvidia-cuda-nvrtc of a later CUDA {cuda_major}")
-    options = [f"--gpu-architecture={target}", *nvrtc.OPTIONS, nvrtc.WARN_OF_SPILLS]
     source, made_with = program.source(), f"{nvrtc.dotted(compiler.version)} {driver.version()}"
-    name = cubins.key(program.header, source, *options, made_with)
+    name = cubins.key(program.header, source, *options(target), made_with)
     try:
         kept = cubins.read(folder, name)
     except cubins.CacheError as error:
@@ -122,7 +125,7 @@ def machine_code(program: Program, capability: Capability, cuda_major: int) -> M
     if kept:
         return MachineCode(kept, f"{target}, compiled earlier, from {folder / name}")
     started = time.perf_counter()
-    cubin, log = compiler.cubin(source, program.header, options)
+    cubin, log = compiler.cubin(source, program.header, options(target))
     slow = nvrtc.slow_code(log)
     if slow:
         # nor is it kept: every process has to learn of it
