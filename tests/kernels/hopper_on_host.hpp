@@ -6,6 +6,9 @@
 // A seed decides whether a product is computed when it is issued or when it is waited for, so both writing its operands
 // too late and overwriting them too early is found. Operands are laid out as in the PTX manual, in the 128-byte
 // swizzle; the swizzle depends on address bits, so an address inside eight rows works as it does there.
+//
+// wgmma reads shared memory through the async proxy. What was written there, by st.shared or cp.async, has to be fenced
+// before, by the thread that wrote it or by the one that issues the product; else a GPU may multiply what was there.
 #pragma once
 
 #include <cmath>
@@ -26,6 +29,33 @@ inline unsigned char* in_shared(unsigned address, unsigned size) {
     if (address < kFirstAddress || address + size > kFirstAddress + kMostSharedBytes) stop("outside of shared memory");
     if (address % size) stop("a misaligned address in shared memory");
     return shared + (address - kFirstAddress);
+}
+
+// when a half of shared memory was written, by which thread, and when each thread has fenced
+struct Written {
+    unsigned long at;
+    unsigned thread;
+};
+inline Written written[kMostSharedBytes / 2];
+inline unsigned long fenced_at[1024], now;
+
+inline void write(unsigned address, const void* values, unsigned size, unsigned thread) {
+    std::memcpy(in_shared(address, size), values, size);
+    const unsigned first = (address - kFirstAddress) / 2;
+    for (unsigned half = first; half < first + size / 2; ++half) written[half] = {++now, thread};
+}
+
+template <typename T>
+void write(unsigned address, const T& value) {
+    write(address, &value, sizeof(T), threadIdx.x);
+}
+
+inline void check_fenced(unsigned address) {
+    in_shared(address, 2);
+    const Written& last = written[(address - kFirstAddress) / 2];
+    if (last.at > std::max(fenced_at[last.thread], fenced_at[threadIdx.x])) {
+        stop("a product reads what no proxy fence has followed");
+    }
 }
 
 template <typename T>
@@ -88,7 +118,7 @@ uint16_t as_half(float exact) {
     return found;
 }
 
-inline uint16_t swizzled(unsigned address) { return read<uint16_t>(address ^ (address >> 7 & 7) << 4); }
+inline unsigned swizzled(unsigned address) { return address ^ (address >> 7 & 7) << 4; }
 
 struct Operand {
     unsigned start, leading, stride;
@@ -99,11 +129,26 @@ struct Operand {
         if (bits >> 49 & 7) stop("only operands whose pattern begins at a multiple of 1024 bytes are modelled");
     }
     // `outer` is a row of the left operand or a column of the right one, `inner` is what is summed over
-    uint16_t at(bool is_transposed, int outer, int inner) const {
+    unsigned place(bool is_transposed, int outer, int inner) const {
         if (is_transposed) {
             return swizzled(start + outer / 64 * leading + outer % 64 * 2 + inner / 8 * stride + inner % 8 * 128);
         }
         return swizzled(start + outer / 8 * stride + outer % 8 * 128 + 2 * inner);
+    }
+    uint16_t at(bool is_transposed, int outer, int inner) const {
+        return read<uint16_t>(place(is_transposed, outer, inner));
+    }
+    // the threads of a warp share its sixteen rows of the left operand, those of a group all columns of the right one
+    void check_rows(bool is_transposed) const {
+        const int first = threadIdx.x % 128 / kWarp * 16;
+        for (int at = threadIdx.x % kWarp; at < 256; at += kWarp) {
+            check_fenced(place(is_transposed, first + at / 16, at % 16));
+        }
+    }
+    void check_columns(bool is_transposed, int columns) const {
+        for (int at = threadIdx.x % 128; at < 16 * columns; at += 128) {
+            check_fenced(place(is_transposed, at / 16, at % 16));
+        }
     }
 };
 
@@ -177,6 +222,9 @@ void multiply(float* d, int columns, std::function<uint16_t(int, int)> left, std
 inline const bool is_hopper = [] {
     block.prepare = [](unsigned seed) {
         std::memset(shared, 0xff, sizeof(shared));
+        std::fill(std::begin(written), std::end(written), Written{});
+        std::fill(std::begin(fenced_at), std::end(fenced_at), 0);
+        now = 0;
         barriers.clear();
         products.clear();
         at_once = seed % 2;
@@ -215,7 +263,8 @@ inline void cp_async_16(unsigned to, const void* from) {
     if (reinterpret_cast<uintptr_t>(from) % 16) host::stop("a misaligned copy");
     unsigned char* const place = host::in_shared(to, 16);
     std::memset(place, 0xff, 16);
-    host::block.under_way.push_back([place, from] { std::memcpy(place, from, 16); });
+    const unsigned thread = threadIdx.x;
+    host::block.under_way.push_back([=] { host::write(to, from, 16, thread); });
 }
 
 inline void cp_async_mbarrier_arrive(unsigned barrier) {
@@ -223,17 +272,17 @@ inline void cp_async_mbarrier_arrive(unsigned barrier) {
     host::block.under_way.push_back([&found] { host::count(found); });
 }
 
-inline void fence_proxy_async() {}
+inline void fence_proxy_async() { host::fenced_at[threadIdx.x] = ++host::now; }
 
 inline float shared_float(unsigned from) { return host::read<float>(from); }
 inline float2 shared_pair(unsigned from) { return host::read<float2>(from); }
 inline int4 shared_piece(unsigned from) { return host::read<int4>(from); }
 
-inline void set_shared(unsigned to, float value) { std::memcpy(host::in_shared(to, 4), &value, 4); }
-inline void set_shared(unsigned to, unsigned value) { std::memcpy(host::in_shared(to, 4), &value, 4); }
-inline void set_shared(unsigned to, float2 values) { std::memcpy(host::in_shared(to, 8), &values, 8); }
-inline void set_shared(unsigned to, uint16_t value) { std::memcpy(host::in_shared(to, 2), &value, 2); }
-inline void set_shared(unsigned to, int4 value) { std::memcpy(host::in_shared(to, 16), &value, 16); }
+inline void set_shared(unsigned to, float value) { host::write(to, value); }
+inline void set_shared(unsigned to, unsigned value) { host::write(to, value); }
+inline void set_shared(unsigned to, float2 values) { host::write(to, values); }
+inline void set_shared(unsigned to, uint16_t value) { host::write(to, value); }
+inline void set_shared(unsigned to, int4 value) { host::write(to, value); }
 inline void set_global(void* to, int4 value) {
     if (reinterpret_cast<uintptr_t>(to) % 16) host::stop("a misaligned store");
     std::memcpy(to, &value, 16);
@@ -256,7 +305,7 @@ inline void stmatrix_x4(unsigned to, unsigned first, unsigned second, unsigned t
     const int lane = threadIdx.x % host::kWarp, row = lane % 8;
     unsigned straight[4];
     for (int pair = 0; pair < 4; ++pair) straight[pair] = all[4 * row + pair].registers[lane / 8];
-    std::memcpy(host::in_shared(to, 16), straight, 16);
+    host::write(to, straight);
 }
 
 inline void stmatrix_x4_trans(unsigned to, unsigned first, unsigned second, unsigned third, unsigned fourth) {
@@ -266,7 +315,7 @@ inline void stmatrix_x4_trans(unsigned to, unsigned first, unsigned second, unsi
     for (int row = 0; row < 8; ++row) {
         turned[row] = all[4 * row + column / 2].registers[lane / 8] >> 16 * (column % 2) & 0xffff;
     }
-    std::memcpy(host::in_shared(to, 16), turned, 16);
+    host::write(to, turned);
 }
 
 template <bool kBf16>
@@ -296,6 +345,8 @@ void wgmma_wait(float (&... d)[kSizes]) {
 template <bool kBf16, bool kTransposeLeft, bool kTransposeRight>
 void wgmma_m64n64k16(float (&d)[32], uint64_t left, uint64_t right, int adds) {
     const host::Operand from_left(left), from_right(right);
+    from_left.check_rows(kTransposeLeft);
+    from_right.check_columns(kTransposeRight, 64);
     host::multiply<kBf16>(
         d, 64, [=](int row, int inner) { return from_left.at(kTransposeLeft, row, inner); },
         [=](int column, int inner) { return from_right.at(kTransposeRight, column, inner); }, adds);
@@ -318,6 +369,7 @@ template <bool kBf16, bool kTransposeRight>
 void wgmma_m64n64k16(float (&d)[32], const unsigned* left, uint64_t right, int adds) {
     const Fragment fragment(left);
     const host::Operand from_right(right);
+    from_right.check_columns(kTransposeRight, 64);
     host::multiply<kBf16>(
         d, 64, [=](int row, int inner) { return fragment.at(row, inner); },
         [=](int column, int inner) { return from_right.at(kTransposeRight, column, inner); }, adds);
@@ -327,6 +379,7 @@ template <bool kBf16>
 void wgmma_m64n128k16(float (&d)[64], const unsigned* left, uint64_t right) {
     const Fragment fragment(left);
     const host::Operand from_right(right);
+    from_right.check_columns(true, 128);
     host::multiply<kBf16>(
         d, 128, [=](int row, int inner) { return fragment.at(row, inner); },
         [=](int column, int inner) { return from_right.at(true, column, inner); }, true);

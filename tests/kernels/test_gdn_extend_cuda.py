@@ -315,6 +315,23 @@ MUTANTS = {
         "wgmma_wait<0>(o, n); round<kBf16>(right, o);",
         "round<kBf16>(right, o); wgmma_wait<0>(o, n);",
     ),
+    "advance: a first chunk that is not fenced": (
+        "mbarrier_wait(cut.full(pipe.stage), pipe.phase); fence_proxy_async(); wgmma_fence();",
+        "mbarrier_wait(cut.full(pipe.stage), pipe.phase); wgmma_fence();",
+    ),
+    "advance: a chunk that is not fenced": ("fence_proxy_async(); wgmma_wait<0>(o, S);", "wgmma_wait<0>(o, S);"),
+    "advance: a chunk that is fenced before it is there": (
+        "mbarrier_wait(cut.full(pipe.stage), pipe.phase); fence_proxy_async(); wgmma_wait<0>(o, S);",
+        "fence_proxy_async(); mbarrier_wait(cut.full(pipe.stage), pipe.phase); wgmma_wait<0>(o, S);",
+    ),
+    "prepare: tiles that are not fenced": (
+        "fence_proxy_async(); __syncthreads(); float kk[32]",
+        "__syncthreads(); float kk[32]",
+    ),
+    "prepare: inverses that are not fenced": (
+        "fence_proxy_async(); // also: all blocks",
+        "// also: all blocks",
+    ),
     "prepare: a window that stays as it was": ("own[past * job.conv_past] = after[past];", ""),
     "prepare: one input for another": ("inputs[(number + each) % kWidth]", "inputs[(number + each + 1) % kWidth]"),
     "prepare: gates that begin anew in the middle": ("if (token >= kWarp) sum = first_half + sum;", ""),
