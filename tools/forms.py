@@ -36,6 +36,7 @@ AFTERWARDS = """
 Next: check docs/upstream for defects that this release has fixed, and run
     make docs
     .venv-test/bin/python -m tests.releases.test_layer_stack
+    .venv-test/bin/python -m tests.releases.test_registry_graphs
     .venv-test/bin/python -m tests.releases.test_kinds_of_request    # half an hour
     make harm                                                        # an hour
     make test"""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the generated pages: in docs/ flags, defects, kinds of request, harm, fixes; the manual; or --check them."""
+"""Write the generated pages: in docs/ flags, defects, requests, harm, graphs, fixes; the manual; or --check them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pathlib
 import sys
 import textwrap
 
+import graphs_page
 import harm_page
 import man_page
 
@@ -49,6 +50,7 @@ def pages() -> dict[pathlib.Path, str]:
     matrix = harm_page.recorded()
     made[DOCS / "harm.md"] = harm_page.page(matrix)
     made[DOCS / "harm.svg"] = harm_page.picture(matrix)
+    made[DOCS / "graphs_by_model.md"] = graphs_page.page(*graphs_page.recorded(), matrix)
     noted = {path: f"<!-- {NOTE} -->\n\n{text}" for path, text in made.items()}
     return {**noted, MANUAL: f'.\\" {NOTE}\n{man_page.page(rows)}'}
 

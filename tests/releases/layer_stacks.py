@@ -333,19 +333,23 @@ def stop_before_capture() -> None:
 
 
 def build(name: str) -> tuple[Any, Any]:
-    """SGLang's own configuration and model for a config.json."""
+    return build_of(architecture_of(name), MODELS[name].config)
+
+
+def build_of(architecture: str, config: dict[str, Any], is_draft: bool = False) -> tuple[Any, Any]:
+    """SGLang's own configuration and model for a config.json; a draft's is its target's."""
     from sglang.srt.configs.load_config import LoadConfig
     from sglang.srt.configs.model_config import ModelConfig
     from sglang.srt.model_loader import loader
     from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig
 
-    config = {"architectures": [architecture_of(name)], **MODELS[name].config}
     model_type = config["model_type"]
     if model_type not in CONFIG_MAPPING:
         AutoConfig.register(model_type, type(model_type, (PretrainedConfig,), {"model_type": model_type}))
     with tempfile.TemporaryDirectory() as folder:
-        pathlib.Path(folder, "config.json").write_text(json.dumps(config))
-        model_config = ModelConfig(folder, trust_remote_code=False, enable_multimodal=True, dtype="bfloat16")
+        pathlib.Path(folder, "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
+        draft = {"is_draft_model": True} if is_draft else {}
+        model_config = ModelConfig(folder, trust_remote_code=False, enable_multimodal=True, dtype="bfloat16", **draft)
     initialize: Any = loader._initialize_model
     with bfloat16(), torch.device("meta"), Weightless(), empty_towers_for_those_of_timm():
         return model_config, initialize(model_config, LoadConfig(load_format="dummy"))
@@ -379,7 +383,7 @@ def bfloat16() -> Iterator[None]:
         torch.set_default_dtype(torch.float32)
 
 
-def start_runner(model_runner: Any, model_config: Any, model: Any, said: Said) -> str:
+def start_runner(model_runner: Any, model_config: Any, model: Any, said: Said, is_draft: bool = False) -> str:
     """Put the model into SGLang's ModelRunner and let it make its prefill runner; where that finds the layers."""
     module = importlib.import_module(type(model_runner).__module__)
     model_runner.model, model_runner.model_config, model_runner.attention_layers = model, model_config, []
@@ -388,7 +392,7 @@ def start_runner(model_runner: Any, model_config: Any, model: Any, said: Said) -
         known = {
             "model": model,
             "model_config": model_config,
-            "is_draft_worker": False,
+            "is_draft_worker": is_draft,
             "draft_model_idx": None,
             "spec_algorithm": model_runner.spec_algorithm,
         }
