@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import pathlib
 import re
 import struct
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import pytest
@@ -44,12 +45,19 @@ def device(launcher: Callable[..., on_host.Launch], multiprocessors: int) -> cud
 
 
 def build(header: pathlib.Path, folder: pathlib.Path) -> cuda.Kernels:
+    return launched(dict.fromkeys(SIGNATURES, library(header, folder, SIGNATURES)))
+
+
+def library(header: pathlib.Path, folder: pathlib.Path, kernels: Collection[str]) -> ctypes.CDLL:
+    """Compile some kernels of a header: what others need beside them is not compiled."""
     if not on_host.compiler():
         pytest.skip("no g++ here, which runs the CUDA source on the host")
-    structs = {kernel: f"bcg::{name}" for kernel, (_, name) in SIGNATURES.items()}
-    library = on_host.build(header, structs, folder, HOST)
+    structs = {kernel: f"bcg::{SIGNATURES[kernel][1]}" for kernel in kernels}
+    return on_host.build(header, structs, folder, HOST)
 
+
+def launched(libraries: Mapping[str, ctypes.CDLL]) -> cuda.Kernels:
     def launcher(kernel: str, threads: int, layout: struct.Struct, *_: object) -> on_host.Launch:
-        return on_host.launcher(library, kernel, threads, layout)
+        return on_host.launcher(libraries[kernel], kernel, threads, layout)
 
     return device(launcher, FEW_BLOCKS)

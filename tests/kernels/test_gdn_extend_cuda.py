@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
 import pathlib
@@ -25,7 +26,7 @@ from sglang_bcg_fixes.model import Rejected
 from tests.bench.cpu_device import Cpu, once
 from tests.kernels import gdn_extend_cases as cases
 from tests.kernels import headers, linear_extend_cases, on_host
-from tests.kernels.gdn_extend_on_host import FEW_BLOCKS, HOST, SIGNATURES, TEXT, build, device
+from tests.kernels.gdn_extend_on_host import FEW_BLOCKS, HOST, SIGNATURES, TEXT, device, launched, library
 
 SHAPE = Shape(key_heads=1, value_heads=2, keys=128, values=128, width=4)
 # of triton's kernels, where they take the place of ours
@@ -63,8 +64,13 @@ DECLARED = declared()
 
 
 @pytest.fixture(scope="session")
-def kernels(tmp_path_factory: pytest.TempPathFactory) -> cuda.Kernels:
-    return build(PROGRAM.file, tmp_path_factory.mktemp("on_host"))
+def right(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return library(PROGRAM.file, tmp_path_factory.mktemp("on_host"), SIGNATURES)
+
+
+@pytest.fixture(scope="session")
+def kernels(right: ctypes.CDLL) -> cuda.Kernels:
+    return launched(dict.fromkeys(SIGNATURES, right))
 
 
 @pytest.fixture(params=[FEW_BLOCKS, MANY_BLOCKS], ids=["two parts", "one part"])
@@ -350,8 +356,13 @@ TRACKED = functools.partial(step, [130, 70, 64, 3], tracked={0: 129, 2: 64}, gat
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_mistake_is_noticed(mutant: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    mutated = build(headers.mutant(PROGRAM.file, *MUTANTS[mutant], tmp_path), tmp_path)
+def test_a_mistake_is_noticed(
+    mutant: str, right: ctypes.CDLL, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the kernel that the cases run
+    kernel = f"bcg_gdn_{mutant.partition(':')[0]}_f16"
+    wrong = library(headers.mutant(PROGRAM.file, *MUTANTS[mutant], tmp_path), tmp_path, [kernel])
+    mutated = launched({**dict.fromkeys(SIGNATURES, right), kernel: wrong})
     assert next(found_in(mutated, monkeypatch), None), f"nothing sees {mutant}"
 
 
