@@ -81,14 +81,16 @@ def run(options: argparse.Namespace) -> int:
     here = environment.look(options.python)
     source = installed_source(options, here)
     known = registry.discover()
-    chosen = choose_cases(options, known, source)
+    # what the plugin decides when no flag is set
+    made = plan.make(known, flags.read(known.fixes, known.kernels, {}), source, watched_too=True)
+    chosen = choose_cases(options, known, made, source)
     arms = choose_arms(options)
     buckets = cases.FEW_BUCKETS if options.quick else cases.BUCKETS
     once_each = options.quick or options.once
     with folder_of(options) as folder:
         runs = []
         for case in chosen:
-            alone = [options.fix] if options.fix else [fix.id for fix in needed_for(case, known, source)]
+            alone = [options.fix] if options.fix else [fix.id for fix in needed_for(case, made)]
             if alone or arms != [ALONE]:
                 runs += runs_of(case, order_of(case, arms, once_each), known, source, buckets, folder, alone)
         if not runs:
@@ -113,8 +115,8 @@ def run(options: argparse.Namespace) -> int:
         ]
         if more and not any(outcome.interrupted for _, outcome in found):
             found += serve(more, options.python, jobs)
-        judged = [(each, outcome, judge(each, found, wanted_in(each, known, source))) for each, outcome in found]
-    print(table(judged, known, source))
+        judged = [(each, outcome, judge(each, found, wanted_in(each, made))) for each, outcome in found]
+    print(table(judged, made, source))
     how = {"quick": options.quick, "once": options.once, "jobs": jobs}
     content = as_dict(judged, here, how, time.monotonic() - began)
     content["servers"] = [*kept, *content["servers"]]
@@ -147,7 +149,7 @@ def installed_source(options: argparse.Namespace, here: dict[str, Any]) -> Sourc
     return releases.in_folder(pathlib.Path(here["root"]))
 
 
-def choose_cases(options: argparse.Namespace, known: registry.Registry, source: Source) -> list[Case]:
+def choose_cases(options: argparse.Namespace, known: registry.Registry, made: plan.Plan, source: Source) -> list[Case]:
     fix = known.fix(options.fix) if options.fix else None
     if options.fix and not fix:
         ids = [each.id for each in known.fixes]
@@ -163,7 +165,7 @@ def choose_cases(options: argparse.Namespace, known: registry.Registry, source: 
     else:
         chosen = run_by_default(known, source)
         if options.quick:
-            chosen = one_for_each(needed_fixes(known, source), chosen) or chosen[:2]
+            chosen = one_for_each(needed_fixes(made), chosen) or chosen[:2]
     if not chosen:
         raise VerifyError(f"no case applies to SGLang {source.version} here; `bcg-fixes verify --plan` shows what does")
     return chosen
@@ -175,9 +177,7 @@ def run_by_default(known: registry.Registry, source: Source) -> list[Case]:
     return [case for case in cases.CASES if case.applies_to(source) and case.name not in on_request]
 
 
-def needed_fixes(known: registry.Registry, source: Source) -> list[Fix]:
-    """Fixes that the plugin applies when no flag is set."""
-    made = plan.make(known, flags.read(known.fixes, known.kernels, {}), source)
+def needed_fixes(made: plan.Plan) -> list[Fix]:
     return [decision.subject for decision in made.fixes if decision.action is Action.APPLY]
 
 
@@ -359,14 +359,14 @@ def serve(runs: Sequence[Run], python: str, jobs: int) -> list[tuple[Run, Outcom
     ]
 
 
-def needed_for(case: Case, known: registry.Registry, source: Source) -> list[Fix]:
+def needed_for(case: Case, made: plan.Plan) -> list[Fix]:
     """Needed fixes that this case shows."""
-    return [fix for fix in needed_fixes(known, source) if case.name in fix.verify]
+    return [fix for fix in needed_fixes(made) if case.name in fix.verify]
 
 
-def wanted_in(each: Run, known: registry.Registry, source: Source) -> set[str]:
+def wanted_in(each: Run, made: plan.Plan) -> set[str]:
     """Fixes that this server must have for its case to show them."""
-    needed = {fix.id for fix in needed_for(each.case, known, source)}
+    needed = {fix.id for fix in needed_for(each.case, made)}
     return {PATCHED: needed, ALONE: needed & {each.alone or ""}}.get(each.arm, set())
 
 
@@ -409,7 +409,7 @@ def judge(each: Run, found: Sequence[tuple[Run, Outcome]], wanted: Collection[st
 Row = tuple[Run, Outcome, Judged]
 
 
-def table(judged: Sequence[Row], known: registry.Registry, source: Source) -> str:
+def table(judged: Sequence[Row], made: plan.Plan, source: Source) -> str:
     """Table with a line for each server and, below it, why it is not green."""
     lines = [f"{'case':32} {'arm':12} {'equal':>9} {'replays':>8} {'fallbacks':>9}  verdict"]
     last = None
@@ -426,14 +426,12 @@ def table(judged: Sequence[Row], known: registry.Registry, source: Source) -> st
             if note:
                 lines.append(f"{'':34}{note}")
         if verdict.state == RED:
-            lines += [f"{'':34}known: {note}" for note in known_defects(each.case, known, source)]
+            lines += [f"{'':34}known: {note}" for note in known_defects(each.case, made, source)]
     return "\n".join(lines)
 
 
-def known_defects(case: Case, known: registry.Registry, source: Source) -> list[str]:
+def known_defects(case: Case, made: plan.Plan, source: Source) -> list[str]:
     """Defects that this case shows, that this source has, and that this version does not fix."""
-    settings = flags.read(known.fixes, known.kernels, {})
-    made = plan.make(known, settings, source, watched_too=True)
     found = []
     for decision in made.fixes:
         if decision.action is Action.NO_FIX and decision.id in case.watches:
