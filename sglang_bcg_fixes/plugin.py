@@ -6,32 +6,18 @@ SGLang logs and swallows every Exception that comes out of a plugin, so a refusa
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import logging
 import time
-from collections.abc import Iterator
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.planning import plan, registry
 from sglang_bcg_fixes.process.log import logger, say
 from sglang_bcg_fixes.process.process import Process
 from sglang_bcg_fixes.source import releases
+from sglang_bcg_fixes.source.syntax import collector_paused
 
 # SGLang may load its plugins more than once in a process
 _loaded: list[Process] = []
-
-
-@contextlib.contextmanager
-def collector_paused() -> Iterator[None]:
-    """Pause the GC: ASTs are 100k objects without a cycle, and each collection would scan torch."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 @collector_paused()

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from sglang_bcg_fixes.source import options
 from sglang_bcg_fixes.source.finding import Finding, Verdict
-from sglang_bcg_fixes.source.syntax import Definition, Drifted, Named, bound_names, is_enabled_break, statements
+from sglang_bcg_fixes.source.syntax import Definition, Drifted, Named, bound_names, is_enabled_break, parse, statements
 
 # the largest file of Python in any release has less than half a MiB
 LARGEST = 16 << 20
@@ -99,6 +99,8 @@ class Source:
         self.files = files
         self.version = version
         self._trees: dict[str, ast.Module | None] = {}
+        # many probes read the same definition, and keep what they have made of it
+        self._found: dict[str, Definition | None] = {}
 
     def text(self, path: str) -> str | None:
         return self.files.read(path)
@@ -109,9 +111,15 @@ class Source:
     def forget(self) -> None:
         """Let go of the syntax trees, some 30 MB; what is asked later is parsed again."""
         self._trees.clear()
+        self._found.clear()
 
     def find(self, where: str) -> Definition | None:
         """The definition at "package.module:Name.attribute", or None."""
+        if where not in self._found:
+            self._found[where] = self._look_up(where)
+        return self._found[where]
+
+    def _look_up(self, where: str) -> Definition | None:
         module, _, qualified = where.partition(":")
         path, tree = self._tree(module)
         if tree is None:
@@ -167,7 +175,7 @@ class Source:
         for path in files_of(module):
             if path not in self._trees:
                 text = self.text(path)
-                self._trees[path] = None if text is None else ast.parse(text, path)
+                self._trees[path] = None if text is None else parse(text, path)
             tree = self._trees[path]
             if tree is not None:
                 return path, tree
