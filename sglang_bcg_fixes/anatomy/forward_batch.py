@@ -36,6 +36,18 @@ def prefill_context() -> Callable[[], Any]:
     return function
 
 
+def is_captured_into_a_prefill_graph() -> bool:
+    """False in warm-up, in decode graphs, and inside a break, where the stream is between two captures."""
+    import torch
+
+    # compiled prefill is traced through here, and has no breaks
+    if torch.compiler.is_compiling():
+        return False
+    if not breakable_context().is_in_breakable_cuda_graph() or not torch.cuda.is_current_stream_capturing():
+        return False
+    return prefill_batch() is not None
+
+
 def live_backend(batch: Any) -> Any:
     if hasattr(batch, "attn_backend"):
         return batch.attn_backend

@@ -19,7 +19,12 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sglang_bcg_fixes.anatomy.forward_batch import CONTEXT, breakable_context, live_backend, prefill_batch
+from sglang_bcg_fixes.anatomy.forward_batch import (
+    CONTEXT,
+    is_captured_into_a_prefill_graph,
+    live_backend,
+    prefill_batch,
+)
 from sglang_bcg_fixes.anatomy.launches import FALCON_H1, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.concern import wrong
@@ -81,18 +86,6 @@ def has_a_kernel(mixer: Module, hidden_states: Tensor, layer_id: int, **rest: An
     from sglang_bcg_fixes.kernels.mamba2_extend import adapter
 
     return adapter.is_taken(mixer, hidden_states, layer_id, **rest)
-
-
-def is_captured_into_a_prefill_graph() -> bool:
-    """False in warm-up, in decode graphs, and inside a break, where the stream is between two captures."""
-    import torch
-
-    # compiled prefill is traced through here, and has no breaks
-    if torch.compiler.is_compiling():
-        return False
-    if not breakable_context().is_in_breakable_cuda_graph() or not torch.cuda.is_current_stream_capturing():
-        return False
-    return prefill_batch() is not None
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_bcg_fixes.anatomy import forward_batch
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.fixes import ssm_mixer_captured as fix
 from sglang_bcg_fixes.planning.plan import ask
@@ -74,9 +75,8 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], Any]]:
         return broken
 
     monkeypatch.setattr(graph_break, "decorate", decorate)
-    monkeypatch.setattr(
-        fix, "breakable_context", lambda: types.SimpleNamespace(is_in_breakable_cuda_graph=lambda: True)
-    )
+    context = types.SimpleNamespace(is_in_breakable_cuda_graph=lambda: True)
+    monkeypatch.setattr(forward_batch, "breakable_context", lambda: context)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     fix.as_break.cache_clear()
     return replays
@@ -93,7 +93,8 @@ def test_a_replay_takes_the_batch_and_the_backend_of_its_own(
         seen.append(original(*args, **kwargs))
 
     batches = [types.SimpleNamespace(attn_backend=backend(real)) for real in (5, 3)]
-    monkeypatch.setattr(fix, "prefill_batch", lambda: batches[0])
+    for module in (forward_batch, fix):
+        monkeypatch.setattr(module, "prefill_batch", lambda: batches[0])
     hidden = torch.arange(10.0).view(5, 2)
     preallocated = torch.full((5, 2), torch.nan) if given else None
     output = fix.break_round_the_mixer(
@@ -129,9 +130,9 @@ def test_everything_else_is_the_original(
 ) -> None:
     """Eager passes; warm-up and what is inside a break; decode graphs."""
     context = types.SimpleNamespace(is_in_breakable_cuda_graph=lambda: breakable)
-    monkeypatch.setattr(fix, "breakable_context", lambda: context)
+    monkeypatch.setattr(forward_batch, "breakable_context", lambda: context)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
-    monkeypatch.setattr(fix, "prefill_batch", lambda: object() if in_prefill else None)
+    monkeypatch.setattr(forward_batch, "prefill_batch", lambda: object() if in_prefill else None)
     rows = torch.ones(5, 2)
     answer = fix.break_round_the_mixer(original, "self", MIXER, rows, rows, 7, forward_batch="theirs")
     assert answer == ("self", MIXER, 5, {"forward_batch": "theirs"}) and captured == []
