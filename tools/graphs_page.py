@@ -15,6 +15,7 @@ import harm_page
 REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
+from sglang_bcg_fixes.fixes import hybrids_without_graphs  # noqa: E402
 from tests.harm import rules  # noqa: E402
 from tests.releases.registry_configs import (  # noqa: E402
     CAPTURED,
@@ -272,8 +273,11 @@ HOW_IT_IS_KNOWN = (
     f"built without weights, up to where the capture would begin. {READ} read in its source, not run. "
     "`python -m tests.releases.test_registry_graphs` repeats it."
 )
+ADMITTING = hybrids_without_graphs.FIX
 WITH_THE_PLUGIN = (
-    "At its defaults the plugin gives graphs to no model that SGLang refuses. These, bold below, need it to answer "
+    "At its defaults the plugin gives graphs to no model that SGLang refuses. "
+    f"With `{ADMITTING.flag}=on` it gives them to {', '.join(name for name, _ in hybrids_without_graphs.MIXERS)}: "
+    f"[{ADMITTING.id}](fixes/{ADMITTING.id}.md), which no GPU has measured yet. These, bold below, need it to answer "
     "rightly with graphs:"
 )
 WHAT_ELSE = (

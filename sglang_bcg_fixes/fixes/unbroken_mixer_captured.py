@@ -52,7 +52,7 @@ INDEXERS = ("sglang.srt.layers.attention.dsa.dsa_indexer", "sglang.srt.layers.at
 # calls on that backend by code that handles the states itself
 BESIDE_FORWARD = frozenset({"forward_metadata", *STATES})
 # fixes that add a break
-BREAKING = frozenset({"linear_attention_captured", "ssm_mixer_captured"})
+BREAKING = frozenset({"hybrids_without_graphs", "linear_attention_captured", "ssm_mixer_captured"})
 
 
 def probe(source: Source) -> Finding:
@@ -112,6 +112,8 @@ def hands_states_on(module: Module, handled_in_a_break: set[type[Module]]) -> bo
 
 def has_break(kind: type[Module], linear_backend: Any) -> bool:
     """Tell whether its code breaks the graph, or touches states only through a backend that does."""
+    if is_break(kind.forward):
+        return True
     names, classes = names_in(kind), classes_of(kind)
     scopes = [*map(vars, classes), *(vars(sys.modules[base.__module__]) for base in classes)]
     if any(is_break(scope.get(name)) for scope in scopes for name in names):

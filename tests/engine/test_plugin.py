@@ -26,6 +26,7 @@ NOT_NEEDED = (
     "fa4_form_captured",
     "fused_mla_tail_uninitialised",
     "gathering_graph_unequal",
+    "hybrids_without_graphs",
     "idle_rank_unrecognised",
     "kda_raw_beta",
     "layer_loads_unawaited",

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sglang_bcg_fixes.fixes import ssm_mixer_captured, unbroken_mixer_captured
+from sglang_bcg_fixes.fixes import hybrids_without_graphs, ssm_mixer_captured, unbroken_mixer_captured
 from tests import processes
 from tests.wheels import NEWEST
 
@@ -30,7 +30,7 @@ ARCHITECTURES = (
 )
 DELTA_NETS = ("Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForConditionalGeneration")
 FALCON = [f"model.layers.{layer} (FalconH1HybridAttentionDecoderLayer)" for layer in range(4)]
-# SGLang itself makes no graphs for these two
+# SGLang itself makes no graphs for these two, and hybrids_without_graphs does
 GRANITE = [f"model.layers.{layer} (GraniteMoeHybridMambaDecoderLayer)" for layer in (0, 2)]
 # its indexer breaks from 0.5.15 on, and the pooled one has since there is one
 DEEPSEEK = [f"model.layers.{layer}.self_attn.indexer (Indexer)" for layer in range(4)]
@@ -109,6 +109,7 @@ def test_a_mixer_without_a_break_is_refused_and_served_eagerly(run: Run, release
         ("0.5.14", {}, {"Lfm2ForCausalLM": LFM2, **SPARSE}),
         ("0.5.17", {}, {"Lfm2ForCausalLM": LFM2}),
         (NEWEST, {}, {"Lfm2ForCausalLM": LFM2}),
+        (NEWEST, {hybrids_without_graphs.FIX.flag: "on"}, {}),
         (
             NEWEST,
             OFF,

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Granite hybrid and LFM2 get no prefill graphs
+
+Symptom: Granite 4 hybrid (GraniteMoeHybridForCausalLM) and LFM2 (Lfm2ForCausalLM, Lfm2MoeForCausalLM) prefill eagerly
+in every release, also where breakable prefill graphs are asked for. The log says "Disable prefill CUDA graph because
+some layers do not apply Standard GQA" (piecewise before 0.5.14). Answers are right.
+Cause: A server counts the layers whose attention it finds under names that it knows, and captures nothing where one
+has none. Granite's Mamba2 mixers are called `mamba` and LFM2's short convolutions `conv`, which it does not know; those
+of other hybrid models it does know, and captures them with a break of the graph at each.
+Change: Only with SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=on, until it has been measured on a GPU: nothing is answered
+wrongly without it. While a server of these three models sets up its prefill graphs, such layers show their mixer under
+a name that it knows, so that its own code numbers the layers and captures them. Each mixer runs as an eager break, on
+the real tokens and with the batch of the replay, into an output whose padded tail is zeroed: a short convolution in one
+of this fix, a Mamba2 mixer in that of ssm_mixer_captured, or inside the graph where mamba2_extend takes it. Other
+models, and other kinds of prefill graphs, are left as they were. So are these, and one warning says why, where a mixer
+would not break, and with speculation, LoRA, DP attention, pipeline stages, context parallelism, two-batch overlap, a
+hierarchical cache and deterministic inference, which nobody has tried. No flag of SGLang helps.
+Remove when: Every release that has to be served captures these models itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import operator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from sglang_bcg_fixes.anatomy.forward_batch import CONTEXT, is_captured_into_a_prefill_graph, prefill_batch
+from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS, named
+from sglang_bcg_fixes.anatomy.runners import EXECUTOR
+from sglang_bcg_fixes.concern import slower
+from sglang_bcg_fixes.engine import graph_break, wrappers
+from sglang_bcg_fixes.engine.swapped import replaced
+from sglang_bcg_fixes.model import Fix, How, PatchPoint, flag_of
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, absent, affected, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+ID = "hybrids_without_graphs"
+MODELS = "sglang.srt.models"
+GRANITE, LFM2, LFM2_MOE = f"{MODELS}.granitemoehybrid", f"{MODELS}.lfm2", f"{MODELS}.lfm2_moe"
+CONVOLUTIONS = (f"{LFM2}:Lfm2ShortConv.forward", f"{LFM2_MOE}:Lfm2MoeShortConv.forward")
+MAMBA2 = "sglang.srt.layers.attention.hybrid_linear_attn_backend:Mamba2AttnBackend.forward"
+LAYERS = (
+    f"{GRANITE}:GraniteMoeHybridMambaDecoderLayer.forward",
+    f"{LFM2}:Lfm2DecoderLayer.forward",
+    f"{LFM2_MOE}:Lfm2MoeDecoderLayer.forward",
+)
+# a model's own class, where it is defined, and the name under which its layers have their mixer
+MIXERS = {
+    ("GraniteMoeHybridForCausalLM", GRANITE): "mamba",
+    ("Lfm2ForCausalLM", LFM2): "conv",
+    ("Lfm2MoeForCausalLM", LFM2_MOE): "conv",
+}
+# the name of a layer's linear attention, under which every release looks for it
+KNOWN_NAME = "linear_attn"
+SSM_BREAK = "ssm_mixer_captured"
+RUNNER = f"{EXECUTOR}.model_runner:ModelRunner"
+COMPONENTS = f"{EXECUTOR}.model_runner_components"
+SETUP = f"{COMPONENTS}.cuda_graph_setup"
+CAPTURE = f"{SETUP}:capture_prefill_graph"
+OLD_CAPTURES = (f"{RUNNER}.init_prefill_cuda_graph", f"{RUNNER}.init_piecewise_cuda_graphs")
+COLLECT = f"{COMPONENTS}.layer_setup:compute_attention_and_moe_layers"
+# they number and count what was collected, where a release has them
+NUMBER = tuple(
+    f"{SETUP}:{name}"
+    for name in (
+        "_align_pipeline_layers",
+        "has_standard_gqa_for_all_local_layers",
+        "index_attention_layers_by_global_id",
+    )
+)
+CHOSEN = f"{EXECUTOR}.cuda_graph_config:check_cuda_graph_backend"
+
+logger = logging.getLogger("sglang_bcg_fixes")
+
+
+def probe(source: Source) -> Finding:
+    if not all(map(source.has_module, (GRANITE, LFM2, LFM2_MOE))):
+        return absent("this release has no Granite hybrid, or no LFM2")
+    capture = source.need(CAPTURE, *OLD_CAPTURES)
+    collect = source.need(COLLECT, capture.where)
+    read = [capture, *map(source.need, (*LAYERS, *CONVOLUTIONS, MAMBA2))]
+    read += [collect] if collect.where != capture.where else []
+    read += filter(None, map(source.find, (*NUMBER, CHOSEN)))
+    read.append(source.need(*(f"{module}:eager_on_graph" for module in graph_break.DECORATOR_MODULES)))
+    read.append(source.need(*CONTEXT))
+    if not collect.mentions(f"hasattr(layer, '{KNOWN_NAME}')"):
+        return unknown("the layers of a model are collected in a way that no known release does", *read)
+    if not capture.mentions("some layers do not apply Standard GQA"):
+        return unknown("a model is refused prefill graphs in a way that no known release does", *read)
+    if any(collect.mentions(f"hasattr(layer, '{name}')") for name in MIXERS.values()):
+        return unknown("these mixers are collected, which no known release does", *read)
+    return affected("a layer whose mixer is called `mamba` or `conv` has no attention that is found", *read)
+
+
+def has_capture_function(source: Source) -> bool:
+    return source.find(CAPTURE) is not None
+
+
+def has_capture_method(source: Source) -> bool:
+    return not has_capture_function(source)
+
+
+def admit(original: Callable[..., Any], *, model_runner: Any, **rest: Any) -> Any:
+    with mixers_shown(model_runner):
+        return original(model_runner=model_runner, **rest)
+
+
+def admit_by_method(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    with mixers_shown(self):
+        return original(self, *args, **kwargs)
+
+
+@contextlib.contextmanager
+def mixers_shown(model_runner: Any) -> Iterator[None]:
+    """Meanwhile layers of the models that are admitted have their mixer under the name that SGLang looks for."""
+    with contextlib.ExitStack() as stack:
+        name = mixer_of(model_runner.model)
+        if name is not None and asks_for_breaks(model_runner.server_args):
+            for kind in admitted_layers(model_runner, name):
+                # of the class: a part that each layer had twice would have its weights twice
+                stack.enter_context(replaced(kind, KNOWN_NAME, property(operator.attrgetter(name))))
+        yield
+
+
+def mixer_of(model: Any) -> str | None:
+    """Return the name of the mixers in a model that may be admitted."""
+    kind = type(model)
+    return MIXERS.get((kind.__name__, kind.__module__))
+
+
+def asks_for_breaks(arguments: Any) -> bool:
+    """Tell whether the graphs that are about to be captured have breaks, by the server's own settings."""
+    if hasattr(arguments, "enable_breakable_cuda_graph"):
+        return bool(arguments.enable_breakable_cuda_graph)
+    from sglang.srt.model_executor import cuda_graph_config as settings
+
+    return bool(settings.check_cuda_graph_backend(settings.Phase.PREFILL, settings.Backend.BREAKABLE))
+
+
+def admitted_layers(model_runner: Any, name: str) -> set[type]:
+    """Return the classes of the layers with a mixer; none, with a warning, where the model is not admitted."""
+    layers = [layer for layer in model_runner.model.model.layers if hasattr(layer, name)]
+    # nothing but attention: SGLang itself admits it
+    reason = next(why_not(model_runner, name, layers), None) if layers else None
+    if reason is None:
+        return set(map(type, layers))
+    kind = type(model_runner.model)
+    logger.warning(
+        "bcg-fixes %s: no prefill graphs for %s.%s, prefill runs eagerly, as in SGLang: %s. %s=off ends this warning",
+        ID,
+        kind.__module__,
+        kind.__qualname__,
+        reason,
+        flag_of(ID),
+    )
+    return set()
+
+
+def why_not(model_runner: Any, name: str, layers: list[Any]) -> Iterator[str]:
+    """List the reasons to leave this server as it is."""
+    from sglang_bcg_fixes.kernels.linear_extend import serving
+
+    if not all(fix in wrappers.fixes_in(call) for fix, call in broken_calls(model_runner, name, layers)):
+        yield "a mixer would not break the graph"
+    if model_runner.is_draft_worker or not model_runner.spec_algorithm.is_none():
+        yield "speculation"
+    arguments = model_runner.server_args
+    if getattr(arguments, "enable_lora", None) or getattr(arguments, "lora_paths", None):
+        yield "LoRA"
+    get_parallel = getattr(serving.runtime_context(), "get_parallel", None)
+    yield from serving.refused_options(arguments, model_runner, *([get_parallel()] if get_parallel else []))
+    if serving.is_deterministic():
+        yield "deterministic inference"
+
+
+def broken_calls(model_runner: Any, name: str, layers: list[Any]) -> Iterator[tuple[str, Any]]:
+    """The fix that has to be round what runs each mixer: its backend, or a convolution itself."""
+    if name == "mamba":
+        backend = getattr(model_runner.attn_backend, "linear_attn_backend", None)
+        yield SSM_BREAK, getattr(type(backend), "forward", None)
+    else:
+        for layer in layers:
+            yield ID, type(getattr(layer, name)).forward
+
+
+def break_round_the_convolution(
+    original: Callable[..., Tensor], self: Any, hidden_states: Tensor, forward_batch: Any
+) -> Tensor:
+    if not is_captured_into_a_prefill_graph():
+        return original(self, hidden_states, forward_batch)
+    output = hidden_states.new_empty(hidden_states.shape)
+    as_break(original)(self, hidden_states, output)
+    return output
+
+
+@functools.cache
+def as_break(original: Callable[..., Tensor]) -> Callable[..., None]:
+    def run_on_real_tokens(mixer: Any, hidden_states: Tensor, output: Tensor) -> None:
+        batch = prefill_batch()
+        real = batch.extend_num_tokens
+        output[:real].copy_(original(mixer, hidden_states[:real], batch))
+        output[real:].zero_()
+
+    broken: Callable[..., None] = graph_break.decorate(run_on_real_tokens, None)
+    return broken
+
+
+FIX = Fix(
+    id=ID,
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    patches=(
+        PatchPoint((CAPTURE,), How.AROUND, admit, needed=has_capture_function),
+        PatchPoint(OLD_CAPTURES, How.AROUND, admit_by_method, needed=has_capture_method),
+        *(PatchPoint((where,), How.AROUND, break_round_the_convolution) for where in CONVOLUTIONS),
+    ),
+    default="off",
+    concerns=slower(PREFILL_GRAPHS, named(*(name for name, _ in MIXERS))),
+)

@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that SGLang refuses prefill graphs: admitted in real releases, and answered as without graphs."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from cpu_sglang import architectures
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.anatomy import forward_batch
+from sglang_bcg_fixes.engine import graph_break, wrappers
+from sglang_bcg_fixes.fixes import hybrids_without_graphs as fix
+from sglang_bcg_fixes.kernels.linear_extend import serving
+from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL
+from sglang_bcg_fixes.model import Action
+from sglang_bcg_fixes.planning import plan, registry
+from sglang_bcg_fixes.source.finding import Verdict
+from sglang_bcg_fixes.source.tree import Folder, Source
+from tests import processes, wheels
+from tests.mutated import rewritten
+from tests.releases import test_mamba2_extend
+from tests.scenarios.admitted_hybrids import LAYERS, MUTANTS
+from tests.wheels import NEWEST
+
+Root = Callable[[str], pathlib.Path]
+Found = dict[str, Any]
+Run = Callable[..., Found]
+
+ONE = "0.5.12.post1"
+RELEASES = (ONE, "0.5.15.post1", "0.5.20", NEWEST)
+GRANITE, LFM2, LFM2_MOE = LAYERS
+ON = {fix.FIX.flag: "on"}
+STEPS = [
+    *((release, architecture) for release in RELEASES for architecture in (GRANITE, LFM2)),
+    (NEWEST, LFM2_MOE),
+]
+REFUSED = "some layers do not apply Standard GQA"
+
+
+@pytest.fixture
+def run(release_root: Root) -> Run:
+    def run(release: str, scenario: str, architecture: str, **environment: str) -> Found:
+        found: Found
+        found, _ = processes.beside(
+            release_root(release),
+            *("-m", "tests.scenarios.admitted_hybrids", scenario, architecture),
+            environment={KERNEL.flag: "off", **environment},
+            timeout=600,
+        )
+        return found
+
+    return run
+
+
+def assert_equal(report: Found, segments: int) -> None:
+    assert report["differ"] == [] and report["nobody's"], report
+    # later releases replay nothing that leaves most of a bucket empty
+    assert set(report["replays"]) <= {0, segments} and report["replays"].count(0) <= 2, report
+
+
+@pytest.mark.parametrize(("release", "architecture"), STEPS)
+def test_every_mixer_and_attention_breaks_and_every_bit_is_that_of_eager(
+    run: Run, release: str, architecture: str
+) -> None:
+    found = run(release, "steps", architecture, **ON)
+    breaks = len(LAYERS[architecture])
+    assert fix.ID in found["applied"] and set(found["breaks"].values()) == {breaks}
+    assert_equal(found["replayed"], breaks + 1)
+    assert_equal(found["poisoned"], breaks + 1)
+    assert found["too long"] == {"replays": [0, 0], "differ": [], "nobody's": True}
+
+
+@pytest.mark.parametrize(
+    ("release", "architecture", "scenario"),
+    [
+        *((release, architecture, "cached") for release in (ONE, NEWEST) for architecture in (GRANITE, LFM2)),
+        (NEWEST, GRANITE, "cached_by_extra_buffer"),
+    ],
+)
+def test_a_warm_prefix_cache_answers_as_without_graphs(
+    run: Run, release: str, architecture: str, scenario: str
+) -> None:
+    found = run(release, scenario, architecture, **ON)
+    assert found["breaks"] == [len(LAYERS[architecture])]
+    assert found["replays"] >= 3 * (found["breaks"][0] + 1)
+    assert max(found["hits"]) >= 64 and found["same hits"] and found["differ"] == [], found
+
+
+@pytest.mark.parametrize("release", RELEASES[1:])
+def test_checkpoints_from_inside_an_extend_are_those_of_eager(run: Run, release: str) -> None:
+    found = run(release, "checkpoints", GRANITE, **ON, SGLANG_MAMBA_CONV_DTYPE="float16")
+    assert found["breaks"] == {"80": len(LAYERS[GRANITE])} and found["kept"]
+    assert found["differ"] == [] and min(found["replays"]) > 0, found
+
+
+@pytest.mark.parametrize("architecture", [GRANITE, LFM2])
+def test_two_tensor_parallel_ranks_are_right(run: Run, architecture: str) -> None:
+    found = run(NEWEST, "two_ranks", architecture, **ON)
+    breaks = len(LAYERS[architecture])
+    for rank in found["ranks"]:
+        assert set(rank["breaks"].values()) == {breaks}
+        assert_equal(rank, breaks + 1)
+
+
+@pytest.mark.parametrize(("release", "architecture"), [(ONE, LFM2), (NEWEST, GRANITE), (NEWEST, LFM2_MOE)])
+def test_by_default_sglang_refuses_them(run: Run, release: str, architecture: str) -> None:
+    found = run(release, "admission", architecture)
+    assert fix.ID not in found["applied"] and "captured nothing" in found["captured"]
+    assert any(REFUSED in line for line in found["said"])
+
+
+@pytest.mark.parametrize(("release", "architecture"), [(ONE, GRANITE), (NEWEST, LFM2)])
+def test_mixers_are_shown_while_graphs_with_breaks_are_set_up(run: Run, release: str, architecture: str) -> None:
+    found = run(release, "admission", architecture, **ON)
+    assert set(found.pop("captured").values()) == {len(LAYERS[architecture])}
+    (said,) = found.pop("said")
+    assert f"prefill runs eagerly, as in SGLang: speculation. {fix.FIX.flag}=off ends this warning" in said
+    del found["applied"]
+    assert found.pop("with breaks") and not any(found.values()), found
+
+
+def test_without_the_break_of_its_mixers_granite_is_left_alone(run: Run) -> None:
+    found = run(NEWEST, "admission", GRANITE, **ON, SGLANG_BCG_FIX_SSM_MIXER_CAPTURED="off")
+    assert "captured nothing" in found["captured"] and not found["with breaks"]
+    assert "a mixer would not break the graph" in found["said"][0] and REFUSED in found["said"][-1]
+
+
+def test_mutants_are_noticed(run: Run) -> None:
+    found = run(ONE, "mutants", LFM2, **ON)
+    assert [name for name in MUTANTS if not found[name]] == ["none"], found
+
+
+@pytest.mark.parametrize("release", [ONE, NEWEST])
+def test_the_kernel_takes_granites_mixers_into_the_graph(run: Run, release: str) -> None:
+    kernel = {KERNEL.flag: "reference", "SGLANG_MAMBA_CONV_DTYPE": "float16"}
+    found = run(release, "with_kernel", GRANITE, **ON, **kernel)
+    assert set(found["breaks"].values()) == {LAYERS[GRANITE].count("attention")} and found["left"] == {}
+    for script in found["scripts"]:
+        for measured, limit in {**test_mamba2_extend.FIRST, **test_mamba2_extend.LAST}.items():
+            assert script.get(measured, 0.0) <= limit, script
+        assert script["nobody's"] and max(script["replays"]) == LAYERS[GRANITE].count("attention") + 1
+
+
+@pytest.mark.parametrize("architecture", [GRANITE, LFM2])
+def test_the_self_check_calls_it_right(release_root: Root, tmp_path: pathlib.Path, architecture: str) -> None:
+    kinds = LAYERS[architecture]
+    config = {**architectures.CONFIGURATIONS[architecture].config, "architectures": [architecture]}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": len(kinds), "layer_types": kinds}))
+    found, log = processes.beside(
+        release_root(NEWEST),
+        *("-m", "tests.releases.selfcheck_run", str(tmp_path)),
+        environment={**ON, "SGLANG_BCG_SELFCHECK": "strict"},
+    )
+    assert found["selfcheck"]["verdict"] == "right" and found["refused"] is None and found["touched"] == [], found
+    assert found["prefills"] == [{"equal": True, "replays": len(kinds) + 1}]
+    assert "bcg-fixes self-check: right: replayed as run eagerly in 7 of 7" in log
+
+
+@pytest.mark.parametrize("release", wheels.RELEASES)
+def test_it_is_off_unless_it_is_asked_for(release_root: Root, release: str) -> None:
+    known, source = registry.discover(), Source(Folder(release_root(release)))
+
+    def action(environ: dict[str, str]) -> Action:
+        decisions = plan.make(known, flags.read(known.fixes, known.kernels, environ), source).fixes
+        return next(decision.action for decision in decisions if decision.id == fix.ID)
+
+    assert action({}) is Action.OFF
+    assert action(ON) is Action.APPLY
+
+
+SETUP = "sglang/srt/model_executor/model_runner_components/"
+DRIFTED = {
+    "the convolution does something new": (
+        *(NEWEST, "sglang/srt/models/lfm2.py"),
+        *("output, _ = self.out_proj(C_gate * conv_out)", "output = self.out_proj(C_gate * conv_out)[0]"),
+    ),
+    "the mixer is called in another way": (
+        *("0.5.20", "sglang/srt/models/granitemoehybrid.py"),
+        *("attn_backend.linear_attn_backend.forward(", "attn_backend.linear_attn_backend.run("),
+    ),
+    "layers are found by other names": (
+        *(NEWEST, f"{SETUP}layer_setup.py"),
+        *('hasattr(layer, "linear_attn")', 'hasattr(layer, "linear_attention")'),
+    ),
+    "mixers are found": (
+        *(NEWEST, f"{SETUP}layer_setup.py"),
+        *('hasattr(layer, "attention")', 'hasattr(layer, "conv")'),
+    ),
+    "layers are counted otherwise": (
+        *("0.5.15.post1", "sglang/srt/model_executor/model_runner.py"),
+        *("len(self.attention_layers) < self.model_config.num_hidden_layers", "not self.attention_layers"),
+    ),
+    "layers are numbered otherwise": (NEWEST, f"{SETUP}cuda_graph_setup.py", "if layer_id < 0:", "if layer_id < 1:"),
+}
+
+
+@pytest.mark.parametrize("drift", DRIFTED)
+def test_a_drifted_source_is_unknown(release_root: Root, drift: str) -> None:
+    release, *change = DRIFTED[drift]
+    finding = plan.ask(fix.FIX, Source(rewritten(release_root(release), *change)))
+    assert finding.verdict is Verdict.UNKNOWN, finding
+
+
+# in parts
+
+
+def runner(model: Any = None, **changed: Any) -> Any:
+    plain = {
+        "is_draft_worker": False,
+        "spec_algorithm": types.SimpleNamespace(is_none=lambda: True),
+        "server_args": types.SimpleNamespace(enable_breakable_cuda_graph=True),
+        "attn_backend": None,
+        "model": model,
+    }
+    return types.SimpleNamespace(**{**plain, **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"is_draft_worker": True}, "speculation"),
+        ({"spec_algorithm": types.SimpleNamespace(is_none=lambda: False)}, "speculation"),
+        *(
+            ({"server_args": types.SimpleNamespace(**{option: value})}, reason)
+            for option, value, reason in (
+                ("enable_lora", True, "LoRA"),
+                ("lora_paths", ["a"], "LoRA"),
+                ("enable_dp_attention", True, "DP attention"),
+                ("pp_size", 2, "pipeline stages"),
+                ("attn_cp_size", 2, "context parallelism"),
+                ("enable_two_batch_overlap", True, "two-batch overlap"),
+                ("enable_hierarchical_cache", True, "states that are loaded layer by layer"),
+                ("enable_deterministic_inference", True, "deterministic inference"),
+            )
+        ),
+    ],
+)
+def test_what_nobody_has_tried_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], reason: str
+) -> None:
+    # as in a release that has its options in server_args
+    monkeypatch.setattr(serving, "runtime_context", lambda: None)
+    assert list(fix.why_not(runner(**changed), "conv", [])) == [reason]
+    assert list(fix.why_not(runner(), "conv", [])) == []
+
+
+class Convolution(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, hidden_states: torch.Tensor, batch: Any) -> torch.Tensor:
+        return hidden_states
+
+
+class Layer(torch.nn.Module):
+    def __init__(self, **parts: torch.nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+
+def model_of(*layers: Layer, name: str = LFM2, module: str = fix.LFM2) -> Any:
+    kind = type(name, (torch.nn.Module,), {"__module__": module})
+    model = kind()
+    model.model = torch.nn.Module()
+    model.model.layers = torch.nn.ModuleList(layers)
+    return model
+
+
+def shown(model: Any, **changed: Any) -> list[bool]:
+    with fix.mixers_shown(runner(model, **changed)):
+        return [hasattr(layer, fix.KNOWN_NAME) for layer in model.model.layers]
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "runtime_context", lambda: None)
+    monkeypatch.setattr(wrappers, "fixes_in", lambda call: {fix.ID} if call is Convolution.forward else set())
+
+
+@pytest.mark.usefixtures("broken")
+def test_only_layers_with_a_mixer_show_one_and_no_part_is_added() -> None:
+    model = model_of(Layer(conv=Convolution()), Layer(self_attn=torch.nn.Identity()))
+    weights, layer = list(model.state_dict()), model.model.layers[0]
+    assert shown(model) == [True, False]
+    with fix.mixers_shown(runner(model)):
+        assert layer.linear_attn is layer.conv
+        assert list(model.state_dict()) == weights
+    assert not hasattr(layer, fix.KNOWN_NAME)
+
+
+@pytest.mark.usefixtures("broken")
+def test_other_models_and_other_kinds_of_graphs_are_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    layer = Layer(conv=Convolution())
+    assert shown(model_of(layer, name="Lfm2VlForConditionalGeneration")) == [False]
+    assert shown(model_of(layer, module="of.another.package")) == [False]
+    without_breaks = types.SimpleNamespace(enable_breakable_cuda_graph=False)
+    assert shown(model_of(layer), server_args=without_breaks) == [False]
+    assert caplog.messages == []
+
+
+@pytest.mark.usefixtures("broken")
+def test_a_mixer_without_a_break_and_one_of_attention_alone(caplog: pytest.LogCaptureFixture) -> None:
+    assert shown(model_of(Layer(conv=Convolution()), Layer(conv=torch.nn.Identity()))) == [False, False]
+    (said,) = caplog.messages
+    assert "a mixer would not break the graph" in said
+    caplog.clear()
+    # SGLang admits it by itself
+    granite = model_of(Layer(self_attn=torch.nn.Identity()), name=GRANITE, module=fix.GRANITE)
+    assert shown(granite) == [False] and caplog.messages == []
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], Any]]:
+    """SGLang while it captures, with breaks that are kept to be replayed."""
+    replays: list[Callable[[], Any]] = []
+
+    def decorate(inner: Callable[..., Any], stub: None) -> Callable[..., None]:
+        def broken(*args: Any) -> None:
+            replays.append(lambda: inner(*args))
+            replays[-1]()
+
+        return broken
+
+    monkeypatch.setattr(graph_break, "decorate", decorate)
+    context = types.SimpleNamespace(is_in_breakable_cuda_graph=lambda: True)
+    monkeypatch.setattr(forward_batch, "breakable_context", lambda: context)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    fix.as_break.cache_clear()
+    return replays
+
+
+def test_a_replay_takes_its_own_batch_and_zeroes_what_is_behind(
+    captured: list[Callable[[], Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The whole bucket of five at capture, three real tokens at replay, whose two last rows are left over."""
+    batches = [types.SimpleNamespace(extend_num_tokens=real) for real in (5, 3)]
+    seen = []
+
+    def original(mixer: Any, hidden_states: torch.Tensor, batch: Any) -> torch.Tensor:
+        seen.append((mixer, len(hidden_states), batch))
+        return hidden_states + 7
+
+    for module in (forward_batch, fix):
+        monkeypatch.setattr(module, "prefill_batch", lambda: batches[0])
+    hidden = torch.arange(10.0).view(5, 2)
+    output = fix.break_round_the_convolution(original, "mixer", hidden, "the batch of the capture")
+    assert torch.equal(output, hidden + 7)
+    first = batches.pop(0)
+    hidden.mul_(2)
+    hidden[3:] = torch.nan
+    captured[0]()
+    assert torch.equal(output[:3], hidden[:3] + 7) and (output[3:] == 0).all()
+    assert seen == [("mixer", 5, first), ("mixer", 3, batches[0])]
+
+
+@pytest.mark.usefixtures("captured")
+@pytest.mark.parametrize("what", ["warm-up", "decode"])
+def test_everything_else_is_the_original(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: what != "warm-up")
+    monkeypatch.setattr(forward_batch, "prefill_batch", lambda: None if what == "decode" else object())
+    rows = torch.ones(5, 2)
+    given = fix.break_round_the_convolution(lambda *given: given, "mixer", rows, "theirs")  # type: ignore[arg-type]
+    assert given == ("mixer", rows, "theirs")

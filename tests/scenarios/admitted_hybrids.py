@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Models that SGLang refuses prefill graphs, and hybrids_without_graphs admits: eagerly, then with graphs.
+
+Arguments: a function of this file, and the architecture. Every step's logits and states are compared bit by bit. The
+states that nobody has are NaN, and so is all memory that was freed.
+"""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+import sys
+import tempfile
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+import torch
+
+from cpu_sglang import graphs, mamba, one_batch, prefill, ranks, scheduler
+from sglang_bcg_fixes import plugin
+from sglang_bcg_fixes.fixes import hybrids_without_graphs as fix
+from tests.harm.served import Said
+from tests.releases import gdn_prefill
+from tests.releases.gdn_prefill import CHUNKED, RAGGED, Found
+from tests.scenarios import telling, warm_answers
+
+# a mixer is the last layer once, and its neighbours are of the other kind and of its own
+LAYERS = {
+    "GraniteMoeHybridForCausalLM": ["mamba", "attention", "mamba", "mamba", "attention"],
+    "Lfm2ForCausalLM": ["conv", "conv", "full_attention", "conv", "full_attention", "conv"],
+    "Lfm2MoeForCausalLM": ["conv", "full_attention", "conv", "conv"],
+}
+# longer than the largest bucket, beside one that is not
+TOO_LONG = [[[20]], [[9], [11]]]
+SCRIPTS = [RAGGED[1], RAGGED[4], *CHUNKED]
+COMPARED = ("logits", "conv", "state", "kept conv", "kept state")
+# of a server with a prefix cache, whose checkpoints lie 64 tokens apart where a batch leaves some inside
+BUCKETS = (16, 32, 64, 128)
+# what comes together, one after the other: how many tokens of the common text, and of its own
+ASKED: Sequence[Mapping[str, tuple[int, int]]] = (
+    {"one": (70, 0)},
+    {"its beginning": (66, 5), "all of it": (70, 9)},
+    {"again": (70, 9), "longer": (70, 61), "new": (0, 43)},
+)
+
+MUTANTS = {
+    "none": ("", ""),
+    "takes padded rows for tokens": ("real = batch.extend_num_tokens", "real = len(hidden_states)"),
+    "forgets a token": ("real = batch.extend_num_tokens", "real = batch.extend_num_tokens - 1"),
+    "keeps the batch of the capture": (
+        "    def run_on_real_tokens(mixer: Any, hidden_states: Tensor, output: Tensor) -> None:\n"
+        "        batch = prefill_batch()",
+        "    captured: list[Any] = []\n\n"
+        "    def run_on_real_tokens(mixer: Any, hidden_states: Tensor, output: Tensor) -> None:\n"
+        "        captured.append(prefill_batch())\n        batch = captured[0]",
+    ),
+    "is not replayed": ("graph_break.decorate(run_on_real_tokens, None)", "run_on_real_tokens"),
+}
+
+
+class World(gdn_prefill.World):
+    module, op = "sglang_bcg_fixes.kernels.mamba2_extend.adapter", "mamba2_extend"
+
+    def __init__(self, architecture: str, **server_args: Any) -> None:
+        self.overrides = overrides_of(architecture)
+        with tempfile.TemporaryDirectory() as folder:
+            one_batch.import_sglang(with_graphs=True)
+            model = warm_answers.configured(architecture, pathlib.Path(folder))
+            super().__init__(model, **server_args)
+
+
+def overrides_of(architecture: str) -> Found:
+    kinds = LAYERS[architecture]
+    return {"num_hidden_layers": len(kinds), "layer_types": kinds}
+
+
+def run_all(world: World, scripts: Sequence[Any]) -> list[list[Found]]:
+    return [world.run(script) for script in scripts]
+
+
+def report(eager: list[list[Found]], again: list[list[Found]]) -> Found:
+    pairs = [pair for steps in zip(eager, again, strict=True) for pair in zip(*steps, strict=True)]
+    return {
+        "replays": [step["replays"] for steps in again for step in steps],
+        "differ": [name for one, other in pairs for name in COMPARED if not is_same(one[name], other[name])],
+        "nobody's": all(step["nobody's"] for steps in again for step in steps),
+    }
+
+
+def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit by bit; what nobody has written is NaN in both."""
+    return torch.equal(one.isnan(), other.isnan()) and torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def steps(architecture: str) -> Found:
+    """Run several requests side by side, in pieces behind their prefixes, of odd lengths, and too long for a graph."""
+    world = World(architecture)
+    eager, too_long = run_all(world, SCRIPTS), run_all(world, TOO_LONG)
+    found: Found = {"breaks": world.capture(prefill.BUCKETS)}
+    found["replayed"] = report(eager, run_all(world, SCRIPTS))
+    found["too long"] = report(too_long, run_all(world, TOO_LONG))
+    # NaN in every padded row, from the embedding on: padding has token 0, which no prompt has
+    with torch.no_grad():
+        world.runner.model.model.embed_tokens.weight[0] = float("nan")
+    found["poisoned"] = report(eager, run_all(world, SCRIPTS))
+    return found
+
+
+def with_kernel(architecture: str) -> Found:
+    """Run the same where a kernel of ours takes the mixers into the graph."""
+    world = World(architecture)
+    eager = run_all(world, SCRIPTS)
+    breaks = world.capture(prefill.BUCKETS)
+    pairs = zip(eager, run_all(world, SCRIPTS), strict=True)
+    return {"breaks": breaks, "scripts": [gdn_prefill.compared(*pair) for pair in pairs], "left": world.left()}
+
+
+def checkpoints(architecture: str) -> Found:
+    """Run with the prefix cache's extra buffer, which wants states from inside an extend."""
+    one_batch.import_sglang(with_graphs=True)
+    world = World(architecture, disable_radix_cache=False, context_length=256, **mamba.allow_extra_buffer())
+    eager = run_all(world, gdn_prefill.LONG)
+    breaks = world.capture((80,))
+    kept = [step["kept state"].numel() for steps in eager for step in steps]
+    return {"breaks": breaks, "kept": min(kept), **report(eager, run_all(world, gdn_prefill.LONG))}
+
+
+def two_ranks(architecture: str) -> Found:
+    """Run on two ranks of tensor parallelism, whose projections meet in the breaks and beside them."""
+    one_batch.import_sglang(with_graphs=True)
+    one_batch.load_plugins()
+
+    def act(rank: ranks.Rank) -> Found:
+        def load(model: str, **server_args: Any) -> one_batch.LoadedModel:
+            return rank.load(model, attention_backend="torch_native", **server_args)
+
+        # a fork has what was imported
+        done: Any = {"import_sglang": lambda **_: None, "load_plugins": lambda: None, "load": load}
+        with mock.patch.multiple(one_batch, **done):
+            world = World(architecture)
+        eager = run_all(world, SCRIPTS)
+        breaks = world.capture(prefill.BUCKETS)
+        return {"breaks": breaks, **report(eager, run_all(world, SCRIPTS))}
+
+    return {"ranks": ranks.each(2, act)}
+
+
+def mutants(architecture: str) -> Found:
+    """Compare the steps with each mistake in the fix; "none" is without one."""
+    world = World(architecture)
+    eager = run_all(world, SCRIPTS)
+    text = pathlib.Path(str(fix.__file__)).read_text()
+    found: Found = {}
+    for name, (old, new) in MUTANTS.items():
+        assert old in text, name
+        exec(compile(text.replace(old, new), str(fix.__file__), "exec"), vars(fix))
+        try:
+            world.capture(prefill.BUCKETS)
+            found[name] = report(eager, run_all(world, SCRIPTS))["differ"]
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def admission(architecture: str) -> Found:
+    """Tell when a layer's mixer is shown, what is captured then, and what is said of it."""
+    world = World(architecture)
+    runner, name = world.runner, fix.mixer_of(world.runner.model)
+    assert name is not None
+    layer = next(layer for layer in runner.model.model.layers if hasattr(layer, name))
+    said = Said()
+    logging.getLogger().addHandler(said)
+    logging.getLogger("sglang").setLevel(logging.INFO)
+
+    def shown() -> bool:
+        with fix.mixers_shown(runner):
+            return hasattr(layer, fix.KNOWN_NAME)
+
+    settings, values = prefill._settings(runner, prefill.BUCKETS)
+    before = prefill._set(settings, values)
+    found: Found = {"with breaks": shown(), "afterwards": hasattr(layer, fix.KNOWN_NAME)}
+    with mock.patch.object(runner, "spec_algorithm", types.SimpleNamespace(is_none=lambda: False)):
+        found["speculation"] = shown()
+    if "backend" in values:
+        for other in ("full", "tc_piecewise", "disabled"):
+            settings.backend = other
+            found[other] = shown()
+    else:
+        settings.enable_breakable_cuda_graph = False
+        found["tc_piecewise"] = shown()
+    prefill._set(settings, before)
+    try:
+        found["captured"] = world.capture(prefill.BUCKETS)
+    except RuntimeError as nothing:
+        found["captured"] = str(nothing)
+    return {**found, "said": [line for _, line in said.lines if "Disable p" in line or "bcg-fixes hybrids" in line]}
+
+
+def cached(architecture: str) -> None:
+    cached_by(architecture, "no_buffer")
+
+
+def cached_by_extra_buffer(architecture: str) -> None:
+    cached_by(architecture, "extra_buffer")
+
+
+def cached_by(architecture: str, strategy: str) -> None:
+    """Ask a real scheduler with a prefix cache, before graphs are captured and after."""
+
+    def act(served: scheduler.Scheduler, _: float) -> Found:
+        eager = conversation(served)
+        graphs.freed_memory_is_garbage = True
+        runner = prefill.capture_prefill(served.scheduler.tp_worker.model_runner, BUCKETS)
+        before = graphs.counters.replays
+        replayed = conversation(served)
+        pairs = zip(eager, replayed, strict=True)
+        return {
+            "breaks": sorted({len(graph._break_fns) for graph in prefill.captured_graphs(runner).values()}),
+            "replays": graphs.counters.replays - before,
+            "hits": [answer.found for answer in replayed],
+            "same hits": [answer.found for answer in eager] == [answer.found for answer in replayed],
+            "differ": [
+                number for number, (one, other) in enumerate(pairs) if not all(map(is_same, one.logits, other.logits))
+            ],
+        }
+
+    named = dict.fromkeys(("mamba_scheduler_strategy", "mamba_radix_cache_strategy"), strategy)
+    given = {"dtype": "float16", "disable_overlap_schedule": True, "chunked_prefill_size": 128, **named}
+    warm_answers.serve(architecture, {**given, "model": overrides_of(architecture)}, act, without=False)
+
+
+def conversation(served: scheduler.Scheduler) -> list[scheduler.Answer]:
+    served.forget()
+    (common,) = prefill._prompts([100])
+    found: list[scheduler.Answer] = []
+    for number, asked in enumerate(ASKED):
+        (own,) = prefill._prompts([90 + number])
+        prompts = {f"{number} {name}": [*common[:shared], *own[:rest]] for name, (shared, rest) in asked.items()}
+        found += served.answer(prompts, 3).values()
+    return found
+
+
+def main(name: str, architecture: str) -> None:
+    found = globals()[name](architecture)
+    if found is not None:
+        telling.result({"applied": plugin.load().ledger.applied(), **found})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
