@@ -15,6 +15,7 @@ REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from cpu_sglang import architectures  # noqa: E402
+from sglang_bcg_fixes.fixes import hybrids_without_graphs  # noqa: E402
 from tests.harm import exceptions, matrix, rules, speed  # noqa: E402
 
 RECORDED = REPOSITORY / "tests" / "harm" / "recorded"
@@ -86,6 +87,7 @@ def page(table: Table) -> str:
     lines += [f"| `{kind[0]}` | {counted[kind]} | {kind[2]} |" for kind in KINDS if kind is not ABSENT]
     lines += ["", "| architecture | " + " | ".join(RELEASES) + " |", "|---|" + "---|" * len(RELEASES)]
     lines += [f"| {name} | " + " | ".join(kinds[name, release][0] for release in RELEASES) + " |" for name in names]
+    lines += ["", "## What SGLang refuses", "", *admitted(table)]
     lines += ["", "## Exceptions", "", *excused(), "", "## What is better", "", *better(table, kinds)]
     lines += ["", "## Time", "", *time_of_steps(speed.recorded())]
     lines += ["", "## Other names of the registries", "", *others()]
@@ -99,8 +101,9 @@ def introduction(table: Table) -> list[str]:
         f"{len(rows)} servers of {len([release for release in RELEASES if table[release]])} releases were started on "
         "the CPU, with a stand-in for CUDA graphs and a tiny model of each architecture: stock, with the plugin at "
         "its defaults, and, in the oldest and newest releases (some architectures: in all), with "
-        "`SGLANG_BCG_FIXES=off`. Each answered four batches, with a decode step after each, eagerly and then with "
-        "prefill graphs, and every tensor of the answers was compared. Patched, no server may "
+        "`SGLANG_BCG_FIXES=off`; and [what SGLang refuses](#what-sglang-refuses), with a fix that is off by default. "
+        "Each answered four batches, with a decode step after each, eagerly and then with prefill graphs, and every "
+        "tensor of the answers was compared. Patched, no server may "
         "capture fewer buckets, break a graph more often, replay fewer batches or differ more from eager than stock, "
         "unless an exception below names the wrong answer that this prevents. Switched off, it must equal stock in "
         "everything. `make test` asserts both for the recorded rows, and repeats some of them in each "
@@ -110,6 +113,24 @@ def introduction(table: Table) -> list[str]:
         f"The patched rows were recorded with package code {', '.join(codes)}."
     )
     return [textwrap.fill(text, 120, break_on_hyphens=False)]
+
+
+def admitted(table: Table) -> list[str]:
+    """The arm of a fix that is off by default, where it is recorded."""
+    fix = hybrids_without_graphs.FIX
+    text = (
+        f"With `{fix.flag}=on`, which is [off by default](fixes/{fix.id}.md), prefill of these models is captured, "
+        "with a break at each mixer and at each attention. Every answer must have the bits of the eager one."
+    )
+    lines = [textwrap.fill(text, 120, break_on_hyphens=False), ""]
+    lines += ["| architecture | releases | stock | with it |", "|---|---|---|---|"]
+    grouped: dict[tuple[str, str, str], list[str]] = {}
+    for release, rows in table.items():
+        for name, arms in rows.items():
+            if matrix.ADMITTED in arms:
+                key = name, summary(arms[matrix.STOCK]), summary(arms[matrix.ADMITTED])
+                grouped.setdefault(key, []).append(release)
+    return lines + [f"| {name} | {', '.join(of)} | {stock} | {ours} |" for (name, stock, ours), of in grouped.items()]
 
 
 def excused() -> list[str]:

@@ -22,15 +22,20 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from cpu_sglang import architectures
+from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from tests import processes, wheels
 
 RECORDED = pathlib.Path(__file__).with_name("recorded")
-STOCK, PATCHED, OFF = "stock", "patched", "off"
+STOCK, PATCHED, OFF, ADMITTED = "stock", "patched", "off", "admitted"
 ARMS = {
     STOCK: {"SGLANG_PLUGINS": "__none__"},
     PATCHED: {"SGLANG_PLUGINS": "bcg_fixes"},
     OFF: {"SGLANG_PLUGINS": "bcg_fixes", "SGLANG_BCG_FIXES": "off"},
+    # with a fix that is off by default
+    ADMITTED: {"SGLANG_PLUGINS": "bcg_fixes", hybrids_without_graphs.FIX.flag: "on"},
 }
+# that fix is for these alone
+ADMITTED_ARCHITECTURES = {name for name, _ in hybrids_without_graphs.MIXERS}
 # an interrupted recording has these first
 FIRST_RELEASES = (wheels.NEWEST, wheels.RELEASES[0], "0.5.15.post1", "0.5.19")
 FIRST_ARCHITECTURES = (
@@ -81,7 +86,7 @@ def key(architecture: str, arm: str) -> str:
     configuration = architectures.CONFIGURATIONS[architecture]
     made = json.dumps([configuration.config, configuration.server_args], sort_keys=True)
     digest = hashlib.sha256(made.encode()).hexdigest()[:8]
-    return f"{digest} {code_of_the_package()}" if arm == PATCHED else digest
+    return f"{digest} {code_of_the_package()}" if arm in (PATCHED, ADMITTED) else digest
 
 
 def job(architecture: str, arm: str) -> dict[str, Any]:
@@ -179,7 +184,8 @@ def is_text(statement: ast.stmt) -> bool:
 def wanted_arms(release: str, name: str) -> list[str]:
     """Switched off there is nothing of ours to find: the ends of the list of releases, and some in all of them, do."""
     is_compared = release in (wheels.RELEASES[0], wheels.NEWEST) or name in FIRST_ARCHITECTURES
-    return [STOCK, PATCHED, OFF] if is_compared else [STOCK, PATCHED]
+    off, admitted = [OFF] * is_compared, [ADMITTED] * (name in ADMITTED_ARCHITECTURES)
+    return [STOCK, PATCHED, *off, *admitted]
 
 
 def demanded(release: str) -> set[tuple[str, str]]:

@@ -13,7 +13,7 @@ from cpu_sglang import architectures
 from sglang_bcg_fixes.planning import registry
 from tests import processes, wheels
 from tests.harm import exceptions, live, matrix, rules
-from tests.harm.matrix import OFF, PATCHED, STOCK
+from tests.harm.matrix import ADMITTED, OFF, PATCHED, STOCK
 
 CHOSEN = live.chosen()
 # captured from 0.5.22 on, and wrong there: kda_raw_beta
@@ -76,6 +76,19 @@ def test_switched_off_the_plugin_changes_nothing(release: str) -> None:
     rows = matrix.recorded(release)
     for name in sorted(name for name, arm in rows if arm == OFF):
         assert rules.same(rows[name, STOCK], rows[name, OFF]), f"{release}, {name}"
+
+
+@pytest.mark.parametrize("release", wheels.RELEASES)
+def test_what_sglang_refuses_is_replayed_bit_by_bit_where_it_is_admitted(release: str) -> None:
+    rows = matrix.recorded(release)
+    admitted = {name: row for (name, arm), row in rows.items() if arm == ADMITTED}
+    assert admitted.keys() == {name for name, _ in rows} & matrix.ADMITTED_ARCHITECTURES
+    for name, row in admitted.items():
+        refuse(release, name, rules.broken(rows[name, STOCK], row), row)
+        layers = architectures.CONFIGURATIONS[name].config["num_hidden_layers"]
+        assert not rows[name, STOCK]["graphs"] and not rows[name, PATCHED]["graphs"]
+        assert row["graphs"] == {"16": [layers + 1, layers], "8": [layers + 1, layers]}
+        assert row["batches"] == [[layers + 1, 0.0]] * 4, f"{release}, {name}"
 
 
 @pytest.mark.parametrize("release", ["0.5.22", "0.5.23"])
