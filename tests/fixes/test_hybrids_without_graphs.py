@@ -15,7 +15,7 @@ import torch
 from cpu_sglang import architectures
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.anatomy import forward_batch
-from sglang_bcg_fixes.engine import graph_break, wrappers
+from sglang_bcg_fixes.engine import wrappers
 from sglang_bcg_fixes.fixes import hybrids_without_graphs as fix
 from sglang_bcg_fixes.kernels.linear_extend import serving
 from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL
@@ -24,6 +24,7 @@ from sglang_bcg_fixes.planning import plan, registry
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Folder, Source
 from tests import processes, wheels
+from tests.fixes import breaks
 from tests.mutated import rewritten
 from tests.releases import test_mamba2_extend
 from tests.scenarios.admitted_hybrids import LAYERS, MUTANTS
@@ -319,27 +320,13 @@ def test_a_mixer_without_a_break_and_one_of_attention_alone(caplog: pytest.LogCa
 
 
 @pytest.fixture
-def captured(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], Any]]:
-    """SGLang while it captures, with breaks that are kept to be replayed."""
-    replays: list[Callable[[], Any]] = []
-
-    def decorate(inner: Callable[..., Any], stub: None) -> Callable[..., None]:
-        def broken(*args: Any) -> None:
-            replays.append(lambda: inner(*args))
-            replays[-1]()
-
-        return broken
-
-    monkeypatch.setattr(graph_break, "decorate", decorate)
-    context = types.SimpleNamespace(is_in_breakable_cuda_graph=lambda: True)
-    monkeypatch.setattr(forward_batch, "breakable_context", lambda: context)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+def captured(monkeypatch: pytest.MonkeyPatch) -> breaks.Replays:
     fix.as_break.cache_clear()
-    return replays
+    return breaks.kept(monkeypatch)
 
 
 def test_a_replay_takes_its_own_batch_and_zeroes_what_is_behind(
-    captured: list[Callable[[], Any]], monkeypatch: pytest.MonkeyPatch
+    captured: breaks.Replays, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The whole bucket of five at capture, three real tokens at replay, whose two last rows are left over."""
     batches = [types.SimpleNamespace(extend_num_tokens=real) for real in (5, 3)]

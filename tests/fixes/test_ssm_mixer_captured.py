@@ -17,6 +17,7 @@ from sglang_bcg_fixes.fixes import ssm_mixer_captured as fix
 from sglang_bcg_fixes.planning.plan import ask
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
+from tests.fixes import breaks
 from tests.mutated import rewritten
 
 LAYER = "sglang/srt/models/falcon_h1.py"
@@ -63,28 +64,14 @@ def original(self: Any, mixer: Any, hidden_states: Any, output: Any, layer_id: i
 
 
 @pytest.fixture
-def captured(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], Any]]:
-    """SGLang while it captures, with breaks that are kept to be replayed."""
-    replays: list[Callable[[], Any]] = []
-
-    def decorate(inner: Callable[..., Any], stub: None) -> Callable[..., None]:
-        def broken(*args: Any, **kwargs: Any) -> None:
-            replays.append(lambda: inner(*args, **kwargs))
-            replays[-1]()
-
-        return broken
-
-    monkeypatch.setattr(graph_break, "decorate", decorate)
-    context = types.SimpleNamespace(is_in_breakable_cuda_graph=lambda: True)
-    monkeypatch.setattr(forward_batch, "breakable_context", lambda: context)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+def captured(monkeypatch: pytest.MonkeyPatch) -> breaks.Replays:
     fix.as_break.cache_clear()
-    return replays
+    return breaks.kept(monkeypatch)
 
 
 @pytest.mark.parametrize("given", [True, False])
 def test_a_replay_takes_the_batch_and_the_backend_of_its_own(
-    captured: list[Callable[[], Any]], monkeypatch: pytest.MonkeyPatch, given: bool
+    captured: breaks.Replays, monkeypatch: pytest.MonkeyPatch, given: bool
 ) -> None:
     """The whole bucket of five at capture, three real tokens at replay, whose two last rows are left over."""
     seen = []
@@ -122,7 +109,7 @@ def test_a_replay_takes_the_batch_and_the_backend_of_its_own(
     ("breakable", "capturing", "in_prefill"), [(False, True, True), (True, False, True), (True, True, False)]
 )
 def test_everything_else_is_the_original(
-    captured: list[Callable[[], Any]],
+    captured: breaks.Replays,
     monkeypatch: pytest.MonkeyPatch,
     breakable: bool,
     capturing: bool,

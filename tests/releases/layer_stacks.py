@@ -439,7 +439,8 @@ def examine(model_runner: Any, name: str, said: Said) -> dict[str, Any]:
     return {"by name": by_name, "by structure": by_structure, "warnings": said.messages("sglang_bcg_fixes")}
 
 
-def main(out: str, *names: str) -> None:
+def start() -> tuple[Any, Said, Any]:
+    """Start a server that captures nothing; return its model runner, what is said, and the architectures it knows."""
     one_batch.import_sglang(with_graphs=True)
     stop_before_capture()
     one_batch.load_plugins()
@@ -449,7 +450,11 @@ def main(out: str, *names: str) -> None:
     said = Said()
     logging.getLogger().addHandler(said)
     logging.getLogger("sglang").setLevel(logging.INFO)
-    known = ModelRegistry.get_supported_archs()
+    return model_runner, said, ModelRegistry.get_supported_archs()
+
+
+def main(out: str, *names: str) -> None:
+    model_runner, said, known = start()
     report = {name: examine(model_runner, name, said) for name in names or MODELS if architecture_of(name) in known}
     pathlib.Path(out).write_text(json.dumps(report, indent=1))
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import logging
 import pathlib
 import re
 import sys
@@ -20,7 +19,6 @@ import tempfile
 from typing import Any
 from unittest import mock
 
-from cpu_sglang import one_batch
 from cpu_sglang.architectures import CONFIGURATIONS
 from tests.harm.served import register
 from tests.releases import layer_stacks
@@ -160,17 +158,9 @@ def by_name(name: str) -> str:
 
 
 def main(out: str, *names: str) -> None:
-    one_batch.import_sglang(with_graphs=True)
-    layer_stacks.stop_before_capture()
-    one_batch.load_plugins()
-    model_runner = one_batch.load("llama", dtype="bfloat16").model_runner
+    model_runner, said, known = layer_stacks.start()
     from sglang.srt.configs import model_config
-    from sglang.srt.models.registry import ModelRegistry
 
-    said = Said()
-    logging.getLogger().addHandler(said)
-    logging.getLogger("sglang").setLevel(logging.INFO)
-    known = ModelRegistry.get_supported_archs()
     absent = [name for name in names if name not in known and not {name} & {*READ, *NOT_EXAMINED, *UNASKED}]
     assert not absent, f"registry_configs.py has to say what is read of {absent}, which cannot be imported here"
     report: dict[str, Row] = {name: asked_for(model_runner, name, said) for name in names}
