@@ -57,19 +57,18 @@ EXCEPT = {
     "BailingMoeV2_5ForCausalLM": 'BailingMoeV2_5ForCausalLM with `"full_attention_type": "gqa"` has graphs',
     "DeciLMForCausalLM": "one that has left out none has graphs",
 }
-# the fix without which stock answers wrongly or ends, of the recorded servers
+# the fixes without which stock answers wrongly or ends, of the recorded servers
 NEEDS = {
-    "FalconH1ForCausalLM": "ssm_mixer_captured",
-    "GlmImageForConditionalGeneration": "stack_call_signature",
-    "KimiK3ForConditionalGeneration": "kda_raw_beta",
-    "KimiK3LinearForCausalLM": "kda_raw_beta",
-    "KimiLinearForCausalLM": "kda_raw_beta",
-    "PersimmonForCausalLM": "stack_call_signature",
-    "PhiForCausalLM": "stack_call_signature",
-    "SarvamMLAForCausalLM": "expanded_form_captured",
+    "FalconH1ForCausalLM": ("ssm_mixer_captured",),
+    "Gemma3nForCausalLM": ("shared_layers_refused", "heads_not_joined"),
+    "GlmImageForConditionalGeneration": ("stack_call_signature",),
+    "KimiK3ForConditionalGeneration": ("kda_raw_beta",),
+    "KimiK3LinearForCausalLM": ("kda_raw_beta",),
+    "KimiLinearForCausalLM": ("kda_raw_beta",),
+    "PersimmonForCausalLM": ("stack_call_signature",),
+    "PhiForCausalLM": ("stack_call_signature",),
+    "SarvamMLAForCausalLM": ("expanded_form_captured",),
 }
-# what ends in a capture -> another one with its layers
-SAME_LAYERS = {"Gemma3nForCausalLM": "Gemma3nForConditionalGeneration"}
 # its checkpoints have towers or not
 OF_TWO_KINDS = "MiMoV2ForCausalLM"
 DOTS3 = ("Dots3NoteForCausalLM", "dots3_attention_captured")
@@ -127,7 +126,7 @@ def page(release: str, rows: Rows, servers: harm_page.Table) -> str:
     lines += ["## Graphs without a flag", "", *listed(groups[DEFAULT, BREAKABLE]), ""]
     in_text = [name for name, row in rows.items() if "as multimodal" in row]
     whole = f"{', '.join(groups[DEFAULT, FULL])} has one graph for the whole prefill, `full`."
-    lines += wrapped(f"- {line}" for line in (in_text_only(in_text), BLACKWELL, whole, *ends(served)))
+    lines += wrapped(f"- {line}" for line in (in_text_only(in_text), BLACKWELL, SHARED, whole, *ends(served)))
     lines += ["", "## Graphs where you ask for them", "", *paragraph(IF_YOU_ASK), ""]
     for rule, words in SWITCHED_OFF.items():
         lines += [f"### {words}", "", *listed(groups[ASKED, rule]), ""]
@@ -176,7 +175,7 @@ def better(release: str, served: Served) -> list[str]:
     assert found.keys() == NEEDS.keys(), f"NEEDS and the recorded servers differ: {found.keys() ^ NEEDS.keys()}"
     return [
         *("| architecture | stock | the plugin's fix |", "|---|---|---|"),
-        *(f"| {name} | {wrong(arms['stock'])} | {link(NEEDS[name])} |" for name, arms in found.items()),
+        *(f"| {name} | {wrong(arms['stock'])} | {', '.join(map(link, NEEDS[name]))} |" for name, arms in found.items()),
         f"| {DOTS3[0]} | not run here: ends at a replay, or answers wrongly | {link(DOTS3[1])} |",
     ]
 
@@ -189,7 +188,7 @@ def ends(served: Served) -> list[str]:
     """Those that end in a capture with the plugin too."""
     return [
         f"{name} ends while it captures, with the plugin too: `{arms['patched']['error'].partition(': ')[2]}`. "
-        f"So does {SAME_LAYERS[name]} where you ask for graphs. `--cuda-graph-backend-prefill=disabled` avoids it."
+        "`--cuda-graph-backend-prefill=disabled` avoids it."
         for name, arms in served.items()
         if "ends while it captures" in arms["patched"].get("error", "")
     ]
@@ -288,10 +287,15 @@ BLACKWELL = (
     "DeepseekV3ForCausalLM has none by default where its attention is `trtllm_mla`, as on Blackwell: "
     f"`{ASK}` asks for them."
 )
+SHARED = (
+    "Gemma4ForCausalLM needs a fix where its last layers read the KV cache of earlier ones, as in E2B and E4B: without "
+    f"{link('shared_layers_refused')} it ends before it captures."
+)
 WHOLE = "{} has one graph for the whole prefill, `full`."
 IF_YOU_ASK = (
     f"SGLang's own rules switch these off, and `{ASK}` overrides the rule. The servers ran with text only: try images "
-    "with [`bcg-fixes verify`](verify.md)."
+    "with [`bcg-fixes verify`](verify.md). Gemma3nForConditionalGeneration and Gemma4ForConditionalGeneration end "
+    "while they capture, with the plugin too: `You must specify exactly one of input_ids or inputs_embeds`."
 )
 REFUSES = (
     "The runner looks at the model and logs why it captures nothing. No flag overrides that, and the answers are right."

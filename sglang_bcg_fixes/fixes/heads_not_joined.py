@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gemma3n's attention comes out of a graph break by heads, and its output projection cannot take that
+
+Symptom: Gemma3n stops at start-up while breakable prefill graphs are captured: `RuntimeError: mat1 and mat2 shapes
+cannot be multiplied`. Where these graphs are the default, no flag is needed.
+Cause: Its attention hands queries to the attention layer by heads, with three dimensions. FlashAttention, FlashInfer
+and TensorRT-LLM give their output back with two; in a graph break the layer allocates it in the shape of the queries.
+Gemma3's and Gemma4's layers join the heads of such an output, Gemma3n's does not.
+Change: A hook on each attention layer of a `Gemma3nForCausalLM` joins the heads of an output that has three
+dimensions, which is a view. One that has two is handed on as it is. The same output comes eagerly from the Triton and
+PyTorch-native backends, and it is joined there, too. `Gemma3nForConditionalGeneration` is left alone: a graph would
+drop what its layers are given beside the embeddings.
+Remove when: Every release that has to be served joins the heads before Gemma3n's output projection.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS, TRITON, named
+from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.concern import ends
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, latent, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MODEL = "sglang.srt.models.gemma3n_causal"
+ATTENTION = f"{MODEL}:Gemma3nAttention"
+MAKE = f"{MODEL}:Gemma3nForCausalLM.__init__"
+LAYER = "sglang.srt.layers.radix_attention"
+# newest first
+ALLOCATES = (
+    "sglang.srt.layers.attention.graph_utils:allocate_attention_outputs",
+    f"{LAYER}:_new_attention_output",
+    f"{LAYER}:RadixAttention.forward",
+)
+LIKE_THE_QUERIES = ("torch.empty_like(q", "else query.shape")
+JOINS = frozenset({"attn_output.flatten", "attn_output.reshape", "attn_output.view"})
+
+
+def probe(source: Source) -> Finding:
+    if not source.has_module(MODEL):
+        return absent("this release has no Gemma3n")
+    attends, allocates = source.need(f"{ATTENTION}.forward"), source.need(*ALLOCATES)
+    made = source.need(f"{ATTENTION}.__init__")
+    rotary = made.need_assignment_to("self.rotary_emb")
+    read = [attends, allocates, rotary, made.need_assignment_to("self.attn"), source.need(MAKE).header]
+    if not JOINS.isdisjoint(attends.calls):
+        return fixed("Gemma3n joins the heads before its output projection", *read)
+    if not attends.mentions("q.unflatten(-1, (self.num_heads, self.head_dim))\n    attn_output = self.attn(q,"):
+        return unknown("Gemma3n hands its queries on in a way that no known release does", *read)
+    if not any(map(allocates.mentions, LIKE_THE_QUERIES)):
+        return unknown("a break allocates its output in a way that no known release does", *read)
+    reason = "a break gives its output back by heads, as Gemma3n hands its queries in, and nothing joins them"
+    if rotary.mentions("config.rope_local_base_freq"):
+        return latent(f"{reason}; with the transformers that this release requires, Gemma3n cannot be built", *read)
+    return affected(reason, *read)
+
+
+def join_in_each_layer(nothing: None, self: Any, *_: Any, **__: Any) -> None:
+    from sglang.srt.models.gemma3n_causal import Gemma3nAttention
+
+    for module in self.modules():
+        if isinstance(module, Gemma3nAttention):
+            module.attn.register_forward_hook(join_heads)
+
+
+def join_heads(layer: Any, inputs: Any, output: Tensor) -> Tensor | None:
+    return output.flatten(1) if output.dim() == 3 else None
+
+
+FIX = Fix(
+    id="heads_not_joined",
+    doc=__doc__,
+    upstream=(),
+    probe=probe,
+    patches=(PatchPoint((MAKE,), How.AFTER, join_in_each_layer),),
+    workarounds=PREFILL_GRAPHS_OFF,
+    verify=("llama_prefix_cache",),
+    concerns=ends(named("Gemma3nForCausalLM"), PREFILL_GRAPHS | TRITON),
+)

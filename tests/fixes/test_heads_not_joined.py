@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tiny Gemma3n's prefill graphs, with and without the fix: conversations of a real scheduler with a warm cache."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_bcg_fixes.fixes import heads_not_joined as fix
+from tests import processes
+from tests.fixes import settings
+from tests.forms import releases_that_differ
+from tests.wheels import NEWEST, RELEASES
+
+Root = Callable[[str], pathlib.Path]
+# earlier releases cannot build the model
+BUILT = RELEASES[RELEASES.index("0.5.14") :]
+ERROR = "mat1 and mat2 shapes cannot be multiplied"
+# layers that share a KV cache have a defect of their own
+APART = json.dumps({"num_kv_shared_layers": 0})
+BY_TRITON = json.dumps({"num_kv_shared_layers": 0, "server": {"attention_backend": "triton"}})
+PROGRAM = ("-m", "tests.scenarios.warm_replays", "Gemma3nForCausalLM")
+
+
+def answered(root: pathlib.Path, given: str, flag: str = "on") -> dict[str, Any]:
+    found: dict[str, Any] = processes.beside(root, *PROGRAM, given, **settings.only(fix.FIX.id, flag))[0]
+    return found
+
+
+@pytest.mark.parametrize("release", releases_that_differ("heads_not_joined", among=BUILT))
+def test_replays_are_the_eager_answers_and_the_capture_ends_the_server_without(
+    release_root: Root, release: str
+) -> None:
+    found, stock = answered(release_root(release), APART), answered(release_root(release), APART, "off")
+    assert found["applied"] == [fix.FIX.id] and found["replays"], found
+    assert all(found["same"]) and found["again"] == found["found"] and any(found["found"]), found
+    assert not stock["applied"] and ERROR in stock["error"], stock
+
+
+def test_triton_gives_its_output_by_heads_eagerly_too(release_root: Root) -> None:
+    found = answered(release_root(NEWEST), BY_TRITON)
+    assert found["replays"] and all(found["same"]), found
+    stock = processes.on_cpu(
+        release_root(NEWEST), *PROGRAM, BY_TRITON, environment=settings.only(fix.FIX.id, "off"), timeout=300
+    )
+    assert stock.returncode and ERROR in stock.stderr, stock.stderr[-2000:]
+
+
+def test_what_has_two_dimensions_is_handed_on_and_three_are_viewed_as_two() -> None:
+    assert fix.join_heads(None, (), torch.ones(3, 8)) is None
+    by_heads = torch.arange(24.0).reshape(3, 2, 4)
+    joined = fix.join_heads(None, (), by_heads)
+    assert joined is not None and joined.data_ptr() == by_heads.data_ptr()
+    assert joined.tolist() == by_heads.reshape(3, 8).tolist()
