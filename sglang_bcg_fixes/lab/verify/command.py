@@ -374,8 +374,8 @@ def has_unexplained_difference(case: Case, found: Sequence[tuple[Run, Outcome]])
     """Tell whether a server under test answered everything, but not as the reference did."""
     if not (case.wants_prefill_graphs and case.standard.needs_reference):
         return False
-    mine = [each for each, _ in found if each.case is case and each.arm in (STOCK, PATCHED, ALONE)]
-    return any(compare.is_only_different(judge(each, found)) for each in mine)
+    mine = [(each, outcome) for each, outcome in found if each.case is case and each.arm in (STOCK, PATCHED, ALONE)]
+    return any(compare.is_only_different(case, judge(each, found), outcome) for each, outcome in mine)
 
 
 def judge(each: Run, found: Sequence[tuple[Run, Outcome]], wanted: Collection[str] = ()) -> Judged:

@@ -58,8 +58,10 @@ def judge(case: Case, calls: Sequence[Call], arm: Outcome, references: Sequence[
     return Judged(GREEN, "", requests)
 
 
-def is_only_different(verdict: Judged) -> bool:
+def is_only_different(case: Case, verdict: Judged, arm: Outcome) -> bool:
     """Tell whether every prompt was answered, with numbers, and some answers differ from the reference."""
+    if proves_nothing(case, arm):
+        return False
     return verdict.state == RED and {request.outcome for request in verdict.requests} <= {EQUAL, TOKENS_EQUAL, DIFFERS}
 
 
@@ -69,7 +71,7 @@ def is_explained_by_padding(case: Case, verdict: Judged, arm: Outcome, padded: S
     If so, the replay did just what it was captured from, and padded rows did not reach real ones; the remaining
     difference is that products of another size round differently.
     """
-    return is_only_different(verdict) and any(
+    return is_only_different(case, verdict, arm) and any(
         each.finished and not proves_nothing(case, each) and each.answers == arm.answers for each in padded
     )
 
