@@ -222,5 +222,6 @@ FIX = Fix(
         *(PatchPoint((where,), How.AROUND, break_round_the_convolution) for where in CONVOLUTIONS),
     ),
     default="off",
+    verify=("granite_hybrid_prefill_graph", "lfm2_prefill_graph"),
     concerns=slower(PREFILL_GRAPHS, named(*(name for name, _ in MIXERS))),
 )

@@ -406,6 +406,22 @@ CASES = (
         module="sglang.srt.models.falcon_h1",
     ),
     Case(
+        "granite_hybrid_prefill_graph",
+        "Granite hybrid, which SGLang makes no graphs for, is replayed, and its mixers run anew.",
+        "granite_hybrid",
+        script=warm_prefixes,
+        extra=with_radix_cache,
+        module="sglang.srt.models.granitemoehybrid",
+    ),
+    Case(
+        "lfm2_prefill_graph",
+        "LFM2, which SGLang makes no graphs for, is replayed, and its short convolutions run anew.",
+        "lfm2",
+        script=warm_prefixes,
+        extra=with_radix_cache,
+        module="sglang.srt.models.lfm2",
+    ),
+    Case(
         "kimi_linear_prefill_graph",
         "Delta attention next to latent attention is replayed.",
         "kimi_linear",

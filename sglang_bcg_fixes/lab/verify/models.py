@@ -404,6 +404,31 @@ FALCON_LAYER: Shapes = {
     "mamba.out_proj.weight": (HIDDEN, INNER),
 }
 
+GRANITE_REST = {
+    **BOTH_NORMS,
+    **weights("shared_mlp.", input_linear=(2 * INNER, HIDDEN), output_linear=(HIDDEN, INNER)),
+}
+GRANITE_MAMBA: Shapes = {
+    **GRANITE_REST,
+    **{name: shape for name, shape in FALCON_LAYER.items() if name.startswith("mamba.")},
+    **norms("mamba.norm", size=INNER),
+}
+GRANITE_FULL = {**GRANITE_REST, **attention(2)}
+
+LFM2_REST = {
+    **norms("operator_norm", "ffn_norm"),
+    **weights("feed_forward.", w1=(INNER, HIDDEN), w2=(HIDDEN, INNER), w3=(INNER, HIDDEN)),
+}
+LFM2_CONV: Shapes = {
+    **LFM2_REST,
+    **weights("conv.", in_proj=(3 * HIDDEN, HIDDEN), conv=(HIDDEN, 1, 3), out_proj=(HIDDEN, HIDDEN)),
+}
+LFM2_FULL = {
+    **LFM2_REST,
+    **{name.replace("o_proj", "out_proj"): shape for name, shape in attention(2).items()},
+    **norms("self_attn.q_layernorm", "self_attn.k_layernorm", size=HEAD),
+}
+
 PHI_INNER = 4 * HIDDEN
 PHI_SQUARES = {f"self_attn.{name}.weight": (HIDDEN, HIDDEN) for name in ("q_proj", "k_proj", "v_proj", "dense")}
 PHI_WEIGHTS = {**PHI_SQUARES, **weights("mlp.", fc1=(PHI_INNER, HIDDEN), fc2=(HIDDEN, PHI_INNER))}
@@ -483,6 +508,33 @@ MODELS = {
             f"""mamba_d_ssm={INNER} mamba_n_heads={MIXER_HEADS} mamba_d_head={INNER // MIXER_HEADS} mamba_n_groups=1
             mamba_d_state={STATE} mamba_d_conv=4 mamba_expand=2 mamba_chunk_size=256 mamba_conv_bias=true
             mamba_proj_bias=false mamba_norm_before_gate=false mamba_rms_norm=false projectors_bias=false"""
+        ),
+    ),
+    # a Mamba2 mixer in three layers of four, which SGLang does not look for under its name
+    "granite_hybrid": Model(
+        "GraniteMoeHybridForCausalLM",
+        "granitemoehybrid",
+        2,
+        (GRANITE_MAMBA, GRANITE_MAMBA, GRANITE_FULL, GRANITE_MAMBA),
+        USUAL_ENDS,
+        options(
+            f"""layer_types=["mamba","mamba","attention","mamba"] num_local_experts=0 num_experts_per_tok=0
+            shared_intermediate_size={INNER} mamba_n_heads={MIXER_HEADS} mamba_d_head={INNER // MIXER_HEADS}
+            mamba_n_groups=1 mamba_d_state={STATE} mamba_d_conv=4 mamba_expand=2 mamba_chunk_size=256
+            mamba_conv_bias=true mamba_proj_bias=false position_embedding_type="rope" attention_bias=false
+            attention_multiplier={HEAD**-0.5} embedding_multiplier=1.0 residual_multiplier=1.0 logits_scaling=1.0"""
+        ),
+    ),
+    # short convolutions, of which SGLang's capture knows nothing either
+    "lfm2": Model(
+        "Lfm2ForCausalLM",
+        "lfm2",
+        2,
+        (LFM2_CONV, LFM2_CONV, LFM2_FULL, LFM2_CONV),
+        {**ENDS, **norms("model.embedding_norm")},
+        options(
+            """layer_types=["conv","conv","full_attention","conv"] conv_L_cache=3 conv_bias=false norm_eps=1e-6
+            block_auto_adjust_ff_dim=false tie_embedding=false"""
         ),
     ),
     # takes forward_batch before positions
