@@ -280,6 +280,18 @@ def test_a_fix_of_code_that_the_server_never_imports_is_not_missing(
     assert rows()["patched 1"]["why"] == "needed and not reported as applied: stack_call_signature"
 
 
+def test_a_fix_that_one_process_has_lost_is_not_applied(tmp_path: pathlib.Path) -> None:
+    server = servers.Server("a_case/patched-1", tmp_path / "a_case" / "patched-1", {}, {})
+    server.reports.mkdir(parents=True)
+    server.log.write_text("")
+    for pid, states in enumerate((("applied", "applied", "waiting"), ("waiting", "lost", "failed"))):
+        fixes = [{"id": name, "state": state} for name, state in zip("abc", states, strict=True)]
+        kernels = {"d": {"state": states[1], "impl": "triton"}, "e": {"state": states[0], "impl": "cuda"}}
+        (server.reports / f"{pid}.json").write_text(json.dumps({"fixes": fixes, "kernels": kernels}))
+    found = servers.outcome(server, servers.FINISHED, 1.0)
+    assert found.applied == ["a"] and not found.waiting and found.kernels == {"e": "cuda"}
+
+
 def test_red_that_stock_shows_bit_for_bit_is_said_to_be_so(verify: Verify, rows: Rows) -> None:
     assert verify("--quick", "--arms", "stock,patched", misbehaviour="stock=wrong tokens,patched=wrong tokens") == 1
     assert rows()["patched 1"]["why"].endswith("; stock gives the same answers")

@@ -24,6 +24,7 @@ from typing import Any
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.lab.verify import instruments
+from sglang_bcg_fixes.process import report
 
 FINISHED, INTERRUPTED = "finished", "interrupted"
 TAIL_LINES, ERROR_LINES = 15, 6
@@ -186,11 +187,12 @@ def outcome(server: Server, ending: str, seconds: float) -> Outcome:
     lines = lines_in(server.answers)
     reports = [json.loads(file.read_text()) for file in sorted(server.reports.glob("*.json"))]
     states = collections.defaultdict(set)
-    for report in reports:
-        for fix in report["fixes"]:
-            states[fix["id"]].add(fix["state"])
-    applied = {name for name, seen in states.items() if "applied" in seen}
-    kernels = [item for report in reports for item in report["kernels"].items()]
+    for content in reports:
+        for row in report.rows(content):
+            states[row["id"]].add(row["state"])
+    # lost in one process is lost, though others of this server have it
+    applied = {name for name, seen in states.items() if report.APPLIED in seen and not seen & {*report.MISSING}}
+    kernels = {op: kernel["impl"] for content in reports for op, kernel in content["kernels"].items() if op in applied}
     text = without_places(server.log.read_text(errors="replace"), server.folder)
     return Outcome(
         ending=ending,
@@ -198,11 +200,11 @@ def outcome(server: Server, ending: str, seconds: float) -> Outcome:
         start_seconds=lines[0]["started"] if lines else None,
         calls=[line for line in lines if "answers" in line],
         passes=[line for file in sorted(server.reports.glob(f"*{instruments.SUFFIX}")) for line in lines_in(file)],
-        applied=sorted(applied - set(instruments.every_instrument())),
+        applied=sorted(applied - kernels.keys() - set(instruments.every_instrument())),
         tail=tail_of(text.splitlines()),
-        selfcheck=next((found for report in reports if (found := report.get("selfcheck"))), None),
-        kernels={op: kernel["impl"] for op, kernel in kernels if kernel["state"] == "applied"},
-        waiting=tuple(sorted(name for name, seen in states.items() if seen == {"waiting"})),
+        selfcheck=next((found for content in reports if (found := content.get("selfcheck"))), None),
+        kernels=kernels,
+        waiting=tuple(sorted(name for name, seen in states.items() if seen == {report.WAITING})),
     )
 
 
