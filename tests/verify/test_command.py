@@ -280,6 +280,41 @@ def test_a_fix_of_code_that_the_server_never_imports_is_not_missing(
     assert rows()["patched 1"]["why"] == "needed and not reported as applied: stack_call_signature"
 
 
+@pytest.mark.parametrize(
+    ("says", "verdict", "why"),
+    [
+        ("applied", "green", ""),
+        ("waiting", "inconclusive", "alone, and not reported as applied: linear_attention_captured"),
+        ("", "red", "alone, and not reported as applied: linear_attention_captured"),
+    ],
+)
+def test_a_fix_alone_that_was_not_applied_shows_nothing(
+    verify: Verify, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, says: str, verdict: str, why: str
+) -> None:
+    name = "qwen3_next_prefill_graph"
+    monkeypatch.setattr(cases, "CASES", (dataclasses.replace(CASE, name=name),))
+    monkeypatch.setenv("ALL_ARE", says)
+    monkeypatch.setenv("ALL_WAIT", "linear_attention_captured" if says else "")
+    assert verify("--once", "--case", name, "--fix", "linear_attention_captured", "--arms", "alone") == bool(why)
+    found = json.loads((tmp_path / "found.json").read_text())["servers"]
+    assert [(row["verdict"], row["why"]) for row in found if row["arm"] == "alone"] == [(verdict, why)]
+
+
+def test_a_fix_that_sglang_does_not_need_is_not_tried_alone(
+    here: dict[str, object],
+    verify: Verify,
+    release_root: Callable[[str], pathlib.Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(cases, "CASES", (dataclasses.replace(CASE, name="llama_several_requests"),))
+    # later releases do not have the defect
+    here.update(root=str(release_root("0.5.23")), sglang="0.5.23")
+    words = ("--once", "--case", "llama_several_requests", "--fix", "single_request_capture", "--arms", "alone")
+    assert verify(*words) == 2
+    assert "so none can be alone" in capsys.readouterr().err
+
+
 def test_a_fix_that_one_process_has_lost_is_not_applied(tmp_path: pathlib.Path) -> None:
     server = servers.Server("a_case/patched-1", tmp_path / "a_case" / "patched-1", {}, {})
     server.reports.mkdir(parents=True)

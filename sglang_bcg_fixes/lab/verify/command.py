@@ -22,7 +22,7 @@ from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.lab.verify import cases, compare, environment, instruments, page, servers
 from sglang_bcg_fixes.lab.verify.arms import ALONE, ARMS, CHECKED, EAGER, PADDED, PATCHED, REFERENCE, STOCK
 from sglang_bcg_fixes.lab.verify.cases import Call, Case
-from sglang_bcg_fixes.lab.verify.compare import FOR_INFORMATION, GREEN, RED, Judged
+from sglang_bcg_fixes.lab.verify.compare import FOR_INFORMATION, GREEN, INCONCLUSIVE, RED, Judged
 from sglang_bcg_fixes.lab.verify.servers import Outcome, Server
 from sglang_bcg_fixes.model import Action, Fix
 from sglang_bcg_fixes.planning import plan, registry
@@ -89,8 +89,9 @@ def run(options: argparse.Namespace) -> int:
     once_each = options.quick or options.once
     with folder_of(options) as folder:
         runs = []
+        asked_for = could_be_alone(options.fix, known, source) if options.fix else []
         for case in chosen:
-            alone = [options.fix] if options.fix else [fix.id for fix in needed_for(case, made)]
+            alone = asked_for if options.fix else [fix.id for fix in needed_for(case, made)]
             if alone or arms != [ALONE]:
                 runs += runs_of(case, order_of(case, arms, once_each), known, source, buckets, folder, alone)
         if not runs:
@@ -364,10 +365,18 @@ def needed_for(case: Case, made: plan.Plan) -> list[Fix]:
     return [fix for fix in needed_fixes(made) if case.name in fix.verify]
 
 
+def could_be_alone(name: str, known: registry.Registry, source: Source) -> list[str]:
+    """The fix of this name, unless this source would not get it even with its flag on."""
+    on = {fix.flag: "on" for fix in known.fixes if fix.id == name and fix.patches}
+    asked = plan.make(known, flags.read(known.fixes, known.kernels, on), source)
+    return [fix.id for fix in needed_fixes(asked) if fix.id == name]
+
+
 def wanted_in(each: Run, made: plan.Plan) -> set[str]:
     """Fixes that this server must have for its case to show them."""
-    needed = {fix.id for fix in needed_for(each.case, made)}
-    return {PATCHED: needed, ALONE: needed & {each.alone or ""}}.get(each.arm, set())
+    if each.alone:
+        return {each.alone}
+    return {fix.id for fix in needed_for(each.case, made)} if each.arm == PATCHED else set()
 
 
 def has_unexplained_difference(case: Case, found: Sequence[tuple[Run, Outcome]]) -> bool:
@@ -399,8 +408,12 @@ def judge(each: Run, found: Sequence[tuple[Run, Outcome]], wanted: Collection[st
             return dataclasses.replace(verdict, why=f"{verdict.why}; stock gives the same answers")
         if mine.error and any((mine.error, mine.answers) == (o.error, o.answers) for o in stock):
             return dataclasses.replace(verdict, why=f"{verdict.why}, as stock does: {mine.error}")
+    missing = sorted(set(wanted) - set(mine.applied))
+    if each.arm == ALONE and missing and verdict.state != RED:
+        state = INCONCLUSIVE if set(missing) <= set(mine.waiting) else RED
+        return Judged(state, f"alone, and not reported as applied: {missing[0]}", verdict.requests)
     # such as a fix of a backend that this server does not use
-    missing = sorted(set(wanted) - set(mine.applied) - set(mine.waiting))
+    missing = [name for name in missing if name not in mine.waiting]
     if missing and verdict.state != RED:
         return Judged(RED, f"needed and not reported as applied: {', '.join(missing)}", verdict.requests)
     return verdict
