@@ -315,6 +315,11 @@ def test_a_fix_that_sglang_does_not_need_is_not_tried_alone(
     assert "so none can be alone" in capsys.readouterr().err
 
 
+def test_servers_that_are_not_under_test_make_nothing_green(verify: Verify, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verify("--once", "--arms", "eager") == 2
+    assert "no server is under test" in capsys.readouterr().err
+
+
 def test_a_fix_that_one_process_has_lost_is_not_applied(tmp_path: pathlib.Path) -> None:
     server = servers.Server("a_case/patched-1", tmp_path / "a_case" / "patched-1", {}, {})
     server.reports.mkdir(parents=True)

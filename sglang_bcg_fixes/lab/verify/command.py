@@ -94,8 +94,10 @@ def run(options: argparse.Namespace) -> int:
             alone = asked_for if options.fix else [fix.id for fix in needed_for(case, made)]
             if alone or arms != [ALONE]:
                 runs += runs_of(case, order_of(case, arms, once_each), known, source, buckets, folder, alone)
-        if not runs:
+        if not runs and arms == [ALONE]:
             raise VerifyError(f"SGLang {source.version} needs no fix that these cases show, so none can be alone")
+        if not any(is_under_test(each.arm, arms) for each in runs):
+            raise VerifyError(f"no server is under test with --arms {','.join(arms)} in these cases; add {PATCHED}")
         kept = whole_cases(options, here, runs) if options.resume else []
         runs = [each for each in runs if each.case.name not in {row["case"] for row in kept}]
         if options.plan:
