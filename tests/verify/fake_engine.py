@@ -84,11 +84,13 @@ def told(prompt: list[int], count: int, wrong: str, asked: int) -> dict[str, Any
         logprobs[0] = float("nan")
     if wrong == "too short":
         tokens.pop(), logprobs.pop()
+    if wrong == "no logprobs":
+        logprobs.clear()
     return {
         "output_ids": tokens,
         "meta_info": {
-            "output_token_logprobs": [[value, token] for value, token in zip(logprobs, tokens, strict=True)],
-            "output_top_logprobs": [[[value, token, None]] for value, token in zip(logprobs, tokens, strict=True)],
+            "output_token_logprobs": [[value, token] for value, token in zip(logprobs, tokens, strict=False)],
+            "output_top_logprobs": [[[value, token, None]] for value, token in zip(logprobs, tokens, strict=False)],
         },
     }
 

@@ -210,6 +210,12 @@ def test_a_log_does_not_tell_where_this_machine_keeps_things(
     )
 
 
+def test_logprobs_that_no_server_gives_are_not_equal(verify: Verify, rows: Rows) -> None:
+    both = "patched=no logprobs,reference=no logprobs"
+    assert verify("--quick", misbehaviour=both) == 1
+    assert rows()["patched 1"]["why"] == "alone, 5 tokens: 0 logprobs of 12 tokens"
+
+
 @pytest.mark.parametrize("misbehaviour", ["hangs", "hangs at start"])
 def test_a_server_that_hangs_is_red_and_is_killed(
     verify: Verify, rows: Rows, monkeypatch: pytest.MonkeyPatch, misbehaviour: str
