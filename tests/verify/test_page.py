@@ -66,7 +66,7 @@ def made(*servers: dict[str, Any]) -> str:
 
 def test_a_green_run_says_what_to_start() -> None:
     text = made(server("stock", "red", 1, compare.DIFFERS, "wrong"), server("patched", "green", 2))
-    assert "Every server with the plugin is green: <code>SGLANG_PLUGINS=bcg_fixes</code>" in text
+    assert "Every server with all fixes is green: <code>SGLANG_PLUGINS=bcg_fixes</code>" in text
     assert "<b>stock</b>: 1 of 2 requests are equal." in text and "<b>patched</b>: 2 of 2" in text
     # what a server said is text
     assert "<title>alone: token 1 is &lt;b&gt;</title>" in text
@@ -75,6 +75,11 @@ def test_a_green_run_says_what_to_start() -> None:
 def test_the_second_server_of_an_arm_can_make_it_red() -> None:
     text = made(server("patched", "green", 2), server("patched", "red", 1, compare.BROKEN, "it broke"))
     assert "Not green with the plugin: a_case." in text and "it broke" in text and "is green:" not in text
+
+
+def test_a_fix_alone_that_is_red_is_not_said_to_be_green() -> None:
+    text = made(server("patched", "green", 2), server("alone", "red", 1, compare.DIFFERS, "wrong"))
+    assert "Every server with all fixes is green" in text and "A fix alone is not green: a_case." in text
 
 
 def test_an_arm_that_was_not_run_is_not_said_to_be_right() -> None:

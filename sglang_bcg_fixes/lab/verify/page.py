@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sglang_bcg_fixes.lab.verify import compare
-from sglang_bcg_fixes.lab.verify.arms import PATCHED, STOCK
+from sglang_bcg_fixes.lab.verify.arms import ALONE, PATCHED, STOCK
 from sglang_bcg_fixes.lab.verify.servers import FINISHED
 
 COLOURS = {
@@ -98,7 +98,10 @@ def told(servers: Sequence[Server], arms: Sequence[str]) -> Iterator[str]:
             "send the JSON file of this run."
         )
     elif PATCHED in arms:
-        yield "Every server with the plugin is green: <code>SGLANG_PLUGINS=bcg_fixes</code> and your command."
+        yield "Every server with all fixes is green: <code>SGLANG_PLUGINS=bcg_fixes</code> and your command."
+    alone = {server["case"] for server in servers if server["arm"] == ALONE and server["verdict"] != compare.GREEN}
+    if alone:
+        yield f"A fix alone is not green: {', '.join(sorted(alone))}. The JSON file of this run says why."
 
 
 def row(name: str, servers: Sequence[Server], arms: Sequence[str]) -> str:
