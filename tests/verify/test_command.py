@@ -108,6 +108,25 @@ def test_a_run_that_resumes_keeps_the_cases_that_are_whole(
     assert len(started(tmp_path)) == 6
 
 
+def test_a_case_that_was_run_with_other_flags_is_run_again(
+    two_cases: None, verify: Verify, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--once", "--case", "a_case", "--case", "another")
+    assert verify(*words) == 0
+    file = tmp_path / "found.json"
+    found = json.loads(file.read_text())
+    # of a working tree that was changed and not committed
+    found["servers"][0]["environment"]["SGLANG_BCG_FIXES"] = "off"
+    found["servers"][3]["flags"]["--dtype"] = "float16"
+    file.write_text(json.dumps(found))
+    capsys.readouterr()
+    assert verify("--resume", *words) == 0
+    printed = capsys.readouterr().out
+    assert "a_case" in printed and "another" in printed
+    assert verify("--resume", *words) == 0
+    assert "a_case" not in capsys.readouterr().out
+
+
 def test_a_case_that_was_cut_off_is_run_again(two_cases: None, verify: Verify, tmp_path: pathlib.Path) -> None:
     assert verify("--once", "--case", "a_case", "--case", "another") == 0
     file = tmp_path / "found.json"

@@ -327,10 +327,21 @@ def whole_cases(options: argparse.Namespace, here: dict[str, Any], runs: Sequenc
             f"or name another --json FILE"
         )
     ended = [row for row in found["servers"] if not row["ending"].startswith(servers.INTERRUPTED)]
-    there = {(row["case"], row["arm"], row.get("fix"), row.get("number", 1)) for row in ended}
-    left = {each.case.name for each in runs if (each.case.name, each.arm, each.alone, each.number) not in there}
+    there = {(row["case"], row["arm"], row.get("fix"), row.get("number", 1)): started_with(row) for row in ended}
+    # an uncommitted change may have another server under the same name
+    left = {
+        each.case.name
+        for each in runs
+        if there.get((each.case.name, each.arm, each.alone, each.number))
+        != started_with({"flags": each.flags, "environment": dict(each.server.environment)})
+    }
     left |= {row["case"] for row in found["servers"] if row not in ended}
     return [row for row in ended if row["case"] not in left]
+
+
+def started_with(row: dict[str, Any]) -> str:
+    """The flags and the environment of a server, as they are written to a file."""
+    return json.dumps([row["flags"], row["environment"]], sort_keys=True)
 
 
 def make_models(python: str, chosen: Sequence[Case], folder: pathlib.Path, module: str = MODELS) -> None:
