@@ -51,6 +51,12 @@ def main(arguments: list[str]) -> None:
     def note(what: str, detail: Any, requests: int) -> None:
         print(json.dumps(["prefill", what, 8, requests, detail]), file=passes)
 
+    def replayed_or_not(longest: int) -> tuple[str, int]:
+        """The last word on a batch, and its bucket."""
+        if wrong == "replays small ones" and longest > 128:
+            return "admitted, not replayed", longest
+        return "admitted, not replayed" if wrong == "only admits" else "replayed", longest
+
     if wrong != "captures nothing":
         note("captured", None, 1)
 
@@ -65,7 +71,7 @@ def main(arguments: list[str]) -> None:
         if (arm() == "reference" and wrong != "replays") or silent:
             note("refused", "for the reference" if not silent else "by the runner", len(input_ids))
         else:
-            note("admitted, not replayed" if wrong == "only admits" else "replayed", 8, len(input_ids))
+            note(*replayed_or_not(max(map(len, input_ids))), len(input_ids))
         return [told(prompt, sampling_params["max_new_tokens"], wrong, asked) for prompt in input_ids]
 
     server.run(job, generate, 0.1)

@@ -229,6 +229,21 @@ def test_a_log_does_not_tell_where_this_machine_keeps_things(
     )
 
 
+def test_a_bucket_that_is_asked_for_and_never_replayed_is_red(
+    verify: Verify, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def each_bucket(buckets: Sequence[int]) -> list[cases.Call]:
+        script = cases.Script()
+        for size in buckets:
+            script.ask("edges", [size])
+        return script.calls
+
+    monkeypatch.setattr(cases, "CASES", (dataclasses.replace(CASE, script=each_bucket),))
+    assert verify("--quick") == 0
+    assert verify("--quick", misbehaviour="patched=replays small ones") == 1
+    assert rows()["patched 1"]["why"] == "proves nothing: no prefill pass was replayed in bucket 512"
+
+
 def test_logprobs_that_no_server_gives_are_not_equal(verify: Verify, rows: Rows) -> None:
     both = "patched=no logprobs,reference=no logprobs"
     assert verify("--quick", misbehaviour=both) == 1

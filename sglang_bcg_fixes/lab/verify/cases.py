@@ -273,6 +273,12 @@ def small_cache(source: Source) -> Flags:
     return {**mixture_in_triton(source), "--max-total-tokens": 512}
 
 
+def prefill_buckets(flags: Flags) -> tuple[int, ...]:
+    """The sizes of breakable graphs that these flags ask for; none where SGLang chooses them."""
+    found = flags.get("--cuda-graph-bs-prefill", flags.get("--piecewise-cuda-graph-tokens"))
+    return found if isinstance(found, tuple) else ()
+
+
 QWEN3_5_TEXT = Case(
     "qwen3_5_text_prefill_graph",
     "Qwen3.5 without images: linear attention runs anew in every replay.",

@@ -421,6 +421,10 @@ def judge(each: Run, found: Sequence[tuple[Run, Outcome]], wanted: Collection[st
             return dataclasses.replace(verdict, why=f"{verdict.why}; stock gives the same answers")
         if mine.error and any((mine.error, mine.answers) == (o.error, o.answers) for o in stock):
             return dataclasses.replace(verdict, why=f"{verdict.why}, as stock does: {mine.error}")
+    unseen = compare.never_replayed(each.calls, mine, cases.prefill_buckets(each.flags))
+    if unseen and verdict.state == GREEN:
+        sizes = ", ".join(map(str, unseen))
+        return Judged(RED, f"proves nothing: no prefill pass was replayed in bucket {sizes}", verdict.requests)
     missing = sorted(set(wanted) - set(mine.applied))
     if each.arm == ALONE and missing and verdict.state != RED:
         state = INCONCLUSIVE if set(missing) <= set(mine.waiting) else RED

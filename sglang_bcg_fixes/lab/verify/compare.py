@@ -62,7 +62,8 @@ def is_only_different(case: Case, verdict: Judged, arm: Outcome) -> bool:
     """Tell whether every prompt was answered, with numbers, and some answers differ from the reference."""
     if proves_nothing(case, arm):
         return False
-    return verdict.state == RED and {request.outcome for request in verdict.requests} <= {EQUAL, TOKENS_EQUAL, DIFFERS}
+    outcomes = {request.outcome for request in verdict.requests}
+    return verdict.state == RED and outcomes != {EQUAL} and outcomes <= {EQUAL, TOKENS_EQUAL, DIFFERS}
 
 
 def is_explained_by_padding(case: Case, verdict: Judged, arm: Outcome, padded: Sequence[Outcome]) -> bool:
@@ -94,6 +95,13 @@ def proves_nothing(case: Case, arm: Outcome) -> str:
     if max(line[3] for line in replayed) < case.requests:
         return f"no {case.phase} pass of {case.requests} or more requests was replayed"
     return ""
+
+
+def never_replayed(calls: Sequence[Call], arm: Outcome, buckets: Sequence[int]) -> list[int]:
+    """The buckets that a prompt fills exactly, and that no prefill was replayed in."""
+    asked = {len(prompt) for call in calls for prompt in call.prompts if len(call.prompts) == 1 and call.again is None}
+    replayed = {line[4] for line in arm.passes if line[:2] == ["prefill", "replayed"]}
+    return sorted(asked.intersection(buckets) - replayed)
 
 
 def doubt_about(case: Case, calls: Sequence[Call], references: Sequence[Outcome]) -> str:
