@@ -8,13 +8,14 @@ import pathlib
 import signal
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.anatomy import layer_stack
-from sglang_bcg_fixes.process.selfcheck import batches, bookkeeping, judge, pools
+from sglang_bcg_fixes.process.selfcheck import batches, bookkeeping, check, judge, pools
 from tests import processes
 
 
@@ -108,6 +109,28 @@ def test_the_first_layer_of_experts_is_found_by_its_name() -> None:
 def test_a_run_that_wrote_nothing_is_not_called_right() -> None:
     logits = judge.Observation(0, judge.LOGITS, torch.ones(3))
     assert judge.is_blind([*observed(0, 0), logits]) and not judge.is_blind([*observed(0, 1), logits])
+
+
+@pytest.mark.parametrize(
+    ("replays", "values", "verdict"),
+    [
+        ({False: 0, True: 1}, (1, 2), "right"),
+        ({False: 0, True: 0}, (1, 2), "not replayed"),
+        # a replay agrees with a replay, whatever both have read
+        ({False: 1, True: 1}, (1, 2), "inconclusive"),
+        ({False: 1, True: 1}, (2, 1), "wrong"),
+    ],
+)
+def test_only_a_replay_beside_eager_runs_can_be_right(
+    replays: dict[bool, int], values: tuple[float, float], verdict: str
+) -> None:
+    checked = check.Check.__new__(check.Check)
+    checked.switch = check.Switch(None, types.SimpleNamespace(can_run=None))
+    checked.model_runner, checked.routed = types.SimpleNamespace(dtype=torch.float32), math.inf
+    for is_on in (False, False, True):
+        with checked.switch.on(is_on):
+            checked.switch.replays += replays[is_on]
+    assert checked.verdict(observed(1, 2), observed(1, 2), observed(*values))[0] == verdict
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn])

@@ -103,6 +103,8 @@ class Switch:
         self.name = question(runner)
         self.is_on = False
         self.replays = 0
+        # although they were refused
+        self.stray_replays = 0
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[Switch]:
@@ -145,6 +147,7 @@ class Switch:
             raise
         finally:
             self.is_on = False
+            self.stray_replays += 0 if wanted else self.replays
 
 
 class Check:
@@ -227,7 +230,10 @@ class Check:
         if judge.is_blind(eager) or any(not each.noise <= judge.MOST for each in found):
             return INCONCLUSIVE, None
         first = next((each for each in found if each.is_too_large), None)
-        return (WRONG, first) if first else (RIGHT, None)
+        if first:
+            return WRONG, first
+        # two replays agree, whatever both have read
+        return (INCONCLUSIVE if self.switch.stray_replays else RIGHT), None
 
 
 @dataclasses.dataclass
