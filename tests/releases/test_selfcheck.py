@@ -110,6 +110,8 @@ def test_without_time_for_all_the_cheapest_is_checked(checked: Callable[..., tup
     found, _log = checked(NEWEST, "llama", "--seconds", "0")
     assert found["selfcheck"]["verdict"] == "right"
     assert [row["batch"].partition(" (")[0] for row in found["selfcheck"]["batches"]] == ["smallest bucket"]
+    assert "in 1 of 1 batches" in found["selfcheck"]["reason"]
+    assert found["selfcheck"]["reason"].endswith("; 6 more left out for time")
 
 
 @pytest.mark.parametrize("broken", ["slots stay taken", "slots stay written"])

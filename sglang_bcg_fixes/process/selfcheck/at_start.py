@@ -95,7 +95,8 @@ def look(model_runner: Any) -> Outcome:
     ranks, any_rank = tensor_parallel_ranks()
     cases: list[Case] = []
     try:
-        for case in Check(model_runner, any_rank).run():
+        checked = Check(model_runner, any_rank)
+        for case in checked.run():
             cases.append(case)
     except Unchecked as why:
         return Outcome(NO_GRAPHS if isinstance(why, NoGraphs) else NOT_CHECKED, str(why))
@@ -110,16 +111,17 @@ def look(model_runner: Any) -> Outcome:
         verdict = check.WRONG if isinstance(error, ReplayDied) else NOT_CHECKED
         reason = f"replaying ended in {error}" if isinstance(error, ReplayDied) else f"{type(error).__name__}: {error}"
         return Outcome(verdict, reason, tuple(cases), time.perf_counter() - started)
-    outcome = judged(model_runner, tuple(cases), time.perf_counter() - started)
+    outcome = judged(model_runner, tuple(cases), time.perf_counter() - started, len(checked.batches))
     return dataclasses.replace(outcome, kept_bytes=allocated_bytes(model_runner.device) - bytes_before)
 
 
-def judged(model_runner: Any, cases: tuple[Case, ...], seconds: float) -> Outcome:
+def judged(model_runner: Any, cases: tuple[Case, ...], seconds: float, planned: int) -> Outcome:
     right = [case for case in cases if case.verdict == check.RIGHT]
     wrong = [case for case in cases if case.verdict == check.WRONG]
     if wrong:
         return wrong_outcome(model_runner.model, str(wrong[0].batch), wrong[0].first, cases, seconds)
     others = [f"{case.batch}: {case.verdict}" for case in cases if case not in right]
+    others += [f"{planned - len(cases)} more left out for time"] if planned > len(cases) else []
     said = f"replayed as run eagerly in {len(right)} of {len(cases)} batches, {seconds:.1f} s"
     verdict = check.RIGHT if right else NOT_CHECKED
     return Outcome(verdict, "; ".join([said, *others]), cases, seconds)
