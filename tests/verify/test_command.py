@@ -455,6 +455,8 @@ def test_what_the_check_of_a_server_said_is_told_beside_its_answers(
     assert verify("--arms", "checked", misbehaviour="checked=wrong tokens") == 1
     assert rows()["checked 1"]["why"].startswith("self-check: wrong: it was noticed; alone, 9 tokens: token 1 is")
     assert "selfcheck" not in rows()["reference 1"]
+    assert verify("--arms", "checked", misbehaviour="checked=says nothing") == 1
+    assert rows()["checked 1"]["why"] == "its self-check reported nothing"
 
 
 def test_a_fix_alone_is_the_only_one_that_is_on(

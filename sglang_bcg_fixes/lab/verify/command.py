@@ -411,6 +411,8 @@ def judge(each: Run, found: Sequence[tuple[Run, Outcome]], wanted: Collection[st
     verdict = compare.judge(each.case, each.calls, mine, references)
     if each.arm == CHECKED and mine.selfcheck:
         return compare.with_selfcheck(verdict, mine.selfcheck)
+    if each.arm == CHECKED and verdict.state == GREEN:
+        return Judged(RED, "its self-check reported nothing", verdict.requests)
     padded = [outcome for other, outcome in found if other.case is each.case and other.arm == PADDED]
     if verdict.state == RED and compare.is_explained_by_padding(each.case, verdict, mine, padded):
         verdict = dataclasses.replace(verdict, state=GREEN, why=f"padding changes the rounding: {verdict.why}")
