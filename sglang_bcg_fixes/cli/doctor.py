@@ -102,7 +102,10 @@ class Examination:
         for choice in self.plan.kernels:
             lines.append(f"kernel    {choice.op}: {choice.subject.title}")
             lines += package(choice)
-            lines.append(f"{'':10}would run  {choice.impl.name if choice.impl else 'SGLang, its own code'}")
+            runs = choice.impl.name if choice.impl else "SGLang, its own code"
+            if choice.action is Action.BLOCKED:
+                runs = f"nothing, {choice.subject.flag}={choice.state} lets no server start here"
+            lines.append(f"{'':10}would run  {runs}")
             if choice.impl and not choice.proven:
                 own = f"{choice.subject.flag}=off keeps SGLang's own code"
                 lines.append(f"{'':10}unproven   no recorded GPU result speaks for it on this source; {own}")

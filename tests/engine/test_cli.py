@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 import pathlib
 import subprocess
@@ -10,9 +11,11 @@ from collections.abc import Callable
 
 import pytest
 
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.cli import doctor
 from sglang_bcg_fixes.cli.harmless import HARMLESS, Harmless
-from sglang_bcg_fixes.model import SECTIONS, Fix
-from sglang_bcg_fixes.planning import registry
+from sglang_bcg_fixes.model import SECTIONS, Action, Fix
+from sglang_bcg_fixes.planning import plan, registry
 from sglang_bcg_fixes.source import releases, verdicts
 from tests import processes
 from tests.engine.test_plugin import OTHERS_OFF
@@ -163,6 +166,14 @@ def test_what_cannot_be_answered_exits_2_with_a_reason(arguments: list[str], wor
 def test_a_release_that_does_not_exist_exits_2(tmp_path: pathlib.Path) -> None:
     done = run("doctor", "--release", "0.5.999", SGLANG_BCG_CACHE_DIR=str(tmp_path))
     assert done.returncode == 2 and "pip cannot fetch sglang==0.5.999" in done.stderr, done.stderr
+
+
+def test_doctor_does_not_say_that_a_server_starts_without_a_kernel_that_was_asked_for(release_root: Root) -> None:
+    known, source = registry.discover(), releases.in_folder(release_root("0.5.12.post1"))
+    made = plan.make(known, flags.read(known.fixes, known.kernels, {}), source)
+    blocked = dataclasses.replace(made.kernels[0], action=Action.BLOCKED, state="cuda", impl=None)
+    text = doctor.Examination(source, dataclasses.replace(made, fixes=(), kernels=(blocked,)), [], None).text(False)
+    assert f"would run  nothing, {blocked.subject.flag}=cuda lets no server start here" in text
 
 
 def test_doctor_and_list_tell_of_the_switch_for_all_kernels(release_root: Root) -> None:
