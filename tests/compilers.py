@@ -12,6 +12,7 @@ import zipfile
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.kernels.cuda import nvrtc
+from tests import wheels
 
 # of torch for CUDA 12.6, 12.8 and 12.9, and the newest; that of 13.0 is among the requirements
 VERSIONS = ("12.6.85", "12.8.93", "12.9.86", "13.5.37")
@@ -24,30 +25,21 @@ def compiler(version: str) -> nvrtc.Compiler:
 
 def library(version: str) -> pathlib.Path:
     major = version.partition(".")[0]
-    folder = flags.cache_dir() / "nvrtc" / version
-    if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        # tests run side by side: whoever is ready first puts a whole folder in place
-        with tempfile.TemporaryDirectory(dir=folder.parent) as draft:
-            fetch(f"nvidia-cuda-nvrtc{'-cu12' if major == '12' else ''}=={version}", pathlib.Path(draft))
-            try:
-                pathlib.Path(draft, "lib").rename(folder)
-            except OSError:
-                if not folder.is_dir():
-                    raise
+    requirement = f"nvidia-cuda-nvrtc{'-cu12' if major == '12' else ''}=={version}"
+    folder = wheels.filled(flags.cache_dir() / "nvrtc" / version, lambda draft: fetch(requirement, draft))
     return folder / f"libnvrtc.so.{major}"
 
 
 def fetch(requirement: str, folder: pathlib.Path) -> None:
-    """Put the libraries of a wheel into `folder`/lib, without those that are there twice."""
+    """Put the libraries of a wheel into `folder`, without those that are there twice."""
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    subprocess.run([*command, "--dest", str(folder), requirement], check=True)
-    (wheel,) = folder.glob("*.whl")
-    (folder / "lib").mkdir()
-    with zipfile.ZipFile(wheel) as archive:
-        for name in map(pathlib.PurePath, archive.namelist()):
-            if name.name.startswith("libnvrtc") and ".alt." not in name.name:
-                (folder / "lib" / name.name).write_bytes(archive.read(str(name)))
+    with tempfile.TemporaryDirectory() as fetched:
+        subprocess.run([*command, "--dest", fetched, requirement], check=True)
+        (wheel,) = pathlib.Path(fetched).glob("*.whl")
+        with zipfile.ZipFile(wheel) as archive:
+            for name in map(pathlib.PurePath, archive.namelist()):
+                if name.name.startswith("libnvrtc") and ".alt." not in name.name:
+                    (folder / name.name).write_bytes(archive.read(str(name)))
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ import pathlib
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.source import releases
@@ -32,16 +33,22 @@ def wheel(version: str) -> pathlib.Path:
 def unpacked(version: str) -> pathlib.Path:
     """The folder that holds this release's `sglang/`."""
     target = flags.cache_dir() / "unpacked" / f"{version}-{PYTHON}"
+    return filled(target, lambda draft: zipfile.ZipFile(wheel(version)).extractall(draft))
+
+
+def filled(target: pathlib.Path, fill: Callable[[pathlib.Path], None]) -> pathlib.Path:
+    """Fill a folder that is not there. Tests run side by side: whoever is ready first puts a whole one in place."""
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
-        # tests run side by side: whoever is ready first puts a whole folder in place
-        draft = pathlib.Path(tempfile.mkdtemp(dir=target.parent))
-        zipfile.ZipFile(wheel(version)).extractall(draft)
-        try:
-            draft.rename(target)
-        except OSError:
-            if not target.is_dir():
-                raise
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            draft = pathlib.Path(folder, "draft")
+            draft.mkdir()
+            fill(draft)
+            try:
+                draft.rename(target)
+            except OSError:
+                if not target.is_dir():
+                    raise
     return target
 
 
