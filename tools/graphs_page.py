@@ -291,7 +291,6 @@ SHARED = (
     "Gemma4ForCausalLM needs a fix where its last layers read the KV cache of earlier ones, as in E2B and E4B: without "
     f"{link('shared_layers_refused')} it ends before it captures."
 )
-WHOLE = "{} has one graph for the whole prefill, `full`."
 IF_YOU_ASK = (
     f"SGLang's own rules switch these off, and `{ASK}` overrides the rule. The servers ran with text only: try images "
     "with [`bcg-fixes verify`](verify.md). Gemma3nForConditionalGeneration and Gemma4ForConditionalGeneration end "

@@ -16,6 +16,9 @@ DECODE = f"{DECODE_MODULE}:DecodeCudaGraphRunner"
 EAGER = f"{EXECUTOR}.runner.eager_runner:EagerRunner"
 DRAFT = f"{SPECULATIVE}.eagle_draft_cuda_graph_runner:EAGLEDraftCudaGraphRunner"
 DRAFT_EXTEND = f"{SPECULATIVE}.eagle_draft_extend_cuda_graph_runner:EAGLEDraftExtendCudaGraphRunner"
+# of later releases: what decides if a prefill runner is made, and makes it
+SETUP_MODULE = f"{EXECUTOR}.model_runner_components.cuda_graph_setup"
+CAPTURE_PREFILL = f"{SETUP_MODULE}:capture_prefill_graph"
 # called before each prefill replay; may refuse it
 MAY_REPLAY = (f"{OLD_PREFILL}.can_run", f"{PREFILL}.can_run_graph")
 # older location first

@@ -19,7 +19,7 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.anatomy.launches import EAGLE, PREFILL_GRAPHS
-from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL_MODULE, PREFILL
+from sglang_bcg_fixes.anatomy.runners import CAPTURE_PREFILL, OLD_PREFILL_MODULE, PREFILL, SETUP_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.concern import slower
 from sglang_bcg_fixes.engine.swapped import replaced
@@ -30,7 +30,6 @@ from sglang_bcg_fixes.source.tree import Source, absent, affected, unknown
 if TYPE_CHECKING:
     from torch import Tensor
 
-SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
 BUFFER = "input_embeds"
 
 
@@ -44,10 +43,10 @@ class Handed(Exception):
 def probe(source: Source) -> Finding:
     if source.has_module(OLD_PREFILL_MODULE):
         return absent("such drafts get no prefill graph")
-    rule = source.find(f"{SETUP}:has_standard_gqa_for_all_local_layers")
+    rule = source.find(f"{SETUP_MODULE}:has_standard_gqa_for_all_local_layers")
     if rule is None:
         setup = source.need(
-            f"{SETUP}:capture_prefill_graph",
+            CAPTURE_PREFILL,
             "sglang.srt.model_executor.model_runner:ModelRunner.init_prefill_cuda_graph",
         )
         if setup.mentions("attention_layers) < ") and setup.mentions("model_config.num_hidden_layers"):

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.anatomy.forward_batch import CONTEXT, is_captured_into_a_prefill_graph, prefill_batch
 from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS, named
-from sglang_bcg_fixes.anatomy.runners import EXECUTOR
+from sglang_bcg_fixes.anatomy.runners import CAPTURE_PREFILL, EXECUTOR, SETUP_MODULE
 from sglang_bcg_fixes.concern import slower
 from sglang_bcg_fixes.engine import graph_break, wrappers
 from sglang_bcg_fixes.engine.swapped import replaced
@@ -60,14 +60,11 @@ MIXERS = {
 KNOWN_NAME = "linear_attn"
 SSM_BREAK = "ssm_mixer_captured"
 RUNNER = f"{EXECUTOR}.model_runner:ModelRunner"
-COMPONENTS = f"{EXECUTOR}.model_runner_components"
-SETUP = f"{COMPONENTS}.cuda_graph_setup"
-CAPTURE = f"{SETUP}:capture_prefill_graph"
 OLD_CAPTURES = (f"{RUNNER}.init_prefill_cuda_graph", f"{RUNNER}.init_piecewise_cuda_graphs")
-COLLECT = f"{COMPONENTS}.layer_setup:compute_attention_and_moe_layers"
+COLLECT = f"{EXECUTOR}.model_runner_components.layer_setup:compute_attention_and_moe_layers"
 # they number and count what was collected, where a release has them
 NUMBER = tuple(
-    f"{SETUP}:{name}"
+    f"{SETUP_MODULE}:{name}"
     for name in (
         "_align_pipeline_layers",
         "has_standard_gqa_for_all_local_layers",
@@ -82,7 +79,7 @@ logger = logging.getLogger("sglang_bcg_fixes")
 def probe(source: Source) -> Finding:
     if not all(map(source.has_module, (GRANITE, LFM2, LFM2_MOE))):
         return absent("this release has no Granite hybrid, or no LFM2")
-    capture = source.need(CAPTURE, *OLD_CAPTURES)
+    capture = source.need(CAPTURE_PREFILL, *OLD_CAPTURES)
     collect = source.need(COLLECT, capture.where)
     read = [capture, *map(source.need, (*LAYERS, *CONVOLUTIONS, MAMBA2))]
     read += [collect] if collect.where != capture.where else []
@@ -99,7 +96,7 @@ def probe(source: Source) -> Finding:
 
 
 def has_capture_function(source: Source) -> bool:
-    return source.find(CAPTURE) is not None
+    return source.find(CAPTURE_PREFILL) is not None
 
 
 def has_capture_method(source: Source) -> bool:
@@ -217,7 +214,7 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(
-        PatchPoint((CAPTURE,), How.AROUND, admit, needed=has_capture_function),
+        PatchPoint((CAPTURE_PREFILL,), How.AROUND, admit, needed=has_capture_function),
         PatchPoint(OLD_CAPTURES, How.AROUND, admit_by_method, needed=has_capture_method),
         *(PatchPoint((where,), How.AROUND, break_round_the_convolution) for where in CONVOLUTIONS),
     ),

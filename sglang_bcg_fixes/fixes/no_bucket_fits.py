@@ -17,21 +17,19 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS, PREFILL_SIZES
+from sglang_bcg_fixes.anatomy.runners import CAPTURE_PREFILL, SETUP_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
 
-SETUP = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
-CAPTURE = f"{SETUP}:capture_prefill_graph"
-
 
 def probe(source: Source) -> Finding:
-    record = source.find(f"{SETUP}:GraphCapture")
+    record = source.find(f"{SETUP_MODULE}:GraphCapture")
     if record is None:
         return absent("the capture of prefill graphs returns no record")
-    capture = source.need(CAPTURE)
+    capture = source.need(CAPTURE_PREFILL)
     answers = [node.value for node in ast.walk(capture.node) if isinstance(node, ast.Return)]
     if any(isinstance(answer, ast.Name) for answer in answers):
         return affected("where no size fits, the capture returns a bare runner", capture, record)
@@ -53,7 +51,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint((CAPTURE,), How.AROUND, as_record),),
+    patches=(PatchPoint((CAPTURE_PREFILL,), How.AROUND, as_record),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
     concerns=ends(PREFILL_SIZES, PREFILL_GRAPHS),

@@ -25,14 +25,14 @@ from sglang_bcg_fixes.anatomy.launches import (
     PREFILL_GRAPHS,
     has_key,
 )
+from sglang_bcg_fixes.anatomy.runners import SETUP_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.concern import Condition, ends
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, latent
 
-MODULE = "sglang.srt.model_executor.model_runner_components.cuda_graph_setup"
-LIST = f"{MODULE}:index_attention_layers_by_global_id"
+LIST = f"{SETUP_MODULE}:index_attention_layers_by_global_id"
 MODELS = (
     "sglang.srt.models.gemma3n_causal:Gemma3nAttention.__init__",
     "sglang.srt.models.gemma4_causal:Gemma4Attention.__init__",
@@ -55,7 +55,7 @@ Layers = Sequence[Any]
 
 
 def probe(source: Source) -> Finding:
-    if source.find(f"{MODULE}:has_standard_gqa_for_all_local_layers") is None:
+    if source.find(f"{SETUP_MODULE}:has_standard_gqa_for_all_local_layers") is None:
         return absent("attention layers are listed by their place")
     makes = source.need(LIST)
     if not makes.mentions("duplicate attention layer_id"):

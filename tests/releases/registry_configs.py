@@ -114,7 +114,7 @@ NO_MODEL, NO_LAYERS, NO_ATTENTION = (
 
 
 class Read(NamedTuple):
-    """What a line of the release's model file says; `answer` is an architecture whose layers these are, or its own."""
+    """Evidence from the release's model file; `answer` is an architecture whose layers these are, or its own."""
 
     file: str
     line: str

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a release itself decides about prefill graphs, for each architecture of its registry.
+"""A release's own decision about prefill graphs, for each architecture of its registry.
 
     PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m tests.releases.registry_graphs OUT.json [ARCHITECTURE...]
 
