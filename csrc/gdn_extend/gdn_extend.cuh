@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Extend of the gated delta rule, for Hopper: `prepare` and `advance` do what their namesakes in triton.py do, through
-// the same scratch. The contract is in sglang_bcg_fixes/kernels/gdn_extend.
+// the same scratch; `carry` lets few heads of a long sequence keep all multiprocessors busy. The contract is in
+// sglang_bcg_fixes/kernels/gdn_extend.
 //
 // Per chunk, with G the running sum of the gates from the chunk's first token and S [values, keys] the state before it:
 //
@@ -16,7 +17,12 @@
 // consumer warpgroups, which compute 64 values of a head each. A consumer keeps S in registers for a whole sequence:
 // the accumulator of one wgmma is the left operand of the next. Where the grid has a block for each half of a head, the
 // second consumer idles and its half is another block's; the results have the same bits.
-// No host headers: NVRTC compiles this file on the user's machine.
+//
+// A long sequence of few heads is cut into segments, and `advance_segments` computes them side by side. A segment is
+// affine in the state before it: S after = S M + B. So `carry` walks along each segment but the last, without outputs:
+// from zeros, which makes B [values, keys], and from the identity, which makes M [keys, keys]; along the first one from
+// the sequence's own state. A consumer of `advance_segments` then begins with its segment's state, by a product for
+// each segment between the first and its own. No host headers: NVRTC compiles this file on the user's machine.
 #ifndef BCG_GDN_EXTEND_CUH
 #define BCG_GDN_EXTEND_CUH
 
@@ -30,9 +36,9 @@ using u16 = unsigned short;
 constexpr int kWarp = 32;
 constexpr int kGroup = 128;
 constexpr int kThreads = 3 * kGroup;
-// register budget: (40 + 2 * 232) * 128 threads = 64,512, which is the launch's 384 * 168, of the SM's 65,536
-constexpr int kProducerRegisters = 40;
-constexpr int kConsumerRegisters = 232;
+// register budget: (56 + 2 * 224) * 128 threads = 64,512, which is the launch's 384 * 168, of the SM's 65,536
+constexpr int kProducerRegisters = 56;
+constexpr int kConsumerRegisters = 224;
 
 constexpr int kChunk = 64;
 constexpr int kKeys = 128;
@@ -48,6 +54,9 @@ constexpr int kDecayBytes = 4 * (2 * kChunk + 4);
 // a tile has 64 rows of 128 bytes in the 128-byte swizzle of wgmma
 constexpr int kRowBytes = 128;
 constexpr int kPieces = kRowBytes / 16;
+// rows that a warpgroup copies at once, and how often it does for a tile
+constexpr int kRowsAtOnce = kGroup / kPieces;
+constexpr int kRowSteps = kChunk / kRowsAtOnce;
 constexpr int kTile = kChunk * kRowBytes;
 constexpr int kEightRows = 8 * kRowBytes;
 // layout of a stage: keys and queries (two tiles each, split along the key dimension), T, P, the values of each part
@@ -65,6 +74,14 @@ constexpr int kSharedBytes = kBarriers + 16 * kStagesOfOnePart;
 static_assert(kStagesOfTwoParts * (kStageOfTwoParts + kDecayBytes) <= kBarriers, "the stages overlap the barriers");
 static_assert(kSharedBytes <= 227 * 1024, "more shared memory than a block can have");
 
+// What `carry` leaves of a segment and head, in floats. First [values, keys]: B, and of a first segment the state after
+// it. Then M as tiles in the swizzle, rounded to halves, and behind them what the rounding has dropped, in halves too;
+// of a first segment the state before it, which is read after the slot has been overwritten.
+constexpr int kStateSize = kValues * kKeys;
+constexpr int kCarrySize = 2 * kStateSize;
+constexpr int kMapBytes = 4 * kTile;
+static_assert(2 * kMapBytes == 4 * kStateSize, "M takes as much as a state");
+
 // Kernel parameters as cuda.py packs them: eight-byte fields first, then four-byte ones. A half is bf16 or f16.
 struct GdnAdvance {
     const u16* queries;
@@ -74,6 +91,7 @@ struct GdnAdvance {
     const float* decays;
     u16* output;
     float* state;
+    float* carries;
     const int* sequences;
     const int* counts;
     const int* bounds;
@@ -86,6 +104,7 @@ struct GdnAdvance {
     int key_heads;
     int value_heads;
     int tracking;
+    int segment;
 };
 
 // the bits of `flags`
@@ -409,7 +428,45 @@ __device__ __forceinline__ u64 further(u64 descriptor, u32 steps) {
     return (descriptor >> 32 << 32) | u32(u32(descriptor) + steps);
 }
 
-// How this block's work is split. The number of sequences is read on the device, so a captured launch serves any.
+// Three kernels walk along sequences: `advance` where none is cut, because it is shorter then; `advance_segments`, and
+// `carry` before it.
+enum Kernel { kAdvance, kAdvanceSegments, kCarry };
+
+// The number of segments of a sequence. It depends on nothing but the length and how the kernel was launched: a
+// sequence has the same bits alone and beside others. With fewer segments `carry` would take as long as they save.
+constexpr int kLeastSegments = 4;
+template <Kernel kKernel>
+__device__ __forceinline__ int segments_of(const GdnAdvance& job, int sequence) {
+    if (kKernel == kAdvance) return 1;
+    const int* const fields = job.sequences + sequence * kSequenceFields;
+    const int tokens = at_most(fields[1], job.rows_of_output) - fields[0];
+    return tokens > (kLeastSegments - 1) * job.segment ? (tokens + job.segment - 1) / job.segment : 1;
+}
+
+// Matrices of each head of a sequence that a kernel computes: a state for each segment, and `carry` the state after the
+// first one, then B and M of those in between.
+template <Kernel kKernel>
+__device__ __forceinline__ int shares_of(int segments) {
+    if (kKernel != kCarry) return segments;
+    return segments > 1 ? 2 * segments - 3 : 0;
+}
+
+// All that a kernel computes, in matrices of every head. The number of sequences is read on the device, so a captured
+// launch serves any.
+template <Kernel kKernel>
+__device__ __forceinline__ int all_shares(const GdnAdvance& job) {
+    const int sequences = job.counts[2];
+    int shares = kKernel == kCarry ? 0 : sequences;
+    // the longest sequences are first
+    for (int sequence = 0; kKernel != kAdvance && sequence < sequences; ++sequence) {
+        const int segments = segments_of<kKernel>(job, sequence);
+        if (segments == 1) break;
+        shares += shares_of<kKernel>(segments) - shares_of<kKernel>(1);
+    }
+    return shares;
+}
+
+// How this block's work is split.
 struct Cut {
     u32 memory;
     int parts;
@@ -417,11 +474,11 @@ struct Cut {
     int stage_bytes;
     int items;
 
-    __device__ __forceinline__ explicit Cut(const GdnAdvance& job) {
+    __device__ __forceinline__ Cut(const GdnAdvance& job, int shares, int most_parts) {
         memory = shared_memory();
-        const int halves_of_heads = job.counts[2] * job.value_heads * kParts;
+        const int halves_of_heads = shares * job.value_heads * kParts;
         // half a head for each block, as long as there are enough blocks
-        parts = halves_of_heads > static_cast<int>(gridDim.x) ? kParts : 1;
+        parts = halves_of_heads > static_cast<int>(gridDim.x) ? most_parts : 1;
         items = halves_of_heads / parts;
         stages = parts == 1 ? kStagesOfOnePart : kStagesOfTwoParts;
         stage_bytes = parts == 1 ? kStageOfOnePart : kStageOfTwoParts;
@@ -448,8 +505,9 @@ struct Pipeline {
     }
 };
 
-// Work item: one head of a sequence, or one part of its values, within this span. A span may begin and end within a
-// sequence, but not within a chunk.
+// Work item: one head of a sequence, or one part of its values, within this span and segment. A span may begin and end
+// within a sequence, but not within a chunk; only a sequence that is in one span has segments.
+template <Kernel kKernel>
 struct Item {
     int start;
     int end;
@@ -461,39 +519,146 @@ struct Item {
     int checkpoint;
     int track_slot;
     int first_chunk;
+    int segments;
+    int segment;
+    // M of the segment, not B
+    bool is_map;
 
     __device__ __forceinline__ Item(const GdnAdvance& job, const Cut& cut, int number) {
-        const int of_sequence = job.value_heads * (kParts / cut.parts);
-        const int* fields = job.sequences + number / of_sequence * kSequenceFields;
+        int sequence = 0, share = number / (job.value_heads * (kParts / cut.parts));
+        for (;; ++sequence) {
+            segments = segments_of<kKernel>(job, sequence);
+            // this one and all after it have a share each
+            if (segments == 1) break;
+            if (share < shares_of<kKernel>(segments)) break;
+            share -= shares_of<kKernel>(segments);
+        }
+        if (segments == 1) {
+            sequence += share;
+            share = 0;
+        }
+        segment = kKernel == kCarry ? (share + 1) / 2 : share;
+        is_map = kKernel == kCarry && share > 0 && share % 2 == 0;
+        const int* const fields = job.sequences + sequence * kSequenceFields;
         start = fields[0];
         end = at_most(fields[1], job.rows_of_output);
         slot = fields[2];
         head = number / (kParts / cut.parts) % job.value_heads;
         part = cut.parts == 1 ? number % kParts : 0;
-        begin = start + chunks_of(job.first_token - start) * kChunk;
-        stop = at_most(start + chunks_of(job.last_token - start) * kChunk, end);
+        if (segments == 1) {
+            begin = start + chunks_of(job.first_token - start) * kChunk;
+            stop = at_most(start + chunks_of(job.last_token - start) * kChunk, end);
+        } else {
+            const int tokens = (chunks_of(end - start) + segments - 1) / segments * kChunk;
+            begin = start + segment * tokens;
+            stop = at_most(begin + tokens, end);
+        }
         track_slot = job.tracking ? fields[4] : -1;
         checkpoint = start + at_least(fields[3], 0);
         first_chunk = fields[5] - job.bounds[job.span];
     }
+
+    // The record of one of its segments. Two never share one: segments are at most as long as job.segment.
+    __device__ __forceinline__ float* carry_of(const GdnAdvance& job, int number) const {
+        return job.carries + (i64(start / job.segment + number) * job.value_heads + head) * kCarrySize;
+    }
 };
 
+// The outputs in the stages of a ring of one part, each where the chunk's values were. They are the producer's to store
+// before it reuses the stage, because a consumer without a second one beside it would have to wait. Two consumers hide
+// each other's stores, and the producer has less time.
+struct Outputs {
+    int first_row[kStagesOfOnePart];
+    // the sequence's rows of a chunk, and the first column of an item behind them; 0 for a stage without an output
+    u32 rows_and_column[kStagesOfOnePart];
+
+    __device__ __forceinline__ Outputs() {
+#pragma unroll
+        for (int stage = 0; stage < kStagesOfOnePart; ++stage) first_row[stage] = rows_and_column[stage] = 0;
+    }
+
+    __device__ __forceinline__ void add(int row, int rows, int column) {
+#pragma unroll
+        for (int stage = kStagesOfOnePart - 1; stage > 0; --stage) {
+            first_row[stage] = first_row[stage - 1];
+            rows_and_column[stage] = rows_and_column[stage - 1];
+        }
+        first_row[0] = row;
+        rows_and_column[0] = u32(column) * (2 * kChunk) + at_most(rows, kChunk);
+    }
+
+    // Store the output in the stage that is reused next: its consumer has left it.
+    __device__ __forceinline__ void store_oldest(const GdnAdvance& job, u32 tile) const {
+        const int thread = threadIdx.x % kGroup, piece = thread % kPieces, first = thread / kPieces;
+        const int rows = rows_and_column[kStagesOfOnePart - 1] % (2 * kChunk);
+        const int column = rows_and_column[kStagesOfOnePart - 1] / (2 * kChunk);
+        const int row_size = job.value_heads * kValues;
+        u16* const to = job.output + i64(first_row[kStagesOfOnePart - 1]) * row_size + column + piece * 8;
+        int4 values[kRowSteps];
+#pragma unroll
+        for (int step = 0; step < kRowSteps; ++step) {
+            values[step] = shared_piece(tile + swizzled(first + step * kRowsAtOnce, piece));
+        }
+#pragma unroll
+        for (int step = 0; step < kRowSteps; ++step) {
+            const int in_chunk = first + step * kRowsAtOnce;
+            if (in_chunk < rows) set_global(to + i64(in_chunk) * row_size, values[step]);
+        }
+    }
+};
+
+// Store what is left in the ring at the end.
+__device__ __forceinline__ void store_rest(const GdnAdvance& job, const Cut& cut, Pipeline& pipe, Outputs& outputs) {
+    for (int stage = 0; stage < kStagesOfOnePart; ++stage) {
+        mbarrier_wait(cut.empty(pipe.stage), pipe.phase ^ 1);
+        outputs.store_oldest(job, cut.tiles(pipe.stage) + kValueTiles);
+        outputs.add(0, 0, 0);
+        pipe.advance(kStagesOfOnePart);
+    }
+}
+
+// Copy M of the segments between the first one and an item's, each in two stages of the ring.
+__device__ __forceinline__ void load_maps(const GdnAdvance& job, const Cut& cut, const Item<kAdvanceSegments>& item,
+                                          Pipeline& pipe, Outputs& outputs) {
+    const int thread = threadIdx.x % kGroup;
+    for (int number = 2; number < 2 * item.segment; ++number) {
+        const float* const maps = item.carry_of(job, number / 2) + kStateSize;
+        const auto* const from = reinterpret_cast<const unsigned char*>(maps) + number % 2 * kMapBytes;
+        mbarrier_wait(cut.empty(pipe.stage), pipe.phase ^ 1);
+        if (cut.parts == 1) {
+            outputs.store_oldest(job, cut.tiles(pipe.stage) + kValueTiles);
+            outputs.add(0, 0, 0);
+        }
+#pragma unroll
+        for (int at = 16 * thread; at < kMapBytes; at += 16 * kGroup)
+            cp_async_16(cut.tiles(pipe.stage) + at, from + at);
+        cp_async_mbarrier_arrive(cut.full(pipe.stage));
+        pipe.advance(cut.stages);
+    }
+}
+
 // Producer warpgroup: eight threads copy the 128 bytes of a row, 16 rows at a time.
+template <Kernel kKernel>
 __device__ __forceinline__ void load(const GdnAdvance& job, const Cut& cut) {
-    constexpr int kRowsAtOnce = kGroup / kPieces;
     const int thread = threadIdx.x % kGroup, piece = thread % kPieces, first = thread / kPieces;
     const int group = job.value_heads / job.key_heads;
     Pipeline pipe;
+    Outputs outputs;
     for (int number = blockIdx.x; number < cut.items; number += gridDim.x) {
-        const Item item(job, cut, number);
+        const Item<kKernel> item(job, cut, number);
+        if constexpr (kKernel == kAdvanceSegments) load_maps(job, cut, item, pipe, outputs);
         const i64 of_keys = i64(item.head / group) * job.capacity - job.first_token;
         const i64 of_values = i64(item.head) * job.capacity - job.first_token;
         for (int first_row = item.begin; first_row < item.stop; first_row += kChunk) {
             const u32 tiles = cut.tiles(pipe.stage);
             // the parity of the lap before: on the first lap this does not wait
             mbarrier_wait(cut.empty(pipe.stage), pipe.phase ^ 1);
+            if (kKernel != kCarry && cut.parts == 1) {
+                outputs.store_oldest(job, tiles + kValueTiles);
+                outputs.add(first_row, item.end - first_row, item.head * kValues + item.part * kPart);
+            }
 #pragma unroll
-            for (int step = 0; step < kChunk / kRowsAtOnce; ++step) {
+            for (int step = 0; step < kRowSteps; ++step) {
                 const int in_chunk = first + step * kRowsAtOnce;
                 // past the end repeat the last row: never a neighbour's, and the decays multiply it by zero
                 const int row = at_most(first_row + in_chunk, item.end - 1);
@@ -505,12 +670,16 @@ __device__ __forceinline__ void load(const GdnAdvance& job, const Cut& cut) {
                 cp_async_16(tiles + kKeyTiles + lies, job.keys + at_keys);
                 cp_async_16(tiles + kKeyTiles + kTile + lies, job.keys + at_keys + kKeys / 2);
                 cp_async_16(tiles + kInverseTile + lies, job.inverses + at_matrix);
-                cp_async_16(tiles + kValueTiles + lies, job.output + at_values);
-                if (cut.parts == kParts)
-                    cp_async_16(tiles + kValueTiles + kTile + lies, job.output + at_values + kPart);
-                cp_async_16(tiles + kQueryTiles + lies, job.queries + at_keys);
-                cp_async_16(tiles + kQueryTiles + kTile + lies, job.queries + at_keys + kKeys / 2);
-                cp_async_16(tiles + kScoreTile + lies, job.scores + at_matrix);
+                if (!item.is_map) {
+                    cp_async_16(tiles + kValueTiles + lies, job.output + at_values);
+                    if (cut.parts == kParts)
+                        cp_async_16(tiles + kValueTiles + kTile + lies, job.output + at_values + kPart);
+                }
+                if constexpr (kKernel != kCarry) {
+                    cp_async_16(tiles + kQueryTiles + lies, job.queries + at_keys);
+                    cp_async_16(tiles + kQueryTiles + kTile + lies, job.queries + at_keys + kKeys / 2);
+                    cp_async_16(tiles + kScoreTile + lies, job.scores + at_matrix);
+                }
             }
             if (thread < kDecayBytes / 16) {
                 const int chunk = item.first_chunk + (first_row - item.start) / kChunk;
@@ -521,16 +690,17 @@ __device__ __forceinline__ void load(const GdnAdvance& job, const Cut& cut) {
             pipe.advance(cut.stages);
         }
     }
+    if constexpr (kKernel != kCarry) {
+        if (cut.parts == 1) store_rest(job, cut, pipe, outputs);
+    }
 }
 
 // wgmma accumulator fragment of a thread, per eight columns: two adjacent columns of row n, then of row n + 8. Rounded
 // to halves it is the next wgmma's left operand.
 constexpr int kEights = kChunk / 8;
 
-// Transpose a chunk's output through the tile that held its values, then store it. Each warp moves 32 bytes of every
-// row on its own, so a __syncwarp is enough.
-__device__ __forceinline__ void store_output(const GdnAdvance& job, const Item& item, const u32 (&o)[16], u32 tile,
-                                             int part, int first_row) {
+// Leave a chunk's output, transposed, in the tile that held its values. Each warp writes 32 bytes of every row.
+__device__ __forceinline__ void leave_output(const u32 (&o)[16], u32 tile) {
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x % kGroup / kWarp;
 #pragma unroll
     for (int eight = 0; eight < kEights; eight += 2) {
@@ -538,15 +708,25 @@ __device__ __forceinline__ void store_output(const GdnAdvance& job, const Item& 
         const u32* const four = &o[2 * eight];
         stmatrix_x4_trans(tile + swizzled(token, 2 * warp + lane / 8 % 2), four[0], four[1], four[2], four[3]);
     }
+}
+
+// Store an output that leave_output() has left. Each warp moves 32 bytes of every row on its own, so a __syncwarp is
+// enough.
+__device__ __forceinline__ void store_output(const GdnAdvance& job, u32 tile, int first_row, int end, int column) {
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x % kGroup / kWarp;
     __syncwarp();
 #pragma unroll
     for (int step = 0; step < 4; ++step) {
         const int token = lane / 2 + 16 * step, piece = 2 * warp + lane % 2, row = first_row + token;
         const int4 values = shared_piece(tile + swizzled(token, piece));
-        const i64 at = (i64(row) * job.value_heads + item.head) * kValues + part * kPart + piece * 8;
-        if (row < item.end) *reinterpret_cast<int4*>(job.output + at) = values;
+        if (row < end) set_global(job.output + i64(row) * job.value_heads * kValues + column + piece * 8, values);
     }
+}
+
+// Hand a stage back to the producer: all lanes have read it, and left their output in it or stored it.
+__device__ __forceinline__ void leave_stage(u32 empty) {
     __syncwarp();
+    if (threadIdx.x % kWarp == 0) mbarrier_arrive(empty);
 }
 
 __device__ __forceinline__ void load_state(float (&S)[64], const float* state) {
@@ -580,6 +760,17 @@ __device__ __forceinline__ void round(u32 (&rounded)[kCount], const float (&exac
     for (int pair = 0; pair < kCount; ++pair) rounded[pair] = halves<kBf16>(exact[2 * pair], exact[2 * pair + 1]);
 }
 
+// what rounding to halves has dropped, in halves
+template <bool kBf16, int kCount>
+__device__ __forceinline__ void round_rest(u32 (&rest)[kCount], const float (&exact)[2 * kCount],
+                                           const u32 (&rounded)[kCount]) {
+#pragma unroll
+    for (int pair = 0; pair < kCount; ++pair) {
+        rest[pair] = halves<kBf16>(exact[2 * pair] - widened<kBf16>(u16(rounded[pair])),
+                                   exact[2 * pair + 1] - widened<kBf16>(u16(rounded[pair] >> 16)));
+    }
+}
+
 // n = v T^T, the part of n that does not need the state
 template <bool kBf16>
 __device__ __forceinline__ void begin_chunk(float (&n)[32], u32 tiles, int of_values) {
@@ -605,13 +796,13 @@ __device__ __forceinline__ void look_up(float (&d)[32], const u32 (&S)[32], u32 
     wgmma_commit();
 }
 
-// d += left T^T or left P^T
-template <bool kBf16>
+// d += left T^T or left P^T; or d = left T^T
+template <bool kBf16, bool kAdds = true>
 __device__ __forceinline__ void add_product(float (&d)[32], const u32 (&left)[16], u32 tile) {
     const u64 matrix = descriptor(tile);
 #pragma unroll
     for (int step = 0; step < kChunk / 16; ++step)
-        wgmma_m64n64k16<kBf16, false>(d, &left[4 * step], further(matrix, step * kAlongRow), 1);
+        wgmma_m64n64k16<kBf16, false>(d, &left[4 * step], further(matrix, step * kAlongRow), kAdds || step > 0);
     wgmma_commit();
 }
 
@@ -621,8 +812,8 @@ __device__ __forceinline__ void load_decays(float2 (&minus)[kEights], u32 decays
     for (int eight = 0; eight < kEights; ++eight) minus[eight] = shared_pair(decays + 32 * eight);
 }
 
-// n -= (exp(G) known) T^T, with known = S k^T: now n = r T^T
-template <bool kBf16>
+// n -= (exp(G) known) T^T, with known = S k^T: now n = r T^T. Where there are no values, n begins with it.
+template <bool kBf16, bool kBegins = false>
 __device__ __forceinline__ void correct(float (&n)[32], const float (&known)[32], u32 (&left)[16], u32 tiles,
                                         const float2 (&minus)[kEights]) {
 #pragma unroll
@@ -632,7 +823,7 @@ __device__ __forceinline__ void correct(float (&n)[32], const float (&known)[32]
             halves<kBf16>(known[4 * eight + 2] * minus[eight].x, known[4 * eight + 3] * minus[eight].y);
     }
     wgmma_fence();
-    add_product<kBf16>(n, left, tiles + kInverseTile);
+    add_product<kBf16, !kBegins>(n, left, tiles + kInverseTile);
 }
 
 // S += (exp(G_last - G) n) k
@@ -660,10 +851,82 @@ __device__ __forceinline__ void decay(float (&o)[32], const float2 (&minus)[kEig
     for (int each = 0; each < 32; ++each) o[each] *= each % 2 ? -minus[each / 4].y : -minus[each / 4].x;
 }
 
+// Offset in a tile of two adjacent columns.
+__device__ __forceinline__ u32 pair_of(int row, int column) { return swizzled(row, column / 8) + 2 * (column % 8); }
+
+// d += left M, with M's tiles of one rounding
+template <bool kBf16>
+__device__ __forceinline__ void add_mapped(float (&d)[64], const u32 (&left)[32], u32 tiles) {
+    const u64 map = descriptor(tiles);
+#pragma unroll
+    for (int step = 0; step < kKeys / 16; ++step) {
+        const u32 down = step / 4 * (2 * kTile / 16) + step % 4 * kSixteenRows;
+        wgmma_m64n128k16<kBf16>(d, &left[4 * step], further(map, down));
+    }
+    wgmma_commit();
+}
+
+// S = S M + B of a segment. Both S and M are split in two halves each, which is as good as fp32's product here: the
+// product of what both roundings dropped is left out.
+template <bool kBf16>
+__device__ __forceinline__ void carry_over(float (&S)[64], const float* B, const Cut& cut, Pipeline& pipe) {
+    u32 rounded[32], rest[32];
+    round<kBf16>(rounded, S);
+    round_rest<kBf16>(rest, S, rounded);
+    load_state(S, B);
+    u32 empty[2];
+#pragma unroll
+    for (int rounding = 0; rounding < 2; ++rounding) {
+        const u32 tiles = cut.tiles(pipe.stage);
+        empty[rounding] = cut.empty(pipe.stage);
+        mbarrier_wait(cut.full(pipe.stage), pipe.phase);
+        fence_proxy_async();
+        wgmma_fence();
+        add_mapped<kBf16>(S, rounded, tiles);
+        if (rounding == 0) add_mapped<kBf16>(S, rest, tiles);
+        pipe.advance(cut.stages);
+    }
+    wgmma_wait<0>(S);
+    leave_stage(empty[0]);
+    leave_stage(empty[1]);
+}
+
+// The state before an item.
+template <bool kBf16>
+__device__ __forceinline__ void begin_segment(float (&S)[64], const float* state, const Item<kAdvanceSegments>& item,
+                                              int in_head, const GdnAdvance& job, const Cut& cut, Pipeline& pipe) {
+    if (item.segments == 1) {
+        load_state(S, state);
+    } else if (item.segment == 0) {
+        load_state(S, item.carry_of(job, 0) + kStateSize + in_head);
+    } else {
+        load_state(S, item.carry_of(job, 0) + in_head);
+        for (int before = 1; before < item.segment; ++before) {
+            carry_over<kBf16>(S, item.carry_of(job, before) + in_head, cut, pipe);
+        }
+    }
+}
+
+// Store a part's rows of M as load_maps() reads them.
+template <bool kBf16>
+__device__ __forceinline__ void store_map(const float (&S)[64], unsigned char* tiles) {
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x % kGroup / kWarp;
+    u32 rounded[32], rest[32];
+    round<kBf16>(rounded, S);
+    round_rest<kBf16>(rest, S, rounded);
+#pragma unroll
+    for (int pair = 0; pair < 32; ++pair) {
+        const int row = 16 * warp + lane / 4 + pair % 2 * 8, column = pair / 2 * 8 + 2 * (lane % 4);
+        unsigned char* const to = tiles + column / 64 * kTile + pair_of(row, column % 64);
+        *reinterpret_cast<u32*>(to) = rounded[pair];
+        *reinterpret_cast<u32*>(to + kMapBytes) = rest[pair];
+    }
+}
+
 // Consumer warpgroup: one part of a head, chunk after chunk. Steady state of chunk t, a wgmma group a line; beside it,
 // what the warps do while it and the groups above it, down to the last wait, are in flight:
 //
-//   look_up(t)          known = S k^T                    store the output of t - 1, free its stage
+//   look_up(t)          known = S k^T                    leave the output of t - 1 in its stage, free that
 //   look_up(t)          o = S q^T, first half
 //   -- wgmma_wait<1>: known is there, o in flight
 //   correct(t)          n -= (exp(G) known) T^T
@@ -680,7 +943,7 @@ __device__ __forceinline__ void decay(float (&o)[32], const float2 (&minus)[kEig
 // serialises every product with more in flight over the wait for S, or if the next chunk still reads o. ptxas also
 // moves arithmetic past a wait unless there is a branch in between: so S is rounded before the branch of the
 // checkpoint.
-template <bool kBf16>
+template <bool kBf16, Kernel kKernel>
 __device__ __forceinline__ void compute(const GdnAdvance& job, const Cut& cut, int own_part) {
     const int lane = threadIdx.x % kWarp, warp = threadIdx.x % kGroup / kWarp;
     const int own_row = 16 * warp + lane / 4, own_column = 2 * (lane % 4);
@@ -690,14 +953,22 @@ __device__ __forceinline__ void compute(const GdnAdvance& job, const Cut& cut, i
     float2 minus[kEights];
     u32 rounded[32], left[16], right[16];
     for (int number = blockIdx.x; number < cut.items; number += gridDim.x) {
-        const Item item(job, cut, number);
+        const Item<kKernel> item(job, cut, number);
         if (item.begin >= item.stop) continue;
         const int part = cut.parts == kParts ? own_part : item.part;
-        const i64 in_slot = (i64(item.head) * kValues + part * kPart + own_row) * kKeys + own_column;
-        float* const state = job.state + item.slot * job.state_slot + in_slot;
-        float* const checkpoint = state + (item.track_slot - item.slot) * job.state_slot;
-        load_state(S, state);
-        if (item.track_slot >= 0 && item.checkpoint == item.begin) store_state(checkpoint, S);
+        const int in_head = (part * kPart + own_row) * kKeys + own_column;
+        float* const state = job.state + item.slot * job.state_slot + i64(item.head) * kStateSize + in_head;
+        float* const checkpoint =
+            item.track_slot < 0 ? nullptr : state + (item.track_slot - item.slot) * job.state_slot;
+        const bool is_last = item.segment == item.segments - 1;
+        const int column = item.head * kValues + part * kPart;
+        if constexpr (kKernel == kAdvance) {
+            load_state(S, state);
+        } else {
+            begin_segment<kBf16>(S, state, item, in_head, job, cut, pipe);
+        }
+        // the end of a segment is the segment's before
+        if (checkpoint && item.checkpoint == item.begin && item.segment == 0) store_state(checkpoint, S);
         round<kBf16>(rounded, S);
         u32 tiles = cut.tiles(pipe.stage), decays = cut.decays(pipe.stage);
         u32 tiles_before = 0, empty_before = 0;
@@ -712,9 +983,12 @@ __device__ __forceinline__ void compute(const GdnAdvance& job, const Cut& cut, i
             look_up<kBf16>(known, rounded, tiles + kKeyTiles);
             wgmma_fence();
             look_up<kBf16, 0, kLookUpSteps / 2>(o, rounded, tiles + kQueryTiles);
-            if (first_row > item.begin) {
-                store_output(job, item, right, tiles_before + of_values, part, first_row - kChunk);
-                if (lane == 0) mbarrier_arrive(empty_before);
+            if (empty_before) {
+                leave_output(right, tiles_before + of_values);
+                if (cut.parts == kParts) {
+                    store_output(job, tiles_before + of_values, first_row - kChunk, item.end, column);
+                }
+                leave_stage(empty_before);
             }
             load_decays(minus, decays + 4 * own_column);
             wgmma_wait<1>(known);
@@ -737,7 +1011,7 @@ __device__ __forceinline__ void compute(const GdnAdvance& job, const Cut& cut, i
             begin_chunk<kBf16>(n, tiles, of_values);
             round<kBf16>(rounded, S);
             pin(rounded);
-            if (item.track_slot >= 0 && item.checkpoint == first_row + kChunk) store_state(checkpoint, S);
+            if (checkpoint && item.checkpoint == first_row + kChunk) store_state(checkpoint, S);
             decay(o, minus);
             wgmma_fence();
             add_product<kBf16>(o, right, tiles_before + kScoreTile);
@@ -750,16 +1024,99 @@ __device__ __forceinline__ void compute(const GdnAdvance& job, const Cut& cut, i
         add_product<kBf16>(o, right, tiles + kScoreTile);
         wgmma_wait<0>(o);
         round<kBf16>(right, o);
-        store_output(job, item, right, tiles + of_values, part, first_row);
-        if (lane == 0) mbarrier_arrive(empty_before);
-        if (item.track_slot >= 0 && item.checkpoint == item.stop) store_state(checkpoint, S);
-        store_state(state, S);
+        leave_output(right, tiles + of_values);
+        if (cut.parts == kParts) store_output(job, tiles + of_values, first_row, item.end, column);
+        leave_stage(empty_before);
+        if (checkpoint && item.checkpoint == item.stop) store_state(checkpoint, S);
+        if (is_last) store_state(state, S);
     }
 }
 
+// S, or M where kIsMap, along the chunks of a segment. The next chunk's n = v T^T is in flight beside what ends this
+// one.
+template <bool kBf16, bool kIsMap>
+__device__ __forceinline__ void walk(float (&S)[64], const Item<kCarry>& item, const Cut& cut, Pipeline& pipe,
+                                     int of_values, int own_column) {
+    float known[32], n[32];
+    float2 minus[kEights];
+    u32 rounded[32], left[16];
+    round<kBf16>(rounded, S);
+    u32 tiles = cut.tiles(pipe.stage), decays = cut.decays(pipe.stage);
+    mbarrier_wait(cut.full(pipe.stage), pipe.phase);
+    fence_proxy_async();
+    wgmma_fence();
+    if constexpr (!kIsMap) begin_chunk<kBf16>(n, tiles, of_values);
+    for (int first_row = item.begin;; first_row += kChunk) {
+        wgmma_fence();
+        look_up<kBf16>(known, rounded, tiles + kKeyTiles);
+        load_decays(minus, decays + 4 * own_column);
+        if constexpr (kIsMap) {
+            wgmma_wait<0>(known);
+        } else {
+            wgmma_wait<0>(known, n);
+        }
+        correct<kBf16, kIsMap>(n, known, left, tiles, minus);
+        scale(S, shared_float(decays + 8 * kChunk));
+        wgmma_wait<0>(n);
+        learn<kBf16>(S, n, left, tiles, decays + 4 * own_column);
+        const u32 empty = cut.empty(pipe.stage);
+        pipe.advance(cut.stages);
+        const bool is_last = first_row + kChunk >= item.stop;
+        if (!is_last) {
+            tiles = cut.tiles(pipe.stage);
+            decays = cut.decays(pipe.stage);
+            mbarrier_wait(cut.full(pipe.stage), pipe.phase);
+            fence_proxy_async();
+        }
+        wgmma_wait<0>(S);
+        leave_stage(empty);
+        if (is_last) break;
+        wgmma_fence();
+        if constexpr (!kIsMap) begin_chunk<kBf16>(n, tiles, of_values);
+        round<kBf16>(rounded, S);
+    }
+}
+
+// Consumer warpgroup of `carry`: half of the rows of B, M, or the state after a first segment.
 template <bool kBf16>
+__device__ __forceinline__ void compute_carries(const GdnAdvance& job, const Cut& cut, int own_part) {
+    const int lane = threadIdx.x % kWarp, warp = threadIdx.x % kGroup / kWarp;
+    const int own_row = 16 * warp + lane / 4, own_column = 2 * (lane % 4);
+    const int of_values = kValueTiles + own_part * kTile;
+    Pipeline pipe;
+    float S[64];
+    for (int number = blockIdx.x; number < cut.items; number += gridDim.x) {
+        const Item<kCarry> item(job, cut, number);
+        const int part = cut.parts == kParts ? own_part : item.part;
+        const int in_head = (part * kPart + own_row) * kKeys + own_column;
+        float* const carried = item.carry_of(job, item.segment);
+        if (item.is_map) {
+#pragma unroll
+            for (int each = 0; each < 64; ++each) {
+                const int row = part * kPart + own_row + each / 2 % 2 * 8,
+                          column = own_column + each / 4 * 8 + each % 2;
+                S[each] = row == column ? 1.0f : 0.0f;
+            }
+            walk<kBf16, true>(S, item, cut, pipe, of_values, own_column);
+            store_map<kBf16>(S, reinterpret_cast<unsigned char*>(carried + kStateSize) + part * 2 * kTile);
+            continue;
+        }
+        if (item.segment == 0) {
+            load_state(S, job.state + item.slot * job.state_slot + i64(item.head) * kStateSize + in_head);
+            store_state(carried + kStateSize + in_head, S);
+        } else {
+#pragma unroll
+            for (int each = 0; each < 64; ++each) S[each] = 0;
+        }
+        walk<kBf16, false>(S, item, cut, pipe, of_values, own_column);
+        store_state(carried + in_head, S);
+    }
+}
+
+template <bool kBf16, Kernel kKernel>
 __device__ __forceinline__ void advance(const GdnAdvance& job) {
-    const Cut cut(job);
+    // two consumers of segments would spill registers
+    const Cut cut(job, all_shares<kKernel>(job), kKernel == kAdvanceSegments ? 1 : kParts);
     const int role = threadIdx.x / kGroup;
     if (threadIdx.x == 0) {
         for (int stage = 0; stage < cut.stages; ++stage) {
@@ -772,10 +1129,15 @@ __device__ __forceinline__ void advance(const GdnAdvance& job) {
     __syncthreads();
     if (role == 0) {
         setmaxnreg_dec<kProducerRegisters>();
-        load(job, cut);
+        load<kKernel>(job, cut);
     } else {
         setmaxnreg_inc<kConsumerRegisters>();
-        if (role <= cut.parts) compute<kBf16>(job, cut, role - 1);
+        if (role > cut.parts) return;
+        if constexpr (kKernel == kCarry) {
+            compute_carries<kBf16>(job, cut, role - 1);
+        } else {
+            compute<kBf16, kKernel>(job, cut, role - 1);
+        }
     }
 }
 
@@ -1042,9 +1404,6 @@ __device__ __forceinline__ void store_rows(const GdnPrepare& job, const Chunk& c
         }
     }
 }
-
-// Offset in a tile of two adjacent columns.
-__device__ __forceinline__ u32 pair_of(int row, int column) { return swizzled(row, column / 8) + 2 * (column % 8); }
 
 // From k k^T and q k^T: P, and the triangular system A, cut in blocks. A lane computes its addresses once: from one
 // eight of columns to another, the swizzles change nothing but two bits of them.
@@ -1320,12 +1679,32 @@ extern "C" __global__ void __launch_bounds__(bcg::kGroup, bcg::kBlocksOfMultipro
 
 extern "C" __global__ void __launch_bounds__(bcg::kThreads, 1)
     bcg_gdn_advance_bf16(const __grid_constant__ bcg::GdnAdvance job) {
-    bcg::advance<true>(job);
+    bcg::advance<true, bcg::kAdvance>(job);
 }
 
 extern "C" __global__ void __launch_bounds__(bcg::kThreads, 1)
     bcg_gdn_advance_f16(const __grid_constant__ bcg::GdnAdvance job) {
-    bcg::advance<false>(job);
+    bcg::advance<false, bcg::kAdvance>(job);
+}
+
+extern "C" __global__ void __launch_bounds__(bcg::kThreads, 1)
+    bcg_gdn_advance_segments_bf16(const __grid_constant__ bcg::GdnAdvance job) {
+    bcg::advance<true, bcg::kAdvanceSegments>(job);
+}
+
+extern "C" __global__ void __launch_bounds__(bcg::kThreads, 1)
+    bcg_gdn_advance_segments_f16(const __grid_constant__ bcg::GdnAdvance job) {
+    bcg::advance<false, bcg::kAdvanceSegments>(job);
+}
+
+extern "C" __global__ void __launch_bounds__(bcg::kThreads, 1)
+    bcg_gdn_carry_bf16(const __grid_constant__ bcg::GdnAdvance job) {
+    bcg::advance<true, bcg::kCarry>(job);
+}
+
+extern "C" __global__ void __launch_bounds__(bcg::kThreads, 1)
+    bcg_gdn_carry_f16(const __grid_constant__ bcg::GdnAdvance job) {
+    bcg::advance<false, bcg::kCarry>(job);
 }
 
 #endif

@@ -10,7 +10,7 @@ import pathlib
 import re
 import struct
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -133,6 +133,89 @@ def test_a_rank_has_the_bits_of_its_heads_in_the_whole_layer(
     for number in {0, ranks - 1}:
         own, of_rank = run(whole.rank(number, ranks)), cases.after_of_rank(after, number, ranks, whole.shape)
         assert cases.differences(own, of_rank, len(own.output)) == []
+
+
+# two chunks; a sequence needs four such segments to be cut
+SEGMENT = 128
+ONE_HEAD = dataclasses.replace(SHAPE, value_heads=1)
+# the last segment of a sequence of 385 is one token
+CUT: dict[str, tuple[list[int], dict[str, Any]]] = {
+    "one": ([385], {}),
+    "beside others": ([63, 530, 384, 5, 385], {"fresh": [1], "gone": [3]}),
+    "checkpoints at the end of a segment and inside": ([385, 400], {"tracked": {0: 128, 1: 200}, "gates": "near 0"}),
+    "checkpoints at both ends": ([385, 448], {"tracked": {0: 10, 1: 448}}),
+    "gates far below": ([390], {"gates": "far below"}),
+    "keys alike": ([390], {"equal_keys": True, "gates": "near 0"}),
+}
+
+
+@pytest.fixture
+def segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "segment_of", lambda shape, tables: SEGMENT)
+
+
+@pytest.mark.usefixtures("segments")
+@pytest.mark.parametrize("name", CUT)
+def test_sequences_that_are_cut(name: str, host: cuda.Kernels) -> None:
+    lengths, options = CUT[name]
+    assert faults(step(lengths, ONE_HEAD, **options)) == []
+
+
+@pytest.mark.usefixtures("segments")
+def test_cut_in_bfloat16_with_more_heads(host: cuda.Kernels) -> None:
+    drawn = step([385, 70], Shape(2, 4, 128, 128, 4), dtype=torch.bfloat16)
+    assert faults(drawn, tolerance=2 * accuracy.TOLERANCE) == []
+
+
+def lost_from_a_state() -> list[str]:
+    """What segments lose of a state that nothing is learnt into: it is split in two halves, so hardly anything."""
+    drawn = step([390], ONE_HEAD, gates="near 0")
+    drawn = dataclasses.replace(drawn, b=torch.full_like(drawn.b, -30.0))
+    lost = cases.of_each_head(drawn, run(drawn, cases.Surroundings()))["state"].max()
+    return [f"the state is off by {lost:.6f}"] if lost > 2e-5 else []
+
+
+@pytest.mark.usefixtures("segments")
+def test_nothing_of_a_state_is_lost_between_segments(host: cuda.Kernels) -> None:
+    assert lost_from_a_state() == []
+
+
+@pytest.mark.usefixtures("segments")
+def test_nothing_around_a_cut_sequence_changes_its_bits(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = step([70, 385, 450], ONE_HEAD, fresh=[1], tracked={2: 200}, dtype=torch.bfloat16)
+    monkeypatch.setattr(cuda, "on_device", lambda device: kernels)
+    together = run(drawn)
+    many = dataclasses.replace(kernels, multiprocessors=MANY_BLOCKS)
+    monkeypatch.setattr(cuda, "on_device", lambda device: many)
+    assert cases.differences(together, run(drawn, cases.Surroundings()), drawn.tokens) == []
+    linear_extend_cases.assert_neighbours_change_nothing(drawn, together, run)
+
+
+@pytest.mark.usefixtures("segments")
+def test_what_is_not_a_number_stays_in_its_cut_sequence(host: cuda.Kernels) -> None:
+    linear_extend_cases.assert_nan_stays_in_its_sequence(step([390, 70, 385], ONE_HEAD), run)
+
+
+def test_the_length_and_the_heads_decide_about_segments() -> None:
+    tables = metadata.Tables(20000, 4, "cpu")
+    in_spans = metadata.Tables(20000, 4, "cpu", span=8192)
+    shapes = {heads: dataclasses.replace(SHAPE, value_heads=heads) for heads in (4, 8, 12, 16, 24, 32)}
+    found = {heads: cuda.segment_of(shape, tables) for heads, shape in shapes.items()}
+    assert found == {4: 1024, 8: 1024, 12: 2048, 16: 2048, 24: 0, 32: 0}
+    assert cuda.segment_of(shapes[4], in_spans) == 0
+    assert cuda.segment_of(dataclasses.replace(shapes[4], keys=64), tables) == 0
+    for rows, records in ((20000, 19), (1023, 0)):
+        scratch = cuda.Scratch.for_rows(rows, tables, shapes[4], torch.float16, TUNING)
+        assert scratch.carries.shape == (records, 4, cuda.CARRY_SIZE)
+
+
+@pytest.mark.usefixtures("segments")
+@pytest.mark.parametrize(("rows", "kernels"), [(384, ["advance"]), (385, ["carry", "advance_segments"])])
+def test_only_an_output_of_enough_rows_is_cut(rows: int, kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    made, launches = recorded()
+    monkeypatch.setattr(cuda, "on_device", lambda device: made)
+    run(step([rows]), cases.Surroundings())
+    assert [kernel for kernel, *_ in launches] == [f"bcg_gdn_{kernel}_f16" for kernel in ("prepare", *kernels)]
 
 
 def test_in_bfloat16(host: cuda.Kernels) -> None:
@@ -293,16 +376,27 @@ MUTANTS = {
     "advance: a chunk is read before it is there": ("mbarrier_wait(cut.full(pipe.stage), pipe.phase);", ""),
     "advance: a chunk is overwritten while it is read": ("mbarrier_wait(cut.empty(pipe.stage), pipe.phase ^ 1);", ""),
     "advance: a place is given back early": (
-        "store_output(job, item, right, tiles_before + of_values, part, first_row - kChunk); "
-        "if (lane == 0) mbarrier_arrive(empty_before);",
-        "if (lane == 0) mbarrier_arrive(empty_before); "
-        "store_output(job, item, right, tiles_before + of_values, part, first_row - kChunk);",
+        "leave_output(right, tiles_before + of_values);",
+        "leave_stage(empty_before); leave_output(right, tiles_before + of_values);",
+    ),
+    "advance: an output that the producer forgets": ("outputs.store_oldest(job, tiles + kValueTiles);", ""),
+    "advance: the last outputs": (
+        "outputs.store_oldest(job, cut.tiles(pipe.stage) + kValueTiles); outputs.add(0, 0, 0); pipe.advance(kStages",
+        "outputs.add(0, 0, 0); pipe.advance(kStages",
+    ),
+    "advance: the output of the stage before": (
+        "shared_piece(tile + swizzled(first",
+        "shared_piece(tile - kStageOfOnePart + swizzled(first",
     ),
     "advance: the ring never begins a new round": ("phase ^= 1;", ""),
     "advance: a tile where another one is": ("kScoreTile = 5 * kTile", "kScoreTile = 4 * kTile"),
     "advance: the keys' second half is the first": ("further(all, step / 4 * (kTile / 16) +", "further(all,"),
     "advance: a tile that is not swizzled": ("((piece ^ (row % 8)) * 16)", "piece * 16"),
-    "advance: an output behind the sequence": ("if (row < item.end) *reinterpret_cast", "*reinterpret_cast"),
+    "advance: an output behind the sequence": ("if (row < end) set_global", "set_global"),
+    "advance: an output of the producer's behind the sequence": (
+        "if (in_chunk < rows) set_global",
+        "if (in_chunk <= rows) set_global",
+    ),
     "advance: rows past the end that are read": ("at_most(first_row + in_chunk, item.end - 1)", "first_row + in_chunk"),
     "advance: a checkpoint a chunk early": ("item.checkpoint == first_row + kChunk", "item.checkpoint == first_row"),
     "advance: no checkpoint at the end": ("item.checkpoint == item.stop", "false"),
@@ -330,6 +424,41 @@ MUTANTS = {
         "mbarrier_wait(cut.full(pipe.stage), pipe.phase); fence_proxy_async(); wgmma_wait<0>(o, S);",
         "fence_proxy_async(); mbarrier_wait(cut.full(pipe.stage), pipe.phase); wgmma_wait<0>(o, S);",
     ),
+    "carry: M where B is": ("is_map = kKernel == kCarry && share > 0 && share % 2 == 0;", "is_map = false;"),
+    "carry: the state before is not kept": ("store_state(carried + kStateSize + in_head, S);", ""),
+    "carry: a segment too many": ("begin = start + segment * tokens;", "begin = start;"),
+    "carry: rows of the identity of another part": (
+        "part * kPart + own_row + each / 2 % 2 * 8, column",
+        "own_row + each / 2 % 2 * 8, column",
+    ),
+    "carry: what the rounding of M drops": (
+        "*reinterpret_cast<u32*>(to + kMapBytes) = rest[pair];",
+        "*reinterpret_cast<u32*>(to + kMapBytes) = 0;",
+    ),
+    "carry: values that are not waited for": ("wgmma_wait<0>(known, n);", "wgmma_wait<1>();"),
+    "carry: n of the chunk before": ("kAdds || step > 0", "true"),
+    "carry: a chunk that is not fenced": (
+        "mbarrier_wait(cut.full(pipe.stage), pipe.phase); fence_proxy_async(); } wgmma_wait<0>(S);",
+        "mbarrier_wait(cut.full(pipe.stage), pipe.phase); } wgmma_wait<0>(S);",
+    ),
+    "carry: a stage that is given back early": (
+        "wgmma_wait<0>(S); leave_stage(empty);",
+        "leave_stage(empty); wgmma_wait<0>(S);",
+    ),
+    "advance_segments: a segment that begins with the slot's state": (
+        "load_state(S, item.carry_of(job, 0) + kStateSize + in_head);",
+        "load_state(S, state);",
+    ),
+    "advance_segments: one segment is left out": ("before < item.segment;", "before + 1 < item.segment;"),
+    "advance_segments: B is left out": ("load_state(S, B);", "for (int each = 0; each < 64; ++each) S[each] = 0;"),
+    "advance_segments: what the rounding of S drops": ("if (rounding == 0) add_mapped<kBf16>(S, rest, tiles);", ""),
+    "advance_segments: what the rounding of M drops": ("+ number % 2 * kMapBytes", ""),
+    "advance_segments: the columns of M for its rows": ("step / 4 * (2 * kTile / 16)", "step / 4 * (kTile / 16)"),
+    "advance_segments: M that is not fenced": (
+        "mbarrier_wait(cut.full(pipe.stage), pipe.phase); fence_proxy_async(); wgmma_fence(); add_mapped",
+        "mbarrier_wait(cut.full(pipe.stage), pipe.phase); wgmma_fence(); add_mapped",
+    ),
+    "advance_segments: a state of each segment": ("if (is_last) store_state(state, S);", "store_state(state, S);"),
     "prepare: tiles that are not fenced": (
         "fence_proxy_async(); __syncthreads(); float kk[32]",
         "__syncthreads(); float kk[32]",
@@ -353,6 +482,8 @@ MUTANTS = {
 # more chunks than the ring has places
 LONG = functools.partial(step, [330])
 TRACKED = functools.partial(step, [130, 70, 64, 3], tracked={0: 129, 2: 64}, gates="near 0", fresh=[2])
+# seven chunks in four segments, the end of the second of which is kept
+IN_SEGMENTS = functools.partial(step, [390, 70], ONE_HEAD, tracked={0: 256}, gates="near 0")
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
@@ -363,20 +494,30 @@ def test_a_mistake_is_noticed(
     kernel = f"bcg_gdn_{mutant.partition(':')[0]}_f16"
     wrong = library(headers.mutant(PROGRAM.file, *MUTANTS[mutant], tmp_path), tmp_path, [kernel])
     mutated = launched({**dict.fromkeys(SIGNATURES, right), kernel: wrong})
-    assert next(found_in(mutated, monkeypatch), None), f"nothing sees {mutant}"
+    draws = [IN_SEGMENTS] if kernel in OF_SEGMENTS else [TRACKED, LONG]
+    assert next(found_in(mutated, draws, monkeypatch), None), f"nothing sees {mutant}"
 
 
-def found_in(made: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+OF_SEGMENTS = ("bcg_gdn_carry_f16", "bcg_gdn_advance_segments_f16")
+
+
+def found_in(
+    made: cuda.Kernels, draws: Sequence[Callable[[], cases.Step]], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
     """Faults that the cases find in these kernels."""
-    for draw in (TRACKED, LONG):
+    for draw in draws:
+        segment = SEGMENT if draw is IN_SEGMENTS else 0
+        monkeypatch.setattr(cuda, "segment_of", lambda shape, tables, segment=segment: segment)
         for blocks in (FEW_BLOCKS, MANY_BLOCKS):
             chosen = dataclasses.replace(made, multiprocessors=blocks)
             monkeypatch.setattr(cuda, "on_device", lambda device, chosen=chosen: chosen)
             yield from headers.seen(functools.partial(faults, draw()))
+            if draw is IN_SEGMENTS:
+                yield from headers.seen(lost_from_a_state)
 
 
 def test_without_a_mistake_nothing_is_noticed(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(found_in(kernels, monkeypatch)) == []
+    assert list(found_in(kernels, [TRACKED, LONG, IN_SEGMENTS], monkeypatch)) == []
 
 
 def test_every_kernel_of_the_header_is_launched() -> None:

@@ -9,6 +9,7 @@
 
 `reference.py` does it in plain torch and fp32, token by token; `triton.py`, and `cuda.py` on Hopper, in two launches
 per span of tokens (`Tables(..., span=...)`: the default is one span; more spans mean more launches and less scratch).
+With few heads and one span, `cuda.py` cuts long sequences into segments, with a third launch.
 
 For `extend`:
 
@@ -31,7 +32,7 @@ For `extend`:
   and sequences without tokens, touch nothing. A slot that two sequences of a step share (slot 0, in a dummy run) ends
   up with the result of either.
 - A sequence's results have the same bits whatever its neighbours and its position are, and however many rows and table
-  entries follow it. NaN in one sequence stays there.
+  entries follow it. NaN in one sequence stays there. Segments depend on its length, the heads and the number of spans.
 - Nothing in the scratch outlives the call: all layers may share it, and inside a capture it may come from the graph's
   own pool. Before the first step, scratch and tables may hold anything, except `counts`.
 - With `tracking` (the prefix cache's extra buffer), a masked sequence's state after its last whole chunk of 64, counted

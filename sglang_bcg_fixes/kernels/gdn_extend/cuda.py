@@ -15,9 +15,9 @@ import torch
 
 from sglang_bcg_fixes.kernels.cuda import program
 from sglang_bcg_fixes.kernels.cuda.driver import Launch
-from sglang_bcg_fixes.kernels.gdn_extend import triton
+from sglang_bcg_fixes.kernels.gdn_extend import Shape, triton
 from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
-from sglang_bcg_fixes.kernels.gdn_extend.triton import Scratch, Tuning, tuning_for
+from sglang_bcg_fixes.kernels.gdn_extend.triton import Tuning, tuning_for
 from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK, Tables
 from sglang_bcg_fixes.model import Accepted, Rejected
 
@@ -25,7 +25,7 @@ __all__ = ["Scratch", "Tables", "Tuning", "extend", "origin", "ready", "tuning_f
 
 # the header's structs: pointers, strides, numbers
 GDN_PREPARE = struct.Struct("17Q3q12i0q")
-GDN_ADVANCE = struct.Struct("10Qq8i0q")
+GDN_ADVANCE = struct.Struct("11Qq9i0q")
 # the same in the header; a test compares them
 KEYS, VALUES, WIDTH = 128, 128, 4
 PREPARE_THREADS, PREPARE_SHARED_BYTES, BLOCKS_OF_MULTIPROCESSOR = 128, 68112, 3
@@ -34,6 +34,41 @@ TRACKING, FLOAT_A_LOG, FLOAT_DT_BIAS = 1, 2, 4
 KINDS = {torch.bfloat16: "bf16", torch.float16: "f16"}
 # bytes of the widest load, which needs this alignment
 PIECE = 16
+# floats that `carry` leaves of a segment and head
+CARRY_SIZE = 2 * VALUES * KEYS
+# Value heads of a rank, at most, and tokens of a segment: so few heads leave multiprocessors idle with one sequence.
+# benchmarks/gdn_segments.py compares others.
+SEGMENTS = ((8, 1024), (16, 2048))
+# a shorter sequence is not cut
+LEAST_SEGMENTS = 4
+
+
+def has_its_sizes(shape: Shape, tables: Tables) -> bool:
+    return (shape.keys, shape.values, tables.chunk) == (KEYS, VALUES, CHUNK)
+
+
+def segment_of(shape: Shape, tables: Tables) -> int:
+    """Return the tokens of a segment, or 0 if no sequence is cut.
+
+    It must not depend on a batch, because a sequence has the bits of its segments.
+    """
+    if tables.span < tables.max_tokens or not has_its_sizes(shape, tables):
+        return 0
+    return next((tokens for heads, tokens in SEGMENTS if shape.value_heads <= heads), 0)
+
+
+@dataclasses.dataclass
+class Scratch(triton.Scratch):
+    """triton.Scratch, and what `carry` leaves for `advance`."""
+
+    carries: Any
+
+    @classmethod
+    def for_rows(cls, rows: int, tables: Tables, shape: Shape, dtype: Any, tuning: Tuning) -> Scratch:
+        segment = segment_of(shape, tables)
+        segments = rows // segment if segment else 0
+        carries = torch.empty(segments, shape.value_heads, CARRY_SIZE, dtype=torch.float32, device=tables.counts.device)
+        return cls(**vars(triton.Scratch.for_rows(rows, tables, shape, dtype, tuning)), carries=carries)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +77,8 @@ class Kernels:
 
     prepare: dict[torch.dtype, Launch]
     advance: dict[torch.dtype, Launch]
+    carry: dict[torch.dtype, Launch]
+    advance_segments: dict[torch.dtype, Launch]
     multiprocessors: int
 
 
@@ -67,24 +104,24 @@ def on_device(device: int) -> Kernels:
     return Kernels(
         prepare=launches("bcg_gdn_prepare", PREPARE_THREADS, GDN_PREPARE, PREPARE_SHARED_BYTES),
         advance=launches("bcg_gdn_advance", THREADS, GDN_ADVANCE, SHARED_BYTES),
+        carry=launches("bcg_gdn_carry", THREADS, GDN_ADVANCE, SHARED_BYTES),
+        advance_segments=launches("bcg_gdn_advance_segments", THREADS, GDN_ADVANCE, SHARED_BYTES),
         multiprocessors=torch.cuda.get_device_properties(device).multi_processor_count,
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class Call(triton.Call):
-    """triton.Call with the launches that csrc has a kernel for; both forms use the same scratch."""
+    """triton.Call with the launches that csrc has a kernel for."""
 
-    @property
-    def has_its_sizes(self) -> bool:
-        return (self.shape.keys, self.shape.values, self.tables.chunk) == (KEYS, VALUES, CHUNK)
+    scratch: Scratch
 
     @property
     def can_prepare(self) -> bool:
         rows, kind = self.mixed_qkv, self.mixed_qkv.dtype
         read_whole = [rows, self.conv_weights, *([] if self.bias is None else [self.bias])]
         return (
-            self.has_its_sizes
+            has_its_sizes(self.shape, self.tables)
             and self.shape.width == WIDTH
             and rows.stride(0) * rows.element_size() % PIECE == 0
             and all(each.data_ptr() % PIECE == 0 for each in read_whole)
@@ -137,14 +174,20 @@ class Call(triton.Call):
             flags,
         )
 
+    @property
+    def segment(self) -> int:
+        """Tokens of a segment; 0 if no sequence of this output can be long enough to be cut."""
+        segment = segment_of(self.shape, self.tables)
+        return segment if self.output.shape[0] > (LEAST_SEGMENTS - 1) * segment else 0
+
     def advance(self, span: int) -> None:
-        if not self.has_its_sizes:
+        if not has_its_sizes(self.shape, self.tables):
             super().advance(span)
             return
-        scratch, tables, shape = self.scratch, self.tables, self.shape
+        scratch, tables, shape, segment = self.scratch, self.tables, self.shape, self.segment
         kernels = on_device(self.output.get_device())
         first_token, last_token = self.tokens(span)
-        kernels.advance[self.output.dtype](
+        parameters = (
             kernels.multiprocessors,
             scratch.queries.data_ptr(),
             scratch.keys.data_ptr(),
@@ -153,6 +196,7 @@ class Call(triton.Call):
             scratch.decays.data_ptr(),
             self.output.data_ptr(),
             self.state.data_ptr(),
+            scratch.carries.data_ptr(),
             tables.sequences.data_ptr(),
             tables.counts.data_ptr(),
             tables.bounds.data_ptr(),
@@ -165,11 +209,18 @@ class Call(triton.Call):
             shape.key_heads,
             shape.value_heads,
             self.tracking,
+            segment,
         )
+        launches = (kernels.carry, kernels.advance_segments) if segment else (kernels.advance,)
+        for launch in launches:
+            launch[self.output.dtype](*parameters)
 
 
 def extend(
     mixed_qkv: Any, a: Any, b: Any, *, tracking: bool = False, tuning: Tuning | None = None, **others: Any
 ) -> None:
-    """Run two launches per span of tokens; Call lists the other parameters, the package the contract."""
+    """Run two launches per span of tokens, or three for an output in which a sequence may be cut.
+
+    Call lists the other parameters, the package the contract.
+    """
     Call(mixed_qkv, a, b, tracking=tracking, tuning=tuning or Tuning(), **others).launch()

@@ -9,7 +9,11 @@ from sglang_bcg_fixes.model import Accepted, Rejected
 
 PROGRAM = program.Program(
     "gdn_extend/gdn_extend.cuh",
-    ("bcg_gdn_prepare_bf16", "bcg_gdn_prepare_f16", "bcg_gdn_advance_bf16", "bcg_gdn_advance_f16"),
+    tuple(
+        f"bcg_gdn_{kernel}_{kind}"
+        for kernel in ("prepare", "advance", "carry", "advance_segments")
+        for kind in ("bf16", "f16")
+    ),
     only="sm_90a",
 )
 

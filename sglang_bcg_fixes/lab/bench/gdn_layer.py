@@ -337,20 +337,20 @@ def calls_of_ours(
     from sglang_bcg_fixes.kernels.gdn_extend import Shape, cuda, triton
     from sglang_bcg_fixes.kernels.linear_extend import metadata
 
-    forms: dict[str, type[Call]] = {TRITON: triton.Call, CUDA: cuda.Call}
+    forms: dict[str, Any] = {TRITON: triton, CUDA: cuda}
 
     inputs, shape = problem.inputs, problem.shape
     heads = Shape(shape.key_heads, shape.value_heads, shape.head, shape.head, shape.width)
     tokens = sum(problem.lengths)
     tuning = tuning or triton.tuning_for(tokens)
     tables = metadata.Tables(tokens, max(sequences, len(problem.lengths)), problem.device)
-    scratch = triton.Scratch.for_rows(tokens, tables, heads, problem.output.dtype, tuning)
+    scratch = forms[form].Scratch.for_rows(tokens, tables, heads, problem.output.dtype, tuning)
     lengths = torch.tensor(problem.lengths, dtype=torch.int32, device=problem.device)
     # once for all layers of a step, like SGLang's own metadata
     tables.fill(lengths, problem.slots, torch.full_like(lengths, PREFIX))
 
     def call(number: int) -> Call:
-        return forms[form](
+        made: Call = forms[form].Call(
             inputs.mixed_qkv,
             inputs.a,
             inputs.b,
@@ -367,6 +367,7 @@ def calls_of_ours(
             tracking=False,
             tuning=tuning,
         )
+        return made
 
     return call
 
