@@ -36,9 +36,6 @@ using u16 = unsigned short;
 constexpr int kWarp = 32;
 constexpr int kGroup = 128;
 constexpr int kThreads = 3 * kGroup;
-// register budget: (56 + 2 * 224) * 128 threads = 64,512, which is the launch's 384 * 168, of the SM's 65,536
-constexpr int kProducerRegisters = 56;
-constexpr int kConsumerRegisters = 224;
 
 constexpr int kChunk = 64;
 constexpr int kKeys = 128;
@@ -1115,6 +1112,10 @@ __device__ __forceinline__ void compute_carries(const GdnAdvance& job, const Cut
 
 template <bool kBf16, Kernel kKernel>
 __device__ __forceinline__ void advance(const GdnAdvance& job) {
+    // register budget: (40 + 2 * 232) * 128 threads = 64,512, which is the launch's 384 * 168, of the SM's 65,536. The
+    // maps' addresses need more in the producer; in `advance` NVRTC 12.6 would spill what a consumer then lacks.
+    constexpr int kProducerRegisters = kKernel == kAdvanceSegments ? 56 : 40;
+    constexpr int kConsumerRegisters = kKernel == kAdvanceSegments ? 224 : 232;
     // two consumers of segments would spill registers
     const Cut cut(job, all_shares<kKernel>(job), kKernel == kAdvanceSegments ? 1 : kParts);
     const int role = threadIdx.x / kGroup;
