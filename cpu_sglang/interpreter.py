@@ -18,7 +18,7 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
 
-from . import side_by_side
+from . import side_by_side, traces
 
 TensorHandle = interpreter.TensorHandle
 
@@ -422,4 +422,5 @@ def install(overflow_is_an_error: bool = False) -> None:
     _memory_in_numpy()
     _frames_have_room()
     side_by_side.install()
+    traces.install()
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=overflow_is_an_error)

@@ -50,6 +50,17 @@ MOST_FAILURES = 3
 enabled = True
 
 
+# traces.py replaces these two
+def prepared(kernel: Callable[..., None], arguments: dict[str, Any]) -> Callable[[], None]:
+    """Return what runs the kernel for the programs that the builder is at."""
+    return lambda: kernel(**arguments)
+
+
+def observed(kind: str, values: tuple[Any, ...], find: Callable[[], Any]) -> Any:
+    """Find what the kernel's Python sees of some values."""
+    return find()
+
+
 class ApartError(BaseException):
     """These programs have to run one after another; no error, so that Triton does not take it for a kernel's."""
 
@@ -237,20 +248,21 @@ class Builder(interpreter.InterpreterBuilder):  # type: ignore[misc]
             return
         self.is_new = False
         programs = np.indices(self.grid_dim).reshape(3, -1).T
+        run = prepared(kernel, arguments)
         may_run_together = enabled and len(programs) >= FEWEST and not self.options.sanitize_overflow
         may_run_together &= _failures.get(kernel, 0) < MOST_FAILURES
-        if may_run_together and self.run_together(kernel, arguments, programs):
+        if may_run_together and self.run_together(kernel, run, programs):
             return
         for program in programs.tolist():
             self.set_grid_idx(*program)
-            kernel(**arguments)
+            run()
 
-    def run_together(self, kernel: Callable[..., None], arguments: dict[str, Any], programs: np.ndarray) -> bool:
+    def run_together(self, kernel: Callable[..., None], run: Callable[[], None], programs: np.ndarray) -> bool:
         """Run them side by side, or leave the memory as it was."""
         launch = self.launch = Launch(programs)
         has_failed = True
         try:
-            launch.run(self, lambda: kernel(**arguments))
+            launch.run(self, run)
             # more attempts gain nothing: each program goes a way of its own
             has_failed = 2 * launch.attempts > len(programs)
             return True
@@ -269,6 +281,10 @@ class Builder(interpreter.InterpreterBuilder):  # type: ignore[misc]
         if (numbers == numbers[0]).all():
             return TensorHandle(np.array([numbers[0]], dtype=np.int32), tl.int32)
         return Lanes(numbers[:, None].astype(np.int32), tl.int32)
+
+    def create_turn(self, first: Any, further: int) -> Any:
+        """Make the number of a later turn, where lanes begin in different places."""
+        return Lanes((first.lanes.reshape(-1).astype(np.int64) + further)[:, None].astype(np.int32), tl.int32)
 
     def create_in_numpy(self, function: Callable[..., Any], *operands: Any) -> Any:
         """Do something in float32 for which the builder has no operation."""
@@ -501,37 +517,51 @@ for _name in ELEMENTWISE:
     setattr(Builder, _name, elementwise(_name))
 
 
-def decided(value: Any, kind: Callable[[np.ndarray], np.ndarray]) -> Any:
+def same(values: np.ndarray) -> Any:
     """Return the one value that all lanes have, and part them where they have several."""
-    values = kind(value.handle.lanes.reshape(-1))
     if (values == values[0]).all():
         return values[0].item()
     raise PartedError(values)
+
+
+def truth_of(lanes: np.ndarray) -> bool:
+    # as Triton has it, where a block is true
+    return lanes[0].size != 1 or bool(same(lanes.reshape(-1).astype(bool)))
 
 
 def is_of_lanes(value: Any) -> bool:
     return isinstance(value, tl.tensor) and type(value.handle) is Lanes
 
 
-def range_of_lanes(*bounds: Any) -> Iterable[Any]:
+def range_of_lanes(first: Any, end: Any = None, step: Any = 1) -> Iterable[Any]:
     """Python's range, or where lanes begin in different places, as many turns as each of them takes."""
-    if not any(map(is_of_lanes, bounds)):
-        return range(*bounds)
-    first, end, step = (0, bounds[0], 1) if len(bounds) == 1 else (*bounds, 1)[:3]
+    first, end = (0, first) if end is None else (first, end)
+    first, end = (value if isinstance(value, tl.tensor) else int(value) for value in (first, end))
     step = int(step)
-    begin, last = (
-        value.handle.lanes.reshape(-1).astype(np.int64) if is_of_lanes(value) else np.array([int(value)])
-        for value in (first, end)
-    )
-    turns = np.maximum(0, -((begin - last) // step))
-    if (turns != turns[0]).any():
-        raise PartedError(turns)
-    if not is_of_lanes(first):
-        return range(int(first), int(first) + int(turns[0]) * step, step)
-    return (
-        tl.core.tensor(Lanes((begin + turn * step)[:, None].astype(np.int32), tl.int32), tl.int32)
-        for turn in range(turns[0])
-    )
+    if not step:
+        raise ValueError("range() arg 3 must not be zero")
+
+    def found() -> tuple[int | None, int]:
+        return turns_of(of_python(first), of_python(end), step)
+
+    begin, number = observed("turns", (first, end, step), found)
+    if begin is not None:
+        return range(begin, begin + number * step, step)
+    turn_of = interpreter.interpreter_builder.create_turn
+    return (tl.core.tensor(turn_of(first.handle, turn * step), tl.int32) for turn in range(number))
+
+
+def of_python(value: Any) -> Any:
+    if not isinstance(value, tl.tensor):
+        return value
+    return value.handle.lanes if type(value.handle) is Lanes else value.handle.data
+
+
+def turns_of(first: Any, end: Any, step: int) -> tuple[int | None, int]:
+    """Tell where all lanes begin, if that is one place, and how many turns each of them takes."""
+    begin, last = (np.asarray(value).reshape(-1).astype(np.int64) for value in (first, end))
+    number = int(same(np.maximum(0, -((begin - last) // step))))
+    return (int(begin[0]) if len(begin) == 1 else None), number
 
 
 def lesser_of_lanes(*values: Any) -> Any:
@@ -601,22 +631,20 @@ def _patch_tensor() -> None:
 
         def is_true(self: Any) -> bool:
             if type(self.handle) is not Lanes:
-                return bool(as_bool(self))
-            # as there, where a block is true
-            if self.handle.lanes[0].size != 1:
-                return True
-            return bool(decided(self, lambda values: values.astype(bool)))
+                return bool(observed("truth", (self,), lambda: as_bool(self)))
+            return bool(observed("truth", (self,), lambda: truth_of(self.handle.lanes)))
 
         def index(self: Any) -> int:
-            return int(decided(self, np.asarray) if type(self.handle) is Lanes else as_index(self))
+            if type(self.handle) is not Lanes:
+                return int(observed("number", (self,), lambda: as_index(self)))
+            return int(observed("number", (self,), lambda: same(self.handle.lanes.reshape(-1))))
 
         def turned(self: Any) -> Any:
-            if type(self.handle) is not Lanes:
-                return transposed(self)
             *before, rows, columns = self.type.shape
             if before:
-                raise ApartError
-            handle = Lanes(np.swapaxes(self.handle.lanes, -1, -2), self.handle.dtype)
+                # for lanes, this raises ApartError
+                return transposed(self)
+            handle = interpreter.interpreter_builder.create_trans(self.handle, [1, 0])
             return tl.core.tensor(handle, tl.block_type(self.dtype, [columns, rows]))
 
         tensor.__bool__, tensor.__index__, tensor.T = is_true, index, property(turned)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.language.extra import libdevice
 from triton.runtime.errors import InterpreterError
 
-from cpu_sglang import interpreter, side_by_side
+from cpu_sglang import interpreter, side_by_side, traces
 
 interpreter.install()
 
@@ -189,20 +189,26 @@ def attempts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         return done
 
     monkeypatch.setattr(side_by_side.Builder, "run_together", watched)
-    side_by_side._failures.clear()
+    forget()
     yield found
+    forget()
+
+
+def forget() -> None:
     side_by_side._failures.clear()
+    traces._known.clear()
 
 
-def left_by(kernel: Any, grid: tuple[int, ...]) -> torch.Tensor:
+def left_by(
+    kernel: Any, grid: tuple[int, ...], lengths: Sequence[int] = (1, 5, 3, 3, 0, 5), seed: int = 0
+) -> torch.Tensor:
     """Bits of the output, where nothing else is."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     x = torch.from_numpy(random.standard_normal((2 * ROWS + WIDTH) * WIDTH).astype(np.float32))
-    lengths = torch.tensor([1, 5, 3, 3, 0, 5], dtype=torch.int32)
     out = torch.from_numpy(random.standard_normal(4 * ROWS * WIDTH).astype(np.float32))
     out = out.half() if kernel is branches else out
     try:
-        kernel[grid](x, lengths, out, WIDTH=WIDTH)
+        kernel[grid](x, torch.tensor(lengths, dtype=torch.int32), out, WIDTH=WIDTH)
     except InterpreterError:
         out = torch.cat([out, torch.ones(1)])
     return out.view(torch.uint8)
@@ -211,6 +217,7 @@ def left_by(kernel: Any, grid: tuple[int, ...]) -> torch.Tensor:
 def one_after_another(kernel: Any, grid: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
     with monkeypatch.context() as patched:
         patched.setattr(side_by_side, "enabled", False)
+        patched.setattr(traces, "enabled", False)
         return left_by(kernel, grid)
 
 
@@ -298,7 +305,7 @@ MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "nothing is taken back": (side_by_side.Memory, "undo", forgetful),
     "pieces of a word are not compared": (side_by_side.Access, "flat", whole_only),
     "a place belongs to the first lane": (side_by_side.Launch, "of_lane", lambda self: int(self.lanes[0])),
-    "branches are not parted": (side_by_side, "decided", lambda value, kind: kind(value.handle.lanes).flat[0].item()),
+    "branches are not parted": (side_by_side, "same", lambda values: values[0].item()),
 }
 
 
