@@ -42,6 +42,10 @@ ELEMENTWISE = (
 )
 # of every lane, or of no particular one
 ALL = -1
+# whoever has written what nobody has
+NOBODY = -2
+# from the first to the last that a launch may write, of a piece of memory
+MOST_BYTES = 1 << 24
 
 # launches of a kernel that gained nothing, less those that did: capturing a made-up batch, for instance, has all its
 # requests in one slot, and says nothing of the next launch
@@ -171,27 +175,68 @@ class Memory:
         """Tell whether a program has touched what another one has written."""
         if not self.written:
             return False
-        unit = min(access.size for access in (*self.read, *self.written))
-        writes = [access.flat(unit) for access in self.written]
-        addresses, lanes = (np.concatenate(parts) for parts in zip(*writes, strict=True))
-        if not addresses.size:
-            return False
-        order = np.argsort(addresses, kind="stable")
-        addresses, lanes = addresses[order], lanes[order]
-        if ((addresses[1:] == addresses[:-1]) & (lanes[1:] != lanes[:-1])).any():
+        return any(place.has_order(self.read) for place in places(self.written))
+
+
+class Place:
+    """A piece of memory, from the first byte to the last, that a launch has written to."""
+
+    def __init__(self, first: int, last: int, writes: list[Access]) -> None:
+        self.first, self.last, self.writes = first, last, writes
+
+    def has_order(self, reads: Iterable[Access]) -> bool:
+        """Tell whether a lane has touched here what another one has written."""
+        read = [here for access in reads if (here := self.part_here(access))]
+        # words, or halves of them where somebody has touched half a word
+        unit = min(access.size for access in (*read, *self.writes))
+        writes = [self.units(access, unit) for access in self.writes]
+        writers = np.full((self.last - self.first) // unit + 1, NOBODY, dtype=np.int32)
+        for units, lanes in writes:
+            writers[units] = lanes
+        # where several have written, one of them is not the last
+        if any(self.differ(writers[units], lanes) for units, lanes in writes):
             return True
-        return any(self.meets(access, addresses, lanes, unit) for access in self.read)
+        return any(self.differ(writers[units], lanes) for units, lanes in (self.units(access, unit) for access in read))
+
+    def part_here(self, access: Access) -> Access | None:
+        here = (access.addresses <= self.last) & (access.addresses + (access.size - 1) >= self.first) & access.mask
+        return access._replace(mask=here) if here.any() else None
+
+    def units(self, access: Access, unit: int) -> tuple[np.ndarray, np.ndarray]:
+        """Number the units that were touched, and name who touched each."""
+        addresses, lanes = access.flat(unit)
+        # what begins before this place, or ends behind it
+        within = (addresses >= self.first) & (addresses <= self.last)
+        if not within.all():
+            addresses, lanes = addresses[within], lanes[within]
+        offsets = addresses - np.uint64(self.first)
+        if unit > 1 and (offsets & np.uint64(unit - 1)).any():
+            # a word that lies across two others
+            raise ApartError
+        return offsets >> np.uint64(unit.bit_length() - 1), lanes
 
     @staticmethod
-    def meets(access: Access, addresses: np.ndarray, lanes: np.ndarray, unit: int) -> bool:
-        """Tell whether something was read from addresses, in ascending order, that other lanes have written."""
-        if not access.addresses.size or access.addresses.max() + access.size <= addresses[0]:
-            return False
-        if access.addresses.min() > addresses[-1]:
-            return False
-        read, readers = access.flat(unit)
-        position = np.searchsorted(addresses, read).clip(max=len(addresses) - 1)
-        return bool(((addresses[position] == read) & (lanes[position] != readers)).any())
+    def differ(writers: np.ndarray, lanes: np.ndarray) -> bool:
+        return bool(((writers != lanes) & (writers != NOBODY)).any())
+
+
+def places(written: list[Access]) -> Iterable[Place]:
+    """Part memory into pieces that no write reaches out of."""
+    bounds = []
+    for access in written:
+        addresses = access.addresses if access.mask.all() else access.addresses[access.mask]
+        if addresses.size:
+            bounds.append((int(addresses.min()), int(addresses.max()) + access.size - 1, access))
+    bounds.sort(key=lambda bound: bound[:2])
+    while bounds:
+        first, last, access = bounds.pop(0)
+        writes = [access]
+        while bounds and bounds[0][0] <= last:
+            _, further, access = bounds.pop(0)
+            last, writes = max(last, further), [*writes, access]
+        if last - first > MOST_BYTES:
+            raise ApartError
+        yield Place(first, last, writes)
 
 
 class Launch:

@@ -121,7 +121,7 @@ def overwritten(x: Any, lengths: Any, out: Any, WIDTH: tl.constexpr) -> None:
     """The first program writes last where the others write first."""
     row, at = tl.program_id(0), tl.arange(0, WIDTH)
     for turn in range(0, 2):
-        tl.store(out + ((row == 0) & (turn == 0)).to(tl.int32) * WIDTH + at, at + row * 10.0 + turn)
+        tl.store(out + ((row == 0) == (turn == 0)).to(tl.int32) * WIDTH + at, at + row * 10.0 + turn)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -290,8 +290,19 @@ def blind(self: Any) -> bool:
 def forgetful(self: Any, mark: tuple[int, int] = (0, 0)) -> None: ...
 
 
-def shallow(access: Any, addresses: Any, lanes: Any, unit: int) -> bool:
+def careless(writers: Any, lanes: Any) -> bool:
     return False
+
+
+HAS_ORDER = side_by_side.Place.has_order
+
+
+def unread(self: Any, reads: Any) -> bool:
+    return HAS_ORDER(self, [])
+
+
+def unwritten(self: Any, reads: Any) -> bool:
+    return HAS_ORDER(self, reads) and not HAS_ORDER(self, [])
 
 
 def whole_only(self: Any, unit: int) -> Any:
@@ -301,8 +312,10 @@ def whole_only(self: Any, unit: int) -> Any:
 
 MUTANTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "no order is seen": (side_by_side.Memory, "has_order", blind),
-    "no read is compared": (side_by_side.Memory, "meets", staticmethod(shallow)),
+    "no read is compared": (side_by_side.Place, "has_order", unread),
+    "no write is compared": (side_by_side.Place, "has_order", unwritten),
     "nothing is taken back": (side_by_side.Memory, "undo", forgetful),
+    "who has written is not compared": (side_by_side.Place, "differ", staticmethod(careless)),
     "pieces of a word are not compared": (side_by_side.Access, "flat", whole_only),
     "a place belongs to the first lane": (side_by_side.Launch, "of_lane", lambda self: int(self.lanes[0])),
     "branches are not parted": (side_by_side, "same", lambda values: values[0].item()),
