@@ -5,18 +5,20 @@ A `Starter` keeps one process that has imported them and nothing of SGLang or of
 the code that runs, all is as in a process of its own: its path, its environment, its `__main__`, its end.
 
 A program that calls `one_batch.import_sglang()` can be forked from another process instead, which the first has forked
-and which has called it for the same release, and has imported the benchmark that `one_batch.load()` starts with. The
-call then returns at once. It must come before anything that the import could notice, so it raises where the program has
-changed its environment, and a program that ends without it fails.
+and which has called it for the same release, has imported the benchmark that `one_batch.load()` starts with, and has
+parsed what our plugin reads of a release. The call then returns at once. It must come before anything that the import
+could notice, so it raises where the program has changed its environment, and a program that ends without it fails.
 """
 
 from __future__ import annotations
 
+import ast
 import atexit
 import functools
 import gc
 import importlib
 import importlib.metadata
+import json
 import multiprocessing
 import os
 import pathlib
@@ -50,6 +52,8 @@ READ_WHEN_IMPORTED = ("CUDA", "HF_", "LD_", "MKL", "NUMBA", "OMP", "PYTHON", "TO
 # SGLang may read any variable when it is imported, but not the plugin's and pytest's; the third it reads for a model,
 # and the last to choose from plugins of PLATFORMS, of which there are none
 NOT_READ_BY_SGLANG = ("PYTEST_CURRENT_TEST", "SGLANG_BCG_", "SGLANG_MAMBA_CONV_DTYPE", "SGLANG_PLUGINS")
+# names all that the plugin reads of a release
+FORMS = pathlib.Path(__file__).parent.parent / "sglang_bcg_fixes" / "source" / "forms.json"
 PLATFORMS = "sglang.srt.platforms"
 # those used last: each takes two hundred megabytes, in every worker of pytest
 RELEASES_AT_ONCE = 3
@@ -187,6 +191,7 @@ def forked_with_release(caller: Connection) -> dict[str, Any]:
 
     sglang = one_batch.import_sglang(with_graphs=asked["with_graphs"])
     one_batch._import_benchmark()
+    parse_only_once(pathlib.Path(sglang.__path__[0]).parent)
     signal.setitimer(signal.ITIMER_REAL, 0)
     assert not any(name.startswith(("sglang_bcg_fixes", "tests")) for name in sys.modules)
     assert not importlib.metadata.entry_points(group=PLATFORMS), "an import would depend on SGLANG_PLUGINS"
@@ -223,6 +228,23 @@ class Imported:
             raise RuntimeError(
                 "SGLang was imported, and nobody called import_sglang(): run this program with cold=True"
             )
+
+
+def parse_only_once(root: pathlib.Path) -> None:
+    """Keep the syntax trees of what the plugin reads, which takes half a second in each process that has it."""
+    parse, trees = ast.parse, {}
+    for module in {where.partition(":")[0] for where in json.loads(FORMS.read_text())}:
+        path = f"{module.replace('.', '/')}.py"
+        if (root / path).is_file():
+            text = (root / path).read_text()
+            trees[text, path] = parse(text, path)
+
+    # nobody changes a tree that has a name of a file
+    def parse_others(source: Any, filename: Any = "<unknown>", *arguments: Any, **keywords: Any) -> Any:
+        known = None if arguments or keywords or not isinstance(source, str) else trees.get((source, filename))
+        return known or parse(source, filename, *arguments, **keywords)
+
+    ast.parse = parse_others
 
 
 def received(caller: Connection) -> dict[str, Any]:

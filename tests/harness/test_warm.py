@@ -213,3 +213,22 @@ WITH, WITHOUT = "one_batch.import_sglang(with_graphs=True)", "one_batch.import_s
 )
 def test_how_a_program_imports_sglang_is_read_from_its_source(arguments: tuple[str, ...], found: Any) -> None:
     assert programs.with_graphs(arguments) is found
+
+
+PARSED = """
+import ast, pathlib
+from cpu_sglang import one_batch
+root = pathlib.Path(one_batch.import_sglang().__path__[0]).parent
+module = "sglang/srt/server_args.py"
+text = (root / module).read_text()
+plain = ast.dump(compile(text, module, "exec", ast.PyCF_ONLY_AST))
+first, again = ast.parse(text, module), ast.parse(text, module)
+other = ast.parse(text.replace("class ServerArgs", "class Others"), module)
+print(first is again, ast.dump(first) == plain, ast.dump(other) == plain, ast.parse(text) is first)
+"""
+
+
+def test_what_the_plugin_reads_is_parsed_and_nothing_is_taken_for_it(
+    release_root: Callable[[str], pathlib.Path],
+) -> None:
+    assert processes.on_cpu(release_root(NEWEST), "-c", PARSED).stdout == "True True False False\n"
