@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
+import hashlib
 import itertools
 import pathlib
 import shutil
@@ -13,11 +15,18 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
 
+from sglang_bcg_fixes import flags
+from tests import wheels
+
 HERE = pathlib.Path(__file__).parent
 # misaligned vectors and undefined arithmetic end the process: on a GPU they are an error or a wrong number. A null
 # pointer does so by itself, and looking for one at each access is a quarter of the time to compile
 OPTIONS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-w")
 CHECKS = ("-fsanitize=undefined", "-fno-sanitize-recover=all", "-fno-sanitize=vptr,null,object-size")
+
+LIBRARY = "on_host.so"
+# of a megabyte; most are of mutants
+MOST_KEPT = 300
 
 Launch = Callable[..., None]
 
@@ -34,11 +43,36 @@ def build(
     header: pathlib.Path, kernels: Mapping[str, str], folder: pathlib.Path, device: str = "device_on_host.hpp"
 ) -> ctypes.CDLL:
     """The kernels, each with the name of its parameter struct, as `<kernel>_on_host` of a library."""
-    source, library = folder / "on_host.cpp", folder / "on_host.so"
+    source = folder / "on_host.cpp"
     exports = "\n".join(f"ON_HOST({kernel}, {parameters})" for kernel, parameters in kernels.items())
     source.write_text(f'#include "{device}"\n#include "{header}"\n{exports}\n')
-    compile_with(f"-I{precompiled(device).name}", f"-I{HERE}", str(source), "-o", str(library))
-    return ctypes.CDLL(str(library))
+
+    def compile_into(draft: pathlib.Path) -> None:
+        given = (f"-I{precompiled(device).name}", f"-I{HERE}", str(source))
+        compile_with(*given, "-o", str(draft / LIBRARY))
+        forget_all_but_the_last(kept)
+
+    kept = flags.cache_dir() / "on_host"
+    built = wheels.filled(kept / fingerprint(source), compile_into)
+    built.touch()
+    return ctypes.CDLL(str(built / LIBRARY))
+
+
+def forget_all_but_the_last(kept: pathlib.Path) -> None:
+    used: list[tuple[float, pathlib.Path]] = []
+    for folder in kept.iterdir():
+        # tests that run beside this one forget, too
+        with contextlib.suppress(FileNotFoundError):
+            used.append((folder.stat().st_mtime, folder))
+    for _, folder in sorted(used)[:-MOST_KEPT]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def fingerprint(source: pathlib.Path) -> str:
+    """What a library is made of: all text that the compiler reads, its options, and which compiler it is."""
+    text = compile_with("-E", "-P", f"-I{HERE}", str(source))
+    parts = (text, compile_with("--version"), *OPTIONS, *CHECKS)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 @functools.cache
@@ -49,10 +83,11 @@ def precompiled(device: str) -> tempfile.TemporaryDirectory[str]:
     return folder
 
 
-def compile_with(*arguments: str) -> None:
+def compile_with(*arguments: str) -> str:
     command = [str(compiler()), *OPTIONS, *CHECKS, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not done.returncode, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
+    return done.stdout
 
 
 def launcher(library: ctypes.CDLL, kernel: str, threads: int, layout: struct.Struct) -> Launch:
