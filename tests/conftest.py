@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 from __future__ import annotations
 
+import gc
 import os
 import pathlib
 from collections.abc import Callable, Iterator
@@ -23,6 +24,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # syntax trees of sixteen releases are millions of objects that stay, and each collection would look at all of them
+    gc.disable()
     config.addinivalue_line("markers", f"{FORMS_OF}(*about): only releases that differ in these; see tests/forms.py")
 
 
@@ -70,6 +73,11 @@ def named_by(item: pytest.Item) -> str | None:
     code = function.__code__
     named = (*code.co_consts, *(function.__globals__.get(name) for name in code.co_names))
     return next((value for value in named if isinstance(value, str) and value in wheels.RELEASES), None)
+
+
+def pytest_runtest_logfinish() -> None:
+    # what the test has made and left in circles; what is older stays
+    gc.collect(1)
 
 
 @pytest.fixture(scope="session")
