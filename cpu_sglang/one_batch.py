@@ -28,6 +28,7 @@ from . import flash_attention, mamba, stand_ins
 MODELS = pathlib.Path(__file__).parent / "models"
 # torch_native has no latent attention; early releases' triton backend fails if the first layer is linear
 ATTENTION_BACKENDS = {"bailing_full": "fa3"}
+_freeze = gc.freeze
 # name parts of vectors that scale a layer's output
 NEAR_ONE = ("norm", "ln_", "_scale")
 PROMPTS = ([3, 4, 5, 6, 7], [8, 9, 10])
@@ -98,6 +99,13 @@ def _compile_nothing() -> None:
     torch._dynamo.config.disable = True
 
 
+def freeze_for_good() -> None:
+    """Keep all that is there out of later collections."""
+    _freeze()
+    # SGLang unfreezes around each capture, and collections would scan all that was imported again
+    gc.freeze = gc.unfreeze = lambda: None
+
+
 def load_plugins() -> None:
     from sglang.srt import plugins
 
@@ -131,8 +139,7 @@ def load(model: str, **server_args: Any) -> LoadedModel:
 
 def load_rank(model: str, server_args: dict[str, Any], rank: int = 0, port: int | None = None) -> LoadedModel:
     """Build the part of one of several ranks, which meet at the port: see ranks.py."""
-    # SGLang unfreezes around each capture, and collections would scan all that was imported again
-    gc.freeze = gc.unfreeze = lambda: None
+    freeze_for_good()
     # torch's settings are a thread's own, and a pool forks from a thread
     _compile_nothing()
     benchmark = _import_benchmark()
@@ -152,6 +159,7 @@ def load_rank(model: str, server_args: dict[str, Any], rank: int = 0, port: int 
     try:
         benchmark.latency_test(args, ports, sizes, rank, rank)
     except _Loaded as loaded:
+        freeze_for_good()
         return LoadedModel(benchmark, loaded.args[0])
     raise RuntimeError("SGLang's one-batch benchmark ended before it measured anything")
 

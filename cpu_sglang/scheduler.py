@@ -76,6 +76,7 @@ class Scheduler:
         self.model = scheduler.tp_worker.model_runner.model
         one_batch.randomize(self.model)
         one_batch.derive(self.model)
+        one_batch.freeze_for_good()
         # stand-ins of streams can be entered once
         scheduler.forward_stream_ctx = scheduler.copy_stream_ctx = contextlib.nullcontext()
         # the loop makes what the cache is emptied with
