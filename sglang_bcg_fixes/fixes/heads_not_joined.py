@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gemma3n's attention comes out of a graph break by heads, and its output projection cannot take that
+"""Attention of Gemma3n and MiniCPM-SALA comes out of a graph break by heads, which its projection cannot take
 
 Symptom: Gemma3n stops at start-up while breakable prefill graphs are captured: `RuntimeError: mat1 and mat2 shapes
-cannot be multiplied`. Where these graphs are the default, no flag is needed.
-Cause: Its attention hands queries to the attention layer by heads, with three dimensions. FlashAttention, FlashInfer
-and TensorRT-LLM give their output back with two; in a graph break the layer allocates it in the shape of the queries.
-Gemma3's and Gemma4's layers join the heads of such an output, Gemma3n's does not.
-Change: A hook on each attention layer of a `Gemma3nForCausalLM` joins the heads of an output that has three
-dimensions, which is a view. One that has two is handed on as it is. The same output comes eagerly from the Triton and
-PyTorch-native backends, and it is joined there, too. `Gemma3nForConditionalGeneration` is left alone: a graph would
-drop what its layers are given beside the embeddings.
-Remove when: Every release that has to be served joins the heads before Gemma3n's output projection.
+cannot be multiplied`. So does MiniCPM-SALA with lightning attention, from 0.5.19: `ValueError: Expected hidden_size to
+be 4096, but found: 128`, or as Gemma3n without a norm. Where these graphs are the default, no flag is needed.
+Cause: Their attention hands queries to the attention layer by heads, with three dimensions. FlashAttention, FlashInfer,
+TensorRT-LLM and lightning attention give their output back with two; in a graph break the layer allocates it in the
+shape of the queries. Gemma3's and Gemma4's layers join the heads of such an output, these do not.
+Change: A hook on each attention layer of a `Gemma3nForCausalLM`, and on each lightning layer of MiniCPM-SALA, joins the
+heads of an output that has three dimensions, which is a view. One that has two is handed on as it is. Gemma3n's output
+is the same eagerly from the Triton and PyTorch-native backends, and it is joined there, too.
+`Gemma3nForConditionalGeneration` is left alone: a graph would drop what its layers are given beside the embeddings.
+Remove when: Every release that has to be served joins the heads before these models' output projections.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ ALLOCATES = (
 )
 LIKE_THE_QUERIES = ("torch.empty_like(q", "else query.shape")
 JOINS = frozenset({"attn_output.flatten", "attn_output.reshape", "attn_output.view"})
+MIXER = "sglang.srt.models.minicpm:MiniCPMLightningMixer"
+MIXER_JOINS = frozenset({"o.flatten", "o.reshape", "o.view"})
 
 
 def probe(source: Source) -> Finding:
@@ -52,6 +55,11 @@ def probe(source: Source) -> Finding:
         return fixed("Gemma3n joins the heads before its output projection", *read)
     if not attends.mentions("q.unflatten(-1, (self.num_heads, self.head_dim))\n    attn_output = self.attn(q,"):
         return unknown("Gemma3n hands its queries on in a way that no known release does", *read)
+    mixes = source.find(f"{MIXER}.forward")
+    if mixes is not None:
+        read += [mixes, source.need(f"{MIXER}.__init__").need_assignment_to("self.attn")]
+        if not mixes.mentions("o = self.attn(q, k, v, forward_batch)"):
+            return unknown("MiniCPM-SALA hands its queries on in a way that no known release does", *read)
     if not any(map(allocates.mentions, LIKE_THE_QUERIES)):
         return unknown("a break allocates its output in a way that no known release does", *read)
     reason = "a break gives its output back by heads, as Gemma3n hands its queries in, and nothing joins them"
@@ -60,12 +68,21 @@ def probe(source: Source) -> Finding:
     return affected(reason, *read)
 
 
+def has_mixers_that_do_not_join(source: Source) -> bool:
+    mixes = source.find(f"{MIXER}.forward")
+    return mixes is not None and MIXER_JOINS.isdisjoint(mixes.calls)
+
+
 def join_in_each_layer(nothing: None, self: Any, *_: Any, **__: Any) -> None:
     from sglang.srt.models.gemma3n_causal import Gemma3nAttention
 
     for module in self.modules():
         if isinstance(module, Gemma3nAttention):
             module.attn.register_forward_hook(join_heads)
+
+
+def join_in_the_mixer(nothing: None, self: Any, *_: Any, **__: Any) -> None:
+    self.attn.register_forward_hook(join_heads)
 
 
 def join_heads(layer: Any, inputs: Any, output: Tensor) -> Tensor | None:
@@ -77,8 +94,14 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    patches=(PatchPoint((MAKE,), How.AFTER, join_in_each_layer),),
+    patches=(
+        PatchPoint((MAKE,), How.AFTER, join_in_each_layer),
+        PatchPoint((f"{MIXER}.__init__",), How.AFTER, join_in_the_mixer, needed=has_mixers_that_do_not_join),
+    ),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
-    concerns=ends(named("Gemma3nForCausalLM"), PREFILL_GRAPHS | TRITON),
+    concerns=(
+        *ends(named("Gemma3nForCausalLM"), PREFILL_GRAPHS | TRITON),
+        *ends(named("MiniCPMSALAForCausalLM"), PREFILL_GRAPHS),
+    ),
 )
