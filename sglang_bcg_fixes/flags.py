@@ -33,7 +33,7 @@ MODES = ("auto", "off", "strict")
 KERNELS_MODES = ("auto", "off")
 FIX_STATES = ("auto", "off", "on")
 SELFCHECK_STATES = ("off", "warn", "strict")
-KERNEL_STATES = ("auto", "off", "reference", "triton", "cuda")
+KERNEL_STATES = ("auto", "off", "reference", "triton", "seg_la", "cuda")
 
 
 class FlagError(Exception):

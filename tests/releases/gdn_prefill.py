@@ -172,7 +172,8 @@ class World:
 def compared(one: Sequence[Found], other: Sequence[Found]) -> Found:
     """The largest differences between two runs of a script, and proof that they touched nothing else."""
     found: Found = {"replays": [step["replays"] for step in other]}
-    names = ["logits", "conv", "state", *(name for name in ("kept conv", "kept state") if one[0][name].numel())]
+    # lightning attention has no convolution
+    names = [name for name in ("logits", "conv", "state", "kept conv", "kept state") if one[0][name].numel()]
     for name in names:
         found[name] = max(relative(mine[name], theirs[name]) for theirs, mine in zip(one, other, strict=True))
     # of the first layer, whose inputs are the same in both

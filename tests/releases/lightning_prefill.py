@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real release's lightning attention under prefill graphs, its layers captured, on the CPU.
+
+    PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 SGLANG_BCG_KERNEL_LIGHTNING_EXTEND=seg_la \\
+        python -m tests.releases.lightning_prefill SCENARIO MODEL
+
+As tests.releases.gdn_prefill, which has the steps and what is compared.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import operator
+import sys
+import types
+from typing import Any
+
+from cpu_sglang import mamba, one_batch, prefill
+from sglang_bcg_fixes.anatomy.runners import PREFILL_MODULE
+from sglang_bcg_fixes.fixes import heads_not_joined
+from sglang_bcg_fixes.kernels.linear_extend import serving
+from tests.releases import gdn_prefill
+from tests.releases.gdn_prefill import CHUNKED, LONG, RAGGED, Found, compared, scenario
+
+MUTANTS = {
+    "fills the tables once": gdn_prefill.MUTANTS["fills the tables once"],
+    "never fills the tables": gdn_prefill.MUTANTS["never fills the tables"],
+    "forgets prefixes": ("slots, batch.extend_prefix_lens", "slots, batch.extend_prefix_lens * 0"),
+    "takes rows for slots": ("slots = backend.forward_metadata.mamba_cache_indices", "slots = batch.req_pool_indices"),
+    "takes whole lengths": ("self.tables.fill(batch.extend_seq_lens", "self.tables.fill(batch.seq_lens"),
+    "shares one layer's states": (
+        "state=self.cache(layer.layer_id)",
+        "state=self.cache(min(self.layers))",
+    ),
+    "shares one layer's decay": ("tp_slope[layer.layer_id]", "tp_slope[1]"),
+    "forgets the scale": ("scale=layer.scaling", "scale=1.0"),
+    "takes keys for queries": ("            *(q, k, v),", "            *(k, q, v),"),
+    "takes values for keys": ("            *(q, k, v),", "            *(q, v, k),"),
+}
+
+
+AS_CONFIGURED: dict[str, Any] = {}
+# a prompt, and the checkpoint that it leaves inside
+PROMPT, BOUNDARY = 70, 64
+
+
+class World(gdn_prefill.World):
+    module, op = "sglang_bcg_fixes.kernels.lightning_extend.adapter", "lightning_extend"
+
+    overrides = AS_CONFIGURED
+
+    def __init__(self, model: str, **server_args: Any) -> None:
+        super().__init__(model, **server_args)
+        one_batch.derive(self.runner.model)
+        if model == "bailing_full":
+            admit(self.runner)
+
+
+def admit(runner: Any) -> None:
+    """Have SGLang capture Bailing, which it refuses in every release.
+
+    Its attention is shown under the name that SGLang looks for, computes in the form that is captured, and joins the
+    heads of what a break gives back.
+    """
+    for layer in runner.model.model.layers:
+        type(layer).self_attn = property(operator.attrgetter("attention"))
+        if layer.layer_id not in runner.attn_backend.full_attn_layers:
+            layer.attention.attn.register_forward_hook(heads_not_joined.join_heads)
+    latent = importlib.import_module("sglang.srt.models.deepseek_v2")
+    choose = latent.DeepseekV2AttentionMLA.dispatch_attn_forward_method
+
+    def choose_absorbed(self: Any, batch: Any) -> Any:
+        # it also notes which backend there is
+        choose(self, batch)
+        return latent.AttnForwardMethod.MLA
+
+    latent.DeepseekV2AttentionMLA.dispatch_attn_forward_method = choose_absorbed
+    if hasattr(runner, "init_prefill_cuda_graph"):
+        # as on an NVIDIA GPU: elsewhere replays are prepared for the other form
+        vars(importlib.import_module(PREFILL_MODULE))["is_cuda"] = lambda: True
+
+
+def right(model: str) -> Found:
+    return scenario(World(model), [*RAGGED, *CHUNKED], prefill.BUCKETS)
+
+
+def brief(model: str) -> Found:
+    return scenario(World(model), [RAGGED[0], RAGGED[3], CHUNKED[-1]], prefill.BUCKETS)
+
+
+def with_checkpoints(model: str) -> World:
+    """A server with the prefix cache's extra buffer, which wants states from inside an extend."""
+    one_batch.import_sglang(with_graphs=True)
+    options: dict[str, Any] = {"disable_radix_cache": False, "context_length": 256, **mamba.allow_extra_buffer()}
+    return World(model, **options)
+
+
+def checkpoints(model: str) -> Found:
+    return scenario(with_checkpoints(model), LONG, (80,))
+
+
+def warm(model: str) -> Found:
+    """Run a prompt, and its last tokens once more from the checkpoint that it left inside."""
+    import torch
+
+    world = with_checkpoints(model)
+    # in the smallest bucket that fits: later releases replay nothing that leaves most of one empty
+    world.capture((8, 80))
+    world.loaded.runner.clear()
+    state = world.pools[1]
+    state.fill_(float("nan"))
+    (text,) = prefill._prompts([PROMPT])
+
+    def extend(request: Any) -> tuple[Any, int]:
+        with torch.no_grad():
+            _, logits, batch = world.loaded.runner.extend([request])
+        return logits.float(), int(world.runner.req_to_token_pool.get_mamba_indices(batch.req_pool_indices)[0])
+
+    whole = world.begin(text)
+    cold, slot = extend(whole)
+    wanted = state[:, slot].clone()
+    (kept,) = (slot for slot in gdn_prefill.checkpoints_of(whole) if bool(state[:, slot].isfinite().all()))
+    prefix = world.begin(text[:BOUNDARY])
+    _, slot = extend(prefix)
+    state[:, slot] = state[:, kept]
+    world.go_on(prefix, text, BOUNDARY)
+    warmed, again = extend(prefix)
+    assert again == slot
+    return {
+        "logits": gdn_prefill.relative(warmed, cold),
+        "state": gdn_prefill.relative(state[:, slot], wanted),
+        "left": world.left(),
+    }
+
+
+def mixed(model: str) -> Found:
+    """Run chunks mixed with decoding: requests of one new token beside those of several."""
+    world = World(model)
+    modes = importlib.import_module("sglang.srt.model_executor.forward_batch_info").ForwardMode
+    forward = world.runner.forward
+
+    def forward_mixed(batch: Any, *args: Any, **kwargs: Any) -> Any:
+        batch.forward_mode = modes.MIXED
+        return forward(batch, *args, **kwargs)
+
+    world.runner.forward = forward_mixed
+    return scenario(world, [CHUNKED[-1]], prefill.BUCKETS)
+
+
+def own_eager(model: str) -> Found:
+    """Run the same form without a graph, on as many rows as there are tokens."""
+    world = World(model)
+    breaks = world.capture(prefill.BUCKETS)
+    replayed = [world.run(script) for script in CHUNKED]
+    (served,) = world.installed.OPERATION.of_runner.values()
+    world.installed.OPERATION = types.SimpleNamespace(
+        captured=lambda batch: served,
+        of_runner={},
+        prepared=served.fill,
+        can_replay=lambda original, runner, batch: False,
+    )
+    eager = [world.run(script) for script in CHUNKED]
+    return {"breaks": breaks, "scripts": [compared(*pair) for pair in zip(replayed, eager, strict=True)]}
+
+
+def poisoned(model: str) -> Found:
+    """Run with padding that is NaN from the embedding on; no prompt has the token that it is of."""
+    import torch
+
+    world = World(model)
+    padded = torch.zeros((), dtype=torch.int64)
+
+    def poison(layer: Any, given: Any, rows: Any) -> Any:
+        is_padding = given[0] == 0
+        # replayed, too
+        padded.add_(is_padding.sum())
+        return rows.masked_fill(is_padding[:, None], float("nan"))
+
+    world.runner.model.model.embed_tokens.register_forward_hook(poison)
+    found = scenario(world, [RAGGED[0], *CHUNKED], prefill.BUCKETS)
+    return {**found, "padded": int(padded)}
+
+
+def refused(model: str) -> Found:
+    """Run batches that are not replayed: too many sequences."""
+    world = World(model)
+    scripts = [[[4], [3], [2]], [[5], [2]]]
+    eager = [world.run(script) for script in scripts]
+    serving.MOST_SEQUENCES = 2
+    found: Found = {"breaks": world.capture(prefill.BUCKETS)}
+    found["too many"] = compared(eager[0], world.run(scripts[0]))
+    found["not too many"] = compared(eager[1], world.run(scripts[1]))
+    return {**found, "left": world.left()}
+
+
+def configured(model: str) -> Found:
+    """Run with a backend of lightning attention whose kernels are others, where the break is left as it is."""
+    world = World(model)
+    script = [[8, 8]]
+    world.runner.attn_backend.linear_attn_backend.linear_backend = "minimax"
+    eager = world.run(script)
+    return {
+        "breaks": world.capture(prefill.BUCKETS),
+        "script": compared(eager, world.run(script)),
+        "left": world.left(),
+    }
+
+
+def without_checkpoints(model: str) -> Found:
+    """Capture with the prefix cache's extra buffer, where the kernels write no state from inside an extend."""
+    world = with_checkpoints(model)
+    return {"breaks": world.capture((80,)), "left": world.left()}
+
+
+def mutants(model: str) -> Found:
+    # a norm behind the layers would take their scale away
+    World.overrides = {"use_output_norm": False}
+    return gdn_prefill.of_mutants(World(model), MUTANTS)
+
+
+def main(name: str, model: str) -> None:
+    print("RESULT", json.dumps(globals()[name](model)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
