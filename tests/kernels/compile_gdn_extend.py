@@ -50,7 +50,7 @@ def compiled(
     numbers = {name: int(value) for name, value in re.findall(r"(REG|STACK):(\d+)", used)}
     return {
         "name": kernel.__name__,
-        "tracks": constants["TRACK"],
+        "tracks": constants.get("TRACK"),
         "shared": made.metadata.shared,
         "registers": numbers["REG"],
         "stack": numbers["STACK"],

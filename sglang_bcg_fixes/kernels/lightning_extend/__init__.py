@@ -6,12 +6,12 @@
     can_keep_checkpoints()                 tell whether `extend` writes states from inside an extend
     refusal(shape, ...)                    the reason a layer is not supported, asked once
 
-`seg_la.py` runs SGLang's own kernels with the launch of the largest batch.
+`seg_la.py` runs SGLang's own kernels with the launch of the largest batch; `triton.py` does it in two launches of ours.
 
 For `extend`:
 
 - Tables, pools, padding and checkpoints are as `gdn_extend` says: sequences are back to back from row 0, rows without a
-  token are zeros, and a state is read only if there is a prefix.
+  token are zeros, and a state is read only if there is a prefix. `seg_la` writes no checkpoint before the first token.
     in    q, k, v       [rows, heads, head] of one dtype, any row stride, heads contiguous
           decay         [heads] fp32, above 0, any shape; scale: of the output
     pool  state         [slots, heads, head, head] f32|bf16: of a key, then of a value
