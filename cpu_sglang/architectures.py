@@ -613,7 +613,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     ),
     "MiniCPMForCausalLM": text("minicpm", **MINICPM),
     "MiniCPM3ForCausalLM": text("minicpm3", FLASH, **{**LATENT, "q_lora_rank": 64}, **MINICPM),
-    "MiniCPMSALAForCausalLM": text("minicpm_sala", **MINICPM, mixer_types=["minicpm4"] * 3),
+    "MiniCPMSALAForCausalLM": in_models("minicpm_sala"),
     "MiniCPMV4_6ForConditionalGeneration": image("minicpmv4_6", "qwen3_5_text", **{**GATED_DELTA, **MROPE}),
     "InternLM2ForCausalLM": text("internlm2"),
     "InternLM2ForRewardModel": text("internlm2", EMBEDS),

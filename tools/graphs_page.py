@@ -54,7 +54,6 @@ LAYERS = {
 }
 # what the configuration of an architecture decides
 EXCEPT = {
-    "BailingMoeV2_5ForCausalLM": 'BailingMoeV2_5ForCausalLM with `"full_attention_type": "gqa"` has graphs',
     "DeciLMForCausalLM": "one that has left out none has graphs",
 }
 # the fixes without which stock answers wrongly or ends, of the recorded servers
@@ -65,6 +64,7 @@ NEEDS = {
     "KimiK3ForConditionalGeneration": ("kda_raw_beta",),
     "KimiK3LinearForCausalLM": ("kda_raw_beta",),
     "KimiLinearForCausalLM": ("kda_raw_beta",),
+    "MiniCPMSALAForCausalLM": ("heads_not_joined",),
     "PersimmonForCausalLM": ("stack_call_signature",),
     "PhiForCausalLM": ("stack_call_signature",),
     "SarvamMLAForCausalLM": ("expanded_form_captured",),
