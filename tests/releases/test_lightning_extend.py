@@ -43,6 +43,8 @@ BREAKS = {BAILING: (1, 2), SALA: (1, 3)}
 MEASURED = ("logits", "state", "first state", "kept state", "first kept state")
 # of kernels that round otherwise: of the first layer, and of what is behind it
 FIRST, LAST = 1e-6, 0.002
+# of fp32, which the interpreter multiplies without TF32
+EXACT = 5e-7
 NOTICED = 0.05
 
 
@@ -199,6 +201,16 @@ def test_random_steps_have_the_bits_of_sglangs_kernels_run_eagerly(release_root:
 def test_mutants_of_the_form_are_noticed(release_root: Root, mutant: str) -> None:
     found = steps(release_root(NEWEST), mutant)
     assert any(wrong for case in found.values() for wrong in case.values()), found
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "float16", "float32"])
+def test_the_triton_kernels_are_no_further_off_than_sglangs(release_root: Root, kind: str) -> None:
+    found, _ = processes.beside(release_root(NEWEST), "-m", "tests.scenarios.lightning_accuracy", kind)
+    ours, sglangs = found["ours"], found["SGLang's"]
+    assert ours["output"] <= max(1.1 * sglangs["output"], EXACT), found
+    # in two halves of bfloat16, where a GPU's TF32 has fewer digits than the interpreter
+    assert ours["state"] <= (1e-5 if kind == "bfloat16" else EXACT), found
+    assert sglangs["output"] > 0, found
 
 
 # what is decided without a model
