@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks import lightning_extend
 from sglang_bcg_fixes.kernels.lightning_extend import Shape
 from sglang_bcg_fixes.kernels.lightning_extend import triton as form
 from sglang_bcg_fixes.kernels.linear_extend import metadata
@@ -171,3 +172,16 @@ def test_the_compiler_takes_every_kernel() -> None:
         assert kernel["shared"] <= 232448 - 1024, kernel
         # TF32 takes more registers than there are, by little
         assert kernel["stack"] <= (192 if kernel["kind"] == "*fp32" else 16), kernel
+
+
+def test_the_gpu_script_finds_faults_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(form, "TUNING", TUNING)
+    source, found = random.Random(0), []
+    for seed in range(3):
+        drawn = lightning_extend.draw(lightning_extend.SHAPES["small"], source, 130, seed, "cpu")
+        around = lightning_extend.surroundings(drawn, source)
+        found += lightning_extend.faults(drawn, around, capture=lambda work: work)
+    assert found == []
+    # a graph that was captured with the first step's tables alone
+    forgotten = lightning_extend.faults(drawn, Surroundings(), capture=lambda work: lambda: None)
+    assert any(fault.startswith("replayed: ") for fault in forgotten)

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernels of lightning_extend on a GPU: random steps, each sequence alone, replays, and the time of a layer.
+
+    python benchmarks/lightning_extend.py --cases 20
+    PYTHONPATH=<unpacked wheel> python benchmarks/lightning_extend.py --cases 0 --times --json OUT
+
+Steps are those of tests/kernels/test_lightning_extend.py at a model's sizes, and random ones, for the Triton form. With
+a SGLang, the form that captures its kernels is held against the same kernels run eagerly, bit by bit, and timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import pathlib
+import random
+import statistics
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from sglang_bcg_fixes.kernels.lightning_extend import Shape, triton
+from sglang_bcg_fixes.kernels.linear_extend import accuracy
+from sglang_bcg_fixes.lab.verify import environment
+
+REPOSITORY = pathlib.Path(__file__).parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
+from tests.kernels import lightning_extend_cases as cases  # noqa: E402
+from tests.kernels.linear_extend_cases import Surroundings, captured, faults_of_graphs  # noqa: E402
+
+# heads of Ling 2.5 and MiniCPM-SALA, and of one of four ranks
+SHAPES = {"ling_2_5": Shape(32, 128), "a quarter": Shape(8, 128), "small": Shape(3, 32)}
+LENGTHS = (0, 1, 2, 3, 15, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200, 511, 700, 1024, 2047, 5000)
+KINDS = (torch.float32, torch.bfloat16, torch.float16)
+OF_CHECKPOINT = accuracy.OF_SGLANGS * accuracy.TOLERANCE
+TIMED = [(tokens, sequences) for tokens in (256, 1024, 4096, 8192, 16384) for sequences in (1, 8, 64)]
+REPEATS, MOST_SEQUENCES = 20, 128
+
+
+def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, device: str = "cuda") -> cases.Step:
+    lengths: list[int] = []
+    for _ in range(source.choice((1, 1, 2, 4, 8, 33))):
+        lengths.append(source.choice([length for length in LENGTHS if sum(lengths) + length <= most_tokens]))
+    if not any(lengths):
+        lengths[0] = source.randint(1, 70)
+    some = [number for number in range(len(lengths)) if source.random() < 0.3]
+    return cases.draw(
+        shape,
+        lengths,
+        device=device,
+        dtype=source.choice(KINDS),
+        kept=source.choice((torch.float32, torch.bfloat16)),
+        decays=source.choice(list(cases.DECAYS)),
+        fresh=[number for number in some if source.random() < 0.5],
+        gone=[number for number in range(len(lengths)) if source.random() < 0.1],
+        tracked={number: source.randint(0, lengths[number]) for number in some} if source.random() < 0.5 else None,
+        seed=seed,
+    )
+
+
+def surroundings(step: cases.Step, source: random.Random) -> Surroundings:
+    return Surroundings(
+        padding=source.choice((0, 1, 63, 300)),
+        more_tokens=source.choice((0, 500)),
+        max_sequences=source.choice((len(step.lengths), MOST_SEQUENCES)),
+        columns_between=source.choice((0, 8)),
+    )
+
+
+def faults(step: cases.Step, around: Surroundings, **others: Any) -> list[str]:
+    def launched(each: cases.Step, beside: Surroundings) -> cases.Launched:
+        return cases.Launched(each, triton.TUNING, beside)
+
+    return list(faults_of_graphs(step, around, launched, OF_CHECKPOINT, **others))
+
+
+class Layer:
+    """One layer, its sequences as long as each other and without a prefix."""
+
+    def __init__(self, tokens: int, sequences: int, kind: Any, shape: Shape, device: str = "cuda") -> None:
+        self.lengths = torch.full((sequences,), tokens // sequences, device=device)
+        self.slots = torch.arange(sequences, device=device)
+        sizes = (tokens, shape.heads, shape.head)
+        self.inputs = [torch.randn(*sizes, device=device).to(kind) for _ in range(3)]
+        self.decay = torch.linspace(0.8, 0.004, shape.heads, device=device)
+        self.state = torch.zeros(sequences, shape.heads, shape.head, shape.head, device=device)
+
+    def by_form(self, form: Any) -> Callable[[], Any]:
+        tables = form.Tables(len(self.inputs[0]), MOST_SEQUENCES, self.state.device)
+        tables.fill(self.lengths, self.slots, torch.zeros_like(self.lengths))
+        return lambda: form.extend(
+            *self.inputs, decay=self.decay, scale=cases.SCALE, state=self.state, tables=tables, tracking=False
+        )
+
+    def by_sglang(self) -> Callable[[], Any]:
+        """Launch what SGLang launches for exactly this batch."""
+        from sglang_bcg_fixes.kernels.lightning_extend import seg_la
+
+        module = seg_la.sglang_module()
+        bounds = torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0)).int()
+        metadata = module.SegLaMeta(
+            batch_size=len(self.lengths),
+            max_q_length=None,
+            q_offsets=bounds,
+            s_offsets=self.slots,
+            q_lengths=bounds.diff(),
+            s_scales=torch.zeros_like(self.slots, dtype=torch.bool),
+        )
+        return lambda: module.seg_la_fwd(
+            *self.inputs, self.state, self.decay, metadata, softmax_scale=cases.SCALE
+        ).flatten(1)
+
+
+def device_us(work: Callable[[], Any]) -> float:
+    """Return the median device time of a replay, with cold caches."""
+    work()
+    replay, flushed = captured(work), torch.empty(256 << 20, dtype=torch.int8, device="cuda")
+    times: list[float] = []
+    for _ in range(REPEATS):
+        flushed.zero_()
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        replay()
+        end.record()
+        end.synchronize()
+        times.append(float(begin.elapsed_time(end)) * 1000)
+    return statistics.median(times)
+
+
+def timed() -> Iterator[dict[str, Any]]:
+    has_sglang = importlib.util.find_spec("sglang") is not None
+    for kind in KINDS[:2]:
+        for tokens, sequences in TIMED:
+            layer = Layer(tokens, sequences, kind, SHAPES["ling_2_5"])
+            found: dict[str, Any] = {"dtype": str(kind), "tokens": tokens, "sequences": sequences}
+            works = {"triton": layer.by_form(triton)}
+            if has_sglang:
+                from sglang_bcg_fixes.kernels.lightning_extend import seg_la
+
+                works |= {"seg_la": layer.by_form(seg_la), "SGLang's": layer.by_sglang()}
+                found["seg_la has SGLang's bits"] = bool(torch.equal(works["seg_la"](), works["SGLang's"]()))
+            yield {**found, **{name: round(device_us(work), 1) for name, work in works.items()}}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cases", type=int, default=20, help="random steps of each shape")
+    parser.add_argument("--tokens", type=int, default=9000, help="at most so many in a step")
+    parser.add_argument("--times", action="store_true", help="also measure a layer: device us of a replay")
+    parser.add_argument("--json", type=pathlib.Path, help="write all of it there")
+    options = parser.parse_args()
+    told: dict[str, Any] = environment.header(environment.here()) | {"steps": {}, "times": []}
+    wrong = 0
+
+    def write() -> None:
+        # early, so an interrupted run leaves results
+        if options.json:
+            options.json.write_text(json.dumps(told, indent=1) + "\n")
+
+    for name, shape in SHAPES.items():
+        source, found = random.Random(name), []
+        for seed in range(options.cases):
+            step = draw(shape, source, options.tokens, seed)
+            mine = faults(step, surroundings(step, source))
+            found += [f"{name}, seed {seed}, {step.lengths}: {fault}" for fault in mine[:3]]
+        print(*found[:20], f"{name}: {options.cases} steps, {len(found)} faults", sep="\n", file=sys.stderr, flush=True)
+        told["steps"][name] = {"steps": options.cases, "faults": found}
+        wrong += len(found)
+        write()
+    for row in timed() if options.times else ():
+        print(json.dumps(row), file=sys.stderr, flush=True)
+        told["times"].append(row)
+        wrong += row.get("seg_la has SGLang's bits") is False
+        write()
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
