@@ -16,10 +16,13 @@ from typing import Any
 
 import pytest
 
+from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.cli import main
 from sglang_bcg_fixes.fixes import linear_attention_captured as watched
 from sglang_bcg_fixes.lab.verify import cases, command, environment, servers
-from tests import processes
+from sglang_bcg_fixes.planning import plan, registry
+from sglang_bcg_fixes.source import releases
+from tests import processes, wheels
 
 RELEASE = "0.5.12.post1"
 Verify = Callable[..., int]
@@ -242,6 +245,30 @@ def test_a_bucket_that_is_asked_for_and_never_replayed_is_red(
     assert verify("--quick") == 0
     assert verify("--quick", misbehaviour="patched=replays small ones") == 1
     assert rows()["patched 1"]["why"] == "proves nothing: no prefill pass was replayed in bucket 512"
+
+
+@pytest.mark.parametrize("release", ["0.5.11", "0.5.15.post1", wheels.NEWEST])
+def test_a_quick_run_takes_three_cases_that_show_most(release: str) -> None:
+    source = releases.in_folder(wheels.unpacked(release))
+    known = registry.discover()
+    needed = command.needed_fixes(plan.make(known, flags.read(known.fixes, known.kernels, {}), source))
+    chosen = command.run_by_default(known, source)
+    few = command.few_that_show_most(needed, chosen)
+    assert len(few) == command.QUICK_CASES and len({case.name for case in few}) == len(few)
+
+    def shown(some: Sequence[cases.Case]) -> int:
+        return sum(any(case.name in fix.verify for case in some) for fix in needed)
+
+    # one case instead of another shows no more, and what can be shown at all is twice as much at most
+    assert all(shown([*few[:-1], other]) <= shown(few) for other in chosen)
+    assert 0 < shown(few[:1]) < shown(few[:2]) < shown(few) <= shown(chosen) <= 2 * shown(few)
+
+
+def test_few_cases_are_enough_for_few_fixes() -> None:
+    known = registry.discover()
+    shown = next(fix for fix in known.fixes if fix.verify)
+    assert [case.name in shown.verify for case in command.few_that_show_most([shown], cases.CASES)] == [True]
+    assert command.few_that_show_most([dataclasses.replace(shown, verify=())], cases.CASES) == []
 
 
 def test_logprobs_that_no_server_gives_are_not_equal(verify: Verify, rows: Rows) -> None:

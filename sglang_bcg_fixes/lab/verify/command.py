@@ -29,7 +29,9 @@ from sglang_bcg_fixes.planning import plan, registry
 from sglang_bcg_fixes.source import releases
 from sglang_bcg_fixes.source.tree import Source
 
-GIB_PER_SERVER, MOST_JOBS = 8, 4
+GIB_PER_SERVER, MOST_JOBS = 8, 8
+# two servers of each fit side by side, so the whole takes hardly longer than one start
+QUICK_CASES = 3
 # seconds of a start when four share a machine, and the first ones' extra for compiling kernels
 SECONDS_PER_SERVER, SECONDS_ONCE = 50, 40
 SAME_WHEN_RESUMED = ("bcg_fixes", "commit", "sglang", "versions", "gpu", "driver")
@@ -60,9 +62,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--fix", metavar="ID", help="the cases that show this fix; adds the arm `alone`")
     command.add_argument("--case", action="append", default=[], metavar="NAME", help="one case; repeat")
     command.add_argument("--arms", metavar="A,B", help=f"of {', '.join(ARMS)} (default: {STOCK},{PATCHED})")
-    command.add_argument("--quick", action="store_true", help="under three minutes: a case per fix that is needed")
+    command.add_argument("--quick", action="store_true", help=f"the {QUICK_CASES} cases that show most of the needed fixes")
     command.add_argument("--once", action="store_true", help="one server of each arm, not two of patched and reference")
-    command.add_argument("--jobs", type=int, metavar="N", help="servers at a time (default: by free memory, at most 4)")
+    command.add_argument("--jobs", type=int, metavar="N", help=f"servers at a time (default: by free memory, at most {MOST_JOBS})")
     command.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write everything there")
     command.add_argument("--page", type=pathlib.Path, metavar="FILE", help="write a page with every request there")
     command.add_argument("--page-only", type=pathlib.Path, metavar="JSON", help="write --page of an earlier --json")
@@ -168,7 +170,7 @@ def choose_cases(options: argparse.Namespace, known: registry.Registry, made: pl
     else:
         chosen = run_by_default(known, source)
         if options.quick:
-            chosen = one_for_each(needed_fixes(made), chosen) or chosen[:2]
+            chosen = few_that_show_most(needed_fixes(made), chosen) or chosen[:2]
     if not chosen:
         raise VerifyError(f"no case applies to SGLang {source.version} here; `bcg-fixes verify --plan` shows what does")
     return chosen
@@ -184,11 +186,13 @@ def needed_fixes(made: plan.Plan) -> list[Fix]:
     return [decision.subject for decision in made.fixes if decision.action is Action.APPLY]
 
 
-def one_for_each(fixes: Sequence[Fix], chosen: Sequence[Case]) -> list[Case]:
-    """Pick, for every fix, the first case that shows it and that no other fix has taken, if there is one."""
+def few_that_show_most(fixes: Sequence[Fix], chosen: Sequence[Case]) -> list[Case]:
+    """Pick a few cases, each the one that shows most of the fixes that those before it do not show."""
     wanted: list[Case] = []
-    for fix in fixes:
-        wanted += [case for case in chosen if case.name in fix.verify and case not in wanted][:1]
+    missing = [fix for fix in fixes if any(case.name in fix.verify for case in chosen)]
+    while missing and len(wanted) < QUICK_CASES:
+        wanted.append(max(chosen, key=lambda case: sum(case.name in fix.verify for fix in missing)))
+        missing = [fix for fix in missing if wanted[-1].name not in fix.verify]
     return wanted
 
 
@@ -357,7 +361,7 @@ def jobs_that_fit(here: dict[str, Any]) -> int:
 
 
 def serve(runs: Sequence[Run], python: str, jobs: int) -> list[tuple[Run, Outcome]]:
-    seconds = SECONDS_ONCE + SECONDS_PER_SERVER * len(runs) / jobs
+    seconds = SECONDS_ONCE + SECONDS_PER_SERVER * -(-len(runs) // jobs)
     print(f"{len(runs)} servers, {jobs} at a time, about {seconds / 60:.0f} minutes", file=sys.stderr, flush=True)
     command = [python, "-m", ENGINE]
     with servers.ended_by_signals(), servers.Runner(command, jobs) as runner:
