@@ -22,7 +22,9 @@
 // affine in the state before it: S after = S M + B. So `carry` walks along each segment but the last, without outputs:
 // from zeros, which makes B [values, keys], and from the identity, which makes M [keys, keys]; along the first one from
 // the sequence's own state. A consumer of `advance_segments` then begins with its segment's state, by a product for
-// each segment between the first and its own. No host headers: NVRTC compiles this file on the user's machine.
+// each segment between the first and its own.
+//
+// No host headers: NVRTC compiles this file on the user's machine.
 #ifndef BCG_GDN_EXTEND_CUH
 #define BCG_GDN_EXTEND_CUH
 
