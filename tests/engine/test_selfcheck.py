@@ -129,7 +129,7 @@ def test_only_a_replay_beside_eager_runs_can_be_right(
     checked.model_runner, checked.routed = types.SimpleNamespace(dtype=torch.float32), math.inf
     for is_on in (False, False, True):
         with checked.switch.on(is_on):
-            checked.switch.replays += replays[is_on]
+            checked.switch.replays.count += replays[is_on]
     assert checked.verdict(observed(1, 2), observed(1, 2), observed(*values))[0] == verdict
 
 

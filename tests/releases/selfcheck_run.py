@@ -77,7 +77,7 @@ def graphs_replay() -> Any:
 
 def break_it(what: str | None, runner: Any, model_runner: Any) -> None:
     """Defects that no release has, as the check must not need to know what is wrong; and a check that leaves traces."""
-    from sglang_bcg_fixes.process.selfcheck import bookkeeping, pools
+    from sglang_bcg_fixes.process.selfcheck import bookkeeping, check, pools
 
     captured = prefill.captured_graphs(runner)
     if what == "earlier bucket":
@@ -93,12 +93,32 @@ def break_it(what: str | None, runner: Any, model_runner: Any) -> None:
             return loaded
 
         runner.load_batch = load_without_positions
+    elif what == "admitted, then eager":
+        name = next(name for name in ("execute", "replay") if hasattr(runner, name))
+        setattr(runner, name, lambda batch, *_, **__: run_eagerly(runner, model_runner, batch))
+    elif what == "refused, then replayed":
+        question = check.question(runner)
+        ask, extend = getattr(runner, question), model_runner.forward_extend
+
+        def extend_as_it_likes(*args: Any, **kwargs: Any) -> Any:
+            with mock.patch.object(runner, question, ask):
+                return extend(*args, **kwargs)
+
+        model_runner.forward_extend = extend_as_it_likes
     elif what == "eager":
         model_runner.model.forward = None
     elif what == "slots stay taken":
         mock.patch.object(bookkeeping.Bookkeeping, "restore", lambda books: None).start()
     elif what == "slots stay written":
         mock.patch.object(pools.Requests, "empty", lambda requests, model_runner: None).start()
+
+
+def run_eagerly(runner: Any, model_runner: Any, batch: Any) -> Any:
+    from sglang_bcg_fixes.process.selfcheck import check
+
+    with mock.patch.object(runner, check.question(runner), lambda *_: False):
+        found = model_runner.forward_extend(batch)
+    return found[0] if isinstance(found, tuple) else found
 
 
 def prefill_again(loaded: Any, prompt: list[int], eager: Any) -> dict[str, Any]:

@@ -150,3 +150,19 @@ def test_the_canary_leaves_right_graphs_alone(
     found, log = checked(release, model, "--no-check", "--prefills", "5", mode="off", SGLANG_BCG_CANARY="2")
     assert all(row["equal"] and row["replays"] for row in found["prefills"]), found["prefills"]
     assert found["canary"] == {"every": 2, "compared": 2} and "self-check: wrong" not in log
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ("admitted, then eager", "the graph runner admitted a prefill that then ran eagerly"),
+        ("refused, then replayed", "a graph was replayed although it was refused"),
+    ],
+)
+def test_the_canary_has_compared_nothing_where_one_run_was_not_what_it_should_be(
+    checked: Callable[..., tuple[dict[str, Any], str]], broken: str, said: str
+) -> None:
+    options = ("--no-check", "--prefills", "3", "--break", broken)
+    found, log = checked("0.5.12.post1", "llama", *options, mode="off", SGLANG_BCG_CANARY="1")
+    assert all(row["equal"] for row in found["prefills"]), found["prefills"]
+    assert not found["canary"] and log.count(f"SGLANG_BCG_CANARY did not compare a prefill: {said}") == 1

@@ -62,9 +62,13 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--fix", metavar="ID", help="the cases that show this fix; adds the arm `alone`")
     command.add_argument("--case", action="append", default=[], metavar="NAME", help="one case; repeat")
     command.add_argument("--arms", metavar="A,B", help=f"of {', '.join(ARMS)} (default: {STOCK},{PATCHED})")
-    command.add_argument("--quick", action="store_true", help=f"the {QUICK_CASES} cases that show most of the needed fixes")
+    command.add_argument(
+        "--quick", action="store_true", help=f"the {QUICK_CASES} cases that show most of the needed fixes"
+    )
     command.add_argument("--once", action="store_true", help="one server of each arm, not two of patched and reference")
-    command.add_argument("--jobs", type=int, metavar="N", help=f"servers at a time (default: by free memory, at most {MOST_JOBS})")
+    command.add_argument(
+        "--jobs", type=int, metavar="N", help=f"servers at a time (default: by free memory, at most {MOST_JOBS})"
+    )
     command.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write everything there")
     command.add_argument("--page", type=pathlib.Path, metavar="FILE", help="write a page with every request there")
     command.add_argument("--page-only", type=pathlib.Path, metavar="JSON", help="write --page of an earlier --json")

@@ -65,11 +65,19 @@ class Canary:
         except check.NoGraphs:
             return None
         except check.Unchecked as why:
-            if not self.is_told:
-                logger.warning("bcg-fixes: %s compares no prefills: %s", flags.CANARY, why)
-            self.is_told = True
+            self.tell("compares no prefills", why)
             return None
         return runner if getattr(runner, check.question(runner))(forward_batch) else None
+
+    def put_off(self, why: str) -> None:
+        """Leave this prefill uncompared; the next that is admitted takes its place."""
+        self.admitted -= 1
+        self.tell("did not compare a prefill", why)
+
+    def tell(self, what: str, why: object) -> None:
+        if not self.is_told:
+            logger.warning("bcg-fixes: %s %s: %s", flags.CANARY, what, why)
+        self.is_told = True
 
 
 class Canaries:
@@ -111,11 +119,21 @@ def around_forward(
     again = copy.copy(forward_batch)
     states = pools.state_slots(self, forward_batch.req_pool_indices)
     before = [(place, place.copy()) for place in pools.states_of(self, states)]
-    replayed = observe(self, forward_batch, states, original(self, forward_batch, *args, **kwargs))
+    replays = check.Replays()
+    with check.counted(replays):
+        output = original(self, forward_batch, *args, **kwargs)
+    if not replays.count:
+        canary.put_off("the graph runner admitted a prefill that then ran eagerly")
+        return output
+    replayed = observe(self, forward_batch, states, output)
     for place, copied in before:
         place.put_back(copied)
-    with replaced(runner, check.question(runner), refuse):
+    strays = check.Replays()
+    with replaced(runner, check.question(runner), refuse), check.counted(strays):
         output = original(self, again, *args, **kwargs)
+    if strays.count:
+        canary.put_off("a graph was replayed although it was refused")
+        return output
     eager = observe(self, again, states, output)
     size = f"a prefill of {len(forward_batch.input_ids)} tokens in {forward_batch.batch_size} requests"
     canary.pending = Comparison(size, eager, judge.distances(eager, replayed))

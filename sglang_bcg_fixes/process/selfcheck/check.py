@@ -94,22 +94,41 @@ def refuse_what_cannot_be_checked(model_runner: Any) -> None:
             raise Unchecked(reason)
 
 
+@dataclasses.dataclass
+class Replays:
+    """The breakable graphs that have been replayed: a batch that is admitted may still run eagerly."""
+
+    count: int = 0
+
+
+@contextlib.contextmanager
+def counted(replays: Replays) -> Iterator[None]:
+    graph_class = graph_break.load("breakable_cuda_graph").BreakableCUDAGraph
+    replay = graph_class.replay
+
+    def count(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        replays.count += 1
+        return replay(graph, *args, **kwargs)
+
+    with replaced(graph_class, "replay", count):
+        yield
+
+
 class Switch:
-    """Allows or refuses replays, and counts them: a batch that is admitted may still run eagerly."""
+    """Allows or refuses replays, and counts them."""
 
     def __init__(self, model_runner: Any, runner: Any) -> None:
         self.model_runner = model_runner
         self.runner = runner
         self.name = question(runner)
         self.is_on = False
-        self.replays = 0
+        self.replays = Replays()
         # although they were refused
         self.stray_replays = 0
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[Switch]:
-        graph_class = graph_break.load("breakable_cuda_graph").BreakableCUDAGraph
-        ask, replay, forward = getattr(self.runner, self.name), graph_class.replay, self.model_runner.forward
+        ask, forward = getattr(self.runner, self.name), self.model_runner.forward
         # a target of speculative decoding replays only what asks for the hidden states that were captured
         mode = getattr(self.runner, "capture_hidden_mode", None)
 
@@ -121,14 +140,10 @@ class Switch:
         def answer(*args: Any, **kwargs: Any) -> bool:
             return self.is_on and bool(ask(*args, **kwargs))
 
-        def count(graph: Any, *args: Any, **kwargs: Any) -> Any:
-            self.replays += 1
-            return replay(graph, *args, **kwargs)
-
         with (
             replaced(self.model_runner, "forward", forward_as_captured),
             replaced(self.runner, self.name, answer),
-            replaced(graph_class, "replay", count),
+            counted(self.replays),
         ):
             _is_running[0] = True
             try:
@@ -138,7 +153,7 @@ class Switch:
 
     @contextlib.contextmanager
     def on(self, wanted: bool) -> Iterator[None]:
-        self.is_on, self.replays = wanted, 0
+        self.is_on, self.replays.count = wanted, 0
         try:
             yield
         except Exception as error:
@@ -147,7 +162,7 @@ class Switch:
             raise
         finally:
             self.is_on = False
-            self.stray_replays += 0 if wanted else self.replays
+            self.stray_replays += 0 if wanted else self.replays.count
 
 
 class Check:
@@ -224,7 +239,7 @@ class Check:
     def verdict(
         self, eager: list[judge.Observation], again: list[judge.Observation], replayed: list[judge.Observation]
     ) -> tuple[str, judge.Difference | None]:
-        if not self.switch.replays:
+        if not self.switch.replays.count:
             return NOT_REPLAYED, None
         found = judge.differences(eager, again, replayed, self.model_runner.dtype, self.routed)
         if judge.is_blind(eager) or any(not each.noise <= judge.MOST for each in found):
