@@ -68,7 +68,7 @@ def case_of(
     wanted = reference.recurrent(problem.inputs)
     found: dict[int, gdn_variants.Judged] = {}
     for segment in segments_for(lengths):
-        with mock.patch.object(cuda, "segment_of", lambda shape, tables, segment=segment: segment):
+        with mock.patch.object(cuda, "segment_of", lambda *_, segment=segment: segment):
             found[segment] = gdn_variants.judged(variant, problem, wanted, device)
     right = {
         str(each): functools.partial(one.arm.timed, device, problem.layers)

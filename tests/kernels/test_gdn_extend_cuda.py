@@ -151,7 +151,7 @@ CUT: dict[str, tuple[list[int], dict[str, Any]]] = {
 
 @pytest.fixture
 def segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "segment_of", lambda shape, tables: SEGMENT)
+    monkeypatch.setattr(cuda, "segment_of", lambda *_: SEGMENT)
 
 
 @pytest.mark.usefixtures("segments")
@@ -196,16 +196,48 @@ def test_what_is_not_a_number_stays_in_its_cut_sequence(host: cuda.Kernels) -> N
     linear_extend_cases.assert_nan_stays_in_its_sequence(step([390, 70, 385], ONE_HEAD), run)
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_segments_do_not_overflow_where_the_sequence_does_not(
+    kind: torch.dtype, host: cuda.Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Share one direction among 64 keys: a state that begins with zeros learns it from each, past all of float16.
+
+    The sequence's own state knows every value already, and stays as it is.
+    """
+    monkeypatch.setattr(cuda, "SEGMENTS", ((ONE_HEAD.value_heads, SEGMENT),))
+    value, shared, own = 30000.0, 1.5, 10.0
+    drawn = step([390], ONE_HEAD, gates="near 0", dtype=kind)
+    weights, mixed_qkv = torch.zeros_like(drawn.conv_weights), torch.zeros_like(drawn.mixed_qkv)
+    weights[:, -1] = 1
+    queries, keys, values = mixed_qkv.split(128, 1)
+    for each in (queries, keys):
+        each[:, 0] = shared
+        each[torch.arange(390), 1 + torch.arange(390) % 64] = own
+    values[:] = value
+    key = torch.nn.functional.silu(torch.tensor([shared, own]))
+    known = float(value / (key / key.norm()).sum())
+    drawn = dataclasses.replace(
+        drawn,
+        mixed_qkv=mixed_qkv,
+        b=torch.full_like(drawn.b, 12.0),
+        conv_weights=weights,
+        A_log=torch.full_like(drawn.A_log, -30.0),
+        state=torch.where(drawn.state.isnan(), drawn.state, known),
+    )
+    assert faults(drawn, tolerance=accuracy.TOLERANCE) == []
+
+
 def test_the_length_and_the_heads_decide_about_segments() -> None:
     tables = metadata.Tables(20000, 4, "cpu")
     in_spans = metadata.Tables(20000, 4, "cpu", span=8192)
     shapes = {heads: dataclasses.replace(SHAPE, value_heads=heads) for heads in (4, 8, 12, 16, 24, 32)}
-    found = {heads: cuda.segment_of(shape, tables) for heads, shape in shapes.items()}
+    kind = torch.bfloat16
+    found = {heads: cuda.segment_of(shape, tables, kind) for heads, shape in shapes.items()}
     assert found == {4: 1024, 8: 1024, 12: 2048, 16: 2048, 24: 0, 32: 0}
-    assert cuda.segment_of(shapes[4], in_spans) == 0
-    assert cuda.segment_of(dataclasses.replace(shapes[4], keys=64), tables) == 0
+    assert cuda.segment_of(shapes[4], in_spans, kind) == 0
+    assert cuda.segment_of(dataclasses.replace(shapes[4], keys=64), tables, kind) == 0
     for rows, records in ((20000, 19), (1023, 0)):
-        scratch = cuda.Scratch.for_rows(rows, tables, shapes[4], torch.float16, TUNING)
+        scratch = cuda.Scratch.for_rows(rows, tables, shapes[4], kind, TUNING)
         assert scratch.carries.shape == (records, 4, cuda.CARRY_SIZE)
 
 
@@ -507,7 +539,7 @@ def found_in(
     """Faults that the cases find in these kernels."""
     for draw in draws:
         segment = SEGMENT if draw is IN_SEGMENTS else 0
-        monkeypatch.setattr(cuda, "segment_of", lambda shape, tables, segment=segment: segment)
+        monkeypatch.setattr(cuda, "segment_of", lambda *_, segment=segment: segment)
         for blocks in (FEW_BLOCKS, MANY_BLOCKS):
             chosen = dataclasses.replace(made, multiprocessors=blocks)
             monkeypatch.setattr(cuda, "on_device", lambda device, chosen=chosen: chosen)

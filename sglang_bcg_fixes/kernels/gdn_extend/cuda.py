@@ -47,12 +47,13 @@ def has_its_sizes(shape: Shape, tables: Tables) -> bool:
     return (shape.keys, shape.values, tables.chunk) == (KEYS, VALUES, CHUNK)
 
 
-def segment_of(shape: Shape, tables: Tables) -> int:
+def segment_of(shape: Shape, tables: Tables, kind: torch.dtype) -> int:
     """Return the tokens of a segment, or 0 if no sequence is cut.
 
-    It must not depend on a batch, because a sequence has the bits of its segments.
+    It must not depend on a batch, because a sequence has the bits of its segments. In float16 none is cut: what a
+    segment makes of zeros can be larger than any state of the sequence, and overflow where they do not.
     """
-    if tables.span < tables.max_tokens or not has_its_sizes(shape, tables):
+    if kind != torch.bfloat16 or tables.span < tables.max_tokens or not has_its_sizes(shape, tables):
         return 0
     return next((tokens for heads, tokens in SEGMENTS if shape.value_heads <= heads), 0)
 
@@ -65,7 +66,7 @@ class Scratch(triton.Scratch):
 
     @classmethod
     def for_rows(cls, rows: int, tables: Tables, shape: Shape, dtype: Any, tuning: Tuning) -> Scratch:
-        segment = segment_of(shape, tables)
+        segment = segment_of(shape, tables, dtype)
         segments = rows // segment if segment else 0
         carries = torch.empty(segments, shape.value_heads, CARRY_SIZE, dtype=torch.float32, device=tables.counts.device)
         return cls(**vars(triton.Scratch.for_rows(rows, tables, shape, dtype, tuning)), carries=carries)
@@ -104,6 +105,7 @@ def on_device(device: int) -> Kernels:
     return Kernels(
         prepare=launches("bcg_gdn_prepare", PREPARE_THREADS, GDN_PREPARE, PREPARE_SHARED_BYTES),
         advance=launches("bcg_gdn_advance", THREADS, GDN_ADVANCE, SHARED_BYTES),
+        # these two in float16 only for tests, which can demand more of it
         carry=launches("bcg_gdn_carry", THREADS, GDN_ADVANCE, SHARED_BYTES),
         advance_segments=launches("bcg_gdn_advance_segments", THREADS, GDN_ADVANCE, SHARED_BYTES),
         multiprocessors=torch.cuda.get_device_properties(device).multi_processor_count,
@@ -177,7 +179,7 @@ class Call(triton.Call):
     @property
     def segment(self) -> int:
         """Tokens of a segment; 0 if no sequence of this output can be long enough to be cut."""
-        segment = segment_of(self.shape, self.tables)
+        segment = segment_of(self.shape, self.tables, self.output.dtype)
         return segment if self.output.shape[0] > (LEAST_SEGMENTS - 1) * segment else 0
 
     def advance(self, span: int) -> None:
