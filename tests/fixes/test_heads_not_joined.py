@@ -33,8 +33,8 @@ MIXERS = {
 # as published; with a gate alone, and with nothing between the mixer and its projection
 SALA = {
     "Expected hidden_size to be 256, but found: 128": {**MIXERS, "use_output_gate": True, "use_output_norm": True},
-    "must match the size of tensor b": {**MIXERS, "use_output_gate": True},
-    ERROR: MIXERS,
+    "must match the size of tensor b": {**MIXERS, "use_output_gate": True, "use_output_norm": False},
+    ERROR: {**MIXERS, "use_output_gate": False, "use_output_norm": False},
 }
 
 
