@@ -36,7 +36,7 @@ REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from tests.kernels import gdn_extend_cases as cases  # noqa: E402
-from tests.kernels.linear_extend_cases import faults_of_graphs  # noqa: E402
+from tests.kernels.linear_extend_cases import faults_of_graphs, random_lengths  # noqa: E402
 
 FEW_HEADS, SEEDS = Shape(key_heads=2, value_heads=4, keys=128, values=128, width=4), 10
 SMALL = Shape(key_heads=2, value_heads=6, keys=64, values=32, width=3)
@@ -57,12 +57,7 @@ def shapes() -> dict[str, Shape]:
 
 
 def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int) -> cases.Step:
-    lengths: list[int] = []
-    for _ in range(source.choice((1, 1, 2, 4, 8, 33))):
-        fitting = [length for length in LENGTHS if sum(lengths) + length <= most_tokens]
-        lengths.append(source.choice(fitting))
-    if not any(lengths):
-        lengths[0] = source.randint(1, 70)
+    lengths = random_lengths(source, LENGTHS, most_tokens)
     some = [number for number in range(len(lengths)) if source.random() < 0.3]
     return cases.draw(
         shape,

@@ -30,7 +30,7 @@ REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from tests.kernels import lightning_extend_cases as cases  # noqa: E402
-from tests.kernels.linear_extend_cases import Surroundings, captured, faults_of_graphs  # noqa: E402
+from tests.kernels.linear_extend_cases import Surroundings, captured, faults_of_graphs, random_lengths  # noqa: E402
 
 # heads of Ling 2.5 and MiniCPM-SALA, and of one of four ranks
 SHAPES = {"ling_2_5": Shape(32, 128), "a quarter": Shape(8, 128), "small": Shape(3, 32)}
@@ -42,11 +42,7 @@ REPEATS, MOST_SEQUENCES = 20, 128
 
 
 def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, device: str = "cuda") -> cases.Step:
-    lengths: list[int] = []
-    for _ in range(source.choice((1, 1, 2, 4, 8, 33))):
-        lengths.append(source.choice([length for length in LENGTHS if sum(lengths) + length <= most_tokens]))
-    if not any(lengths):
-        lengths[0] = source.randint(1, 70)
+    lengths = random_lengths(source, LENGTHS, most_tokens)
     some = [number for number in range(len(lengths)) if source.random() < 0.3]
     return cases.draw(
         shape,

@@ -29,7 +29,7 @@ REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from tests.kernels import mamba2_extend_cases as cases  # noqa: E402
-from tests.kernels.linear_extend_cases import faults_of_graphs  # noqa: E402
+from tests.kernels.linear_extend_cases import faults_of_graphs, random_lengths  # noqa: E402
 
 SMALL = Shape(heads=6, groups=2, head=32, states=16, width=3)
 OF_CHECKPOINT = accuracy.OF_SGLANGS * accuracy.TOLERANCE
@@ -41,11 +41,7 @@ def shapes() -> dict[str, Shape]:
 
 
 def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, device: str = "cuda") -> cases.Step:
-    lengths: list[int] = []
-    for _ in range(source.choice((1, 1, 2, 4, 8, 33))):
-        lengths.append(source.choice([length for length in LENGTHS if sum(lengths) + length <= most_tokens]))
-    if not any(lengths):
-        lengths[0] = source.randint(1, 70)
+    lengths = random_lengths(source, LENGTHS, most_tokens)
     some = [number for number in range(len(lengths)) if source.random() < 0.3]
     return cases.draw(
         shape,

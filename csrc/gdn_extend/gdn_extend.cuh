@@ -616,7 +616,7 @@ __device__ __forceinline__ void store_rest(const GdnAdvance& job, const Cut& cut
     }
 }
 
-// Copy M of the segments between the first one and an item's, each in two stages of the ring.
+// Copy M of the segments between the first one and an item's, each in two stages of the ring, which has one part.
 __device__ __forceinline__ void load_maps(const GdnAdvance& job, const Cut& cut, const Item<kAdvanceSegments>& item,
                                           Pipeline& pipe, Outputs& outputs) {
     const int thread = threadIdx.x % kGroup;
@@ -624,10 +624,8 @@ __device__ __forceinline__ void load_maps(const GdnAdvance& job, const Cut& cut,
         const float* const maps = item.carry_of(job, number / 2) + kStateSize;
         const auto* const from = reinterpret_cast<const unsigned char*>(maps) + number % 2 * kMapBytes;
         mbarrier_wait(cut.empty(pipe.stage), pipe.phase ^ 1);
-        if (cut.parts == 1) {
-            outputs.store_oldest(job, cut.tiles(pipe.stage) + kValueTiles);
-            outputs.add(0, 0, 0);
-        }
+        outputs.store_oldest(job, cut.tiles(pipe.stage) + kValueTiles);
+        outputs.add(0, 0, 0);
 #pragma unroll
         for (int at = 16 * thread; at < kMapBytes; at += 16 * kGroup)
             cp_async_16(cut.tiles(pipe.stage) + at, from + at);

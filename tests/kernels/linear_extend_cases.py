@@ -338,6 +338,16 @@ def captured(work: Callable[[], None]) -> Callable[[], None]:
     return replay
 
 
+def random_lengths(source: random.Random, choices: Sequence[int], most_tokens: int) -> list[int]:
+    """Draw the lengths of a step, at least one of which is not zero."""
+    lengths: list[int] = []
+    for _ in range(source.choice((1, 1, 2, 4, 8, 33))):
+        lengths.append(source.choice([length for length in choices if sum(lengths) + length <= most_tokens]))
+    if not any(lengths):
+        lengths[0] = source.randint(1, 70)
+    return lengths
+
+
 def faults_of_graphs(
     step: AnyStep,
     around: Surroundings,

@@ -69,7 +69,7 @@ def forget_all_but_the_last(kept: pathlib.Path) -> None:
 
 
 def fingerprint(source: pathlib.Path) -> str:
-    """What a library is made of: all text that the compiler reads, its options, and which compiler it is."""
+    """Hash what a library is made of: all text that the compiler reads, its options, and the compiler."""
     text = compile_with("-E", "-P", f"-I{HERE}", str(source))
     parts = (text, compile_with("--version"), *OPTIONS, *CHECKS)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

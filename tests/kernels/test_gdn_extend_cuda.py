@@ -168,7 +168,7 @@ def test_cut_in_bfloat16_with_more_heads(host: cuda.Kernels) -> None:
 
 
 def lost_from_a_state() -> list[str]:
-    """What segments lose of a state that nothing is learnt into: it is split in two halves, so hardly anything."""
+    """Tell if segments lose any of a state that nothing is learnt into; it is split in two halves for that."""
     drawn = step([390], ONE_HEAD, gates="near 0")
     drawn = dataclasses.replace(drawn, b=torch.full_like(drawn.b, -30.0))
     lost = cases.of_each_head(drawn, run(drawn, cases.Surroundings()))["state"].max()

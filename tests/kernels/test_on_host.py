@@ -32,7 +32,7 @@ def number(header: pathlib.Path, tmp_path: pathlib.Path) -> Build:
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What has been compiled, and not only read."""
+    """List what has been compiled, and not only read."""
     found: list[str] = []
     compile_with = on_host.compile_with
 
