@@ -25,27 +25,45 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from benchmarks.gdn_tuning import AS_IT_IS, compared, with_a_line_for_each_row
 
 CASES = ((256, 1), (1024, 1), (4096, 1), (8192, 1), (8192, 4), (8192, 8), (8192, 64))
-CHANGES: tuple[dict[str, int], ...] = (
+FEW, MANY = "few", "many"
+# changes of `prepare`, and of how `advance` walks with few sequences or with many; without FEW all are many
+CHANGES: tuple[dict[str, Any], ...] = (
     {"tile": 128},
-    {"tile": 32},
-    {"strip": 8},
-    {"strip": 32},
+    {"tile": 128, "side": 16},
     {"side": 16},
-    {"prepare_programs": 528},
     {"prepare_programs": 1056},
     {"prepare_warps": 2},
-    {"prepare_warps": 8},
-    {"advance_stages": 1},
-    {"advance_stages": 3},
-    {"advance_programs": 132},
-    {"advance_programs": 528},
-    {"advance_warps": 4},
-    {"advance_warps": 8},
-    {"part": 32},
-    {"part": 32, "advance_stages": 3},
+    {FEW: None},
+    {FEW: {"part": 32}},
+    {FEW: {"part": 16}},
+    {FEW: {"warps": 8}},
+    {FEW: {"part": 32, "warps": 8}},
+    {FEW: {"stages": 4}},
+    {FEW: {"part": 32, "stages": 4}},
+    {FEW: {"stages": 2}},
+    {MANY: {"stages": 1}},
+    {MANY: {"stages": 3}},
+    {MANY: {"programs": 528}},
+    {MANY: {"warps": 4}},
+    {MANY: {"warps": 8}},
+    {MANY: {"part": 32}},
 )
 # many layers have the times of a few
 LAYERS = 8
+
+
+def changed(chosen: triton.Tuning, change: dict[str, Any]) -> triton.Tuning:
+    def walk(name: str, values: Any) -> Any:
+        return dataclasses.replace(getattr(chosen, name), **values) if isinstance(values, dict) else values
+
+    return dataclasses.replace(chosen, **{name: walk(name, values) for name, values in change.items()})
+
+
+def name_of(change: dict[str, Any]) -> str:
+    def words(values: Any) -> str:
+        return " ".join(f"{field} {value}" for field, value in values.items()) if isinstance(values, dict) else values
+
+    return ", ".join(f"{name} {words(values)}" for name, values in change.items())
 
 
 def case_of(
@@ -60,8 +78,7 @@ def case_of(
     chosen = triton.tuning_for(shape.of_kernel)
     made = {AS_IT_IS: functools.partial(mamba2_layer.calls_of_ours, problem, chosen)}
     for change in CHANGES:
-        name = ", ".join(f"{field} {value}" for field, value in change.items())
-        made[name] = functools.partial(mamba2_layer.calls_of_ours, problem, dataclasses.replace(chosen, **change))
+        made[name_of(change)] = functools.partial(mamba2_layer.calls_of_ours, problem, changed(chosen, change))
     return [{"tokens": tokens, "sequences": sequences, **row} for row in compared(problem, made, device, rounds)]
 
 

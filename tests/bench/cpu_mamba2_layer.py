@@ -59,7 +59,8 @@ if __name__ == "__main__":
     gdn_layer.Cuda = Cpu  # type: ignore[assignment, misc]
     mamba2_layer.SHAPES = {"nemotron_h_8b": TINY}
     # the interpreter runs every program of a grid, also those that find nothing to do
-    few = functools.partial(triton.Tuning, prepare_programs=2, advance_programs=2)
+    walk = triton.Walk(programs=2, warps=4, stages=1, part=64)
+    few = functools.partial(triton.Tuning, prepare_programs=2, few=walk, many=walk)
     triton.Tuning = few  # type: ignore[assignment, misc]
     timing.in_turn = once  # type: ignore[assignment]
     if sys.argv[1] == "errors":

@@ -49,24 +49,19 @@ def main() -> None:
                 "SIDE": tuning.side,
                 "FIELDS": metadata.CHUNK_FIELDS,
             }
-            of_sequences = {
-                "GROUPS": shape.groups,
-                "HEAD": shape.head,
-                "PART": form.part_of(shape, tuning),
-                "FIELDS": metadata.SEQUENCE_FIELDS,
-                "STAGES": tuning.advance_stages,
-            }
             pointers = {**POINTERS, "state": kept}
-            made = [
-                compiled(form.prepare, sizes | of_chunks, pointers, num_warps=tuning.prepare_warps, num_stages=1),
-                compiled(
-                    form.advance,
-                    sizes | of_sequences,
-                    pointers,
-                    num_warps=tuning.advance_warps,
-                    num_stages=tuning.advance_stages,
-                ),
-            ]
+            made = [compiled(form.prepare, sizes | of_chunks, pointers, num_warps=tuning.prepare_warps, num_stages=1)]
+            for walk in filter(None, (tuning.few, tuning.many)):
+                of_sequences = {
+                    "GROUPS": shape.groups,
+                    "HEAD": shape.head,
+                    "PART": walk.part_of(shape),
+                    "FIELDS": metadata.SEQUENCE_FIELDS,
+                    "STAGES": walk.stages,
+                }
+                launched = {"num_warps": walk.warps, "num_stages": walk.stages}
+                advance = compiled(form.advance, sizes | of_sequences, pointers, **launched)
+                made.append({**advance, "part": walk.part_of(shape)})
             found += [{**each, "head": shape.head, "states": shape.states} for each in made]
     print(json.dumps(found))
 

@@ -19,8 +19,12 @@ from tests.kernels import mamba2_extend_cases as cases
 from tests.kernels import mutants
 
 SHAPE = Shape(heads=4, groups=2, head=16, states=16, width=4)
-# few programs, so that each has several items of work, and blocks of heads of which one is not whole
-TUNING = form.Tuning(prepare_programs=3, advance_programs=2, strip=4, side=8)
+# few programs, so that each has several items of work, and blocks of heads of which one is not whole; a sequence alone
+# is walked as few
+TUNING = form.Tuning(
+    prepare_programs=3, strip=4, side=8, few=form.Walk(4, 4, 1, part=64), many=form.Walk(2, 4, 1, part=64)
+)
+IN_PARTS = dataclasses.replace(TUNING, few=form.Walk(4, 4, 1, part=16), many=form.Walk(2, 4, 1, part=16))
 CHUNK = 16
 AROUND = cases.Surroundings(padding=5, more_tokens=9, max_sequences=8, columns_between=3)
 EXACT = 0.001
@@ -32,6 +36,7 @@ def step(lengths: list[int], **options: Any) -> cases.Step:
 
 STEPS: dict[str, Callable[[], cases.Step]] = {
     "mixed": functools.partial(step, [5, 0, 18, 2], fresh=[2], gone=[0]),
+    "two": functools.partial(step, [20, 3]),
     "long": functools.partial(step, [40]),
     "longer": functools.partial(step, [70]),
     "long steps": functools.partial(step, [20], gates="long steps"),
@@ -93,6 +98,10 @@ MUTANTS = {
     "leaves no checkpoint": ("tracked", "if TRACK and (piece == 0)", "if TRACK and (piece == 2)"),
     "leaves the checkpoint at the end": ("tracked", "if TRACK and (piece == 0)", "if TRACK and (piece == 1)"),
     "leaves the checkpoint in the slot": ("tracked", "(track_slot - slot) * state_slot", "0 * state_slot"),
+    "walks one sequence twice": ("long", "(held >= least_sequences)", "(held >= 0)"),
+    "walks many sequences twice": ("mixed", "(held <= most_sequences)", "(held <= 99)"),
+    "leaves two sequences": ("two", "most_of_few + 1, most)", "most_of_few + 2, most)"),
+    "leaves one sequence": ("long", "self.walk(self.tuning.few, 1, most_of_few)", "pass"),
     "takes one part for another": ("wide, in parts", "(item % PARTS) * PART", "0 * PART"),
     "convolution: reads a window without a prefix": ("mixed", "mask=exists & has_window", "mask=exists"),
     "convolution: forgets the bias": ("long", "mixed += tl.load(bias + channels).to(tl.float32)[None, :]", "pass"),
@@ -112,7 +121,7 @@ MUTANTS = {
 def faults(case: str, modules: tuple[Any, Any]) -> list[str]:
     name, _, how = case.partition(", ")
     drawn = STEPS[name]()
-    tuning = dataclasses.replace(TUNING, part=16) if how else TUNING
+    tuning = IN_PARTS if how else TUNING
     return cases.faults(drawn, cases.Launched(drawn, tuning, AROUND, CHUNK, modules).run(), CHUNK, EXACT)
 
 

@@ -106,7 +106,8 @@ def test_other_shapes(shape: Shape) -> None:
 @pytest.mark.parametrize("part", [16, 32])
 def test_heads_in_parts(part: int) -> None:
     drawn = cases.draw(Shape(1, 1, 32, 16, 4), [20], device="cpu", dtype=torch.float16)
-    launched = cases.Launched(drawn, dataclasses.replace(TUNING, part=part), AROUND, CHUNK)
+    tuning = dataclasses.replace(TUNING, few=form.Walk(2, 4, 1, part))
+    launched = cases.Launched(drawn, tuning, AROUND, CHUNK)
     assert cases.faults(drawn, launched.run(), CHUNK, EXACT) == []
 
 
@@ -191,19 +192,23 @@ def test_where_it_runs(capability: tuple[int, int], runs: bool, monkeypatch: pyt
         assert isinstance(answer, Rejected) and f"sm_{capability[0]}{capability[1]}" in answer.reason
 
 
-# of Nemotron-H-8B, Falcon-H1-34B, Nemotron-Nano-9B-v2, and Granite-4.0-H-Small
+# of Nemotron-H-8B and one of its eight ranks, Falcon-H1-34B, Nemotron-Nano-9B-v2, and Granite-4.0-H-Small: channels of
+# a tile, rows of a part with few sequences and with many, and up to how many are few
 PUBLISHED = {
-    Shape(128, 8, 64, 128, 4): (64, 64),
-    Shape(32, 2, 128, 256, 4): (64, 64),
-    Shape(128, 8, 80, 128, 4): (64, 16),
-    Shape(128, 1, 64, 128, 4): (64, 64),
+    Shape(128, 8, 64, 128, 4): (64, 64, 64, 1),
+    Shape(16, 1, 64, 128, 4): (64, 64, 64, 8),
+    Shape(32, 2, 128, 256, 4): (64, 32, 64, 1),
+    Shape(128, 8, 80, 128, 4): (64, 16, 16, 0),
+    Shape(128, 1, 64, 128, 4): (64, 64, 64, 1),
 }
 
 
 @pytest.mark.parametrize("shape", PUBLISHED, ids=str)
 def test_tiles_of_published_shapes(shape: Shape) -> None:
     tuning = form.tuning_for(shape)
-    assert (form.tile_of(shape, tuning), form.part_of(shape, tuning)) == PUBLISHED[shape]
+    assert tuning.few
+    parts = [walk.part_of(shape) for walk in (tuning.few, tuning.many)]
+    assert (form.tile_of(shape, tuning), *parts, tuning.most_of_few(shape)) == PUBLISHED[shape]
     assert shape.inner % form.tile_of(shape, tuning) == shape.states % form.tile_of(shape, tuning) == 0
 
 
@@ -259,7 +264,7 @@ def test_the_compiler_takes_every_kernel() -> None:
     for kernel in found:
         assert kernel["shared"] <= 232448 - 1024, kernel
         assert kernel["stack"] <= 512, kernel
-        if kernel["name"] == "advance" and kernel["head"] % 64 == 0:
+        if kernel["name"] == "advance" and kernel["part"] % 64 == 0:
             # the state goes from registers to its product
             assert kernel["wgmma from registers"] >= kernel["states"] // 16, kernel
 

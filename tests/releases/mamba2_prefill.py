@@ -73,7 +73,8 @@ def few_programs(model: str) -> World:
 
     world = World(model)
     installed: Any = triton
-    installed.Tuning = functools.partial(triton.Tuning, prepare_programs=2, advance_programs=2)
+    walk = triton.Walk(programs=2, warps=4, stages=1, part=64)
+    installed.Tuning = functools.partial(triton.Tuning, prepare_programs=2, few=walk, many=walk)
     return world
 
 

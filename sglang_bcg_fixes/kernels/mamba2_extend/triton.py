@@ -166,7 +166,7 @@ def prepare(
                     tl.store(into + number * stride, nothing, mask=row < end - number)
 
 
-@triton.jit(do_not_specialize=["rows_of_output", "capacity"])
+@triton.jit(do_not_specialize=["rows_of_output", "capacity", "least_sequences", "most_sequences"])
 def advance(
     mixed,
     gates,
@@ -178,6 +178,8 @@ def advance(
     state_slot,
     rows_of_output,
     capacity,
+    least_sequences,
+    most_sequences,
     HEADS: tl.constexpr,
     GROUPS: tl.constexpr,
     HEAD: tl.constexpr,
@@ -188,11 +190,15 @@ def advance(
     STAGES: tl.constexpr,
     TRACK: tl.constexpr,
 ):
-    """Process work items: PART rows of a head of a sequence, longest sequences first."""
+    """Process work items: PART rows of a head of a sequence, longest sequences first.
+
+    Do nothing unless the step has from least_sequences to most_sequences.
+    """
     PARTS: tl.constexpr = HEAD // PART
     OF_GROUP: tl.constexpr = HEADS // GROUPS
     kind: tl.constexpr = output.dtype.element_ty
-    items = tl.load(counts + 2) * (HEADS * PARTS)
+    held = tl.load(counts + 2)
+    items = tl.where((held >= least_sequences) & (held <= most_sequences), held, 0) * (HEADS * PARTS)
     in_chunk = tl.arange(0, CHUNK)
     number = tl.arange(0, STATES)
     for item in range(tl.program_id(0), items, tl.num_programs(0)):
@@ -253,18 +259,41 @@ def advance(
 
 
 @dataclasses.dataclass(frozen=True)
+class Walk:
+    """How one form of `advance` is launched: no bit of a result depends on it."""
+
+    programs: int
+    warps: int
+    stages: int
+    part: int
+
+    def part_of(self, shape: Shape) -> int:
+        """Return the largest power of two that divides a head, up to `part`."""
+        return min(self.part, shape.head & -shape.head)
+
+    def items_of_sequence(self, shape: Shape) -> int:
+        return shape.heads * (shape.head // self.part_of(shape))
+
+
+@dataclasses.dataclass(frozen=True)
 class Tuning:
-    """Launch parameters, chosen by a layer's shape alone: its bits do not depend on a step's size."""
+    """Launch parameters, chosen by a layer's shape alone: its bits do not depend on a step's size.
+
+    A graph is captured before it is known how many sequences a step has, so `advance` is launched in two forms, and one
+    of them ends at once: with `few`, every item has a multiprocessor, and its shared memory, to itself.
+    """
 
     prepare_programs: int = 2112
     prepare_warps: int = 4
     strip: int = 16
     side: int = 8
     tile: int = 64
-    advance_programs: int = 264
-    advance_warps: int = 4
-    advance_stages: int = 2
-    part: int = 64
+    few: Walk | None = Walk(programs=132, warps=4, stages=3, part=64)
+    many: Walk = Walk(programs=264, warps=4, stages=2, part=64)
+
+    def most_of_few(self, shape: Shape) -> int:
+        """Return up to how many sequences have no more items than `few` has programs."""
+        return self.few.programs // self.few.items_of_sequence(shape) if self.few else 0
 
 
 # more of a state than this per thread, and its registers go to memory
@@ -273,17 +302,15 @@ STATES_OF_FOUR_WARPS = 128
 
 def tuning_for(shape: Shape) -> Tuning:
     """Return the tuning of a layer of this shape."""
-    return Tuning(advance_warps=4 if shape.states <= STATES_OF_FOUR_WARPS else 8)
+    if shape.states <= STATES_OF_FOUR_WARPS:
+        return Tuning()
+    few, many = Walk(programs=132, warps=8, stages=3, part=32), Walk(programs=264, warps=8, stages=2, part=64)
+    return Tuning(few=few, many=many)
 
 
 def tile_of(shape: Shape, tuning: Tuning) -> int:
     """Return the channels of a tile: no tile has some of x and some of the rest, or is in two blocks."""
     return min(tuning.tile, math.gcd(shape.inner, shape.states))
-
-
-def part_of(shape: Shape, tuning: Tuning) -> int:
-    """Return the largest power of two that divides a head, up to the tuning's."""
-    return min(tuning.part, shape.head & -shape.head)
 
 
 @dataclasses.dataclass
@@ -392,8 +419,15 @@ class Call:
         )
 
     def advance(self) -> None:
-        scratch, tables, shape, tuning = self.scratch, self.tables, self.shape, self.tuning
-        advance[(tuning.advance_programs,)](
+        most_of_few, most = self.tuning.most_of_few(self.shape), self.tables.max_sequences
+        if self.tuning.few and most_of_few:
+            self.walk(self.tuning.few, 1, most_of_few)
+        if most > most_of_few:
+            self.walk(self.tuning.many, most_of_few + 1, most)
+
+    def walk(self, walk: Walk, least_sequences: int, most_sequences: int) -> None:
+        scratch, tables, shape = self.scratch, self.tables, self.shape
+        advance[(walk.programs,)](
             scratch.mixed,
             scratch.gates,
             self.D,
@@ -404,17 +438,19 @@ class Call:
             self.state.stride(0),
             self.output.shape[0],
             scratch.mixed.shape[1],
+            least_sequences,
+            most_sequences,
             HEADS=shape.heads,
             GROUPS=shape.groups,
             HEAD=shape.head,
             STATES=shape.states,
-            PART=part_of(shape, tuning),
+            PART=walk.part_of(shape),
             CHUNK=tables.chunk,
             FIELDS=SEQUENCE_FIELDS,
-            STAGES=tuning.advance_stages,
+            STAGES=walk.stages,
             TRACK=self.tracking,
-            num_warps=tuning.advance_warps,
-            num_stages=tuning.advance_stages,
+            num_warps=walk.warps,
+            num_stages=walk.stages,
         )
 
     def launch(self) -> None:
@@ -425,5 +461,5 @@ class Call:
 def extend(
     inputs: Any, dt: Any, *, shape: Shape, tracking: bool = False, tuning: Tuning | None = None, **others: Any
 ) -> None:
-    """Run two launches; Call lists the other parameters, the package the contract."""
+    """Run the launches; Call lists the other parameters, the package the contract."""
     Call(inputs, dt, shape, tracking=tracking, tuning=tuning or tuning_for(shape), **others).launch()

@@ -55,9 +55,10 @@ class Shape:
 
 
 # Nemotron-H-8B, Nemotron-Nano-9B-v2, Nemotron-3-Nano-30B-A3B, Falcon-H1-7B and -34B, Granite-4.0-H-Small; and what one
-# GPU of two has of the largest
+# GPU of eight or of two has of them
 SHAPES = {
     "nemotron_h_8b": Shape(24),
+    "nemotron_h_8b_tp8": Shape(24, 16, 1),
     "nemotron_nano_9b": Shape(27, head=80),
     "nemotron_3_nano": Shape(23, 64),
     "falcon_h1_7b": Shape(44, 24, 1, 128, 256),
