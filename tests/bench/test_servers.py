@@ -122,6 +122,53 @@ def test_qwen3_5_is_started_as_users_start_it_and_asked_nothing_twice(
     assert len(set(prompts)) == len(prompts)
 
 
+@pytest.mark.parametrize("release", ["0.5.15.post1", "0.5.17", NEWEST])
+@pytest.mark.parametrize(
+    ("name", "switch"),
+    [
+        ("qwen3_next", {"SGLANG_BCG_KERNEL_GDN_EXTEND": "cuda"}),
+        ("nemotron_h_8b", {"SGLANG_BCG_KERNEL_MAMBA2_EXTEND": "triton"}),
+        ("falcon_h1_7b", {"SGLANG_BCG_KERNEL_MAMBA2_EXTEND": "triton"}),
+    ],
+)
+def test_the_kernel_of_a_model_is_all_that_its_server_has_more(
+    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, release: str, name: str, switch: dict[str, str]
+) -> None:
+    known, source = registry.discover(), releases.in_folder(release_root(release))
+    runs = {run.arm: run for run in servers.runs_of(known, source, tmp_path, servers.CASES[name])}
+    given = {arm: run.server.environment for arm, run in runs.items()}
+    assert given["kernel"] == {**given["patched"], **switch}
+    off = {kernel.flag: "off" for kernel in known.kernels if not kernel.bit_exact}
+    assert switch.keys() < off.keys() and off.items() <= given["patched"].items()
+    assert (given["patched"]["SGLANG_BCG_FIXES"], given["stock"]["SGLANG_BCG_FIXES"]) == ("auto", "off")
+    jobs = {arm: run.server.job["engine"] for arm, run in runs.items()}
+    assert jobs["kernel"] == jobs["patched"] == jobs["stock"] and jobs["patched"]["model_path"].endswith(f"/{name}")
+    assert jobs["patched"]["cuda_graph_bs_prefill"] == servers.BUCKETS
+    assert jobs["patched"]["chunked_prefill_size"] > max(servers.LENGTHS)
+    assert jobs["eager"]["cuda_graph_backend_prefill"] == "disabled"
+    assert all(source.has_option(f"--{option.replace('_', '-')}") for job in jobs.values() for option in job)
+    # NemotronH does not start with Triton's
+    assert jobs["patched"].get("attention_backend") == ("triton" if name == "qwen3_next" else None)
+
+
+@pytest.mark.parametrize(("name", "kernel"), [("qwen3_next", "gdn_extend"), ("falcon_h1_7b", "mamba2_extend")])
+def test_a_kernel_that_is_left_to_sglang_proves_nothing(
+    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, name: str, kernel: str
+) -> None:
+    source = releases.in_folder(release_root("0.5.15.post1"))
+    case = servers.CASES[name]
+    run = next(
+        each for each in servers.runs_of(registry.discover(), source, tmp_path, case) if each.arm == servers.KERNEL
+    )
+    run.server.folder.mkdir(parents=True)
+    line = f"bcg-fixes: {kernel} is left to SGLang's own code here: strided state pools"
+    other = "bcg-fixes: another_kernel is left to SGLang's own code here: no reason"
+    run.server.log.write_text(f"{other}\n")
+    assert servers.why_not_inside(run) == ""
+    run.server.log.write_text(f"{other}\n{line}\n{other}\n")
+    assert servers.why_not_inside(run) == f"proves nothing: {line.removeprefix('bcg-fixes: ')}"
+
+
 def test_a_release_that_does_not_serve_the_model_is_refused(
     release_root: Callable[[str], pathlib.Path],
 ) -> None:
@@ -131,15 +178,23 @@ def test_a_release_that_does_not_serve_the_model_is_refused(
         next(command.server_rows(options, source, servers.GIB * len(servers.ARMS), 5, list(servers.ARMS)))
 
 
-@pytest.mark.parametrize(("arms", "needed"), [(["stock", "kernel"], 60), (["reference", "kernel"], 40)])
+@pytest.mark.parametrize(
+    ("name", "arms", "needed"),
+    [
+        ("qwen3_5_4b", ["stock", "kernel"], 60),
+        ("qwen3_5_4b", ["reference", "kernel"], 40),
+        # an H100 has room for them
+        ("falcon_h1_7b", ["patched", "kernel", "eager"], 48),
+    ],
+)
 def test_chosen_servers_are_started_beside_the_reference(
-    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, arms: list[str], needed: int
+    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, name: str, arms: list[str], needed: int
 ) -> None:
     source = releases.in_folder(release_root(NEWEST))
-    case = servers.CASES["qwen3_5_4b"]
+    case = servers.CASES[name]
     runs = servers.runs_of(registry.discover(), source, tmp_path, case, arms)
     assert {run.arm for run in runs} == {*arms, "reference"}
-    options = argparse.Namespace(model="qwen3_5_4b", python=sys.executable)
+    options = argparse.Namespace(model=name, python=sys.executable)
     with pytest.raises(command.BenchError, match=f"the servers need {needed} together.*--arms"):
         next(command.server_rows(options, source, needed - 1, 5, arms))
 

@@ -44,7 +44,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--quick", action="store_true", help="few sizes and few rounds")
     shapes = f"default: %(default)s; also {', '.join((*gdn_layer.BY_NAME, *mamba2_layer.SHAPES))}"
     command.add_argument("--shapes", default=",".join(gdn_layer.BY_DEFAULT), metavar="A,B", help=shapes)
-    command.add_argument("--model", default=model.NAME, choices=list(servers.CASES), help="of the servers")
+    models = "of the servers; the last two have Mamba2 (default: %(default)s)"
+    command.add_argument("--model", default=model.NAME, choices=list(servers.CASES), help=models)
     command.add_argument(
         "--arms", default=",".join(servers.ARMS), metavar="A,B", help="of the servers (default: %(default)s)"
     )
@@ -159,7 +160,7 @@ def layer_rows(python: str, source: Source, job: dict[str, Any]) -> Iterator[lis
 def server_rows(
     options: argparse.Namespace, source: Source, free_gib: float, rounds: int, arms: Sequence[str]
 ) -> Iterator[list[Row]]:
-    needed = servers.GIB * len({*arms, REFERENCE})
+    needed = servers.gib_of(options.model) * len({*arms, REFERENCE})
     if free_gib < needed:
         raise BenchError(
             f"{free_gib} GiB are free on the GPU, and the servers need {needed} together: stop what runs "
@@ -169,7 +170,8 @@ def server_rows(
         folder, case = pathlib.Path(made), servers.CASES[options.model]
         if not case.applies_to(source):
             raise BenchError(
-                f"--model {options.model}: SGLang {source.version} does not serve it; leave the option out"
+                f"--model {options.model}: SGLang {source.version} does not serve it with prefill graphs; name "
+                f"another, or leave the option out"
             )
         servers.make_model(options.python, folder, case)
         yield from servers.measure(options.python, registry.discover(), source, folder, rounds, say, case, arms)

@@ -2,7 +2,8 @@
 """Models with full-size layers and a small vocabulary, so that several servers fit on one GPU.
 
 Qwen3-Next-80B-A3B has its 48 layers, but 16 experts instead of 512: 8 GB. Qwen3.5-4B has 8 of its 32 layers, text only.
-Four layers of each model are drawn and repeated.
+Four layers of each are drawn and repeated. Nemotron-H-8B has the first 12 of its 52 layers, 3 GB, and Falcon-H1-7B 6 of
+its 44, 2 GB; of those one layer of each kind is drawn.
 
     python -m sglang_bcg_fixes.lab.bench.model FOLDER NAME...
 """
@@ -13,9 +14,10 @@ import dataclasses
 import pathlib
 import sys
 
+from sglang_bcg_fixes.lab.bench import mamba2_model
 from sglang_bcg_fixes.lab.bench.gdn_layer import SHAPES, Shape
 from sglang_bcg_fixes.lab.verify import models
-from sglang_bcg_fixes.lab.verify.models import VOCABULARY, Shapes, Tensors, norms, options, weights
+from sglang_bcg_fixes.lab.verify.models import VOCABULARY, Shapes, norms, options, weights
 
 NAME, DENSE = "qwen3_next", "qwen3_5_4b"
 HIDDEN, INNER, EXPERTS, CHOSEN = 2048, 512, 16, 10
@@ -92,7 +94,7 @@ FOUR_LAYERS = models.Model(
         **weights(lm_head=(VOCABULARY, HIDDEN)),
     },
     options(
-        f"""num_hidden_layers={LAYERS} hidden_size={HIDDEN} intermediate_size=5120 num_attention_heads={HEADS}
+        f"""hidden_size={HIDDEN} intermediate_size=5120 num_attention_heads={HEADS}
         head_dim={HEAD} max_position_embeddings=32768 partial_rotary_factor=0.25 full_attention_interval={PERIOD}
         attention_bias=false linear_conv_kernel_dim={GDN.width} linear_key_head_dim={GDN.head}
         linear_value_head_dim={GDN.head} linear_num_key_heads={GDN.key_heads}
@@ -102,6 +104,7 @@ FOUR_LAYERS = models.Model(
     ),
     norm=0,
     finish=models.with_gated_norms_of_one,
+    order=tuple(range(PERIOD)) * (LAYERS // PERIOD),
 )
 
 
@@ -125,29 +128,17 @@ DENSE_FOUR_LAYERS = dataclasses.replace(
     config={
         **models.QWEN3_5_TEXT.config,
         **options(
-            f"""num_hidden_layers={DENSE_LAYERS} hidden_size={DENSE_HIDDEN} intermediate_size={DENSE_INNER}
+            f"""hidden_size={DENSE_HIDDEN} intermediate_size={DENSE_INNER}
             num_attention_heads={HEADS} head_dim={HEAD} max_position_embeddings=32768
             linear_key_head_dim={DENSE_GDN.head} linear_value_head_dim={DENSE_GDN.head}
             linear_num_key_heads={DENSE_GDN.key_heads} linear_num_value_heads={DENSE_GDN.value_heads}"""
         ),
     },
+    order=tuple(range(PERIOD)) * (DENSE_LAYERS // PERIOD),
 )
-MODELS = {NAME: FOUR_LAYERS, DENSE: DENSE_FOUR_LAYERS}
-
-
-def tensors(name: str) -> Tensors:
-    model = MODELS[name]
-    drawn = model.tensors(models.seed_of(name))
-    found = dict(drawn)
-    for layer in range(PERIOD, model.config["num_hidden_layers"]):
-        start = f"model.layers.{layer % PERIOD}."
-        for weight, each in drawn.items():
-            if weight.startswith(start):
-                # tensors of a checkpoint share no memory
-                found[f"model.layers.{layer}.{weight.removeprefix(start)}"] = each.clone()
-    return found
+MODELS = {NAME: FOUR_LAYERS, DENSE: DENSE_FOUR_LAYERS, **mamba2_model.MODELS}
 
 
 if __name__ == "__main__":
     for wanted in sys.argv[2:]:
-        models.write({"config.json": MODELS[wanted].config_json()}, tensors(wanted), pathlib.Path(sys.argv[1]) / wanted)
+        models.make(wanted, pathlib.Path(sys.argv[1]) / wanted, MODELS)

@@ -22,8 +22,10 @@ from typing import Any, TextIO
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.anatomy.launches import has_breakable_graphs_by_default
+from sglang_bcg_fixes.anatomy.runners import SETUP_MODULE
 from sglang_bcg_fixes.kernels.gdn_extend import declaration as gdn_extend
-from sglang_bcg_fixes.lab.bench import model, timing
+from sglang_bcg_fixes.kernels.mamba2_extend import declaration as mamba2_extend
+from sglang_bcg_fixes.lab.bench import mamba2_model, model, timing
 from sglang_bcg_fixes.lab.bench.rows import GREEN, RED, TOKENS_PER_SECOND, Row
 from sglang_bcg_fixes.lab.verify import cases, command, compare
 from sglang_bcg_fixes.lab.verify.arms import EAGER, PATCHED, REFERENCE, STOCK
@@ -38,14 +40,15 @@ FIRST_TOKEN, THROUGHPUT = "time to first token", "output throughput"
 KERNEL, CANARY = "kernel", "canary"
 ARMS = {
     PATCHED: "breakable graphs, patched",
-    KERNEL: "breakable graphs, patched, delta net inside",
+    KERNEL: "breakable graphs, patched, linear layers inside",
     CANARY: "breakable graphs, patched, every prefill compared",
     REFERENCE: "breakable graphs, replay refused",
     EAGER: "no prefill graphs",
     STOCK: "breakable graphs, stock",
 }
-# patched servers with additional environment variables
-MORE = {KERNEL: {gdn_extend.KERNEL.flag: "cuda"}, CANARY: {flags.CANARY: "1"}}
+# by model name: the kernel that takes its linear layers into the graph, and in which form
+GDN, MAMBA2 = (gdn_extend.KERNEL, "cuda"), (mamba2_extend.KERNEL, "triton")
+INSIDE = {model.NAME: GDN, model.DENSE: GDN, mamba2_model.NEMOTRON: MAMBA2, mamba2_model.FALCON: MAMBA2}
 BUCKETS = (256, 1024, 4096, 8192)
 # just below each bucket, so that every replay has padding
 LENGTHS = tuple(bucket - 3 for bucket in BUCKETS)
@@ -53,9 +56,9 @@ TOGETHER, PROMPT, OUTPUT = 16, 1021, 32
 # how far logprobs may be from the reference's; unrelated ones are ten apart
 NEAR = 2.0
 # GiB of one server: model, states and graphs
-GIB = 20
-# line in a server's log when a kernel does not run
-LEFT = re.compile(rf"{gdn_extend.KERNEL.op} is left to SGLang's own code here: .*")
+GIB, GIB_WITH_MAMBA2 = 20, 12
+# the rest of a line in a server's log when a kernel does not run
+LEFT = "is left to SGLang's own code here: .*"
 # log line with the capture time; its gigabytes are useless, because other servers fill the same GPU
 CAPTURE = re.compile(r"Capture .*?(?:piecewise|prefill) CUDA graph end\..*?([\d.]+) s")
 # room for one call
@@ -91,6 +94,19 @@ CASE = cases.Case(
     script=some_of_everything,
     extra=lambda source: {"--context-length": 16384, "--max-total-tokens": 65536},
 )
+
+
+def gib_of(name: str) -> int:
+    return GIB_WITH_MAMBA2 if name in mamba2_model.MODELS else GIB
+
+
+def captures_feed_forward_layers(source: Source) -> bool:
+    """Tell whether a layer that is feed-forward only leaves a model its prefill graphs; from 0.5.19 it takes them."""
+    return not source.find(f"{SETUP_MODULE}:has_standard_gqa_for_all_local_layers")
+
+
+# in most releases NemotronH does not start with the attention backend of the other cases
+OF_MAMBA2 = dataclasses.replace(CASE, extra=lambda source: {**CASE.extra(source), "--attention-backend": False})
 # by model name; Qwen3.5 is started as users start it
 CASES = {
     model.NAME: CASE,
@@ -101,6 +117,15 @@ CASES = {
         module="sglang.srt.models.qwen3_5_text",
         served=has_breakable_graphs_by_default,
         by_default=True,
+    ),
+    mamba2_model.NEMOTRON: dataclasses.replace(
+        OF_MAMBA2,
+        model=mamba2_model.NEMOTRON,
+        module="sglang.srt.models.nemotron_h",
+        served=captures_feed_forward_layers,
+    ),
+    mamba2_model.FALCON: dataclasses.replace(
+        OF_MAMBA2, model=mamba2_model.FALCON, module="sglang.srt.models.falcon_h1"
     ),
 }
 
@@ -181,12 +206,14 @@ def runs_of(
     arms: Collection[str] = tuple(ARMS),
 ) -> list[command.Run]:
     """Runs for each arm, and for the reference that the others are judged against."""
-    order = [arm for arm in ARMS if arm not in MORE]
+    kernel, form = INSIDE[case.model]
+    more = {KERNEL: {kernel.flag: form}, CANARY: {flags.CANARY: "1"}}
+    order = [arm for arm in ARMS if arm not in more]
     found = {each.arm: each for each in command.runs_of(case, order, known, source, BUCKETS, folder)}
     patched = found[PATCHED]
-    for arm, more in MORE.items():
+    for arm, variables in more.items():
         name = f"{case.name}/{arm}"
-        environment = {**patched.server.environment, **more}
+        environment = {**patched.server.environment, **variables}
         server = dataclasses.replace(patched.server, name=name, folder=folder / name, environment=environment)
         found[arm] = dataclasses.replace(patched, arm=arm, server=server)
     return [found[arm] for arm in ARMS if arm in arms or arm == REFERENCE]
@@ -238,13 +265,18 @@ def judge(alive: Sequence[Alive], say: Say) -> None:
         else:
             each.why = why_wrong(calls, mine, reference)
         if each.run.arm == KERNEL and not each.why:
-            left = LEFT.search(each.run.server.log.read_text(errors="replace"))
-            each.why = f"proves nothing: {left[0]}" if left else ""
+            each.why = why_not_inside(each.run)
         if reference.finished:
             equal = compare.compare(CASE, calls, mine, reference)
             count = sum(request.outcome == compare.EQUAL for request in equal)
             each.compared = {"equal": count, "of": len(equal), "largest_gap": round(gap(calls, mine, reference), 4)}
         say(f"{each.run.arm}: {f'red, {each.why}' if each.why else GREEN} {each.compared}")
+
+
+def why_not_inside(run: command.Run) -> str:
+    kernel, _ = INSIDE[run.case.model]
+    left = re.search(f"{kernel.op} {LEFT}", run.server.log.read_text(errors="replace"))
+    return f"proves nothing: {left[0]}" if left else ""
 
 
 def why_no_baseline(calls: Sequence[Call], mine: Outcome, reference: Outcome) -> str:

@@ -75,8 +75,9 @@ def mixture(
 class Model:
     """Names and shapes as in a checkpoint; values follow from the names, and `finish` sets those that cannot.
 
-    `norm` is the weight of a norm that changes nothing, `stack` is where the layers are, `wrap` makes a config.json of
-    the text's configuration, and `beside` holds additional JSON files.
+    `norm` is the weight of a norm that changes nothing, `stack` is where the layers are, `order` is the number of the
+    drawn layer that each of them is, `wrap` makes a config.json of the text's configuration, and `beside` holds
+    additional JSON files.
     """
 
     architecture: str
@@ -88,11 +89,12 @@ class Model:
     norm: float = 1
     finish: Callable[[Tensors], Tensors] = lambda tensors: tensors
     stack: str = "model.layers."
+    order: tuple[int, ...] = ()
     wrap: Callable[[dict[str, Any]], dict[str, Any]] = lambda config: config
     beside: Mapping[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
 
     def config_json(self) -> dict[str, Any]:
-        sizes = {"num_hidden_layers": len(self.layers), "num_key_value_heads": self.key_heads}
+        sizes = {"num_hidden_layers": len(self.order or self.layers), "num_key_value_heads": self.key_heads}
         names = {"architectures": [self.architecture], "model_type": self.model_type}
         return self.wrap({**names, **sizes, **USUAL_OPTIONS, **self.config})
 
@@ -104,7 +106,18 @@ class Model:
             shapes |= {f"{self.stack}{number}.{name}": shape for name, shape in layer.items()}
         source = torch.Generator().manual_seed(seed)
         found = self.finish({name: values(name, shape, self.norm, source) for name, shape in shapes.items()})
-        return {name: each.to(torch.bfloat16).contiguous() for name, each in found.items()}
+        found = {name: each.to(torch.bfloat16).contiguous() for name, each in found.items()}
+        return self.repeated(found) if self.order else found
+
+    def repeated(self, drawn: Tensors) -> Tensors:
+        found = {name: each for name, each in drawn.items() if not name.startswith(self.stack)}
+        for layer, number in enumerate(self.order):
+            start = f"{self.stack}{number}."
+            for name, each in drawn.items():
+                if name.startswith(start):
+                    # tensors of a checkpoint share no memory
+                    found[f"{self.stack}{layer}.{name.removeprefix(start)}"] = each.clone()
+        return found
 
 
 def values(name: str, shape: tuple[int, ...], norm: float, source: Any) -> Any:
@@ -590,8 +603,8 @@ def seed_of(name: str) -> int:
     return zlib.crc32(name.encode())
 
 
-def make(name: str, folder: pathlib.Path) -> None:
-    model = MODELS[name]
+def make(name: str, folder: pathlib.Path, known: Mapping[str, Model] | None = None) -> None:
+    model = (known or MODELS)[name]
     write({"config.json": model.config_json(), **model.beside}, model.tensors(seed_of(name)), folder)
 
 
