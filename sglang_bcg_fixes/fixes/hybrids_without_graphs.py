@@ -14,7 +14,10 @@ the real tokens and with the batch of the replay, into an output whose padded ta
 of this fix, a Mamba2 mixer in that of ssm_mixer_captured, or inside the graph where mamba2_extend takes it. Other
 models, and other kinds of prefill graphs, are left as they were. So are these, and one warning says why, where a mixer
 would not break, and with speculation, LoRA, DP attention, pipeline stages, context parallelism, two-batch overlap, a
-hierarchical cache and deterministic inference, which nobody has tried. No flag of SGLang helps.
+hierarchical cache and deterministic inference, which nobody has tried. Attention may be SGLang's own choice, fa3 on
+Hopper and flashinfer elsewhere. SGLang refuses --attention-backend triton to Lfm2ForCausalLM, and before 0.5.18 it ends
+with "layer_id=0 not in full attention layers" where Granite's first layer is a mixer. On Blackwell it chooses triton
+for Granite before 0.5.13: there give --attention-backend flashinfer. No flag of SGLang gives these models graphs.
 Remove when: Every release that has to be served captures these models itself.
 """
 

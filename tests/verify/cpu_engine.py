@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server of `verify` without a GPU: one batch at a time through the real ModelRunner, prefill graphs on a tape.
 
-It stands in the place of sglang_bcg_fixes.lab.verify.server and reads the same job, whose buckets it captures.
+It stands in the place of sglang_bcg_fixes.lab.verify.server and reads the same job, whose buckets it captures. A model
+that was made is served with the job's attention backend, or with SGLang's choice on Hopper where the job names none.
+One that was not made is a Qwen3-Next.
 """
 
 from __future__ import annotations
@@ -19,9 +21,13 @@ def main(arguments: list[str]) -> None:
     job = json.loads(pathlib.Path(arguments[0]).read_text())
     one_batch.import_sglang(with_graphs=True)
     one_batch.load_plugins()
-    loaded = one_batch.load("qwen3next")
-    one_batch.randomize(loaded.model_runner.model)
     engine = job["engine"]
+    folder = engine["model_path"]
+    if pathlib.Path(folder).is_dir():
+        loaded = one_batch.load(folder, attention_backend=engine.get("attention_backend", "fa3"))
+    else:
+        loaded = one_batch.load("qwen3next")
+    one_batch.randomize(loaded.model_runner.model)
     prefill.BUCKETS = engine.get("cuda_graph_bs_prefill") or engine["piecewise_cuda_graph_tokens"]
     prefill.capture_prefill(loaded.model_runner)
 

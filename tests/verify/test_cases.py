@@ -74,6 +74,25 @@ def test_prefill_graphs_are_breakable_of_these_sizes_or_off(
         assert off.get("--cuda-graph-backend-prefill") == "disabled" or off.get("--disable-piecewise-cuda-graph")
 
 
+@pytest.mark.parametrize("release", RELEASES)
+def test_attention_is_sglangs_choice_where_the_first_layer_is_a_mixer_of_mamba2_or_a_short_convolution(
+    release: str, release_root: Callable[[str], pathlib.Path]
+) -> None:
+    source = Source(Folder(release_root(release)))
+    chosen = {
+        case.name
+        for case in CASES
+        if not case.by_default and case.flags(source, BUCKETS).get("--attention-backend") != "triton"
+    }
+    assert chosen == {"granite_hybrid_prefill_graph", "lfm2_prefill_graph"}
+    # each of them has the prefix cache that it was made for
+    for name in chosen:
+        case = cases.named(name)
+        assert case
+        flags = case.flags(source, BUCKETS)
+        assert flags["--max-mamba-cache-size"] and not {"--attention-backend", "--disable-radix-cache"} & flags.keys()
+
+
 def test_by_default_only_sizes_are_given_and_only_eager_says_a_word_of_graphs(
     release_root: Callable[[str], pathlib.Path],
 ) -> None:

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from cpu_sglang import architectures
 from sglang_bcg_fixes.cli import main
+from sglang_bcg_fixes.fixes import hybrids_without_graphs as fix
 from sglang_bcg_fixes.lab.verify import cases, command, compare, environment, models, servers
 from tests import processes
 from tests.wheels import NEWEST
@@ -70,6 +72,46 @@ def test_real_runners_replay_and_refuse(
     if "stock" in arms:
         assert "linear_attention_captured" in found["patched"]["applied"] and not found["stock"]["applied"]
         assert found["stock"]["verdict"] == "red" and found["stock"]["equal"] < 5, printed
+
+
+def make_smaller_models(python: str, chosen: Sequence[cases.Case], folder: pathlib.Path) -> None:
+    for case in chosen:
+        model = models.MODELS[case.model]
+        smaller = architectures.CONFIGURATIONS[model.architecture].config
+        layers = {"num_hidden_layers": len(model.layers), "layer_types": model.config["layer_types"]}
+        made = folder / "models" / case.model
+        made.mkdir(parents=True)
+        made.joinpath("config.json").write_text(
+            json.dumps({**smaller, "architectures": [model.architecture], **layers})
+        )
+
+
+# where triton attention ends a server whose first layer is a mixer, and where it does not
+@pytest.mark.parametrize("release", ["0.5.15.post1", NEWEST])
+def test_hybrids_that_begin_with_a_mixer_are_served_and_replayed(
+    release_root: Callable[[str], pathlib.Path],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    release: str,
+) -> None:
+    root = release_root(release)
+    here = {"root": str(root), "sglang": release, "has_entry_point": True, "gpu": "none", "free_gib": 8, "versions": {}}
+    chosen = [dataclasses.replace(case, script=few_calls) for case in cases.CASES if case.name in fix.FIX.verify]
+    monkeypatch.setattr(cases, "CASES", chosen)
+    monkeypatch.setattr(cases, "FEW_BUCKETS", BUCKETS)
+    monkeypatch.setattr(environment, "look", lambda python: here)
+    monkeypatch.setattr(command, "make_models", make_smaller_models)
+    monkeypatch.setattr(command, "ENGINE", "tests.verify.cpu_engine")
+    paths = [root, processes.REPOSITORY]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    file = tmp_path / "found.json"
+    words = ["--fix", "hybrids_without_graphs", "--quick", "--arms", "patched", "--jobs", "1", "--json", str(file)]
+    assert main.main(["verify", *words]) == 0, capsys.readouterr().out
+    found = {(row["case"], row["arm"]): row["counts"]["prefill"] for row in json.loads(file.read_text())["servers"]}
+    for case in chosen:
+        assert found[case.name, "patched"]["replayed"] == found[case.name, "reference"]["refused"] == 4
 
 
 ON_CPU = {
