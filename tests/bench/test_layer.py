@@ -15,7 +15,7 @@ import torch
 
 from sglang_bcg_fixes.cli import main
 from sglang_bcg_fixes.kernels.gdn_extend import reference
-from sglang_bcg_fixes.kernels.linear_extend import accuracy
+from sglang_bcg_fixes.kernels.linear_extend import accuracy, serving
 from sglang_bcg_fixes.lab.bench import command, gdn_layer, plots, rows, timing
 from sglang_bcg_fixes.lab.bench.rows import COLD, HOT
 from sglang_bcg_fixes.lab.verify import environment
@@ -65,6 +65,10 @@ def table(monkeypatch: pytest.MonkeyPatch) -> Table:
         return found, "\n".join(command.report(found))
 
     return table
+
+
+def test_tables_are_those_of_a_server() -> None:
+    assert gdn_layer.CAPTURED_SEQUENCES == serving.MOST_SEQUENCES
 
 
 def test_what_is_right_is_timed(table: Table) -> None:

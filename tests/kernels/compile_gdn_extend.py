@@ -16,7 +16,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from sglang_bcg_fixes.kernels.gdn_extend import triton as form
-from sglang_bcg_fixes.kernels.linear_extend import metadata
+from sglang_bcg_fixes.kernels.linear_extend import metadata, serving
 
 CUOBJDUMP = pathlib.Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 HALF, FLOAT, INTEGER = "*bf16", "*fp32", "*i32"
@@ -62,7 +62,7 @@ def compiled(
 def main() -> None:
     tuning, found = form.Tuning(), []
     for track in (False, True):
-        of_tables: dict[str, Any] = {"TRACK": track, "MAX_SEQUENCES": 128, "BOUNDS": 2}
+        of_tables: dict[str, Any] = {"TRACK": track, "MAX_SEQUENCES": serving.MOST_SEQUENCES, "BOUNDS": 2}
         of_tables |= {"CHUNK": metadata.CHUNK, "ROWS": metadata.ROWS}
         of_tables |= {"CHUNK_FIELDS": metadata.CHUNK_FIELDS, "SEQUENCE_FIELDS": metadata.SEQUENCE_FIELDS}
         if not track:

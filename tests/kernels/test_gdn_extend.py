@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from sglang_bcg_fixes.kernels.gdn_extend import Shape, refusal, stepwise
 from sglang_bcg_fixes.kernels.gdn_extend import triton as form
-from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata
+from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata, serving
 from sglang_bcg_fixes.model import Accepted, Rejected
 from tests import processes
 from tests.kernels import gdn_extend_cases as cases
@@ -226,6 +227,48 @@ def test_tables_by_hand(kind: torch.dtype) -> None:
     ]
     assert tables.sequences[:2, :5].tolist() == [[68, 196, 9, *none], [0, 65, 4, *none]]
     assert tables.sequences[:2, 6].tolist() == [1, 0]
+
+
+def tables_in_python(
+    lengths: list[int], slots: list[int], prefixes: list[int], after: list[int], to: list[int]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Return the rows of chunks, and of the sequences with work, longest first."""
+    chunks: list[list[int]] = []
+    sequences: list[list[int]] = []
+    start = 0
+    for number, (length, slot, prefix) in enumerate(zip(lengths, slots, prefixes, strict=True)):
+        end, has_prefix, kept = start + length, int(prefix > 0), [after[number], to[number]]
+        if length and slot >= 0:
+            sequences.append([start, end, slot, *kept, len(chunks), has_prefix])
+        firsts = range(start, end, metadata.CHUNK)
+        chunks += [[first, start, end, slot, has_prefix, *kept] for first in firsts]
+        start = end
+    return chunks, sorted(sequences, key=lambda row: row[0] - row[1])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_tables_of_as_many_sequences_as_a_server_has(seed: int) -> None:
+    source = random.Random(seed)
+    most = serving.MOST_SEQUENCES
+    given = source.choice([most, most - 1, 300])
+    lengths = [source.choice([0, 1, 2, 3, 16, 63, 64, 65, 130]) for _ in range(given)]
+    slots = [number if source.random() < 0.9 else -1 for number in range(given)]
+    prefixes = [source.choice([0, 0, 5]) for _ in range(given)]
+    is_tracked = [source.random() < 0.5 and slot >= 0 for slot in slots]
+    past = [source.randint(0, length) for length in lengths]
+    after = [past[each] // metadata.CHUNK * metadata.CHUNK if is_tracked[each] else -1 for each in range(given)]
+    to = [1000 + each if is_tracked[each] else -1 for each in range(given)]
+    tables = metadata.Tables(sum(lengths) + source.choice([0, 70]), most, "cpu")
+    tracking = metadata.Tracking(
+        torch.tensor(is_tracked),
+        torch.arange(1000, 1000 + given),
+        torch.tensor([prefix + each for prefix, each in zip(prefixes, past, strict=True)]),
+    )
+    tables.fill(torch.tensor(lengths), torch.tensor(slots), torch.tensor(prefixes), tracking)
+    chunks, sequences = tables_in_python(lengths, slots, prefixes, after, to)
+    assert tables.counts.tolist()[:3] == [len(chunks), sum(lengths), len(sequences)]
+    assert tables.chunks[: len(chunks), :7].tolist() == chunks
+    assert tables.sequences[: len(sequences), :7].tolist() == sequences
 
 
 @pytest.fixture(scope="module")

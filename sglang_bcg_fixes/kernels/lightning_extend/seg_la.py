@@ -19,13 +19,16 @@ from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK, Tracking
 
 # SGLang takes a batch of one for a sequence that fills its rows, and reads it without asking where it ends
 LEAST_SEQUENCES = 2
+# each launch is for the most sequences, and takes longer for every one that a step has not got
+MOST_SEQUENCES = 128
 
 
 class Tables:
-    """Static buffers for batches of up to `max_sequences` sequences and `max_tokens` tokens."""
+    """Static buffers for batches of up to `max_tokens` tokens and `max_sequences` sequences, or MOST_SEQUENCES."""
 
     def __init__(self, max_tokens: int, max_sequences: int, device: Any, chunk: int = CHUNK) -> None:
-        self.max_tokens, self.max_sequences, self.chunk = max_tokens, max(max_sequences, LEAST_SEQUENCES), chunk
+        self.max_tokens, self.chunk = max_tokens, chunk
+        self.max_sequences = min(max(max_sequences, LEAST_SEQUENCES), MOST_SEQUENCES)
 
         def buffer(size: int, value: int, kind: Any) -> Any:
             return torch.full((size,), value, dtype=kind, device=device)

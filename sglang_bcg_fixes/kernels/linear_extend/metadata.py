@@ -19,8 +19,8 @@ SEQUENCE_FIELDS = 8
 # chunks, tokens, sequences to advance
 COUNTS = 4
 CHUNK = 64
-# chunk rows that one program writes
-ROWS = 64
+# chunks, and sequences, that one program writes: it holds a matrix of them and of all sequences
+ROWS = 16
 
 
 @triton.jit(do_not_specialize=["given"])
@@ -48,7 +48,7 @@ def _fill(
     ROWS: tl.constexpr,
     BOUNDS: tl.constexpr,
 ):
-    """Scan all sequences in every program, which writes its rows of chunks; the first also sequences."""
+    """Scan all sequences in every program, which writes its rows of chunks and of sequences."""
     number = tl.arange(0, MAX_SEQUENCES)
     here = number < given
     length = tl.maximum(tl.load(lengths + number, mask=here, other=0).to(tl.int32), 0)
@@ -96,20 +96,25 @@ def _fill(
         tl.store(bounds + bound, tl.minimum(begun, max_chunks))
         work = tl.where(slot >= 0, length, 0)
         tl.store(counts + 2, tl.sum((work > 0).to(tl.int32), 0))
+
+    if tl.program_id(0) * ROWS < MAX_SEQUENCES:
+        own = row[:, None] == number[None, :]
+        all_work = tl.where(slot >= 0, length, 0)
+        work = tl.sum(tl.where(own, all_work[None, :], 0), 1)
         # longest first: their programs end last
-        before = (work[None, :] > work[:, None]) | (
-            (work[None, :] == work[:, None]) & (number[None, :] < number[:, None])
+        before = (all_work[None, :] > work[:, None]) | (
+            (all_work[None, :] == work[:, None]) & (number[None, :] < row[:, None])
         )
         of_rank = of_sequences + tl.sum(before.to(tl.int32), 1) * SEQUENCE_FIELDS
         # sequences without work rank last and are never read
         works = work > 0
-        tl.store(of_rank, start, mask=works)
-        tl.store(of_rank + 1, end, mask=works)
-        tl.store(of_rank + 2, slot, mask=works)
-        tl.store(of_rank + 3, track_after, mask=works)
-        tl.store(of_rank + 4, track_slot, mask=works)
-        tl.store(of_rank + 5, chunk_start, mask=works)
-        tl.store(of_rank + 6, (prefix > 0).to(tl.int32), mask=works)
+        tl.store(of_rank, tl.sum(tl.where(own, start[None, :], 0), 1), mask=works)
+        tl.store(of_rank + 1, tl.sum(tl.where(own, end[None, :], 0), 1), mask=works)
+        tl.store(of_rank + 2, tl.sum(tl.where(own, slot[None, :], 0), 1), mask=works)
+        tl.store(of_rank + 3, tl.sum(tl.where(own, track_after[None, :], 0), 1), mask=works)
+        tl.store(of_rank + 4, tl.sum(tl.where(own, track_slot[None, :], 0), 1), mask=works)
+        tl.store(of_rank + 5, tl.sum(tl.where(own, chunk_start[None, :], 0), 1), mask=works)
+        tl.store(of_rank + 6, tl.sum(tl.where(own & (prefix > 0)[None, :], 1, 0), 1), mask=works)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +162,7 @@ class Tables:
         sequences = lengths.shape[0]
         if sequences > self.max_sequences:
             raise ValueError(f"{sequences} sequences, but the tables were made for {self.max_sequences}")
-        grid = (triton.cdiv(self.max_chunks, ROWS),)
+        grid = (triton.cdiv(max(self.max_chunks, self.max_sequences), ROWS),)
         _fill[grid](
             lengths,
             slots,

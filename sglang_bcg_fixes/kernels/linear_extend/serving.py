@@ -29,7 +29,7 @@ from sglang_bcg_fixes.model import Kernel
 Original = Callable[..., Any]
 
 # more sequences than this in one prefill are rare, and the tables cost what they could hold
-MOST_SEQUENCES = 128
+MOST_SEQUENCES = 512
 # forward modes that a captured extend may replay
 MODES = ("EXTEND", "MIXED")
 # attributes of a batch that belong to options or kinds of request which the kernels do not support

@@ -5,7 +5,7 @@ Under breakable prefill graphs every Mamba2 mixer (NemotronH, Falcon-H1) is an e
 convolution, the kernels of its scan and some waits for the GPU. Here these layers are captured, with kernels that read
 their work on the device; projections and the gated norm are SGLang's own, captured beside them; full attention keeps
 its break. A layer keeps its break in the cases of gdn_extend, and where its output is reduced together with the next
-layer's. A batch runs eagerly if it has more than 128 sequences, or verifies or extends a draft. Falcon-H1's break comes
+layer's. A batch runs eagerly if it has more than 512 sequences, or verifies or extends a draft. Falcon-H1's break comes
 from the fix ssm_mixer_captured; without it that model gets no prefill graphs, whatever this does. Granite hybrid, which
 SGLang refuses them, has some with the fix hybrids_without_graphs on, and these kernels in them. Off by default: no
 server has run it on a GPU yet.

@@ -320,7 +320,7 @@ def server_args() -> Any:
 
 
 # a server's capture limits, however many sequences a step has
-CAPTURED_SEQUENCES = 128
+CAPTURED_SEQUENCES = 512
 
 
 def of_ours(problem: Problem, form: str) -> Layer:
