@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What do the trained model's answers hang on? Questions in plain torch, with the linear layers' state damaged.
+"""What do a trained model's answers hang on? Questions in plain torch, with the linear layers' state damaged.
 
     python benchmarks/accuracy/ablate.py --model benchmarks/accuracy/checkpoint
 
@@ -16,6 +16,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+import families
 import hybrid
 import task
 import torch
@@ -56,7 +57,7 @@ def ablate(model: hybrid.Hybrid, problems: list[task.Problem]) -> dict[str, dict
         for place in PLACES:
             for name, damage in DAMAGES.items():
                 past = [
-                    own if model.shape.is_full(layer) else damage(own, other)
+                    damage(own, other) if model.is_linear(layer) else own
                     for layer, (own, other) in enumerate(zip(states[place], others[place], strict=True))
                 ]
                 if place == PLACES[0]:
@@ -76,7 +77,7 @@ def main() -> None:
     parser.add_argument("--model", type=pathlib.Path, required=True)
     parser.add_argument("--questions", type=int, default=200)
     options = parser.parse_args()
-    model = hybrid.load(options.model).to("cuda" if torch.cuda.is_available() else "cpu")
+    model = families.load(options.model).to("cuda" if torch.cuda.is_available() else "cpu")
     print(json.dumps(ablate(model, task.test_problems(options.questions)), indent=1))
 
 

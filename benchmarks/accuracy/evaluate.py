@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""1,319 few-shot questions to the trained hybrid model on the installed SGLang: stock, patched, reference and eager.
+"""1,319 few-shot questions to a trained hybrid model on the installed SGLang: stock, patched, reference and eager.
 
     python benchmarks/accuracy/evaluate.py --json benchmarks/results/accuracy-0.5.12.post1.json
+    python benchmarks/accuracy/evaluate.py --family nemotron_h --arms reference,kernels,eager --json FILE
 
 Every arm is a fresh server that answers all questions greedily: one after the other (`serial`), 64 at a time
 (`concurrent`), and four times more, 64 at a time, while all that stands before the questions is in the prefix cache
@@ -10,7 +11,8 @@ Every arm is a fresh server that answers all questions greedily: one after the o
     reference   prefill graphs are captured and never replayed: what replays have to be equal to
     stock       breakable prefill graphs and no fix
     patched     the same with the plugin's fixes
-    kernels     the same with the plugin's fixes and its own gated delta net; not asked for by default
+    kernels     the same with the plugin's fixes and its own kernel for the family's linear layers: gdn_extend or
+                mamba2_extend; not asked for by default
     eager       no prefill graphs and no fix; twice, because its difference from itself is what concurrency does
 
 A server that dies or hangs is a result: what it has not answered is wrong, and the end of its log is kept. So is one
@@ -31,6 +33,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import task
@@ -41,7 +44,6 @@ from sglang_bcg_fixes.source import releases
 from sglang_bcg_fixes.source.tree import Source
 
 SERVER = (sys.executable, __file__, "--serve")
-CHECKPOINT = pathlib.Path(__file__).parent / "checkpoint"
 ARMS = ("reference", "stock", "patched", "eager", "eager")
 BUCKETS = (64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 CONCURRENCY = 64
@@ -51,8 +53,33 @@ PHASES = ("serial", "concurrent", *WARM)
 TIMED = 200
 # of one server among as many, for the progress line to begin with
 SECONDS = 130
+HERE = pathlib.Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Family:
+    """How servers of an architecture differ: its folder here, attention, and the own kernel that one arm turns on."""
+
+    checkpoint: pathlib.Path
+    attention: str
+    kernel: str
+    form: str
+
+
+FAMILIES = {
+    "qwen3_next": Family(HERE / "checkpoint", "triton", "GDN_EXTEND", "cuda"),
+    # SGLang refuses it triton; fa3 is its own choice on Hopper
+    "nemotron_h": Family(HERE / "checkpoint_mamba2", "fa3", "MAMBA2_EXTEND", "triton"),
+}
 # phase -> answers in the order of the questions; None where there is none
 Answers = dict[str, list[list[int] | None]]
+
+
+def family_of(model: pathlib.Path) -> Family:
+    file = model / "config.json"
+    if not file.exists():
+        raise SystemExit(f"{file} is not there: train the model first, with train.py --out {model}")
+    return FAMILIES[json.loads(file.read_text())["model_type"]]
 
 
 def engine_arguments(source: Source, arm: str, model: pathlib.Path) -> dict[str, Any]:
@@ -61,7 +88,7 @@ def engine_arguments(source: Source, arm: str, model: pathlib.Path) -> dict[str,
     chosen = {
         "--model-path": str(model),
         "--skip-tokenizer-init": True,
-        "--attention-backend": "triton",
+        "--attention-backend": family_of(model).attention,
         "--sampling-backend": "pytorch",
         "--grammar-backend": "none",
         "--dtype": "bfloat16",
@@ -81,8 +108,8 @@ def engine_arguments(source: Source, arm: str, model: pathlib.Path) -> dict[str,
     return {option.removeprefix("--").replace("-", "_"): value for option, value in chosen.items()}
 
 
-def environment_of(arm: str) -> dict[str, str]:
-    """The plugin counts in every server, and mends in two arms."""
+def environment_of(arm: str, family: Family) -> dict[str, str]:
+    """The plugin counts in every server, and mends in those that are neither stock nor eager."""
     wanted = [*instruments.COUNTERS, *(["refuse_prefill"] if arm == "reference" else [])]
     return {
         "SGLANG_PLUGINS": "bcg_fixes",
@@ -90,7 +117,7 @@ def environment_of(arm: str) -> dict[str, str]:
         # graphs that fail the check must stay: it is the answers that are judged here
         flags.SELFCHECK: "off",
         flags.INSTRUMENTS: ",".join(wanted),
-        f"{flags.PREFIX}KERNEL_GDN_EXTEND": "cuda" if arm == "kernels" else "off",
+        f"{flags.PREFIX}KERNEL_{family.kernel}": family.form if arm == "kernels" else "off",
     }
 
 
@@ -246,13 +273,14 @@ def evaluate(options: argparse.Namespace, folder: pathlib.Path) -> list[dict[str
     source = releases.installed()
     if not source:
         raise SystemExit(f"{sys.executable} has no SGLang")
+    family = family_of(options.model)
     problems = task.test_problems(options.questions)
     arms = options.arms.split(",")
     waiting = []
     with servers.ended_by_signals(), servers.Runner(SERVER, options.jobs) as runner:
         for position, arm in enumerate(arms, 1):
             job = {"engine": engine_arguments(source, arm, options.model), "questions": len(problems)}
-            server = servers.Server(f"{position} {arm}", folder / str(position), job, environment_of(arm))
+            server = servers.Server(f"{position} {arm}", folder / str(position), job, environment_of(arm, family))
             waiting.append((arm, server, runner.start(server)))
         progress = servers.Progress(runner, len(arms), SECONDS * -(-len(arms) // options.jobs))
         try:
@@ -274,7 +302,8 @@ def evaluate(options: argparse.Namespace, folder: pathlib.Path) -> list[dict[str
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=pathlib.Path, default=CHECKPOINT, help="folder with the checkpoint")
+    parser.add_argument("--family", choices=tuple(FAMILIES), default="qwen3_next", help="which of the checkpoints here")
+    parser.add_argument("--model", type=pathlib.Path, help="folder with another checkpoint, of either family")
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--questions", type=int, default=task.QUESTIONS)
     parser.add_argument("--jobs", type=int, default=len(ARMS), help="servers at a time; 1 for times to be compared")
@@ -284,6 +313,7 @@ def main() -> None:
     if options.serve:
         serve(json.loads(options.serve.read_text()))
         return
+    options.model = options.model or FAMILIES[options.family].checkpoint
     with tempfile.TemporaryDirectory(prefix="bcg-accuracy-") as folder:
         results = evaluate(options, pathlib.Path(folder))
     if options.json:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen3-Next's architecture in plain torch, small enough to be trained in minutes; written from the formulas.
+"""Hybrid models in plain torch, small enough to be trained in minutes: what the families have in common.
 
-Three layers of gated delta net to one of full attention, a mixture of experts in each. Every expert is chosen for every
-token, so that a rounding error cannot send a token elsewhere: what changes an answer is the state.
+A family is an architecture with a file of its own, which says what its layers are: qwen3_next.py, nemotron_h.py. Here
+are the model around the layers, parts that several have, and the folder that SGLang loads; families.py has the list.
 """
 
 from __future__ import annotations
@@ -10,291 +10,80 @@ from __future__ import annotations
 import json
 import math
 import pathlib
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-EPS = 1e-6
+# tokens that a linear layer takes at once
 CHUNK = 64
+# half of what the heads of a linear layer hold is gone after 3 ... 3000 tokens when training begins
+FASTEST, SLOWEST = 0.2, 0.0002
 
 
-@dataclass(frozen=True)
-class Shape:
-    vocabulary: int = 128
-    hidden: int = 256
-    layers: int = 4
-    # every so many layers one with full attention
-    interval: int = 4
-    heads: int = 2
-    key_heads: int = 1
-    head_dim: int = 128
-    rotated: float = 0.25
-    rope_theta: float = 10000.0
-    linear_key_heads: int = 2
-    linear_value_heads: int = 4
-    linear_dim: int = 128
-    conv_taps: int = 4
-    experts: int = 4
-    expert_inner: int = 64
-    shared_inner: int = 128
-
-    def is_full(self, layer: int) -> bool:
-        return (layer + 1) % self.interval == 0
+def normalized(x: Tensor, eps: float) -> Tensor:
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
 
 
-def recurrent_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """The definition, token by token: what the chunked form is checked against.
-
-    q, k: (batch, heads, time, key dim), v: (..., value dim), g (logarithm of the decay) and beta: (batch, heads, time),
-    state: (batch, heads, key dim, value dim).
-    """
-    outputs = []
-    for t in range(q.shape[2]):
-        state = state * g[:, :, t, None, None].exp()
-        missing = v[:, :, t] - torch.einsum("bhk,bhkv->bhv", k[:, :, t], state)
-        state = state + torch.einsum("bhk,bhv->bhkv", k[:, :, t], missing * beta[:, :, t, None])
-        outputs.append(torch.einsum("bhk,bhkv->bhv", q[:, :, t], state))
-    return torch.stack(outputs, 2), state
+def convolved(window: Tensor, weight: Tensor, length: int) -> Tensor:
+    """Causal depthwise convolution: of `window` (batch, time, channels) with nn.Conv1d's weight, the last tokens."""
+    taps = weight.squeeze(1).to(window.dtype)
+    # a sum of shifts: torch's depthwise convolution is slow in the backward pass
+    return sum(window[:, tap : tap + length] * taps[:, tap] for tap in range(taps.shape[1]))
 
 
-def chunked_delta_rule(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, chunk: int = CHUNK
-) -> tuple[Tensor, Tensor]:
-    """The same with matrix products: inside a chunk all tokens at once, from chunk to chunk the state.
-
-    What token i adds to the state is k_i u_i, where u_i depends on the earlier u_j of its chunk. These are a unit lower
-    triangular system, solved for the values and for the part that has to be taken off for what the state already holds.
-    """
-    length = q.shape[2]
-    # a token with beta 0 and g 0 changes nothing
-    missing = -length % chunk
-    q, k, v = (F.pad(x, (0, 0, 0, missing)).unflatten(2, (-1, chunk)) for x in (q, k, v))
-    g, beta = (F.pad(x, (0, missing)).unflatten(2, (-1, chunk)) for x in (g, beta))
-
-    decay = g.cumsum(-1)
-    later = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
-    # masked before exp: above the diagonal it would overflow
-    between = (decay.unsqueeze(-1) - decay.unsqueeze(-2)).masked_fill(~later, -math.inf).exp()
-    k_beta = k * beta.unsqueeze(-1)
-    system = (k_beta @ k.mT * between).tril(-1)
-    added, known = torch.linalg.solve_triangular(
-        system,
-        torch.cat([v * beta.unsqueeze(-1), k_beta * decay.exp().unsqueeze(-1)], -1),
-        upper=False,
-        unitriangular=True,
-    ).split([v.shape[-1], k.shape[-1]], -1)
-    inside = q @ k.mT * between
-    q_decayed = q * decay.exp().unsqueeze(-1)
-    total = decay[..., -1:]
-    k_left = k * (total - decay).exp().unsqueeze(-1)
-    total = total.exp().unsqueeze(-1)
-
-    outputs = []
-    for n in range(q.shape[2]):
-        u = added[:, :, n] - known[:, :, n] @ state
-        outputs.append(q_decayed[:, :, n] @ state + inside[:, :, n] @ u)
-        state = state * total[:, :, n] + k_left[:, :, n].mT @ u
-    return torch.cat(outputs, 2)[:, :, :length], state
+def attended(q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
+    """Causal attention of (batch, heads, time, head dim), the first query being token `start`; heads side by side."""
+    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(start) if start else None
+    out = F.scaled_dot_product_attention(
+        q,
+        *(part.repeat_interleave(q.shape[1] // k.shape[1], 1) for part in (k, v)),
+        attn_mask=seen,
+        is_causal=seen is None,
+    )
+    return out.transpose(1, 2).flatten(-2)
 
 
-def normalized(x: Tensor) -> Tensor:
-    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + EPS)
+def of_heads(x: Tensor, size: int) -> Tensor:
+    return x.unflatten(-1, (-1, size)).transpose(1, 2)
 
 
-class Norm(nn.Module):
-    """RMS norm; the weight is stored as its distance from one."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (normalized(x.float()) * (1 + self.weight.float())).to(x.dtype)
+def forgetting(heads: int) -> Tensor:
+    """Rates at which heads forget, for a start that has all of them."""
+    return torch.logspace(math.log10(FASTEST), math.log10(SLOWEST), heads)
 
 
-class GatedNorm(nn.Module):
-    """RMS norm of each head, times SiLU of a gate; the weight is stored as it is."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-
-    def forward(self, x: Tensor, gate: Tensor) -> Tensor:
-        return normalized(x.float()) * self.weight.float() * F.silu(gate.float())
-
-
-class GatedDeltaNet(nn.Module):
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.shape = shape
-        keys, values = (heads * shape.linear_dim for heads in (shape.linear_key_heads, shape.linear_value_heads))
-        self.in_proj_qkvz = nn.Linear(shape.hidden, 2 * keys + 2 * values, bias=False)
-        self.in_proj_ba = nn.Linear(shape.hidden, 2 * shape.linear_value_heads, bias=False)
-        self.conv1d = nn.Conv1d(
-            2 * keys + values, 2 * keys + values, shape.conv_taps, bias=False, groups=2 * keys + values
-        )
-        self.dt_bias = nn.Parameter(torch.empty(shape.linear_value_heads))
-        self.A_log = nn.Parameter(torch.zeros(shape.linear_value_heads))
-        self.norm = GatedNorm(shape.linear_dim)
-        self.out_proj = nn.Linear(values, shape.hidden, bias=False)
-
-    def split(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Mixed (q, k, v of all heads, as the convolution takes them), z, b and a.
-
-        The projections are packed by key head: its q and k, and the v and z of the value heads that share it.
-        """
-        s = self.shape
-        group = s.linear_value_heads // s.linear_key_heads
-        q, k, v, z = (
-            self.in_proj_qkvz(x)
-            .unflatten(-1, (s.linear_key_heads, -1))
-            .split([s.linear_dim, s.linear_dim, group * s.linear_dim, group * s.linear_dim], -1)
-        )
-        b, a = self.in_proj_ba(x).unflatten(-1, (s.linear_key_heads, -1)).split(group, -1)
-        mixed = torch.cat([part.flatten(-2) for part in (q, k, v)], -1)
-        return mixed, z.flatten(-2).unflatten(-1, (-1, s.linear_dim)), b.flatten(-2), a.flatten(-2)
-
-    def forward(self, x: Tensor, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        s = self.shape
-        mixed, z, b, a = self.split(x)
-        if past is None:
-            tail = mixed.new_zeros(len(x), s.conv_taps - 1, mixed.shape[-1])
-            state = torch.zeros(
-                len(x), s.linear_value_heads, s.linear_dim, s.linear_dim, device=x.device, dtype=self.A_log.dtype
-            )
-        else:
-            tail, state = past
-        window = torch.cat([tail.to(mixed.dtype), mixed], 1)
-        taps = self.conv1d.weight.squeeze(1).to(mixed.dtype)
-        # a sum of shifts: torch's depthwise convolution is slow in the backward pass
-        convolved = sum(window[:, tap : tap + x.shape[1]] * taps[:, tap] for tap in range(s.conv_taps))
-        heads = (
-            F.silu(convolved)
-            .to(state.dtype)
-            .unflatten(-1, (-1, s.linear_dim))
-            .transpose(1, 2)
-            .split([s.linear_key_heads, s.linear_key_heads, s.linear_value_heads], 1)
-        )
-        group = s.linear_value_heads // s.linear_key_heads
-        q, k = (
-            (part * torch.rsqrt(part.pow(2).sum(-1, keepdim=True) + EPS)).repeat_interleave(group, 1)
-            for part in heads[:2]
-        )
-        g = -self.A_log.exp() * F.softplus(a.to(state.dtype) + self.dt_bias)
-        with torch.autocast(x.device.type, enabled=False):
-            out, state = chunked_delta_rule(
-                q * s.linear_dim**-0.5,
-                k,
-                heads[2],
-                g.transpose(1, 2),
-                b.to(state.dtype).sigmoid().transpose(1, 2),
-                state,
-            )
-        out = self.norm(out.transpose(1, 2), z).to(x.dtype).flatten(-2)
-        return self.out_proj(out), (window[:, x.shape[1] :], state)
-
-
-class Attention(nn.Module):
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.shape = shape
-        self.q_proj = nn.Linear(shape.hidden, 2 * shape.heads * shape.head_dim, bias=False)
-        self.k_proj = nn.Linear(shape.hidden, shape.key_heads * shape.head_dim, bias=False)
-        self.v_proj = nn.Linear(shape.hidden, shape.key_heads * shape.head_dim, bias=False)
-        self.o_proj = nn.Linear(shape.heads * shape.head_dim, shape.hidden, bias=False)
-        self.q_norm = Norm(shape.head_dim)
-        self.k_norm = Norm(shape.head_dim)
-
-    def rotate(self, x: Tensor, start: int) -> Tensor:
-        """Positions turn the first part of each head; its two halves are the coordinates."""
-        size = int(self.shape.head_dim * self.shape.rotated)
-        speed = self.shape.rope_theta ** (-torch.arange(0, size, 2, device=x.device, dtype=torch.float32) / size)
-        angle = torch.arange(start, start + x.shape[2], device=x.device).unsqueeze(1) * speed
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-        first, second, rest = x.split([size // 2, size // 2, x.shape[-1] - size], -1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1)
-
-    def forward(self, x: Tensor, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        s = self.shape
-        q, gate = self.q_proj(x).unflatten(-1, (s.heads, 2 * s.head_dim)).chunk(2, -1)
-        k, v = (proj(x).unflatten(-1, (s.key_heads, s.head_dim)).transpose(1, 2) for proj in (self.k_proj, self.v_proj))
-        start = 0 if past is None else past[0].shape[2]
-        q = self.rotate(self.q_norm(q.transpose(1, 2)), start)
-        k = self.rotate(self.k_norm(k), start)
-        if past is not None:
-            k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
-        seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=x.device).tril(start) if start else None
-        out = F.scaled_dot_product_attention(
-            q,
-            *(part.repeat_interleave(s.heads // s.key_heads, 1) for part in (k, v)),
-            attn_mask=seen,
-            is_causal=seen is None,
-        )
-        return self.o_proj((out.transpose(1, 2) * gate.sigmoid()).flatten(-2)), (k, v)
-
-
-class Mlp(nn.Module):
-    def __init__(self, hidden: int, inner: int) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(hidden, inner, bias=False)
-        self.up_proj = nn.Linear(hidden, inner, bias=False)
-        self.down_proj = nn.Linear(inner, hidden, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class Mixture(nn.Module):
-    """Every expert, weighted by the router, and a shared one behind a gate."""
-
-    def __init__(self, shape: Shape) -> None:
-        super().__init__()
-        self.gate = nn.Linear(shape.hidden, shape.experts, bias=False)
-        self.experts = nn.ModuleList(Mlp(shape.hidden, shape.expert_inner) for _ in range(shape.experts))
-        self.shared_expert = Mlp(shape.hidden, shape.shared_inner)
-        self.shared_expert_gate = nn.Linear(shape.hidden, 1, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        weights = self.gate(x).float().softmax(-1).to(x.dtype)
-        chosen = sum(expert(x) * weights[..., n, None] for n, expert in enumerate(self.experts))
-        return chosen + self.shared_expert_gate(x).sigmoid() * self.shared_expert(x)
-
-
-class Layer(nn.Module):
-    def __init__(self, shape: Shape, number: int) -> None:
-        super().__init__()
-        self.input_layernorm = Norm(shape.hidden)
-        self.post_attention_layernorm = Norm(shape.hidden)
-        # named as in checkpoints
-        self.mixer_name = "self_attn" if shape.is_full(number) else "linear_attn"
-        self.add_module(self.mixer_name, Attention(shape) if shape.is_full(number) else GatedDeltaNet(shape))
-        self.mlp = Mixture(shape)
-
-    def forward(self, x: Tensor, past: Any) -> tuple[Tensor, Any]:
-        mixed, past = getattr(self, self.mixer_name)(self.input_layernorm(x), past)
-        x = x + mixed
-        return x + self.mlp(self.post_attention_layernorm(x)), past
+def inverse_softplus(x: Tensor) -> Tensor:
+    return x.expm1().log()
 
 
 class Stack(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Any, layers: Iterable[nn.Module], norm: nn.Module) -> None:
         super().__init__()
         self.embed_tokens = nn.Embedding(shape.vocabulary, shape.hidden)
-        self.layers = nn.ModuleList(Layer(shape, number) for number in range(shape.layers))
-        self.norm = Norm(shape.hidden)
+        self.layers = nn.ModuleList(layers)
+        self.norm = norm
 
 
 class Hybrid(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    """Embedding, layers, a norm, and a head; a layer takes its input and its past, and returns output and state."""
+
+    family: ClassVar[str]
+    # the shape to train, and one for a CPU
+    full: ClassVar[Any]
+    small: ClassVar[Any]
+    # fields of a shape by their name in a Hugging Face folder
+    names_in_config: ClassVar[dict[str, str]]
+    # beginnings of our tensors' names, and what they are in that folder
+    names_of_tensors: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, shape: Any, layers: Iterable[nn.Module], norm: nn.Module) -> None:
         super().__init__()
         self.shape = shape
-        self.model = Stack(shape)
+        self.model = Stack(shape, layers, norm)
         self.lm_head = nn.Linear(shape.hidden, shape.vocabulary, bias=False)
         self.initialize()
 
@@ -308,15 +97,17 @@ class Hybrid(nn.Module):
             if "embed_tokens" in name:
                 spread = 1.0
             nn.init.normal_(parameter, std=spread)
-        for layer in self.model.layers:
-            if layer.mixer_name == "linear_attn":
-                mixer = layer.linear_attn
-                # half of what the heads hold is gone after 3 ... 3000 tokens
-                rate = torch.logspace(math.log10(0.2), math.log10(0.0002), len(mixer.dt_bias))
-                mixer.dt_bias.data.copy_(rate.expm1().log())
+
+    def is_linear(self, layer: int) -> bool:
+        """Tell whether it keeps a state of one size, however long a sequence is."""
+        raise NotImplementedError
+
+    def config(self) -> dict[str, Any]:
+        """Return what a folder says of this family, beside the fields of the shape."""
+        raise NotImplementedError
 
     def forward(self, tokens: Tensor, past: list[Any] | None = None) -> tuple[Tensor, list[Any]]:
-        """Logits, and what the next part of the same sequences needs: a pair for each layer."""
+        """Logits, and what the next part of the same sequences needs: for each layer a pair, or None."""
         x = self.model.embed_tokens(tokens)
         states = []
         for number, layer in enumerate(self.model.layers):
@@ -325,68 +116,46 @@ class Hybrid(nn.Module):
         return self.lm_head(self.model.norm(x)), states
 
 
-# fields of a shape by their name in a Hugging Face folder
-NAMES_IN_CONFIG = {
-    "vocabulary": "vocab_size",
-    "hidden": "hidden_size",
-    "layers": "num_hidden_layers",
-    "interval": "full_attention_interval",
-    "heads": "num_attention_heads",
-    "key_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "rotated": "partial_rotary_factor",
-    "rope_theta": "rope_theta",
-    "linear_key_heads": "linear_num_key_heads",
-    "linear_value_heads": "linear_num_value_heads",
-    "linear_dim": "linear_key_head_dim",
-    "conv_taps": "linear_conv_kernel_dim",
-    "experts": "num_experts",
-    "expert_inner": "moe_intermediate_size",
-    "shared_inner": "shared_expert_intermediate_size",
-}
+def renamed(tensors: dict[str, Tensor], beginnings: dict[str, str]) -> dict[str, Tensor]:
+    """By the first beginning that a name has."""
 
+    def new(name: str) -> str:
+        found = next((old for old in beginnings if name.startswith(old)), "")
+        return beginnings.get(found, "") + name.removeprefix(found)
 
-def config(shape: Shape, end: int, start: int) -> dict[str, Any]:
-    """What a Hugging Face folder says of it."""
-    return {
-        "architectures": ["Qwen3NextForCausalLM"],
-        "model_type": "qwen3_next",
-        **{name: getattr(shape, field) for field, name in NAMES_IN_CONFIG.items()},
-        "linear_value_head_dim": shape.linear_dim,
-        "num_experts_per_tok": shape.experts,
-        "intermediate_size": shape.shared_inner,
-        "hidden_act": "silu",
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": EPS,
-        "tie_word_embeddings": False,
-        "attention_bias": False,
-        "decoder_sparse_step": 1,
-        "norm_topk_prob": True,
-        "mlp_only_layers": [],
-        "torch_dtype": "bfloat16",
-        "bos_token_id": start,
-        "eos_token_id": end,
-    }
+    return {new(name): tensor for name, tensor in tensors.items()}
 
 
 def weights(model: Hybrid) -> dict[str, Tensor]:
     """As in a checkpoint: bfloat16, but for the decay's logarithm, which SGLang keeps in float32."""
-    return {
+    found = {
         name: value.detach().cpu().to(torch.float32 if name.endswith("A_log") else torch.bfloat16).contiguous()
         for name, value in model.state_dict().items()
     }
+    return renamed(found, model.names_of_tensors)
 
 
 def save(model: Hybrid, folder: pathlib.Path, end: int, start: int) -> int:
-    """Returns the size of the weights' file."""
-    (folder / "config.json").write_text(json.dumps(config(model.shape, end, start), indent=1) + "\n")
+    """Write what SGLang loads; return the size of the weights' file."""
+    config = {
+        **{name: getattr(model.shape, field) for field, name in model.names_in_config.items()},
+        **model.config(),
+        "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+        "attention_bias": False,
+        "torch_dtype": "bfloat16",
+        "bos_token_id": start,
+        "eos_token_id": end,
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     save_file(weights(model), folder / "model.safetensors", {"format": "pt"})
     return (folder / "model.safetensors").stat().st_size
 
 
-def load(folder: pathlib.Path) -> Hybrid:
-    found = json.loads((folder / "config.json").read_text())
-    shape = Shape(**{field: found[name] for field, name in NAMES_IN_CONFIG.items()})
-    model = Hybrid(shape)
-    model.load_state_dict({name: value.float() for name, value in load_file(folder / "model.safetensors").items()})
+def load(family: type[Any], folder: pathlib.Path) -> Hybrid:
+    config = json.loads((folder / "config.json").read_text())
+    shape = type(family.full)(**{field: config[name] for field, name in family.names_in_config.items()})
+    model: Hybrid = family(shape)
+    found = renamed(load_file(folder / "model.safetensors"), {new: old for old, new in model.names_of_tensors.items()})
+    model.load_state_dict({name: value.float() for name, value in found.items()})
     return model

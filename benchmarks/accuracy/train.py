@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Train the small hybrid model on the few-shot task and write it as a folder that SGLang loads.
+"""Train a small hybrid model on the few-shot task and write it as a folder that SGLang loads.
 
     python benchmarks/accuracy/train.py --out OUT --minutes 5
+    python benchmarks/accuracy/train.py --out OUT --minutes 5 --family nemotron_h
     python benchmarks/accuracy/train.py --out OUT --minutes 60 --small --longest 80 --tokens 2700 --steps 3000
 
-The first takes one H200, the second a CPU, on which it shows that the task is learned.
+The first two take one H200, the last a CPU, on which it shows that the task is learned.
 
 OUT gets config.json, model.safetensors, loss.csv and training.json, again and again while it trains, and a plot of the
 losses. The rate of learning stays where it is until the held-out answers are right or most of the time is over; then
@@ -27,6 +28,7 @@ import time
 from typing import Any
 
 import ablate
+import families
 import hybrid
 import numpy
 import task
@@ -43,9 +45,6 @@ WEIGHT_DECAY = 0.1
 COOL_DOWN = 0.2
 # questions that are asked with damaged states in the end
 ABLATED = 200
-SMALL = hybrid.Shape(
-    hidden=64, head_dim=32, linear_dim=32, linear_key_heads=2, linear_value_heads=2, expert_inner=16, shared_inner=64
-)
 # a batch: tokens, and 1 where a token is to be predicted
 Batch = tuple[numpy.ndarray, numpy.ndarray]
 
@@ -161,13 +160,23 @@ def learn(model: hybrid.Hybrid, adam: torch.optim.Optimizer, rate: float, batch:
     return loss.detach()
 
 
+def shape_of(options: argparse.Namespace) -> Any:
+    family = families.FAMILIES[options.family]
+    shape = family.small if options.small else family.full
+    if options.pattern is None:
+        return shape
+    if not hasattr(shape, "pattern"):
+        raise SystemExit(f"--pattern: {options.family} has none; leave it out, or add --family nemotron_h")
+    return dataclasses.replace(shape, pattern=options.pattern)
+
+
 def train(options: argparse.Namespace) -> None:
     # its processes are forked before CUDA is there
     batches = Batches(options.seed, options.tokens, options.workers)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(options.seed)
     torch.set_float32_matmul_precision("high")
-    model = hybrid.Hybrid(SMALL if options.small else hybrid.Shape()).to(device)
+    model = families.FAMILIES[options.family](shape_of(options)).to(device)
     adam = optimizer(model)
     problems = held_out(options.longest, options.held_out)
     began = time.monotonic()
@@ -228,7 +237,7 @@ def record(options: argparse.Namespace, model: hybrid.Hybrid, rows: list[dict[st
 
 def test(options: argparse.Namespace) -> None:
     """The checkpoint as a reader has it, on the questions that it is for; into training.json."""
-    model = hybrid.load(options.out).to("cuda" if torch.cuda.is_available() else "cpu")
+    model = families.load(options.out).to("cuda" if torch.cuda.is_available() else "cpu")
     problems = task.test_problems(options.test)
     file = options.out / "training.json"
     about = json.loads(file.read_text())
@@ -263,6 +272,8 @@ def draw_curve(out: pathlib.Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=pathlib.Path, required=True)
+    parser.add_argument("--family", choices=tuple(families.FAMILIES), default="qwen3_next")
+    parser.add_argument("--pattern", help="of nemotron_h: a letter for each layer, M mixer, * attention, - MLP")
     parser.add_argument("--minutes", type=float, default=5, help="of training; the start and the test come on top")
     parser.add_argument("--steps", type=int, default=10000, help="of training, at most")
     parser.add_argument("--target", type=float, default=0.998, help="cool down at this share of right held-out answers")

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The few-shot task, the model that is trained on it, and how its answers are counted: benchmarks/accuracy."""
+"""The few-shot task, the models that are trained on it, and how their answers are counted: benchmarks/accuracy."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import dataclasses
 import functools
 import json
 import os
@@ -19,7 +20,12 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_bcg_fixes.kernels.gdn_extend import declaration as gdn_extend
+from sglang_bcg_fixes.kernels.mamba2_extend import Shape as Heads
+from sglang_bcg_fixes.kernels.mamba2_extend import declaration as mamba2_extend
+from sglang_bcg_fixes.kernels.mamba2_extend import reference
 from sglang_bcg_fixes.lab.verify import servers
+from sglang_bcg_fixes.model import Kernel
 from sglang_bcg_fixes.source import releases
 from sglang_bcg_fixes.source.releases import in_folder
 from tests import processes
@@ -30,22 +36,36 @@ sys.path.append(str(ACCURACY))
 
 import ablate  # noqa: E402
 import evaluate  # noqa: E402
+import families  # noqa: E402
 import hybrid  # noqa: E402
+import nemotron_h  # noqa: E402
+import qwen3_next  # noqa: E402
 import task  # noqa: E402
+import train  # noqa: E402
 
-CHECKPOINT = ACCURACY / "checkpoint"
-SHAPE = hybrid.Shape(
-    hidden=64,
-    head_dim=32,
-    linear_dim=16,
-    linear_key_heads=2,
-    linear_value_heads=4,
-    experts=2,
-    expert_inner=32,
-    shared_inner=64,
-)
-COMPARED_RELEASES = ("0.5.11", "0.5.12.post1", "0.5.15.post1")
-SERVED_RELEASES = (*COMPARED_RELEASES, "0.5.17", NEWEST)
+CHECKPOINTS = {name: family.checkpoint for name, family in evaluate.FAMILIES.items()}
+CHECKPOINT = CHECKPOINTS["qwen3_next"]
+SHAPES: dict[str, Any] = {
+    "qwen3_next": qwen3_next.Shape(
+        hidden=64,
+        head_dim=32,
+        linear_dim=16,
+        linear_key_heads=2,
+        linear_value_heads=4,
+        experts=2,
+        expert_inner=32,
+        shared_inner=64,
+    ),
+    "nemotron_h": nemotron_h.Shape(
+        hidden=64, pattern="*-M-M", head_dim=32, mixer_heads=4, mixer_dim=16, groups=2, states=32, inner=96
+    ),
+}
+FAMILIES = tuple(SHAPES)
+COMPARED_RELEASES = {
+    "qwen3_next": ("0.5.11", "0.5.12.post1", "0.5.15.post1"),
+    "nemotron_h": ("0.5.12.post1", "0.5.15.post1", NEWEST),
+}
+SERVED_RELEASES = ("0.5.11", "0.5.12.post1", "0.5.15.post1", "0.5.17", NEWEST)
 
 
 def solve(prompt: list[int]) -> tuple[list[int], set[int]]:
@@ -92,34 +112,98 @@ def test_no_statement_is_for_training_and_for_tests() -> None:
     assert not any(task.is_for_tests(problem.statement) for problem in drawn)
 
 
-def operands(length: int, keys: int = 8, values: int = 6) -> list[torch.Tensor]:
+Operands = list[torch.Tensor]
+
+
+def drawn(*sizes: int) -> torch.Tensor:
+    return torch.randn(*sizes, dtype=torch.double)
+
+
+def of_delta_rule(length: int, batch: int = 2, heads: int = 3, keys: int = 8, values: int = 6) -> Operands:
+    q, k = (torch.nn.functional.normalize(drawn(batch, heads, length, keys), dim=-1) for _ in "qk")
+    g, beta = (torch.rand(batch, heads, length, dtype=torch.double) for _ in "gb")
+    return [q, k, drawn(batch, heads, length, values), -3 * g, beta, drawn(batch, heads, keys, values)]
+
+
+def of_scan(length: int, batch: int = 2, groups: int = 2, heads: int = 6, size: int = 6, states: int = 8) -> Operands:
+    step = torch.rand(batch, heads, length, dtype=torch.double)
+    to_state, from_state = (drawn(batch, groups, length, states) for _ in "BC")
+    a = -3 * torch.rand(heads, dtype=torch.double)
+    return [drawn(batch, heads, length, size), step, a, to_state, from_state, drawn(batch, heads, size, states)]
+
+
+def seeded(draw: Callable[..., Operands], length: int, **sizes: int) -> Operands:
     torch.manual_seed(length)
-    q, k = (torch.nn.functional.normalize(torch.randn(2, 3, length, keys, dtype=torch.double), dim=-1) for _ in "qk")
-    v = torch.randn(2, 3, length, values, dtype=torch.double)
-    g, beta = -3 * torch.rand(2, 3, length, dtype=torch.double), torch.rand(2, 3, length, dtype=torch.double)
-    return [x.requires_grad_() for x in (q, k, v, g, beta, torch.randn(2, 3, keys, values, dtype=torch.double))]
+    return [operand.requires_grad_() for operand in draw(length, **sizes)]
 
 
 @pytest.mark.parametrize("length", [1, 63, 64, 65, 130])
-def test_the_chunked_delta_rule_is_the_recurrent_one(length: int) -> None:
-    inputs = operands(length)
+@pytest.mark.parametrize(
+    ("draw", "recurrent", "chunked"),
+    [
+        (of_delta_rule, qwen3_next.recurrent_delta_rule, qwen3_next.chunked_delta_rule),
+        (of_scan, nemotron_h.recurrent_scan, nemotron_h.chunked_scan),
+    ],
+    ids=FAMILIES,
+)
+def test_the_chunked_form_is_the_recurrent_one(
+    draw: Callable[..., Operands], recurrent: Callable[..., Any], chunked: Callable[..., Any], length: int
+) -> None:
+    inputs = seeded(draw, length)
     gradients = []
-    for rule in (hybrid.recurrent_delta_rule, hybrid.chunked_delta_rule):
-        output, state = rule(*inputs)
+    for form in (recurrent, chunked):
+        output, state = form(*inputs)
         loss = (output * torch.linspace(-1, 1, output.numel()).view_as(output)).sum() + state.square().sum()
         gradients.append([output, state, *torch.autograd.grad(loss, inputs)])
-    for recurrent, chunked in zip(*gradients, strict=True):
-        torch.testing.assert_close(chunked, recurrent, rtol=1e-9, atol=1e-9)
+    for wanted, found in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-9)
 
 
 def test_the_gradient_is_that_of_finite_differences() -> None:
-    inputs = [x.detach()[:1, :1].requires_grad_() for x in operands(6, keys=3, values=2)]
-    assert torch.autograd.gradcheck(functools.partial(hybrid.chunked_delta_rule, chunk=4), inputs)
+    few = seeded(of_delta_rule, 6, batch=1, heads=1, keys=3, values=2)
+    assert torch.autograd.gradcheck(functools.partial(qwen3_next.chunked_delta_rule, chunk=4), few)
+    few = seeded(of_scan, 6, batch=1, groups=1, heads=2, size=2, states=3)
+    assert torch.autograd.gradcheck(functools.partial(nemotron_h.chunked_scan, chunk=4), few)
 
 
-def test_a_sequence_in_parts_is_the_whole_sequence() -> None:
+def test_the_scan_is_that_of_the_kernels() -> None:
+    """The same recurrence as mamba2_extend's reference, with the convolution before it."""
     torch.manual_seed(0)
-    model = hybrid.Hybrid(SHAPE).double()
+    shape = SHAPES["nemotron_h"]
+    mixer = nemotron_h.Mamba2(shape)
+    for parameter in mixer.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    x = torch.randn(1, 70, shape.hidden)
+    kept: dict[str, torch.Tensor] = {}
+    mixer.norm.register_forward_pre_hook(lambda _, given: kept.update(gated=given[0]))
+    with torch.no_grad():
+        _, (tail, state) = mixer(x, None)
+        gate, inputs, dt = mixer.in_proj(x)[0].split([shape.mixer_inner, shape.channels, shape.mixer_heads], -1)
+        wanted = reference.recurrent(
+            reference.Inputs(
+                [len(inputs)],
+                Heads(shape.mixer_heads, shape.groups, shape.mixer_dim, shape.states, shape.conv_taps),
+                inputs,
+                dt,
+                mixer.conv1d.weight.squeeze(1),
+                -mixer.A_log.exp(),
+                mixer.D,
+                mixer.dt_bias,
+                torch.zeros(1, shape.channels, shape.conv_taps - 1),
+                torch.zeros_like(state),
+                mixer.conv1d.bias,
+            )
+        )
+    gated = wanted.output.flatten(-2) * torch.nn.functional.silu(gate)
+    torch.testing.assert_close(kept["gated"][0], gated, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(state, wanted.state, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(tail.mT, wanted.conv)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_sequence_in_parts_is_the_whole_sequence(family: str) -> None:
+    torch.manual_seed(0)
+    model = families.FAMILIES[family](SHAPES[family]).double()
     tokens = torch.randint(0, task.VOCABULARY, (2, 150))
     with torch.no_grad():
         whole = model(tokens)[0]
@@ -130,8 +214,17 @@ def test_a_sequence_in_parts_is_the_whole_sequence() -> None:
     torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-9, atol=1e-9)
 
 
-def test_training_learns_and_writes_what_it_says(tmp_path: pathlib.Path) -> None:
+def test_layers_are_chosen_where_the_family_has_a_choice() -> None:
+    chosen = argparse.Namespace(family="nemotron_h", small=True, pattern="*MMM")
+    assert train.shape_of(chosen) == dataclasses.replace(nemotron_h.NemotronH.small, pattern="*MMM")
+    with pytest.raises(SystemExit, match="--pattern: qwen3_next has none; leave it out, or add --family nemotron_h"):
+        train.shape_of(argparse.Namespace(family="qwen3_next", small=False, pattern="*MMM"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_training_learns_and_writes_what_it_says(tmp_path: pathlib.Path, family: str) -> None:
     command = [str(ACCURACY / "train.py"), "--small", "--out", str(tmp_path), "--workers", "1", "--longest", "70"]
+    command += ["--family", family]
     command += [
         "--rate",
         "1e-2",
@@ -153,14 +246,17 @@ def test_training_learns_and_writes_what_it_says(tmp_path: pathlib.Path) -> None
     assert len(losses) == 3 and losses[0] < 5.2 and losses[-1] < 3
     about = json.loads((tmp_path / "training.json").read_text())
     assert about["test"]["questions"] == 8
-    assert about["parameters"] == sum(p.numel() for p in hybrid.load(tmp_path).parameters())
+    assert about["parameters"] == sum(p.numel() for p in families.load(tmp_path).parameters())
 
 
-def test_the_checkpoint_answers_by_its_state() -> None:
+# a family that nobody has trained yet has none
+@pytest.mark.parametrize("family", [name for name, folder in CHECKPOINTS.items() if folder.exists()])
+def test_the_checkpoint_answers_by_its_state(family: str) -> None:
     """Whoever damages the state of the linear layers loses the answers; that is what makes it a test of servers."""
-    assert (CHECKPOINT / "model.safetensors").stat().st_size <= 8e6
+    checkpoint = CHECKPOINTS[family]
+    assert (checkpoint / "model.safetensors").stat().st_size <= 8e6
     problems = [problem for problem in task.test_problems() if len(problem.prompt) < 130][:40]
-    before_question, before_answer = ablate.ablate(hybrid.load(CHECKPOINT), problems).values()
+    before_question, before_answer = ablate.ablate(families.load(checkpoint), problems).values()
     assert before_question["nothing"] == before_answer["nothing"] >= 0.95
     assert before_question["recurrent state zero"] < 0.2
     assert before_question["recurrent state of another prompt"] < 0.2
@@ -168,18 +264,21 @@ def test_the_checkpoint_answers_by_its_state() -> None:
     assert max(share for damage, share in before_answer.items() if damage != "nothing") < 0.5
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+@pytest.fixture(scope="module", params=FAMILIES)
+def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    return export(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def export(family: str, folder: pathlib.Path, **changes: Any) -> pathlib.Path:
     """Random weights, norms and decays too, so that no tensor could be left out or in another's place unseen."""
     torch.manual_seed(1)
-    model = hybrid.Hybrid(SHAPE)
+    model = families.FAMILIES[family](dataclasses.replace(SHAPES[family], **changes))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(("A_log", "dt_bias")):
                 parameter.normal_()
             elif parameter.ndim == 1:
                 parameter.add_(0.5 * torch.randn_like(parameter))
-    folder = tmp_path_factory.mktemp("exported")
     hybrid.save(model, folder, end=task.END, start=task.START)
     return folder
 
@@ -190,27 +289,53 @@ PROMPTS = [list(range(5, 12)), list(range(50, 116))]
 TOLERANCE = 0.02
 
 
-@pytest.mark.parametrize("release", COMPARED_RELEASES)
-def test_sglang_computes_the_same_logits(
-    release_root: Callable[[str], pathlib.Path], exported: pathlib.Path, release: str
-) -> None:
+def asked(root: pathlib.Path, folder: pathlib.Path, *size: str, **environment: str) -> dict[str, Any]:
+    """What a release says of the prompts."""
     done = processes.on_cpu(
-        release_root(release),
-        *("-m", "tests.scenarios.checkpoint_logits", str(exported), json.dumps(PROMPTS)),
-        environment={"SGLANG_PLUGINS": "__none__"},
+        root,
+        *("-m", "tests.scenarios.checkpoint_logits", str(folder), json.dumps(PROMPTS), *size),
+        # as the model's own, which is in half precision here
+        environment={"SGLANG_PLUGINS": "__none__", "SGLANG_MAMBA_CONV_DTYPE": "float16", **environment},
         timeout=600,
     )
-    found = processes.result(done)
-    model = hybrid.load(exported)
-    for prompt, tokens, logits in zip(PROMPTS, *found, strict=True):
+    found: dict[str, Any] = processes.result(done)
+    return found
+
+
+def assert_ours(folder: pathlib.Path, found: dict[str, Any]) -> None:
+    model = families.load(folder)
+    for prompt, tokens, logits in zip(PROMPTS, found["tokens"], found["logits"], strict=True):
         with torch.no_grad():
             ours = model(torch.tensor([prompt + tokens[:-1]]))[0][0, len(prompt) - 1 :]
         assert ours.std() > 0.9
         torch.testing.assert_close(torch.tensor(logits), ours, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    ("family", "release"), [(family, release) for family in FAMILIES for release in COMPARED_RELEASES[family]]
+)
+def test_sglang_computes_the_same_logits(
+    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, family: str, release: str
+) -> None:
+    folder = export(family, tmp_path)
+    assert_ours(folder, asked(release_root(release), folder))
+
+
+# from 0.5.19 on, a layer without attention or mixer costs the model its prefill graphs
+@pytest.mark.parametrize(("release", "pattern"), [("0.5.15.post1", "*-M-M"), (NEWEST, "*MM")])
+def test_so_does_the_kernel_inside_a_prefill_graph(
+    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, release: str, pattern: str
+) -> None:
+    folder = export("nemotron_h", tmp_path, pattern=pattern)
+    with_kernel = {"SGLANG_PLUGINS": "bcg_fixes", mamba2_extend.KERNEL.flag: "reference"}
+    found = asked(release_root(release), folder, "80", **with_kernel)
+    # the attention's
+    assert found["breaks"] == {"80": 1} and found["replayed"] == 2 and found["left"] == {}
+    assert_ours(folder, found)
+
+
 def test_a_tensor_in_anothers_place_would_be_seen(exported: pathlib.Path) -> None:
-    model, tokens = hybrid.load(exported), torch.tensor([PROMPTS[1]])
+    model, tokens = families.load(exported), torch.tensor([PROMPTS[1]])
     with torch.no_grad():
         right = model(tokens)[0]
         for name, parameter in model.named_parameters():
@@ -222,12 +347,30 @@ def test_a_tensor_in_anothers_place_would_be_seen(exported: pathlib.Path) -> Non
 
 @pytest.mark.parametrize("arm", sorted(set(evaluate.ARMS)))
 @pytest.mark.parametrize("release", SERVED_RELEASES)
-def test_the_release_knows_every_argument(release_root: Callable[[str], pathlib.Path], release: str, arm: str) -> None:
+def test_the_release_knows_every_argument(
+    release_root: Callable[[str], pathlib.Path], exported: pathlib.Path, release: str, arm: str
+) -> None:
     source = in_folder(release_root(release))
-    arguments = evaluate.engine_arguments(source, arm, CHECKPOINT)
+    arguments = evaluate.engine_arguments(source, arm, exported)
     assert not [name for name in arguments if not source.has_option(f"--{name.replace('_', '-')}")]
     graphs = [name for name in arguments if "breakable" in name or arguments[name] == "breakable"]
     assert len(graphs) == (arm != "eager")
+
+
+@pytest.mark.parametrize(
+    ("family", "kernel"), [("qwen3_next", gdn_extend.KERNEL), ("nemotron_h", mamba2_extend.KERNEL)]
+)
+def test_one_arm_turns_the_kernel_on(family: str, kernel: Kernel) -> None:
+    of_family = evaluate.FAMILIES[family]
+    assert of_family.form in [impl.name for impl in kernel.impls]
+    for arm in (*evaluate.ARMS, "kernels"):
+        turned = evaluate.environment_of(arm, of_family)[kernel.flag]
+        assert turned == (of_family.form if arm == "kernels" else "off"), arm
+
+
+def test_a_model_that_nobody_has_trained_is_asked_nothing(tmp_path: pathlib.Path) -> None:
+    with pytest.raises(SystemExit, match=r"config\.json is not there: train the model first, with train\.py --out"):
+        evaluate.family_of(tmp_path)
 
 
 class Engine:

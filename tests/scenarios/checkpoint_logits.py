@@ -1,21 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tokens and logits of a checkpoint on a release. Arguments: its folder, and the prompts as JSON."""
+"""Tokens and logits of a checkpoint on a release, its prefill replayed if there is a size to capture.
+
+Arguments: its folder, the prompts as JSON, and the size.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 
-from cpu_sglang import one_batch
+from cpu_sglang import graphs, one_batch, prefill
+from sglang_bcg_fixes.kernels import active
 from tests.scenarios import telling
 
+OP = "mamba2_extend"
 
-def main(folder: str, prompts: str) -> None:
+
+def main(folder: str, prompts: str, size: str = "") -> None:
     one_batch.import_sglang(with_graphs=True)
     one_batch.load_plugins()
-    loaded = one_batch.load(folder, load_format="auto", context_length=256)
+    loaded = one_batch.load(folder, load_format="auto", context_length=256, chunked_prefill_size=256)
+    breaks = {}
+    if size:
+        captured = prefill.captured_graphs(prefill.capture_prefill(loaded.model_runner, [int(size)]))
+        breaks = {bucket: len(graph._break_fns) for bucket, graph in captured.items()}
+    before = graphs.counters.replays
     tokens, logits = one_batch.generate(loaded, json.loads(prompts), 3)
-    telling.result([tokens, logits.tolist()])
+    telling.result(
+        {
+            "tokens": tokens,
+            "logits": logits.tolist(),
+            "breaks": breaks,
+            "replayed": graphs.counters.replays - before,
+            "left": dict(active.selected(OP).fallbacks) if active.is_used(OP) else None,
+        }
+    )
 
 
 if __name__ == "__main__":
