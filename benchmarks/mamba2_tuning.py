@@ -15,7 +15,7 @@ import pathlib
 import sys
 from typing import Any
 
-from sglang_bcg_fixes.kernels.mamba2_extend import triton
+from sglang_bcg_fixes.kernels.mamba2_extend import Shape, triton
 from sglang_bcg_fixes.lab.bench import gdn_layer, mamba2_layer, timing
 from sglang_bcg_fixes.lab.bench.rows import GREEN
 from sglang_bcg_fixes.lab.verify import environment
@@ -26,21 +26,20 @@ from benchmarks.gdn_tuning import AS_IT_IS, compared, with_a_line_for_each_row
 
 CASES = ((256, 1), (1024, 1), (4096, 1), (8192, 1), (8192, 4), (8192, 8), (8192, 64))
 FEW, MANY = "few", "many"
-# changes of `prepare`, and of how `advance` walks with few sequences or with many; without FEW all are many
+# changes of `prepare`, of every walk of `advance` with few sequences, or of that with many; without walks for few all are
+# many
 CHANGES: tuple[dict[str, Any], ...] = (
-    {"tile": 128},
+    {"tile": 64, "side": 8},
     {"tile": 128, "side": 16},
-    {"side": 16},
     {"prepare_programs": 1056},
     {"prepare_warps": 2},
-    {FEW: None},
-    {FEW: {"part": 32}},
+    {FEW: ()},
     {FEW: {"part": 16}},
+    {FEW: {"part": 32}},
+    {FEW: {"part": 64}},
     {FEW: {"warps": 8}},
-    {FEW: {"part": 32, "warps": 8}},
-    {FEW: {"stages": 4}},
-    {FEW: {"part": 32, "stages": 4}},
     {FEW: {"stages": 2}},
+    {FEW: {"stages": 4}},
     {MANY: {"stages": 1}},
     {MANY: {"stages": 3}},
     {MANY: {"programs": 528}},
@@ -52,18 +51,23 @@ CHANGES: tuple[dict[str, Any], ...] = (
 LAYERS = 8
 
 
-def changed(chosen: triton.Tuning, change: dict[str, Any]) -> triton.Tuning:
-    def walk(name: str, values: Any) -> Any:
-        return dataclasses.replace(getattr(chosen, name), **values) if isinstance(values, dict) else values
+def changed(chosen: triton.Tuning, change: dict[str, Any], shape: Shape) -> triton.Tuning:
+    def walks(name: str, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        if name == MANY:
+            return dataclasses.replace(chosen.many, **values)
+        every = {dataclasses.replace(walk, **values): None for walk in chosen.few}
+        return tuple(walk for walk in every if walk.most_sequences(shape))
 
-    return dataclasses.replace(chosen, **{name: walk(name, values) for name, values in change.items()})
+    return dataclasses.replace(chosen, **{name: walks(name, values) for name, values in change.items()})
 
 
 def name_of(change: dict[str, Any]) -> str:
     def words(values: Any) -> str:
         return " ".join(f"{field} {value}" for field, value in values.items()) if isinstance(values, dict) else values
 
-    return ", ".join(f"{name} {words(values)}" for name, values in change.items())
+    return ", ".join(f"{name} {words(values) or 'none'}" for name, values in change.items())
 
 
 def case_of(
@@ -78,7 +82,9 @@ def case_of(
     chosen = triton.tuning_for(shape.of_kernel)
     made = {AS_IT_IS: functools.partial(mamba2_layer.calls_of_ours, problem, chosen)}
     for change in CHANGES:
-        made[name_of(change)] = functools.partial(mamba2_layer.calls_of_ours, problem, changed(chosen, change))
+        made[name_of(change)] = functools.partial(
+            mamba2_layer.calls_of_ours, problem, changed(chosen, change, shape.of_kernel)
+        )
     return [{"tokens": tokens, "sequences": sequences, **row} for row in compared(problem, made, device, rounds)]
 
 

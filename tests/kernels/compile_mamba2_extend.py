@@ -51,7 +51,7 @@ def main() -> None:
             }
             pointers = {**POINTERS, "state": kept}
             made = [compiled(form.prepare, sizes | of_chunks, pointers, num_warps=tuning.prepare_warps, num_stages=1)]
-            for walk in filter(None, (tuning.few, tuning.many)):
+            for walk in (*tuning.few, tuning.many):
                 of_sequences = {
                     "GROUPS": shape.groups,
                     "HEAD": shape.head,

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import pathlib
 import sys
@@ -19,12 +18,16 @@ from tests.kernels import mamba2_extend_cases as cases
 from tests.kernels import mutants
 
 SHAPE = Shape(heads=4, groups=2, head=16, states=16, width=4)
+
+
 # few programs, so that each has several items of work, and blocks of heads of which one is not whole; a sequence alone
 # is walked as few
-TUNING = form.Tuning(
-    prepare_programs=3, strip=4, side=8, few=form.Walk(4, 4, 1, part=64), many=form.Walk(2, 4, 1, part=64)
-)
-IN_PARTS = dataclasses.replace(TUNING, few=form.Walk(4, 4, 1, part=16), many=form.Walk(2, 4, 1, part=16))
+def tuning(part: int) -> form.Tuning:
+    few, many = form.Walk(4, 4, 1, part), form.Walk(2, 4, 1, part)
+    return form.Tuning(many, (few,), prepare_programs=3, strip=4)
+
+
+TUNING, IN_PARTS = tuning(64), tuning(16)
 CHUNK = 16
 AROUND = cases.Surroundings(padding=5, more_tokens=9, max_sequences=8, columns_between=3)
 EXACT = 0.001
@@ -100,8 +103,8 @@ MUTANTS = {
     "leaves the checkpoint in the slot": ("tracked", "(track_slot - slot) * state_slot", "0 * state_slot"),
     "walks one sequence twice": ("long", "(held >= least_sequences)", "(held >= 0)"),
     "walks many sequences twice": ("mixed", "(held <= most_sequences)", "(held <= 99)"),
-    "leaves two sequences": ("two", "most_of_few + 1, most)", "most_of_few + 2, most)"),
-    "leaves one sequence": ("long", "self.walk(self.tuning.few, 1, most_of_few)", "pass"),
+    "leaves two sequences": ("two", "most_sequences(self.shape) + 1\n", "most_sequences(self.shape) + 2\n"),
+    "leaves one sequence": ("long", "        least = 1\n", "        least = 2\n"),
     "takes one part for another": ("wide, in parts", "(item % PARTS) * PART", "0 * PART"),
     "convolution: reads a window without a prefix": ("mixed", "mask=exists & has_window", "mask=exists"),
     "convolution: forgets the bias": ("long", "mixed += tl.load(bias + channels).to(tl.float32)[None, :]", "pass"),
@@ -121,8 +124,9 @@ MUTANTS = {
 def faults(case: str, modules: tuple[Any, Any]) -> list[str]:
     name, _, how = case.partition(", ")
     drawn = STEPS[name]()
-    tuning = IN_PARTS if how else TUNING
-    return cases.faults(drawn, cases.Launched(drawn, tuning, AROUND, CHUNK, modules).run(), CHUNK, EXACT)
+    return cases.faults(
+        drawn, cases.Launched(drawn, IN_PARTS if how else TUNING, AROUND, CHUNK, modules).run(), CHUNK, EXACT
+    )
 
 
 def noticed(name: str, folder: pathlib.Path) -> bool:

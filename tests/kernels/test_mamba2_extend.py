@@ -106,7 +106,7 @@ def test_other_shapes(shape: Shape) -> None:
 @pytest.mark.parametrize("part", [16, 32])
 def test_heads_in_parts(part: int) -> None:
     drawn = cases.draw(Shape(1, 1, 32, 16, 4), [20], device="cpu", dtype=torch.float16)
-    tuning = dataclasses.replace(TUNING, few=form.Walk(2, 4, 1, part))
+    tuning = dataclasses.replace(TUNING, few=(form.Walk(2, 4, 1, part),))
     launched = cases.Launched(drawn, tuning, AROUND, CHUNK)
     assert cases.faults(drawn, launched.run(), CHUNK, EXACT) == []
 
@@ -192,23 +192,23 @@ def test_where_it_runs(capability: tuple[int, int], runs: bool, monkeypatch: pyt
         assert isinstance(answer, Rejected) and f"sm_{capability[0]}{capability[1]}" in answer.reason
 
 
-# of Nemotron-H-8B and one of its eight ranks, Falcon-H1-34B, Nemotron-Nano-9B-v2, and Granite-4.0-H-Small: channels of
-# a tile, rows of a part with few sequences and with many, and up to how many are few
+# of Nemotron-H-8B, a half and one of its eight ranks, Falcon-H1-34B, Nemotron-Nano-9B-v2, and Granite-4.0-H-Small:
+# channels of a tile, rows of a part with many sequences, and with few: up to how many, by rows of a part
 PUBLISHED = {
-    Shape(128, 8, 64, 128, 4): (64, 64, 64, 1),
-    Shape(16, 1, 64, 128, 4): (64, 64, 64, 8),
-    Shape(32, 2, 128, 256, 4): (64, 32, 64, 1),
-    Shape(128, 8, 80, 128, 4): (64, 16, 16, 0),
-    Shape(128, 1, 64, 128, 4): (64, 64, 64, 1),
+    Shape(128, 8, 64, 128, 4): (128, 64, {64: 1}),
+    Shape(64, 4, 64, 128, 4): (128, 64, {32: 1, 64: 2}),
+    Shape(16, 1, 64, 128, 4): (64, 64, {16: 2, 64: 8}),
+    Shape(32, 2, 128, 256, 4): (64, 64, {32: 1}),
+    Shape(128, 8, 80, 128, 4): (128, 16, {}),
+    Shape(128, 1, 64, 128, 4): (128, 64, {64: 1}),
 }
 
 
 @pytest.mark.parametrize("shape", PUBLISHED, ids=str)
 def test_tiles_of_published_shapes(shape: Shape) -> None:
     tuning = form.tuning_for(shape)
-    assert tuning.few
-    parts = [walk.part_of(shape) for walk in (tuning.few, tuning.many)]
-    assert (form.tile_of(shape, tuning), *parts, tuning.most_of_few(shape)) == PUBLISHED[shape]
+    few = {walk.part_of(shape): walk.most_sequences(shape) for walk in tuning.few}
+    assert (form.tile_of(shape, tuning), tuning.many.part_of(shape), few) == PUBLISHED[shape]
     assert shape.inner % form.tile_of(shape, tuning) == shape.states % form.tile_of(shape, tuning) == 0
 
 

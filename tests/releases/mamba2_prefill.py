@@ -9,7 +9,6 @@ As tests.releases.gdn_prefill, which has the steps and what is compared.
 
 from __future__ import annotations
 
-import functools
 import json
 import sys
 import types
@@ -74,7 +73,7 @@ def few_programs(model: str) -> World:
     world = World(model)
     installed: Any = triton
     walk = triton.Walk(programs=2, warps=4, stages=1, part=64)
-    installed.Tuning = functools.partial(triton.Tuning, prepare_programs=2, few=walk, many=walk)
+    installed.tuning_for = lambda shape: triton.Tuning(walk, (walk,) * bool(walk.most_sequences(shape)), 2)
     return world
 
 

@@ -271,41 +271,51 @@ class Walk:
         """Return the largest power of two that divides a head, up to `part`."""
         return min(self.part, shape.head & -shape.head)
 
-    def items_of_sequence(self, shape: Shape) -> int:
-        return shape.heads * (shape.head // self.part_of(shape))
+    def most_sequences(self, shape: Shape) -> int:
+        """Return up to how many sequences have no more items than there are programs."""
+        return self.programs // (shape.heads * (shape.head // self.part_of(shape)))
 
 
 @dataclasses.dataclass(frozen=True)
 class Tuning:
     """Launch parameters, chosen by a layer's shape alone: its bits do not depend on a step's size.
 
-    A graph is captured before it is known how many sequences a step has, so `advance` is launched in two forms, and one
-    of them ends at once: with `few`, every item has a multiprocessor, and its shared memory, to itself.
+    A graph is captured before it is known how many sequences a step has, so `advance` is launched in several forms, and
+    all but one of them end at once. In those with few sequences every item has a multiprocessor, and its shared memory,
+    to itself.
     """
 
+    many: Walk
+    # for ever more sequences
+    few: tuple[Walk, ...] = ()
     prepare_programs: int = 2112
     prepare_warps: int = 4
     strip: int = 16
     side: int = 8
     tile: int = 64
-    few: Walk | None = Walk(programs=132, warps=4, stages=3, part=64)
-    many: Walk = Walk(programs=264, warps=4, stages=2, part=64)
-
-    def most_of_few(self, shape: Shape) -> int:
-        """Return up to how many sequences have no more items than `few` has programs."""
-        return self.few.programs // self.few.items_of_sequence(shape) if self.few else 0
 
 
 # more of a state than this per thread, and its registers go to memory
 STATES_OF_FOUR_WARPS = 128
+# fewer multiprocessors than these also work: their programs then take turns
+MULTIPROCESSORS = 132
+# so many have enough channels for larger items of `prepare`
+MANY_HEADS = 64
 
 
 def tuning_for(shape: Shape) -> Tuning:
     """Return the tuning of a layer of this shape."""
-    if shape.states <= STATES_OF_FOUR_WARPS:
-        return Tuning()
-    few, many = Walk(programs=132, warps=8, stages=3, part=32), Walk(programs=264, warps=8, stages=2, part=64)
-    return Tuning(few=few, many=many)
+    warps = 4 if shape.states <= STATES_OF_FOUR_WARPS else 8
+    many = Walk(2 * MULTIPROCESSORS, warps, stages=2, part=64)
+    # three stages do not fit with more states and parts of 64
+    parts = (16, 32, 64) if shape.states <= STATES_OF_FOUR_WARPS else (32,)
+    walks = [Walk(MULTIPROCESSORS, warps, stages=3, part=part) for part in parts]
+    few = [walk for walk in walks if walk.most_sequences(shape)]
+    # the finest for one sequence, and the one for the most
+    few = few[:1] + [walk for walk in few[-1:] if walk.most_sequences(shape) > few[0].most_sequences(shape)]
+    if shape.heads < MANY_HEADS:
+        return Tuning(many, tuple(few))
+    return Tuning(many, tuple(few), side=16, tile=128)
 
 
 def tile_of(shape: Shape, tuning: Tuning) -> int:
@@ -419,11 +429,12 @@ class Call:
         )
 
     def advance(self) -> None:
-        most_of_few, most = self.tuning.most_of_few(self.shape), self.tables.max_sequences
-        if self.tuning.few and most_of_few:
-            self.walk(self.tuning.few, 1, most_of_few)
-        if most > most_of_few:
-            self.walk(self.tuning.many, most_of_few + 1, most)
+        least = 1
+        for walk in self.tuning.few:
+            self.walk(walk, least, walk.most_sequences(self.shape))
+            least = walk.most_sequences(self.shape) + 1
+        if least <= self.tables.max_sequences:
+            self.walk(self.tuning.many, least, self.tables.max_sequences)
 
     def walk(self, walk: Walk, least_sequences: int, most_sequences: int) -> None:
         scratch, tables, shape = self.scratch, self.tables, self.shape
