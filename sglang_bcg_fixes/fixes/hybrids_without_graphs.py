@@ -1,23 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Granite hybrid and LFM2 get no prefill graphs
+"""Granite hybrid, LFM2 and NemotronH get no prefill graphs
 
 Symptom: Granite 4 hybrid (GraniteMoeHybridForCausalLM) and LFM2 (Lfm2ForCausalLM, Lfm2MoeForCausalLM) prefill eagerly
-in every release, also where breakable prefill graphs are asked for. The log says "Disable prefill CUDA graph because
-some layers do not apply Standard GQA" (piecewise before 0.5.14). Answers are right.
+in every release, and NemotronH (NemotronHForCausalLM, NemotronHPuzzleForCausalLM) from 0.5.19, also where breakable
+prefill graphs are asked for. The log says "Disable prefill CUDA graph because some layers do not apply Standard GQA"
+(piecewise before 0.5.14). Answers are right.
 Cause: A server counts the layers whose attention it finds under names that it knows, and captures nothing where one
 has none. Granite's Mamba2 mixers are called `mamba` and LFM2's short convolutions `conv`, which it does not know; those
-of other hybrid models it does know, and captures them with a break of the graph at each.
+of other hybrid models it does know, and captures them with a break of the graph at each. NemotronH has layers that are
+feed-forward only: `-` and `E` in hybrid_override_pattern. Until 0.5.18 such layers counted too; 0.5.23 admits the
+experts (`E`) again, on GPUs of compute capability 12.0 (RTX 50 series, RTX PRO 6000) only.
 Change: Only with SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=on, until it has been measured on a GPU: nothing is answered
-wrongly without it. While a server of these three models sets up its prefill graphs, such layers show their mixer under
-a name that it knows, so that its own code numbers the layers and captures them. Each mixer runs as an eager break, on
-the real tokens and with the batch of the replay, into an output whose padded tail is zeroed: a short convolution in one
-of this fix, a Mamba2 mixer in that of ssm_mixer_captured, or inside the graph where mamba2_extend takes it. Other
-models, and other kinds of prefill graphs, are left as they were. So are these, and one warning says why, where a mixer
-would not break, and with speculation, LoRA, DP attention, pipeline stages, context parallelism, two-batch overlap, a
-hierarchical cache and deterministic inference, which nobody has tried. Attention may be SGLang's own choice, fa3 on
-Hopper and flashinfer elsewhere. SGLang refuses --attention-backend triton to Lfm2ForCausalLM, and before 0.5.18 it ends
-with "layer_id=0 not in full attention layers" where Granite's first layer is a mixer. On Blackwell it chooses triton
-for Granite before 0.5.13: there give --attention-backend flashinfer. No flag of SGLang gives these models graphs.
+wrongly without it. While a server of these models sets up its prefill graphs, layers of the first three show their
+mixer under a name that it knows, and NemotronH's feed-forward layers count, so that its own code numbers the layers and
+captures them. Each mixer runs as an eager break, on the real tokens and with the batch of the replay, into an output
+whose padded tail is zeroed: a short convolution in one of this fix, Granite's Mamba2 mixer in that of
+ssm_mixer_captured, NemotronH's in SGLang's own, and each Mamba2 mixer inside the graph where mamba2_extend takes it. A
+feed-forward layer looks at one token at a time, and is captured as it is. Other models, drafts, whatever SGLang admits
+by itself, and other kinds of prefill graphs are left as they were. So are these models, and one warning says why, where
+a mixer would not break, and with speculation, LoRA, DP attention, pipeline stages, context parallelism, two-batch
+overlap, a hierarchical cache and deterministic inference, which nobody has tried. Attention may be SGLang's own choice,
+fa3 on Hopper and flashinfer elsewhere. SGLang refuses --attention-backend triton to Lfm2ForCausalLM, and before 0.5.18
+it ends with "layer_id=0 not in full attention layers" where Granite's first layer is a mixer. On Blackwell it chooses
+triton for Granite before 0.5.13: there give --attention-backend flashinfer. No flag of SGLang gives these models
+graphs.
 Remove when: Every release that has to be served captures these models itself.
 """
 
@@ -27,13 +33,14 @@ import contextlib
 import functools
 import logging
 import operator
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.anatomy.forward_batch import CONTEXT, is_captured_into_a_prefill_graph, prefill_batch
 from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS, named
 from sglang_bcg_fixes.anatomy.runners import CAPTURE_PREFILL, EXECUTOR, SETUP_MODULE
-from sglang_bcg_fixes.concern import slower
+from sglang_bcg_fixes.concern import Condition, Launch, slower
 from sglang_bcg_fixes.engine import graph_break, wrappers
 from sglang_bcg_fixes.engine.swapped import replaced
 from sglang_bcg_fixes.model import Fix, How, PatchPoint, flag_of
@@ -59,6 +66,17 @@ MIXERS = {
     ("Lfm2ForCausalLM", LFM2): "conv",
     ("Lfm2MoeForCausalLM", LFM2_MOE): "conv",
 }
+NEMOTRON = f"{MODELS}.nemotron_h"
+# whose mixers SGLang finds, and breaks the graph at
+NEMOTRON_NAMES = ("NemotronHForCausalLM", "NemotronHPuzzleForCausalLM")
+NEMOTRON_BREAK = "breakable_nemotron_mamba2_with_output"
+# where its configuration has the kinds of its layers
+PATTERN = "hybrid_override_pattern"
+# the class of its layers without a mixer and without attention
+FEED_FORWARD = "NemotronHMLPLikeDecoderLayer"
+# each of these looks at one token at a time
+FEED_FORWARDS = (f"{NEMOTRON}:{FEED_FORWARD}.forward", f"{NEMOTRON}:NemotronHMLP.forward")
+EXPERTS = f"{NEMOTRON}:NemotronHMoE"
 # the name of a layer's linear attention, under which every release looks for it
 KNOWN_NAME = "linear_attn"
 SSM_BREAK = "ssm_mixer_captured"
@@ -66,13 +84,9 @@ RUNNER = f"{EXECUTOR}.model_runner:ModelRunner"
 OLD_CAPTURES = (f"{RUNNER}.init_prefill_cuda_graph", f"{RUNNER}.init_piecewise_cuda_graphs")
 COLLECT = f"{EXECUTOR}.model_runner_components.layer_setup:compute_attention_and_moe_layers"
 # they number and count what was collected, where a release has them
+COUNT = "has_standard_gqa_for_all_local_layers"
 NUMBER = tuple(
-    f"{SETUP_MODULE}:{name}"
-    for name in (
-        "_align_pipeline_layers",
-        "has_standard_gqa_for_all_local_layers",
-        "index_attention_layers_by_global_id",
-    )
+    f"{SETUP_MODULE}:{name}" for name in ("_align_pipeline_layers", COUNT, "index_attention_layers_by_global_id")
 )
 CHOSEN = f"{EXECUTOR}.cuda_graph_config:check_cuda_graph_backend"
 
@@ -95,7 +109,17 @@ def probe(source: Source) -> Finding:
         return unknown("a model is refused prefill graphs in a way that no known release does", *read)
     if any(collect.mentions(f"hasattr(layer, '{name}')") for name in MIXERS.values()):
         return unknown("these mixers are collected, which no known release does", *read)
+    if counts_layers(source):
+        read += map(source.need, (*FEED_FORWARDS, f"{EXPERTS}.forward", f"{EXPERTS}._forward_core"))
+        read += filter(None, [source.find(f"{NEMOTRON}:NemotronHMoEDecoderLayer.forward")])
+        if not source.is_graph_break(NEMOTRON, NEMOTRON_BREAK):
+            return unknown("NemotronH's mixers break a graph in a way that no known release does", *read)
     return affected("a layer whose mixer is called `mamba` or `conv` has no attention that is found", *read)
+
+
+def counts_layers(source: Source) -> bool:
+    """Tell whether a feed-forward layer of NemotronH is one layer too few for this release."""
+    return source.find(f"{SETUP_MODULE}:{COUNT}") is not None
 
 
 def has_capture_function(source: Source) -> bool:
@@ -107,7 +131,7 @@ def has_capture_method(source: Source) -> bool:
 
 
 def admit(original: Callable[..., Any], *, model_runner: Any, **rest: Any) -> Any:
-    with mixers_shown(model_runner):
+    with mixers_shown(model_runner), feed_forward_counted(model_runner):
         return original(model_runner=model_runner, **rest)
 
 
@@ -147,9 +171,38 @@ def admitted_layers(model_runner: Any, name: str) -> set[type]:
     """Return the classes of the layers with a mixer; none, with a warning, where the model is not admitted."""
     layers = [layer for layer in model_runner.model.model.layers if hasattr(layer, name)]
     # nothing but attention: SGLang itself admits it
-    reason = next(why_not(model_runner, name, layers), None) if layers else None
-    if reason is None:
+    if layers and is_admitted(model_runner, broken_calls(model_runner, name, layers)):
         return set(map(type, layers))
+    return set()
+
+
+@contextlib.contextmanager
+def feed_forward_counted(model_runner: Any) -> Iterator[None]:
+    """Meanwhile layers of NemotronH that are feed-forward only count as layers that can be captured."""
+    kind, setup = type(model_runner.model), sys.modules[SETUP_MODULE]
+    is_nemotron = kind.__module__ == NEMOTRON and kind.__name__ in NEMOTRON_NAMES
+    if not is_nemotron or not hasattr(setup, COUNT) or not asks_for_breaks(model_runner.server_args):
+        yield
+        return
+    count = getattr(setup, COUNT)
+
+    def count_all(*, attention_layer_count: int, **rest: Any) -> bool:
+        feed_forward = getattr(sys.modules[NEMOTRON], FEED_FORWARD)
+        more = sum(isinstance(layer, feed_forward) for layer in model_runner.model.model.layers)
+        # what SGLang itself admits or would refuse anyway is left to it
+        return count(attention_layer_count=attention_layer_count, **rest) or (
+            count(attention_layer_count=attention_layer_count + more, **rest) and is_admitted(model_runner, ())
+        )
+
+    with replaced(setup, COUNT, count_all):
+        yield
+
+
+def is_admitted(model_runner: Any, calls: Iterable[tuple[str, Any]]) -> bool:
+    """Tell whether the model may be captured, and warn where it may not."""
+    reason = next(why_not(model_runner, calls), None)
+    if reason is None:
+        return True
     kind = type(model_runner.model)
     logger.warning(
         "bcg-fixes %s: no prefill graphs for %s.%s, prefill runs eagerly, as in SGLang: %s. %s=off ends this warning",
@@ -159,14 +212,14 @@ def admitted_layers(model_runner: Any, name: str) -> set[type]:
         reason,
         flag_of(ID),
     )
-    return set()
+    return False
 
 
-def why_not(model_runner: Any, name: str, layers: list[Any]) -> Iterator[str]:
-    """List the reasons to leave this server as it is."""
+def why_not(model_runner: Any, calls: Iterable[tuple[str, Any]]) -> Iterator[str]:
+    """List the reasons to leave this server as it is; `calls` have to be broken, each by its fix."""
     from sglang_bcg_fixes.kernels.linear_extend import serving
 
-    if not all(fix in wrappers.fixes_in(call) for fix, call in broken_calls(model_runner, name, layers)):
+    if not all(fix in wrappers.fixes_in(call) for fix, call in calls):
         yield "a mixer would not break the graph"
     if model_runner.is_draft_worker or not model_runner.spec_algorithm.is_none():
         yield "speculation"
@@ -211,6 +264,13 @@ def as_break(original: Callable[..., Tensor]) -> Callable[..., None]:
     return broken
 
 
+def is_nemotron_with_uncounted_layers(launch: Launch) -> bool | None:
+    kinds = {kind for pattern in launch.values(PATTERN) for kind in str(pattern)}
+    if not counts_layers(launch.source) or (kinds and not kinds & {"-", "E"}):
+        return False
+    return named(*NEMOTRON_NAMES).holds(launch)
+
+
 FIX = Fix(
     id=ID,
     doc=__doc__,
@@ -223,5 +283,9 @@ FIX = Fix(
     ),
     default="off",
     verify=("granite_hybrid_prefill_graph", "lfm2_prefill_graph"),
-    concerns=slower(PREFILL_GRAPHS, named(*(name for name, _ in MIXERS))),
+    concerns=slower(PREFILL_GRAPHS, named(*(name for name, _ in MIXERS)))
+    + slower(
+        PREFILL_GRAPHS,
+        Condition(f"from 0.5.19 a model named {' or '.join(NEMOTRON_NAMES)}", is_nemotron_with_uncounted_layers),
+    ),
 )

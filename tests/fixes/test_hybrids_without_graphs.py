@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,8 @@ import torch
 from cpu_sglang import architectures
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.anatomy import forward_batch
+from sglang_bcg_fixes.anatomy.runners import SETUP_MODULE
+from sglang_bcg_fixes.concern import Launch
 from sglang_bcg_fixes.engine import wrappers
 from sglang_bcg_fixes.fixes import hybrids_without_graphs as fix
 from sglang_bcg_fixes.kernels.linear_extend import serving
@@ -27,7 +30,7 @@ from tests import processes, wheels
 from tests.fixes import breaks
 from tests.mutated import rewritten
 from tests.releases import test_mamba2_extend
-from tests.scenarios.admitted_hybrids import LAYERS, MUTANTS
+from tests.scenarios.admitted_hybrids import LAYERS, MUTANTS, breaks_of, overrides_of
 from tests.wheels import NEWEST
 
 Root = Callable[[str], pathlib.Path]
@@ -36,11 +39,14 @@ Run = Callable[..., Found]
 
 ONE = "0.5.12.post1"
 RELEASES = (ONE, "0.5.15.post1", "0.5.20", NEWEST)
-GRANITE, LFM2, LFM2_MOE = LAYERS
+GRANITE, LFM2, LFM2_MOE, NEMOTRON = LAYERS
+# where SGLang refuses NemotronH; before, it captures it
+COUNTING = ("0.5.19", "0.5.20", "0.5.21", "0.5.22", NEWEST)
 ON = {fix.FIX.flag: "on"}
 STEPS = [
     *((release, architecture) for release in RELEASES for architecture in (GRANITE, LFM2)),
     (NEWEST, LFM2_MOE),
+    *((release, NEMOTRON) for release in COUNTING),
 ]
 REFUSED = "some layers do not apply Standard GQA"
 
@@ -71,7 +77,7 @@ def test_every_mixer_and_attention_breaks_and_every_bit_is_that_of_eager(
     run: Run, release: str, architecture: str
 ) -> None:
     found = run(release, "steps", architecture, **ON)
-    breaks = len(LAYERS[architecture])
+    breaks = breaks_of(architecture)
     assert fix.ID in found["applied"] and set(found["breaks"].values()) == {breaks}
     assert_equal(found["replayed"], breaks + 1)
     assert_equal(found["poisoned"], breaks + 1)
@@ -83,28 +89,32 @@ def test_every_mixer_and_attention_breaks_and_every_bit_is_that_of_eager(
     [
         *((release, architecture, "cached") for release in (ONE, NEWEST) for architecture in (GRANITE, LFM2)),
         (NEWEST, GRANITE, "cached_by_extra_buffer"),
+        *((release, NEMOTRON, "cached_by_extra_buffer") for release in ("0.5.20", NEWEST)),
     ],
 )
 def test_a_warm_prefix_cache_answers_as_without_graphs(
     run: Run, release: str, architecture: str, scenario: str
 ) -> None:
     found = run(release, scenario, architecture, **ON)
-    assert found["breaks"] == [len(LAYERS[architecture])]
+    assert found["breaks"] == [breaks_of(architecture)]
     assert found["replays"] >= 3 * (found["breaks"][0] + 1)
     assert max(found["hits"]) >= 64 and found["same hits"] and found["differ"] == [], found
 
 
-@pytest.mark.parametrize("release", RELEASES[1:])
-def test_checkpoints_from_inside_an_extend_are_those_of_eager(run: Run, release: str) -> None:
-    found = run(release, "checkpoints", GRANITE, **ON, SGLANG_MAMBA_CONV_DTYPE="float16")
-    assert found["breaks"] == {"80": len(LAYERS[GRANITE])} and found["kept"]
+@pytest.mark.parametrize(
+    ("release", "architecture"),
+    [*((release, GRANITE) for release in RELEASES[1:]), *((release, NEMOTRON) for release in ("0.5.20", NEWEST))],
+)
+def test_checkpoints_from_inside_an_extend_are_those_of_eager(run: Run, release: str, architecture: str) -> None:
+    found = run(release, "checkpoints", architecture, **ON, SGLANG_MAMBA_CONV_DTYPE="float16")
+    assert found["breaks"] == {"80": breaks_of(architecture)} and found["kept"]
     assert found["differ"] == [] and min(found["replays"]) > 0, found
 
 
-@pytest.mark.parametrize("architecture", [GRANITE, LFM2])
+@pytest.mark.parametrize("architecture", [GRANITE, LFM2, NEMOTRON])
 def test_two_tensor_parallel_ranks_are_right(run: Run, architecture: str) -> None:
     found = run(NEWEST, "two_ranks", architecture, **ON)
-    breaks = len(LAYERS[architecture])
+    breaks = breaks_of(architecture)
     for rank in found["ranks"]:
         assert set(rank["breaks"].values()) == {breaks}
         assert_equal(rank, breaks + 1)
@@ -127,6 +137,28 @@ def test_mixers_are_shown_while_graphs_with_breaks_are_set_up(run: Run, release:
     assert found.pop("with breaks") and not any(found.values()), found
 
 
+@pytest.mark.parametrize("release", ["0.5.19", NEWEST])
+def test_by_default_sglang_refuses_nemotron(run: Run, release: str) -> None:
+    found = run(release, "counted", NEMOTRON)
+    assert fix.ID not in found["applied"] and "captured nothing" in found["captured"]
+    assert len(found["said"]) == 2 and all(REFUSED in line for line in found["said"])
+
+
+def test_feed_forward_layers_count_unless_the_server_does_what_nobody_has_tried(run: Run) -> None:
+    found = run(NEWEST, "counted", NEMOTRON, **ON)
+    assert "captured nothing" in found["speculation"] and found["restored"]
+    said, refused = found["said"]
+    assert f"prefill runs eagerly, as in SGLang: speculation. {fix.FIX.flag}=off ends this warning" in said
+    assert REFUSED in refused and set(found["captured"].values()) == {breaks_of(NEMOTRON)}
+
+
+@pytest.mark.parametrize("environment", [{}, ON], ids=["off", "on"])
+def test_before_sglang_counts_layers_nothing_changes_for_nemotron(run: Run, environment: dict[str, str]) -> None:
+    found = run("0.5.18", "steps", NEMOTRON, **environment)
+    assert set(found["breaks"].values()) == {breaks_of(NEMOTRON)}
+    assert_equal(found["poisoned"], breaks_of(NEMOTRON) + 1)
+
+
 def test_without_the_break_of_its_mixers_granite_is_left_alone(run: Run) -> None:
     found = run(NEWEST, "admission", GRANITE, **ON, SGLANG_BCG_FIX_SSM_MIXER_CAPTURED="off")
     assert "captured nothing" in found["captured"] and not found["with breaks"]
@@ -138,29 +170,36 @@ def test_mutants_are_noticed(run: Run) -> None:
     assert [name for name in MUTANTS if not found[name]] == ["none"], found
 
 
-@pytest.mark.parametrize("release", [ONE, NEWEST])
-def test_the_kernel_takes_granites_mixers_into_the_graph(run: Run, release: str) -> None:
+@pytest.mark.parametrize(
+    ("release", "architecture"),
+    [*((release, GRANITE) for release in (ONE, NEWEST)), *((release, NEMOTRON) for release in ("0.5.19", NEWEST))],
+)
+def test_the_kernel_takes_mamba2_mixers_into_the_graph(run: Run, release: str, architecture: str) -> None:
     kernel = {KERNEL.flag: "reference", "SGLANG_MAMBA_CONV_DTYPE": "float16"}
-    found = run(release, "with_kernel", GRANITE, **ON, **kernel)
-    assert set(found["breaks"].values()) == {LAYERS[GRANITE].count("attention")} and found["left"] == {}
+    found = run(release, "with_kernel", architecture, **ON, **kernel)
+    attention = LAYERS[architecture].count("attention")
+    assert set(found["breaks"].values()) == {attention} and found["left"] == {}
     for script in found["scripts"]:
         for measured, limit in {**test_mamba2_extend.FIRST, **test_mamba2_extend.LAST}.items():
             assert script.get(measured, 0.0) <= limit, script
-        assert script["nobody's"] and max(script["replays"]) == LAYERS[GRANITE].count("attention") + 1
+        assert script["nobody's"] and max(script["replays"]) == attention + 1
 
 
-@pytest.mark.parametrize("architecture", [GRANITE, LFM2])
+@pytest.mark.parametrize("architecture", [GRANITE, LFM2, NEMOTRON])
 def test_the_self_check_calls_it_right(release_root: Root, tmp_path: pathlib.Path, architecture: str) -> None:
-    kinds = LAYERS[architecture]
     config = {**architectures.CONFIGURATIONS[architecture].config, "architectures": [architecture]}
-    (tmp_path / "config.json").write_text(json.dumps({**config, "num_hidden_layers": len(kinds), "layer_types": kinds}))
+    changes = overrides_of(architecture)
+    if architecture == NEMOTRON:
+        # experts need a GPU
+        changes["hybrid_override_pattern"] = changes["hybrid_override_pattern"].replace("E", "-")
+    (tmp_path / "config.json").write_text(json.dumps({**config, **changes}))
     found, log = processes.beside(
         release_root(NEWEST),
         *("-m", "tests.releases.selfcheck_run", str(tmp_path)),
         environment={**ON, "SGLANG_BCG_SELFCHECK": "strict"},
     )
     assert found["selfcheck"]["verdict"] == "right" and found["refused"] is None and found["touched"] == [], found
-    assert found["prefills"] == [{"equal": True, "replays": len(kinds) + 1}]
+    assert found["prefills"] == [{"equal": True, "replays": breaks_of(architecture) + 1}]
     assert "bcg-fixes self-check: right: replayed as run eagerly in 7 of 7" in log
 
 
@@ -174,6 +213,21 @@ def test_it_is_off_unless_it_is_asked_for(release_root: Root, release: str) -> N
 
     assert action({}) is Action.OFF
     assert action(ON) is Action.APPLY
+
+
+@pytest.mark.parametrize("release", ["0.5.18", "0.5.19", NEWEST])
+def test_it_concerns_nemotron_where_its_layers_are_counted(release_root: Root, release: str) -> None:
+    source = Source(Folder(release_root(release)))
+
+    def concerned(*named: str, **config: Any) -> bool:
+        launch = Launch(source, {"architectures": [*named], **config}, {})
+        return any(concern.touches(launch) for concern in fix.FIX.concerns)
+
+    for name in fix.NEMOTRON_NAMES:
+        assert concerned(name) is concerned(name, **{fix.PATTERN: "M-M*"}) is (release in COUNTING)
+        assert concerned(name, **{fix.PATTERN: "ME*"}) is (release in COUNTING)
+        assert not concerned(name, **{fix.PATTERN: "M*M"})
+    assert concerned(GRANITE) and not concerned("NemotronForCausalLM")
 
 
 SETUP = "sglang/srt/model_executor/model_runner_components/"
@@ -197,6 +251,18 @@ DRIFTED = {
     "layers are counted otherwise": (
         *("0.5.15.post1", "sglang/srt/model_executor/model_runner.py"),
         *("len(self.attention_layers) < self.model_config.num_hidden_layers", "not self.attention_layers"),
+    ),
+    "feed-forward layers look at the batch": (
+        *(NEWEST, "sglang/srt/models/nemotron_h.py"),
+        *("        x = self.act_fn(x)\n", "        x = self.act_fn(x) * get_forward().scale\n"),
+    ),
+    "experts do something new": (
+        *("0.5.20", "sglang/srt/models/nemotron_h.py"),
+        *("return self._forward_core_normal(hidden_states)", "return self._forward_core_other(hidden_states)"),
+    ),
+    "NemotronH breaks nothing": (
+        *(NEWEST, "sglang/srt/models/nemotron_h.py"),
+        *("breakable_nemotron_mamba2_with_output = eager_on_graph(True)(", "breakable_nemotron_mamba2_with_output = ("),
     ),
     "layers are numbered otherwise": (NEWEST, f"{SETUP}cuda_graph_setup.py", "if layer_id < 0:", "if layer_id < 1:"),
 }
@@ -248,8 +314,8 @@ def test_what_nobody_has_tried_is_left_alone(
 ) -> None:
     # as in a release that has its options in server_args
     monkeypatch.setattr(serving, "runtime_context", lambda: None)
-    assert list(fix.why_not(runner(**changed), "conv", [])) == [reason]
-    assert list(fix.why_not(runner(), "conv", [])) == []
+    assert list(fix.why_not(runner(**changed), ())) == [reason]
+    assert list(fix.why_not(runner(), ())) == []
 
 
 class Convolution(torch.nn.Module):
@@ -317,6 +383,79 @@ def test_a_mixer_without_a_break_and_one_of_attention_alone(caplog: pytest.LogCa
     # SGLang admits it by itself
     granite = model_of(Layer(self_attn=torch.nn.Identity()), name=GRANITE, module=fix.GRANITE)
     assert shown(granite) == [False] and caplog.messages == []
+
+
+class FeedForward(Layer):
+    """A layer with nothing to break."""
+
+
+MIXED = (Layer(), FeedForward(), Layer())
+
+
+@pytest.fixture
+def setup(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
+    """The module of a release that wants attention or a mixer in each layer."""
+
+    def count(*, attention_layer_count: int, start_layer: int, end_layer: int) -> bool:
+        return attention_layer_count >= end_layer - start_layer
+
+    setup = types.SimpleNamespace(**{fix.COUNT: count})
+    modules = {SETUP_MODULE: setup, fix.NEMOTRON: types.SimpleNamespace(**{fix.FEED_FORWARD: FeedForward})}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(serving, "runtime_context", lambda: None)
+    return setup
+
+
+def is_admitted(
+    setup: Any, *layers: Layer, found: int = 2, name: str = NEMOTRON, module: str = fix.NEMOTRON, **changed: Any
+) -> bool:
+    """Ask as SGLang does, which has found attention or a mixer in so many of the layers."""
+    count = getattr(setup, fix.COUNT)
+    with fix.feed_forward_counted(runner(model_of(*layers, name=name, module=module), **changed)):
+        answer: bool = getattr(setup, fix.COUNT)(attention_layer_count=found, start_layer=0, end_layer=len(layers))
+    assert getattr(setup, fix.COUNT) is count
+    return answer
+
+
+@pytest.mark.parametrize("name", fix.NEMOTRON_NAMES)
+def test_a_feed_forward_layer_counts_as_one(setup: Any, caplog: pytest.LogCaptureFixture, name: str) -> None:
+    assert is_admitted(setup, *MIXED, name=name)
+    assert not is_admitted(setup, *MIXED, found=1, name=name)
+    assert not is_admitted(setup, Layer(), Layer(), Layer(), name=name)
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"name": "NemotronHForCausalLMMTP", "module": f"{fix.NEMOTRON}_mtp"},
+        {"name": "NemotronH_Nano_VL_V2", "module": f"{fix.MODELS}.nano_nemotron_vl"},
+        {"module": "of.another.package"},
+        {"server_args": types.SimpleNamespace(enable_breakable_cuda_graph=False)},
+    ],
+    ids=["its draft", "with images", "of another package", "without breaks"],
+)
+def test_the_count_of_others_is_left_alone(
+    setup: Any, caplog: pytest.LogCaptureFixture, changed: dict[str, Any]
+) -> None:
+    assert not is_admitted(setup, *MIXED, **changed)
+    assert caplog.messages == []
+
+
+def test_nemotron_as_a_draft_is_refused_aloud_and_what_sglang_admits_is_left_to_it(
+    setup: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert is_admitted(setup, *MIXED, found=3, is_draft_worker=True) and caplog.messages == []
+    assert not is_admitted(setup, *MIXED, is_draft_worker=True)
+    (said,) = caplog.messages
+    assert "speculation" in said
+
+
+def test_a_release_that_does_not_count_layers_is_left_alone(setup: Any) -> None:
+    delattr(setup, fix.COUNT)
+    with fix.feed_forward_counted(runner(model_of(*MIXED, name=NEMOTRON, module=fix.NEMOTRON))):
+        assert vars(setup) == {}
 
 
 @pytest.fixture

@@ -7,12 +7,13 @@ states that nobody has are NaN, and so is all memory that was freed.
 
 from __future__ import annotations
 
+import functools
 import logging
 import pathlib
 import sys
 import tempfile
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -20,6 +21,7 @@ import torch
 
 from cpu_sglang import graphs, mamba, one_batch, prefill, ranks, scheduler
 from sglang_bcg_fixes import plugin
+from sglang_bcg_fixes.anatomy.runners import SETUP_MODULE
 from sglang_bcg_fixes.fixes import hybrids_without_graphs as fix
 from tests.harm.served import Said
 from tests.releases import gdn_prefill
@@ -31,7 +33,12 @@ LAYERS = {
     "GraniteMoeHybridForCausalLM": ["mamba", "attention", "mamba", "mamba", "attention"],
     "Lfm2ForCausalLM": ["conv", "conv", "full_attention", "conv", "full_attention", "conv"],
     "Lfm2MoeForCausalLM": ["conv", "full_attention", "conv", "conv"],
+    # feed-forward layers first, last, and beside each other
+    "NemotronHForCausalLM": ["mlp", "mamba", "moe", "mlp", "attention", "mamba", "mlp"],
 }
+NEMOTRON_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
+# layers with nothing to break at
+FEED_FORWARD = ("mlp", "moe")
 # longer than the largest bucket, beside one that is not
 TOO_LONG = [[[20]], [[9], [11]]]
 SCRIPTS = [RAGGED[1], RAGGED[4], *CHUNKED]
@@ -69,11 +76,42 @@ class World(gdn_prefill.World):
             one_batch.import_sglang(with_graphs=True)
             model = warm_answers.configured(architecture, pathlib.Path(folder))
             super().__init__(model, **server_args)
+        run_experts_on_a_cpu(self.runner.model)
+
+
+def run_experts_on_a_cpu(model: Any) -> None:
+    """Stand in for what NemotronH's experts need a GPU for: their activation, and a product of another type."""
+    for layer in model.model.layers:
+        experts = getattr(getattr(layer, "mixer", None), "experts", None)
+        if experts is not None:
+            experts.forward = functools.partial(run_experts, experts)
+            torch.mm = functools.partial(wide, torch.mm)
+
+
+def run_experts(experts: Any, hidden_states: torch.Tensor, chosen: Any) -> torch.Tensor:
+    inner = (hidden_states[:, None, None].float() * experts.w13_weight.float()).sum(-1).relu().square()
+    each = (inner[:, :, None] * experts.w2_weight.float()).sum(-1)
+    index = chosen.topk_ids.long()[..., None].expand(-1, -1, each.shape[-1])
+    found: torch.Tensor = (each.gather(1, index) * chosen.topk_weights[..., None]).sum(1)
+    return found.to(hidden_states.dtype)
+
+
+def wide(
+    product: Callable[..., torch.Tensor], left: torch.Tensor, right: torch.Tensor, out_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    return product(left, right) if out_dtype is None else product(left.to(out_dtype), right.to(out_dtype))
 
 
 def overrides_of(architecture: str) -> Found:
     kinds = LAYERS[architecture]
+    if architecture.startswith("Nemotron"):
+        sizes = {"n_routed_experts": 4, "moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": 64}
+        return {"hybrid_override_pattern": "".join(NEMOTRON_LETTERS[kind] for kind in kinds), **sizes}
     return {"num_hidden_layers": len(kinds), "layer_types": kinds}
+
+
+def breaks_of(architecture: str) -> int:
+    return sum(kind not in FEED_FORWARD for kind in LAYERS[architecture])
 
 
 def run_all(world: World, scripts: Sequence[Any]) -> list[list[Found]]:
@@ -166,13 +204,10 @@ def mutants(architecture: str) -> Found:
 
 def admission(architecture: str) -> Found:
     """Tell when a layer's mixer is shown, what is captured then, and what is said of it."""
-    world = World(architecture)
+    world, said = World(architecture), heard()
     runner, name = world.runner, fix.mixer_of(world.runner.model)
     assert name is not None
     layer = next(layer for layer in runner.model.model.layers if hasattr(layer, name))
-    said = Said()
-    logging.getLogger().addHandler(said)
-    logging.getLogger("sglang").setLevel(logging.INFO)
 
     def shown() -> bool:
         with fix.mixers_shown(runner):
@@ -191,11 +226,37 @@ def admission(architecture: str) -> Found:
         settings.enable_breakable_cuda_graph = False
         found["tc_piecewise"] = shown()
     prefill._set(settings, before)
+    return {**found, "captured": captured(world), "said": about_graphs(said)}
+
+
+def heard() -> Said:
+    said = Said()
+    logging.getLogger().addHandler(said)
+    logging.getLogger("sglang").setLevel(logging.INFO)
+    return said
+
+
+def about_graphs(said: Said) -> list[str]:
+    return [line for _, line in said.lines if "Disable p" in line or "bcg-fixes hybrids" in line]
+
+
+def captured(world: World) -> Found | str:
     try:
-        found["captured"] = world.capture(prefill.BUCKETS)
+        return world.capture(prefill.BUCKETS)
     except RuntimeError as nothing:
-        found["captured"] = str(nothing)
-    return {**found, "said": [line for _, line in said.lines if "Disable p" in line or "bcg-fixes hybrids" in line]}
+        return str(nothing)
+
+
+def counted(architecture: str) -> Found:
+    """Tell what is captured of NemotronH, speculating and not, and what is said of it."""
+    world, said = World(architecture), heard()
+    speculating = type(world.runner.spec_algorithm).from_string("NGRAM")
+    with mock.patch.object(world.runner, "spec_algorithm", speculating):
+        with_speculation = captured(world)
+    setup = sys.modules[SETUP_MODULE]
+    before = getattr(setup, fix.COUNT)
+    found = {"speculation": with_speculation, "captured": captured(world)}
+    return {**found, "restored": getattr(setup, fix.COUNT) is before, "said": about_graphs(said)}
 
 
 def cached(architecture: str) -> None:
@@ -210,9 +271,11 @@ def cached_by(architecture: str, strategy: str) -> None:
     """Ask a real scheduler with a prefix cache, before graphs are captured and after."""
 
     def act(served: scheduler.Scheduler, _: float) -> Found:
+        model_runner = served.scheduler.tp_worker.model_runner
+        run_experts_on_a_cpu(model_runner.model)
         eager = conversation(served)
         graphs.freed_memory_is_garbage = True
-        runner = prefill.capture_prefill(served.scheduler.tp_worker.model_runner, BUCKETS)
+        runner = prefill.capture_prefill(model_runner, BUCKETS)
         before = graphs.counters.replays
         replayed = conversation(served)
         pairs = zip(eager, replayed, strict=True)

@@ -6,9 +6,9 @@ convolution, the kernels of its scan and some waits for the GPU. Here these laye
 their work on the device; projections and the gated norm are SGLang's own, captured beside them; full attention keeps
 its break. A layer keeps its break in the cases of gdn_extend, and where its output is reduced together with the next
 layer's. A batch runs eagerly if it has more than 512 sequences, or verifies or extends a draft. Falcon-H1's break comes
-from the fix ssm_mixer_captured; without it that model gets no prefill graphs, whatever this does. Granite hybrid, which
-SGLang refuses them, has some with the fix hybrids_without_graphs on, and these kernels in them. Off by default: no
-server has run it on a GPU yet.
+from the fix ssm_mixer_captured; without it that model gets no prefill graphs, whatever this does. Granite hybrid and,
+from 0.5.19, NemotronH, which SGLang refuses them, have some with the fix hybrids_without_graphs on, and these kernels
+in them. Off by default: no server has run it on a GPU yet.
 """
 
 from __future__ import annotations
