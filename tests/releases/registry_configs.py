@@ -55,6 +55,8 @@ TARGETS: dict[str, dict[str, Any]] = {
     },
     "GlmMoeDsaForCausalLM": SPARSE,
     "HYV4ForCausalLM": {**SPARSE, "model_type": "hy_v4"},
+    # a server is run of mixers and attention alone: published checkpoints have feed-forward layers too
+    "NemotronHForCausalLM": of_stack("NemotronHForCausalLM"),
     "InternS2MobiusForConditionalGeneration": of_server(
         "Qwen3_5MoeForConditionalGeneration", model_type="interns2_mobius"
     ),
@@ -68,6 +70,8 @@ TARGETS: dict[str, dict[str, Any]] = {
     "MistralLarge3ForCausalLMEagle": of_server("DeepseekV3ForCausalLM", num_hidden_layers=1),
     "Qwen2ForCausalLMEagle": of_server("Qwen2ForCausalLM", num_hidden_layers=1),
 }
+# whose servers run with other kinds of layers than most checkpoints have, by which the runner decides
+OF_OTHER_LAYERS = {"NemotronHForCausalLM"}
 # what SGLang makes of a target's checkpoint where it is loaded once more as the draft
 DRAFT_OF = {
     "BailingMoeForCausalLMNextN": "BailingMoeV2ForCausalLM",

@@ -26,6 +26,7 @@ from tests.releases.registry_configs import (
     NO_LAYERS,
     NO_MODEL,
     NOT_EXAMINED,
+    OF_OTHER_LAYERS,
     READ,
     UNASKED,
 )
@@ -41,7 +42,7 @@ SAMPLE = (
     *("KimiLinearForCausalLM", "DeepseekV4ForCausalLM", "Lfm2ForCausalLM", "GraniteMoeHybridForCausalLM"),
     *("HrmTextForCausalLM", "GPT2LMHeadModel", "BertModel", "DeepseekV3ForCausalLMNextN", "Qwen3_5ForCausalLMMTP"),
     *("LlamaForCausalLMEagle3", "DFlashDraftModel", "VoxtralForConditionalGeneration", "MindSporeForCausalLM"),
-    *("InklingForConditionalGeneration", "ZayaForCausalLM"),
+    *("InklingForConditionalGeneration", "ZayaForCausalLM", "NemotronHForCausalLM"),
 )
 LOGGED = {
     "not a language model": NO_MODEL,
@@ -102,7 +103,7 @@ def test_servers_that_ran_agree() -> None:
     """A recorded server of stock SGLang captured or was refused as the table says."""
     rows, compared = table(), 0
     for (name, arm), server in matrix.recorded(NEWEST).items():
-        if arm == STOCK and "eager" in server and "read" not in rows[name]:
+        if arm == STOCK and "eager" in server and "read" not in rows[name] and name not in OF_OTHER_LAYERS:
             ends = "ends while it captures" in server.get("error", "")
             said = CAPTURED if ends or server["graphs"] else of_log(server["why no graphs"])
             assert rows[name]["asked for"] == said, name
@@ -151,6 +152,18 @@ def test_an_exception_of_the_page_is_recorded() -> None:
     stacks = json.loads(TABLE.with_name("layer_stacks.json").read_text())[NEWEST]
     assert stacks["BailingMoeV2_5ForCausalLM"] == "model"
     assert stacks["BailingMoeV2_5ForCausalLM mla"] == table()["BailingMoeV2_5ForCausalLM"]["asked for"] == NO_ATTENTION
+
+
+def test_feed_forward_layers_cost_nemotron_its_graphs_where_the_page_says_so() -> None:
+    """The recorded servers are of mixers and attention alone; the other table's models have feed-forward layers too."""
+    stacks = json.loads(TABLE.with_name("layer_stacks.json").read_text())
+    assert table()["NemotronHForCausalLM"]["asked for"] == stacks[NEWEST]["NemotronHForCausalLM"] == NO_ATTENTION
+    assert sorted(OF_OTHER_LAYERS) == ["NemotronHForCausalLM"]
+    assert matrix.recorded(NEWEST)["NemotronHForCausalLM", STOCK]["graphs"]
+    refusing = [release for release in stacks if stacks[release]["NemotronHForCausalLM"] == NO_ATTENTION]
+    assert refusing == [
+        release for release in stacks if wheels.RELEASES.index(release) >= wheels.RELEASES.index("0.5.19")
+    ]
 
 
 def test_who_is_a_text_model_without_a_flag_is_in_the_source() -> None:
