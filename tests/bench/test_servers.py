@@ -140,9 +140,16 @@ def test_the_kernel_of_a_model_is_all_that_its_server_has_more(
     assert given["kernel"] == {**given["patched"], **switch}
     off = {kernel.flag: "off" for kernel in known.kernels if not kernel.bit_exact}
     assert switch.keys() < off.keys() and off.items() <= given["patched"].items()
-    assert (given["patched"]["SGLANG_BCG_FIXES"], given["stock"]["SGLANG_BCG_FIXES"]) == ("auto", "off")
     jobs = {arm: run.server.job["engine"] for arm, run in runs.items()}
-    assert jobs["kernel"] == jobs["patched"] == jobs["stock"] and jobs["patched"]["model_path"].endswith(f"/{name}")
+    assert given["patched"]["SGLANG_BCG_FIXES"] == "auto" and jobs["kernel"] == jobs["patched"]
+    assert jobs["patched"]["model_path"].endswith(f"/{name}")
+    admitted = {"SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS": "on"}
+    if (release, name) == (NEWEST, "nemotron_h_8b"):
+        # SGLang's own has no graphs there
+        assert "stock" not in runs and all(admitted.items() <= each.items() for each in given.values())
+    else:
+        assert given["stock"]["SGLANG_BCG_FIXES"] == "off" and jobs["stock"] == jobs["patched"]
+        assert not any(admitted.keys() & each.keys() for each in given.values())
     assert jobs["patched"]["cuda_graph_bs_prefill"] == servers.BUCKETS
     assert jobs["patched"]["chunked_prefill_size"] > max(servers.LENGTHS)
     assert jobs["eager"]["cuda_graph_backend_prefill"] == "disabled"

@@ -17,12 +17,12 @@ import os
 import pathlib
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.anatomy.launches import has_breakable_graphs_by_default
-from sglang_bcg_fixes.anatomy.runners import SETUP_MODULE
+from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.kernels.gdn_extend import declaration as gdn_extend
 from sglang_bcg_fixes.kernels.mamba2_extend import declaration as mamba2_extend
 from sglang_bcg_fixes.lab.bench import mamba2_model, model, timing
@@ -100,9 +100,9 @@ def gib_of(name: str) -> int:
     return GIB_WITH_MAMBA2 if name in mamba2_model.MODELS else GIB
 
 
-def captures_feed_forward_layers(source: Source) -> bool:
-    """Tell whether a layer that is feed-forward only leaves a model its prefill graphs; from 0.5.19 it takes them."""
-    return not source.find(f"{SETUP_MODULE}:has_standard_gqa_for_all_local_layers")
+def is_admitted_by_a_fix(case: cases.Case, source: Source) -> bool:
+    """Tell whether SGLang refuses the model prefill graphs, which a fix that is off by default gives it."""
+    return case.model == mamba2_model.NEMOTRON and hybrids_without_graphs.counts_layers(source)
 
 
 # in most releases NemotronH does not start with the attention backend of the other cases
@@ -122,7 +122,6 @@ CASES = {
         OF_MAMBA2,
         model=mamba2_model.NEMOTRON,
         module="sglang.srt.models.nemotron_h",
-        served=captures_feed_forward_layers,
     ),
     mamba2_model.FALCON: dataclasses.replace(
         OF_MAMBA2, model=mamba2_model.FALCON, module="sglang.srt.models.falcon_h1"
@@ -209,14 +208,25 @@ def runs_of(
     kernel, form = INSIDE[case.model]
     more = {KERNEL: {kernel.flag: form}, CANARY: {flags.CANARY: "1"}}
     order = [arm for arm in ARMS if arm not in more]
-    found = {each.arm: each for each in command.runs_of(case, order, known, source, BUCKETS, folder)}
+    admitting = {}
+    if is_admitted_by_a_fix(case, source):
+        admitting = {hybrids_without_graphs.FIX.flag: "on"}
+        # stock has no graphs: it would be the eager server once more
+        order.remove(STOCK)
+    made = command.runs_of(case, order, known, source, BUCKETS, folder)
+    found = {each.arm: with_variables(each, admitting) for each in made}
     patched = found[PATCHED]
     for arm, variables in more.items():
         name = f"{case.name}/{arm}"
         environment = {**patched.server.environment, **variables}
         server = dataclasses.replace(patched.server, name=name, folder=folder / name, environment=environment)
         found[arm] = dataclasses.replace(patched, arm=arm, server=server)
-    return [found[arm] for arm in ARMS if arm in arms or arm == REFERENCE]
+    return [found[arm] for arm in ARMS if arm in found and (arm in arms or arm == REFERENCE)]
+
+
+def with_variables(run: command.Run, variables: Mapping[str, str]) -> command.Run:
+    environment = {**run.server.environment, **variables}
+    return dataclasses.replace(run, server=dataclasses.replace(run.server, environment=environment))
 
 
 def start(each: command.Run, runner: Runner, pipes: contextlib.ExitStack) -> Alive:
