@@ -11,19 +11,19 @@ of other hybrid models it does know, and captures them with a break of the graph
 feed-forward only: `-` and `E` in hybrid_override_pattern. Until 0.5.18 such layers counted too; 0.5.23 admits the
 experts (`E`) again, on GPUs of compute capability 12.0 (RTX 50 series, RTX PRO 6000) only.
 Change: Only with SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=on, until it has been timed on a GPU: nothing is answered
-wrongly without it. On an H200 with 0.5.12.post1 replays of Granite and LFM2 had every bit of the eager answers. While a
-server of these models sets up its prefill graphs, layers of the first three show their mixer under a name that it
-knows, and NemotronH's feed-forward layers count, so that its own code numbers the layers and captures them. Each mixer
-runs as an eager break, on the real tokens and with the batch of the replay, into an output whose padded tail is zeroed:
-a short convolution in one of this fix, Granite's Mamba2 mixer in that of ssm_mixer_captured, NemotronH's in SGLang's
-own, and each Mamba2 mixer inside the graph where mamba2_extend takes it. A feed-forward layer looks at one token at a
-time, and is captured as it is. Other models, drafts, whatever SGLang admits by itself, and other kinds of prefill
-graphs are left as they were. So are these models, and one warning says why, where a mixer would not break, and with
-speculation, LoRA, DP attention, pipeline stages, context parallelism, two-batch overlap, a hierarchical cache and
-deterministic inference, which nobody has tried. Attention may be SGLang's own choice, fa3 on Hopper and flashinfer
-elsewhere. SGLang refuses --attention-backend triton to Lfm2ForCausalLM, and before 0.5.18 it ends with "layer_id=0 not
-in full attention layers" where Granite's first layer is a mixer. On Blackwell it chooses triton for Granite before
-0.5.13: there give --attention-backend flashinfer. No flag of SGLang gives these models graphs.
+wrongly without it. On Hopper with 0.5.12.post1 and 0.5.17 replays of Granite and LFM2 had every bit of the eager
+answers. While a server of these models sets up its prefill graphs, layers of the first three show their mixer under a
+name that it knows, and NemotronH's feed-forward layers count, so that its own code numbers the layers and captures
+them. Each mixer runs as an eager break, on the real tokens and with the batch of the replay, into an output whose
+padded tail is zeroed: a short convolution in one of this fix, Granite's Mamba2 mixer in that of ssm_mixer_captured,
+NemotronH's in SGLang's own, and each Mamba2 mixer inside the graph where mamba2_extend takes it. A feed-forward layer
+looks at one token at a time, and is captured as it is. Other models, drafts, whatever SGLang admits by itself, and
+other kinds of prefill graphs are left as they were. So are these models, and one warning says why, where a mixer would
+not break, and with speculation, LoRA, DP attention, pipeline stages, context parallelism, two-batch overlap, a
+hierarchical cache and deterministic inference, which nobody has tried. Attention may be SGLang's own choice, fa3 on
+Hopper and flashinfer elsewhere. SGLang refuses --attention-backend triton to Lfm2ForCausalLM, and before 0.5.18 it ends
+with "layer_id=0 not in full attention layers" where Granite's first layer is a mixer. On Blackwell it chooses triton
+for Granite before 0.5.13: there give --attention-backend flashinfer. No flag of SGLang gives these models graphs.
 Remove when: Every release that has to be served captures these models itself.
 """
 

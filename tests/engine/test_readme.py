@@ -287,6 +287,20 @@ def test_accuracies_are_the_recorded_ones(row: list[str]) -> None:
     assert accuracies(release, "patched") == {patched} and accuracies(release, "reference") == {refused}
 
 
+@pytest.mark.parametrize("row", table_with("no replay allowed"), ids=lambda row: row[0])
+def test_accuracies_with_mamba2_are_the_recorded_ones(row: list[str]) -> None:
+    release, _, cache = row[0].partition(", ")
+    found = json.loads((RESULTS / f"accuracy-mamba2-{release}.json").read_text())["servers"]
+    servers = {server["arm"]: server for server in found}
+    phases = [name for name in servers["stock"]["phases"] if name.startswith("warm") == (cache == "warm")]
+    for arm, cell in zip(("stock", "eager", "kernels", "reference"), row[1:5], strict=True):
+        shares = sorted({f"{100 * servers[arm]['phases'][name]['accuracy']:.1f}" for name in phases})
+        assert cell.strip("*") == f"{' to '.join(dict.fromkeys((shares[0], shares[-1])))} %"
+    differing = sum(servers["kernels"]["phases"][name]["differs_from"]["reference"] for name in phases)
+    assert row[5] == f"**{differing}** of {len(phases)} x 1,319"
+    assert servers["kernels"]["applied"] and not servers["stock"]["applied"] and not servers["eager"]["applied"]
+
+
 def test_the_readme_has_lines_of_the_whole_table_and_fits_two_screens() -> None:
     table = [line for line in README.splitlines() if "→" in line and line.startswith("| ")]
     assert len(table) == 9 and set(table) <= set(EVIDENCE.splitlines())

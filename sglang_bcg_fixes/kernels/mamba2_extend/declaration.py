@@ -8,7 +8,7 @@ its break. A layer keeps its break in the cases of gdn_extend, and where its out
 layer's. A batch runs eagerly if it has more than 512 sequences, or verifies or extends a draft. Falcon-H1's break comes
 from the fix ssm_mixer_captured; without it that model gets no prefill graphs, whatever this does. Granite hybrid and,
 from 0.5.19, NemotronH, which SGLang refuses them, have some with the fix hybrids_without_graphs on, and these kernels
-in them. Off by default: servers were timed with it on 0.5.12.post1 alone.
+in them. Off by default: servers were timed with it on two releases only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BREAK = f"{NEMOTRON}:breakable_nemotron_mamba2_with_output"
 BROKEN = f"{NEMOTRON}:nemotron_mamba2_with_output"
 BODIES = "sglang_bcg_fixes.kernels.mamba2_extend.adapter"
 FOLDER = "sglang_bcg_fixes.kernels.mamba2_extend"
-NOT_MEASURED = "servers were timed with it on 0.5.12.post1 alone: docs/kernels.md"
+NOT_MEASURED = "servers were timed with it on two releases only: docs/kernels.md"
 
 
 def probe(source: Source) -> Finding:
