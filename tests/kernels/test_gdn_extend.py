@@ -92,6 +92,13 @@ def test_other_shapes(shape: Shape) -> None:
     assert cases.faults(drawn, run(drawn), CHUNK, EXACT) == []
 
 
+def test_many_sequences() -> None:
+    shape, lengths = Shape(1, 1, 16, 16, 4), [1 + number % 3 for number in range(150)]
+    drawn = cases.draw(shape, lengths, device="cpu", dtype=torch.float16, fresh=range(0, 150, 7), gone=[5, 149])
+    around = dataclasses.replace(AROUND, max_sequences=serving.MOST_SEQUENCES)
+    assert cases.faults(drawn, run(drawn, around), CHUNK, EXACT) == []
+
+
 @pytest.mark.parametrize("part", [16, 32])
 def test_values_in_parts(part: int) -> None:
     drawn = cases.draw(Shape(1, 1, 16, 32, 4), [20], device="cpu", dtype=torch.float16)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from benchmarks import mamba2_extend
-from sglang_bcg_fixes.kernels.linear_extend import metadata
+from sglang_bcg_fixes.kernels.linear_extend import metadata, serving
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, refusal, stepwise
 from sglang_bcg_fixes.kernels.mamba2_extend import triton as form
 from sglang_bcg_fixes.model import Accepted, Rejected
@@ -101,6 +101,13 @@ def test_states_in_bfloat16(name: str) -> None:
 def test_other_shapes(shape: Shape) -> None:
     drawn = cases.draw(shape, [18, 5], device="cpu", dtype=torch.float16, fresh=[1])
     assert cases.faults(drawn, run(drawn), CHUNK, EXACT) == []
+
+
+def test_many_sequences() -> None:
+    shape, lengths = Shape(2, 1, 16, 16, 4), [1 + number % 3 for number in range(150)]
+    drawn = cases.draw(shape, lengths, device="cpu", dtype=torch.float16, fresh=range(0, 150, 7), gone=[5, 149])
+    around = dataclasses.replace(AROUND, max_sequences=serving.MOST_SEQUENCES)
+    assert cases.faults(drawn, run(drawn, around), CHUNK, EXACT) == []
 
 
 @pytest.mark.parametrize("part", [16, 32])
