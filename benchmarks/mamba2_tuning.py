@@ -26,8 +26,8 @@ from benchmarks.gdn_tuning import AS_IT_IS, compared, with_a_line_for_each_row
 
 CASES = ((256, 1), (1024, 1), (4096, 1), (8192, 1), (8192, 4), (8192, 8), (8192, 64))
 FEW, MANY = "few", "many"
-# changes of `prepare`, of every walk of `advance` with few sequences, or of that with many
-# with none for few, all are many
+# changes of `prepare`, of every walk of `advance` with few sequences, or of that with many; without a walk for few,
+# every step is one of many
 CHANGES: tuple[dict[str, Any], ...] = (
     {"tile": 64, "side": 8},
     {"tile": 128, "side": 16},

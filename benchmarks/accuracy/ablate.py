@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What do a trained model's answers hang on? Questions in plain torch, with the linear layers' state damaged.
+"""Show what a trained model's answers hang on: questions in plain torch, with the linear layers' state damaged.
 
     python benchmarks/accuracy/ablate.py --model benchmarks/accuracy/checkpoint
 

@@ -58,7 +58,7 @@ HERE = pathlib.Path(__file__).parent
 
 @dataclass(frozen=True)
 class Family:
-    """How servers of an architecture differ: its folder here, attention, and the own kernel that one arm turns on."""
+    """Settings of an architecture's servers: its folder here, attention, and our kernel that one arm turns on."""
 
     checkpoint: pathlib.Path
     attention: str

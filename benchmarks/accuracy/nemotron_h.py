@@ -49,7 +49,7 @@ class Shape:
 
     @property
     def channels(self) -> int:
-        """Of the convolution: x, B and C."""
+        """Return the number of the convolution's channels: x, B and C."""
         return self.mixer_inner + 2 * self.groups * self.states
 
 
@@ -72,7 +72,7 @@ def recurrent_scan(
 
 
 def decays(logarithms: Tensor) -> Tensor:
-    """What is left at each place (row) of what was there at an earlier one (column): products of the decays between."""
+    """Return the share that is left at each place (row) of an earlier one (column): products of the decays between."""
     total = logarithms.cumsum(-1)
     size = total.shape[-1]
     later = torch.ones(size, size, dtype=torch.bool, device=total.device).tril()

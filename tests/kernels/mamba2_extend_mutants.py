@@ -103,7 +103,7 @@ MUTANTS = {
     "leaves the checkpoint in the slot": ("tracked", "(track_slot - slot) * state_slot", "0 * state_slot"),
     "walks one sequence twice": ("long", "(held >= least_sequences)", "(held >= 0)"),
     "walks many sequences twice": ("mixed", "(held <= most_sequences)", "(held <= 99)"),
-    "leaves two sequences": ("two", "most_sequences(self.shape) + 1\n", "most_sequences(self.shape) + 2\n"),
+    "leaves two sequences": ("two", "least = most + 1\n", "least = most + 2\n"),
     "leaves one sequence": ("long", "        least = 1\n", "        least = 2\n"),
     "takes one part for another": ("wide, in parts", "(item % PARTS) * PART", "0 * PART"),
     "convolution: reads a window without a prefix": ("mixed", "mask=exists & has_window", "mask=exists"),

@@ -58,6 +58,7 @@ def _fill(
     end = tl.minimum(tl.cumsum(length, 0), max_tokens)
     start = tl.minimum(tl.cumsum(length, 0) - length, max_tokens)
     length = end - start
+    all_work = tl.where(slot >= 0, length, 0)
     chunk_end = tl.cumsum(tl.cdiv(length, CHUNK), 0)
     chunk_start = chunk_end - tl.cdiv(length, CHUNK)
     total_chunks = tl.sum(tl.cdiv(length, CHUNK), 0)
@@ -94,12 +95,10 @@ def _fill(
         before_bound = tl.cdiv(tl.maximum(bound[:, None] * span - start[None, :], 0), CHUNK)
         begun = tl.sum(tl.minimum(before_bound, tl.cdiv(length, CHUNK)[None, :]), 1)
         tl.store(bounds + bound, tl.minimum(begun, max_chunks))
-        work = tl.where(slot >= 0, length, 0)
-        tl.store(counts + 2, tl.sum((work > 0).to(tl.int32), 0))
+        tl.store(counts + 2, tl.sum((all_work > 0).to(tl.int32), 0))
 
     if tl.program_id(0) * ROWS < MAX_SEQUENCES:
         own = row[:, None] == number[None, :]
-        all_work = tl.where(slot >= 0, length, 0)
         work = tl.sum(tl.where(own, all_work[None, :], 0), 1)
         # longest first: their programs end last
         before = (all_work[None, :] > work[:, None]) | (

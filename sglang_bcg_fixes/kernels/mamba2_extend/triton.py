@@ -260,7 +260,7 @@ def advance(
 
 @dataclasses.dataclass(frozen=True)
 class Walk:
-    """How one form of `advance` is launched: no bit of a result depends on it."""
+    """Launch parameters of one form of `advance`: no bit of a result depends on them."""
 
     programs: int
     warps: int
@@ -431,8 +431,9 @@ class Call:
     def advance(self) -> None:
         least = 1
         for walk in self.tuning.few:
-            self.walk(walk, least, walk.most_sequences(self.shape))
-            least = walk.most_sequences(self.shape) + 1
+            most = walk.most_sequences(self.shape)
+            self.walk(walk, least, most)
+            least = most + 1
         if least <= self.tables.max_sequences:
             self.walk(self.tuning.many, least, self.tables.max_sequences)
 

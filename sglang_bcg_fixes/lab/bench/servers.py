@@ -218,9 +218,9 @@ def runs_of(
     patched = found[PATCHED]
     for arm, variables in more.items():
         name = f"{case.name}/{arm}"
-        environment = {**patched.server.environment, **variables}
-        server = dataclasses.replace(patched.server, name=name, folder=folder / name, environment=environment)
-        found[arm] = dataclasses.replace(patched, arm=arm, server=server)
+        run = with_variables(patched, variables)
+        server = dataclasses.replace(run.server, name=name, folder=folder / name)
+        found[arm] = dataclasses.replace(run, arm=arm, server=server)
     return [found[arm] for arm in ARMS if arm in found and (arm in arms or arm == REFERENCE)]
 
 
