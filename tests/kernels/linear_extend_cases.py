@@ -135,6 +135,11 @@ class Surroundings:
 NOTHING = Surroundings()
 
 
+def between_slots(pool: Any) -> Any:
+    """Make room for a pool between two slots that are nobody's: slot -1 and the one behind the last are in there."""
+    return pool.new_empty(len(pool) + 2, *pool.shape[1:])
+
+
 class Launched:
     """A step on its own buffers; every run starts with the same pools and with NaN everywhere else."""
 
@@ -163,9 +168,12 @@ class Launched:
 
         self.inputs = [poisoned(tensor) for tensor in step.projections]
         self.output = torch.empty(rows, *step.output_sizes, dtype=kind, device=step.device)
-        self.conv, self.state = step.conv.clone(), step.state.clone()
+        self.around_conv, self.around_state = between_slots(step.conv), between_slots(step.state)
+        self.conv, self.state = self.around_conv[1:-1], self.around_state[1:-1]
 
     def restore(self) -> None:
+        self.around_conv.fill_(NAN)
+        self.around_state.fill_(NAN)
         self.conv.copy_(self.step.conv)
         self.state.copy_(self.step.state)
         for tensor in (self.output, *(getattr(self.scratch, each.name) for each in dataclasses.fields(self.scratch))):
@@ -204,6 +212,8 @@ class Launched:
         )
 
     def after(self) -> After:
+        for name, around in ("windows", self.around_conv), ("states", self.around_state):
+            assert bool(around[[0, -1]].isnan().all()), f"something was written beside the pool of {name}"
         return After(self.output.clone(), self.conv.clone(), self.state.clone())
 
     def run(self) -> After:
