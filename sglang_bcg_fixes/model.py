@@ -101,6 +101,10 @@ def flag_of(fix_id: str) -> str:
     return f"SGLANG_BCG_FIX_{fix_id.upper()}"
 
 
+def flag_of_kernel(op: str) -> str:
+    return f"SGLANG_BCG_KERNEL_{op.upper()}"
+
+
 @dataclasses.dataclass(frozen=True)
 class Fix:
     """Everything known about one defect; without `patches` it is only watched for.
@@ -162,13 +166,15 @@ class Impl:
 
     `accepts` is asked at start-up, before torch is imported. `module` holds the operation's functions; where it has a
     function `ready(device)`, that is asked before the first use and may still refuse. An implementation that `auto`
-    passes over says why in `only_by_name`.
+    passes over says why in `only_by_name`. One that `auto` takes on some GPUs only names them in `measured_on`, such as
+    sm_90; elsewhere it runs if it is named.
     """
 
     name: str
     accepts: Callable[[], Accepted | Rejected]
     module: str
     only_by_name: str = ""
+    measured_on: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -202,7 +208,7 @@ class Kernel:
 
     @property
     def flag(self) -> str:
-        return f"SGLANG_BCG_KERNEL_{self.op.upper()}"
+        return flag_of_kernel(self.op)
 
 
 Subject = TypeVar("Subject", bound=Fix | Kernel, covariant=True)

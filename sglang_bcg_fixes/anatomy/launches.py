@@ -306,4 +306,5 @@ IMAGES = Condition("images or audio", has_key("vision|audio|image|visual|video|t
 MODEL_OF_YOUR_OWN = Condition("a model of your own", is_of_another_package)
 EMBEDDINGS = Condition("an embedding model", embeds)
 DEEPSEEK_V4, FALCON_H1, INKLING = named("DeepseekV4*"), named("FalconH1*"), named("Inkling*")
+NEMOTRON_H = named("NemotronH*")
 LONGCAT, MINIMAX_M3 = named("Longcat*", "LongCat*"), named("MiniMaxM3*")

@@ -8,7 +8,7 @@ import importlib
 import logging
 from typing import Any
 
-from sglang_bcg_fixes.model import Choice, Impl, Rejected
+from sglang_bcg_fixes.model import Choice, Impl, Rejected, flag_of_kernel
 
 logger = logging.getLogger("sglang_bcg_fixes")
 
@@ -17,8 +17,8 @@ class CannotRun(RuntimeError):
     """None of the permitted forms of the operation can run on this device."""
 
     def __init__(self, op: str, form: str, reason: str) -> None:
-        self.reason = f"{form} cannot run on this device: {reason}"
-        super().__init__(f"bcg-fixes: {op}: {self.reason}. Set SGLANG_BCG_KERNEL_{op.upper()}=off to serve without it")
+        self.reason = f"{form} does not run on this device: {reason}"
+        super().__init__(f"bcg-fixes: {op}: {self.reason}. Set {flag_of_kernel(op)}=off to serve without it")
 
 
 class Selected:
@@ -47,21 +47,41 @@ class Selected:
         self.fallbacks[reason] += 1
 
     def _load(self, device: int | None) -> Any:
-        module, reason = loaded(self.impl, device)
+        module, reason = self._tried(device)
         while reason:
             unable = CannotRun(self.op, self.impl.name, reason)
             if self.required or not self._others:
                 raise unable
             self.impl = self._others.pop(0)
             logger.warning("bcg-fixes: %s: %s; %s takes its place", self.op, unable.reason, self.impl.name)
-            module, reason = loaded(self.impl, device)
+            module, reason = self._tried(device)
         if device is not None and hasattr(module, "origin"):
             logger.info("bcg-fixes: %s: %s runs as %s", self.op, self.impl.name, module.origin(device))
         return module
 
+    def _tried(self, device: int | None) -> tuple[Any, str]:
+        """Import the form's module; the second value says why it does not run on this device, or is empty."""
+        module, reason = loaded(self.impl, device)
+        if not (reason or self.required or device is None):
+            reason = unmeasured(self.op, self.impl, device)
+        return module, reason
+
+
+def unmeasured(op: str, impl: Impl, device: int) -> str:
+    """Say why `auto` passes over a form on this GPU; nothing where it does not."""
+    if not impl.measured_on:
+        return ""
+    import torch
+
+    here = "sm_{}{}".format(*torch.cuda.get_device_capability(device))
+    if here in impl.measured_on:
+        return ""
+    there = " and ".join(impl.measured_on)
+    return f"it was measured on {there}, and this is an {here}; {flag_of_kernel(op)}={impl.name} takes it here too"
+
 
 def loaded(impl: Impl, device: int | None) -> tuple[Any, str]:
-    """Import the module; the second value says why it cannot run on this device, or is empty."""
+    """Import the module; the second value says why it cannot run there, or is empty."""
     module = importlib.import_module(impl.module)
     ready = getattr(module, "ready", None)
     answer = ready(device) if ready and device is not None else None

@@ -92,7 +92,13 @@ FIELDS: Mapping[type, Mapping[str, Wanted]] = {
         "now": ("a text", one(str)),
     },
     Workaround: {"flags": TEXT, "option": TEXT, "effect": TEXT},
-    Impl: {"name": TEXT, "accepts": FUNCTION, "module": TEXT, "only_by_name": ("a text", one(str))},
+    Impl: {
+        "name": TEXT,
+        "accepts": FUNCTION,
+        "module": TEXT,
+        "only_by_name": ("a text", one(str)),
+        "measured_on": many("texts", is_text),
+    },
 }
 
 

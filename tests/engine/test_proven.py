@@ -15,6 +15,7 @@ from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.cli import doctor
 from sglang_bcg_fixes.kernels.fa_metadata.declaration import KERNEL as FA_METADATA
 from sglang_bcg_fixes.kernels.gdn_extend.declaration import KERNEL as GDN_EXTEND
+from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL as MAMBA2_EXTEND
 from sglang_bcg_fixes.model import Accepted, Choice, Kernel
 from sglang_bcg_fixes.planning import plan, proven
 from sglang_bcg_fixes.planning.registry import Registry
@@ -24,12 +25,13 @@ from tests import processes, wheels
 
 Root = Callable[[str], pathlib.Path]
 RESULTS = processes.REPOSITORY / "benchmarks" / "results"
-# 0.5.12 and 0.5.15 have the definitions of the releases behind them, 0.5.22 those of metadata of 0.5.23
+# 0.5.12 and 0.5.15 have the definitions of the releases behind them
 PROVEN = {
     "gdn_extend": {"0.5.11", "0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1", "0.5.17", "0.5.21", "0.5.23"},
     "fa_metadata": {"0.5.11", "0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1"},
+    "mamba2_extend": {"0.5.12", "0.5.12.post1", "0.5.17"},
 }
-KERNELS = {kernel.op: kernel for kernel in (FA_METADATA, GDN_EXTEND)}
+KERNELS = {kernel.op: kernel for kernel in (FA_METADATA, GDN_EXTEND, MAMBA2_EXTEND)}
 
 
 def choice(kernel: Kernel, root: pathlib.Path, **environ: str) -> Choice:
@@ -45,14 +47,15 @@ def choice(kernel: Kernel, root: pathlib.Path, **environ: str) -> Choice:
 @pytest.mark.parametrize("op", KERNELS)
 def test_recorded_results_decide_what_is_on_by_default(release_root: Root, op: str) -> None:
     kernel = KERNELS[op]
+    first = kernel.impls[0].name
     for release in wheels.RELEASES:
         auto = choice(kernel, release_root(release))
         assert auto.proven is (release in PROVEN[op]), release
-        assert auto.name == ("cuda" if auto.proven else "sglang"), release
+        assert auto.name == (first if auto.proven else "sglang"), release
         if not auto.proven:
-            assert auto.rejected["cuda"].startswith(f"only with {kernel.flag}=cuda: unproven on this release")
-        named = choice(kernel, release_root(release), **{kernel.flag: "cuda"})
-        assert named.name == "cuda" and named.proven is auto.proven
+            assert auto.rejected[first].startswith(f"only with {kernel.flag}={first}: unproven on this release")
+        named = choice(kernel, release_root(release), **{kernel.flag: first})
+        assert named.name == first and named.proven is auto.proven
 
 
 @pytest.mark.parametrize(
@@ -64,13 +67,33 @@ def test_each_entry_names_results_of_its_release(op: str, release: str, file: st
     found = json.loads(text.splitlines()[0]) if file.endswith(".jsonl") else json.loads(text)
     header = found.get("header", found)
     assert header["sglang"] == release and header["gpu"].startswith(("NVIDIA H100", "NVIDIA H200"))
-    if op == "gdn_extend":
+    if op != "fa_metadata":
         assert any(server["arm"] == "kernels" and server["phases"] for server in found["servers"])
+
+
+@pytest.mark.parametrize("model", ["nemotron_h_8b", "falcon_h1_7b"])
+@pytest.mark.parametrize("release", proven.table()["mamba2_extend"])
+def test_servers_of_each_family_that_has_it_by_default_were_faster_with_it(release: str, model: str) -> None:
+    rows = [json.loads(line) for line in (RESULTS / f"bench-{release}-{model}.jsonl").read_text().splitlines()][1:]
+    times: dict[tuple[str, int], dict[str, float]] = {}
+    for row in rows:
+        assert row["verdict"] == "green", row["why"]
+        times.setdefault((row["measured"], row["tokens"]), {})[row["arm"]] = row["median"]
+    first_token, inside = "time to first token", "breakable graphs, patched, linear layers inside"
+    assert {tokens for measured, tokens in times if measured == first_token} == {253, 1021, 4093, 8189}
+    for (measured, _), arms in times.items():
+        mine, others = arms[inside], [arms[arm] for arm in arms if arm != inside]
+        assert mine < min(others) if measured == first_token else mine > max(others)
 
 
 def test_the_page_names_the_releases_that_have_it_by_default() -> None:
     page = " ".join((processes.REPOSITORY / "docs" / "kernels.md").read_text().split())
-    for op, what in (("gdn_extend", "gated delta net on"), ("fa_metadata", "FlashAttention's metadata on")):
+    names = {
+        "gdn_extend": "gated delta net on",
+        "fa_metadata": "FlashAttention's metadata on",
+        "mamba2_extend": "Mamba2 on",
+    }
+    for op, what in names.items():
         assert f"{what} {', '.join(sorted(PROVEN[op]))}" in page
 
 

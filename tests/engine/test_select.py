@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.model import Accepted, Impl, Rejected
@@ -82,3 +83,25 @@ def test_what_is_left_to_sglang_is_counted_and_said_once(forms: Forms, caplog: p
             used.fall_back("an encoder")
     assert used.fallbacks == {"an encoder": 3}
     assert len(caplog.records) == 1 and "left to SGLang's own code here: an encoder" in caplog.text
+
+
+@pytest.mark.parametrize("state", ["auto", "triton"])
+def test_auto_takes_a_form_where_it_was_measured_and_its_flag_takes_it_everywhere(
+    forms: Forms, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    capabilities = {0: (9, 0), 1: (10, 0)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capabilities.__getitem__)
+    only = Impl("triton", Accepted, "forms_of_tests.triton", measured_on=("sm_90",))
+    used = active.Selected(plan.choose(kernel("metadata", only), state, KNOWN))
+    assert used.module(0) is forms["triton"]
+    # tensors of a CPU
+    assert used.module(None) is forms["triton"]
+    if state == "triton":
+        assert used.module(1) is forms["triton"]
+    else:
+        with pytest.raises(active.CannotRun) as raised:
+            used.module(1)
+        assert raised.value.reason == (
+            "triton does not run on this device: it was measured on sm_90, and this is an sm_100; "
+            "SGLANG_BCG_KERNEL_METADATA=triton takes it here too"
+        )

@@ -312,4 +312,4 @@ def test_a_device_that_cannot_run_it(required: bool, monkeypatch: pytest.MonkeyP
             adapter.OPERATION.begin(None)
     else:
         assert adapter.OPERATION.begin(None) is None
-    assert left == ([] if required else ["cuda cannot run on this device: it is an sm_80"])
+    assert left == ([] if required else ["cuda does not run on this device: it is an sm_80"])

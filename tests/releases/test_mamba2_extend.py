@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.kernels import active
+from sglang_bcg_fixes.kernels.linear_extend import serving
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, adapter
-from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL, NOT_MEASURED
+from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL
 from sglang_bcg_fixes.planning import plan, registry
 from sglang_bcg_fixes.source import tree
 from tests import processes, wheels
@@ -91,6 +93,11 @@ def test_so_they_are_on_other_releases(run: Callable[..., Found], release: str, 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_triton_kernels_are_right_too(run: Callable[..., Found], model: str) -> None:
     assert_captured_and_right(run(NEWEST, "short", model, "triton"), model)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_by_default_they_take_the_families_that_were_measured(run: Callable[..., Found], model: str) -> None:
+    assert_captured_and_right(run(ONE, "short", model, "auto"), model)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -199,6 +206,34 @@ def test_mixers_that_are_refused(given: tuple[Any, ...], reason: str) -> None:
     assert adapter.why_not(*given) == reason
 
 
+@pytest.mark.parametrize(
+    ("architecture", "by_default"),
+    [
+        ("NemotronHForCausalLM", True),
+        ("NemotronH_Nano_VL_V2", True),
+        ("FalconH1ForCausalLM", True),
+        ("GraniteMoeHybridForCausalLM", False),
+    ],
+)
+@pytest.mark.parametrize("named", [False, True], ids=["auto", "by name"])
+def test_by_default_another_family_keeps_its_breaks(
+    monkeypatch: pytest.MonkeyPatch, architecture: str, by_default: bool, named: bool
+) -> None:
+    left: list[str] = []
+
+    def asked(model_runner: Any, backend: str) -> None:
+        raise serving.FallBack("it is asked what else refuses")
+
+    monkeypatch.setattr(active, "selected", lambda op: types.SimpleNamespace(required=named, fall_back=left.append))
+    monkeypatch.setattr(serving, "makes_breakable_graphs", lambda runner: True)
+    monkeypatch.setattr(serving, "refuse_configuration", asked)
+    config = types.SimpleNamespace(hf_config=types.SimpleNamespace(architectures=[architecture]))
+    runner = types.SimpleNamespace(model_runner=types.SimpleNamespace(model_config=config))
+    assert adapter.OPERATION.begin(runner) is None
+    unmeasured = f"{architecture}, which was not measured; {KERNEL.flag}=triton takes it"
+    assert left == ["it is asked what else refuses" if named or by_default else unmeasured]
+
+
 def test_outside_a_capture_nothing_is_taken() -> None:
     assert adapter.is_taken(mixer(), HIDDEN, 0) is False
 
@@ -245,13 +280,17 @@ def test_a_drifted_source_is_unknown(release_root: Root, drift: str) -> None:
 
 
 @pytest.mark.parametrize("asked", [None, "triton", "reference"])
-def test_it_runs_by_name_alone(release_root: Root, asked: str | None) -> None:
+@pytest.mark.parametrize("release", [ONE, NEWEST])
+def test_it_runs_by_name_and_by_default_where_it_was_measured(
+    release_root: Root, release: str, asked: str | None
+) -> None:
     found = registry.discover()
     settings = flags.read(found.fixes, found.kernels, {} if asked is None else {KERNEL.flag: asked})
-    made = plan.make(found, settings, tree.Source(tree.Folder(release_root(NEWEST))))
+    made = plan.make(found, settings, tree.Source(tree.Folder(release_root(release))))
     (choice,) = (choice for choice in made.kernels if choice.op == KERNEL.op)
-    assert (choice.impl and choice.impl.name) == asked
-    assert asked or NOT_MEASURED in choice.rejected["triton"]
+    by_default = "triton" if release == ONE else None
+    assert (choice.impl and choice.impl.name) == asked or by_default
+    assert asked or by_default or "unproven on this release" in choice.rejected["triton"]
 
 
 def test_the_scripts_have_what_is_to_be_tried() -> None:

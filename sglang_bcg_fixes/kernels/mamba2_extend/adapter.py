@@ -9,9 +9,9 @@ import torch
 
 from sglang_bcg_fixes.anatomy.forward_batch import prefill_batch, prefill_context
 from sglang_bcg_fixes.kernels.linear_extend import serving
-from sglang_bcg_fixes.kernels.linear_extend.serving import Original
+from sglang_bcg_fixes.kernels.linear_extend.serving import FallBack, Original
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, refusal
-from sglang_bcg_fixes.kernels.mamba2_extend.declaration import BACKEND, KERNEL
+from sglang_bcg_fixes.kernels.mamba2_extend.declaration import BACKEND, KERNEL, MEASURED
 
 Tensor = torch.Tensor
 
@@ -20,6 +20,11 @@ class Served(serving.Served):
     """The tables of one runner, and how a mixer calls the kernels with them."""
 
     kernel, backend = KERNEL, BACKEND
+
+    def __init__(self, runner: Any) -> None:
+        if not self.selected.required:
+            refuse_unmeasured(runner.model_runner)
+        super().__init__(runner)
 
     def takes(self, mixer: Any, hidden_states: Any, layer_id: int, *, is_reduced_later: bool = False) -> bool:
         return self.decide(layer_id, lambda: why_not(mixer, hidden_states, self.cache(layer_id), is_reduced_later))
@@ -113,6 +118,13 @@ def before_replay(self: Any) -> None:
 
 
 # decisions
+
+
+def refuse_unmeasured(model_runner: Any) -> None:
+    """Raise FallBack for a model that `auto` is not measured for."""
+    architectures = model_runner.model_config.hf_config.architectures
+    if not any(name.startswith(MEASURED) for name in architectures):
+        raise FallBack(f"{', '.join(architectures)}, which was not measured; {KERNEL.flag}=triton takes it")
 
 
 def shape_of(mixer: Any) -> Shape:

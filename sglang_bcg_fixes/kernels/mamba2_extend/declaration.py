@@ -7,13 +7,15 @@ their work on the device; projections and the gated norm are SGLang's own, captu
 its break. A layer keeps its break in the cases of gdn_extend, and where its output is reduced together with the next
 layer's. A batch runs eagerly if it has more than 512 sequences, or verifies or extends a draft. Falcon-H1's break comes
 from the fix ssm_mixer_captured; without it that model gets no prefill graphs, whatever this does. Granite hybrid and,
-from 0.5.19, NemotronH, which SGLang refuses them, have some with the fix hybrids_without_graphs on, and these kernels
-in them. Off by default: servers were timed with it on two releases only.
+from 0.5.19, NemotronH, which SGLang refuses them, have some with the fix hybrids_without_graphs on. By default only
+NemotronH and Falcon-H1 have these kernels, and on Hopper: no other servers were measured.
 """
 
 from __future__ import annotations
 
+from sglang_bcg_fixes.anatomy.launches import FALCON_H1, NEMOTRON_H, ON_HOPPER, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.mamba2 import PREPARE
+from sglang_bcg_fixes.concern import slower
 from sglang_bcg_fixes.kernels import has_triton
 from sglang_bcg_fixes.kernels.linear_extend.places import BACKENDS, RUNNER, STEP, patches
 from sglang_bcg_fixes.model import Accepted, How, Impl, Kernel, PatchPoint
@@ -29,7 +31,8 @@ BREAK = f"{NEMOTRON}:breakable_nemotron_mamba2_with_output"
 BROKEN = f"{NEMOTRON}:nemotron_mamba2_with_output"
 BODIES = "sglang_bcg_fixes.kernels.mamba2_extend.adapter"
 FOLDER = "sglang_bcg_fixes.kernels.mamba2_extend"
-NOT_MEASURED = "servers were timed with it on two releases only: docs/kernels.md"
+# architectures whose servers were measured
+MEASURED = ("NemotronH", "FalconH1")
 
 
 def probe(source: Source) -> Finding:
@@ -44,7 +47,7 @@ KERNEL = Kernel(
     op="mamba2_extend",
     doc=__doc__,
     impls=(
-        Impl("triton", has_triton, f"{FOLDER}.triton", only_by_name=NOT_MEASURED),
+        Impl("triton", has_triton, f"{FOLDER}.triton", measured_on=("sm_90",)),
         Impl("reference", Accepted, f"{FOLDER}.stepwise", only_by_name="plain torch, token by token; for tests"),
     ),
     probe=probe,
@@ -53,6 +56,6 @@ KERNEL = Kernel(
         PatchPoint((LAYER,), How.AROUND, f"{BODIES}:forward"),
         PatchPoint((BREAK,), How.AROUND_BREAK, f"{BODIES}:nemotron_break"),
     ),
-    # no concern: whose time it takes less of, nobody has measured
     bit_exact=False,
+    concerns=slower(NEMOTRON_H | FALCON_H1, PREFILL_GRAPHS, ON_HOPPER),
 )
