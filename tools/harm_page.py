@@ -88,6 +88,7 @@ def page(table: Table) -> str:
     lines += ["", "| architecture | " + " | ".join(RELEASES) + " |", "|---|" + "---|" * len(RELEASES)]
     lines += [f"| {name} | " + " | ".join(kinds[name, release][0] for release in RELEASES) + " |" for name in names]
     lines += ["", "## What SGLang refuses", "", *admitted(table)]
+    lines += ["", "## Linear layers inside", "", *inside(table)]
     lines += ["", "## Exceptions", "", *excused(), "", "## What is better", "", *better(table, kinds)]
     lines += ["", "## Time", "", *time_of_steps(speed.recorded())]
     lines += ["", "## Other names of the registries", "", *others()]
@@ -101,7 +102,8 @@ def introduction(table: Table) -> list[str]:
         f"{len(rows)} servers of {len([release for release in RELEASES if table[release]])} releases were started on "
         "the CPU, with a stand-in for CUDA graphs and a tiny model of each architecture: stock, with the plugin at "
         "its defaults, and, in the oldest and newest releases (some architectures: in all), with "
-        "`SGLANG_BCG_FIXES=off`; and [what SGLang refuses](#what-sglang-refuses), with a fix that is off by default. "
+        "`SGLANG_BCG_FIXES=off`; [what SGLang refuses](#what-sglang-refuses), with a fix that is off by default; and "
+        "hybrids with [their linear layers inside](#linear-layers-inside). "
         "Each answered four batches, with a decode step after each, eagerly and then with prefill graphs, and every "
         "tensor of the answers was compared. Patched, no server may "
         "capture fewer buckets, break a graph more often, replay fewer batches or differ more from eager than stock, "
@@ -131,6 +133,34 @@ def admitted(table: Table) -> list[str]:
                 key = name, summary(arms[matrix.STOCK]), summary(arms[matrix.ADMITTED])
                 grouped.setdefault(key, []).append(release)
     return lines + [f"| {name} | {', '.join(of)} | {stock} | {ours} |" for (name, stock, ours), of in grouped.items()]
+
+
+def inside(table: Table) -> list[str]:
+    """The arm whose linear layers run on our kernels."""
+    text = (
+        "With [our kernels](kernels.md) for linear layers, a graph breaks at attention only. Here they run in the "
+        "forms for a CPU: plain torch, token by token, and for lightning attention SGLang's own kernels. They round "
+        f"differently from the eager layers, in half precision: logits of about one may be off by {rules.SAME}. "
+        f"`{hybrids_without_graphs.FIX.flag}=on` where SGLang makes no prefill graphs."
+    )
+    lines = [textwrap.fill(text, 120, break_on_hyphens=False), ""]
+    lines += ["| architecture | releases | breaks at its defaults | breaks inside | off by at most |"]
+    lines += ["|---|---|---|---|---|"]
+    grouped: dict[tuple[str, str, int], dict[str, float]] = {}
+    for release, rows in table.items():
+        for name, arms in rows.items():
+            if matrix.INSIDE in arms:
+                row, patched = arms[matrix.INSIDE], arms[matrix.PATCHED]["graphs"]
+                key = name, str(most_breaks(patched)) if patched else "no graphs", most_breaks(row["graphs"])
+                grouped.setdefault(key, {})[release] = max(map(rules.difference, row["batches"]))
+    return lines + [
+        f"| {name} | {'all' if len(of) == len(RELEASES) else ', '.join(of)} | {before} | {after} | {max(of.values()):g} |"
+        for (name, before, after), of in sorted(grouped.items())
+    ]
+
+
+def most_breaks(graphs: dict[str, list[int]]) -> int:
+    return max(breaks for _, breaks in graphs.values())
 
 
 def excused() -> list[str]:
@@ -171,7 +201,7 @@ def summary(row: Row) -> str:
         if worst == rules.NOT_A_NUMBER
         else f", off by {worst:g}"
     )
-    breaks = f", {max(breaks for _, breaks in row['graphs'].values())} breaks" if row["graphs"] else ""
+    breaks = f", {most_breaks(row['graphs'])} breaks" if row["graphs"] else ""
     return f"{len(row['graphs'])} buckets{breaks}, {replayed} of {len(row['batches'])} replayed{wrong}"
 
 

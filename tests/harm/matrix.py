@@ -23,19 +23,35 @@ from typing import Any
 
 from cpu_sglang import architectures
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
+from sglang_bcg_fixes.kernels.gdn_extend.declaration import KERNEL as GDN
+from sglang_bcg_fixes.kernels.lightning_extend.declaration import KERNEL as LIGHTNING
+from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL as MAMBA2
 from tests import processes, wheels
 
 RECORDED = pathlib.Path(__file__).with_name("recorded")
-STOCK, PATCHED, OFF, ADMITTED = "stock", "patched", "off", "admitted"
+STOCK, PATCHED, OFF, ADMITTED, INSIDE = "stock", "patched", "off", "admitted", "inside"
 ARMS = {
     STOCK: {"SGLANG_PLUGINS": "__none__"},
     PATCHED: {"SGLANG_PLUGINS": "bcg_fixes"},
     OFF: {"SGLANG_PLUGINS": "bcg_fixes", "SGLANG_BCG_FIXES": "off"},
     # with a fix that is off by default
     ADMITTED: {"SGLANG_PLUGINS": "bcg_fixes", hybrids_without_graphs.FIX.flag: "on"},
+    # with the forms that run on a CPU; the windows of convolutions are as the model's, half precision here
+    INSIDE: {
+        "SGLANG_PLUGINS": "bcg_fixes",
+        hybrids_without_graphs.FIX.flag: "on",
+        **{GDN.flag: "reference", MAMBA2.flag: "reference", LIGHTNING.flag: "seg_la"},
+        "SGLANG_MAMBA_CONV_DTYPE": "float16",
+    },
 }
 # that fix is for these alone
 ADMITTED_ARCHITECTURES = {name for name, _ in hybrids_without_graphs.MIXERS}
+# those with linear layers that our kernels capture, and the breaks that are left: one for each layer of attention
+BREAKS_OUTSIDE = {
+    **dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration"), 1),
+    **dict.fromkeys(("NemotronHForCausalLM", "GraniteMoeHybridForCausalLM", "MiniCPMSALAForCausalLM"), 1),
+    "FalconH1ForCausalLM": 2,
+}
 # an interrupted recording has these first
 FIRST_RELEASES = (wheels.NEWEST, wheels.RELEASES[0], "0.5.15.post1", "0.5.19")
 FIRST_ARCHITECTURES = (
@@ -86,11 +102,13 @@ def key(architecture: str, arm: str) -> str:
     configuration = architectures.CONFIGURATIONS[architecture]
     made = json.dumps([configuration.config, configuration.server_args], sort_keys=True)
     digest = hashlib.sha256(made.encode()).hexdigest()[:8]
-    return f"{digest} {code_of_the_package()}" if arm in (PATCHED, ADMITTED) else digest
+    return f"{digest} {code_of_the_package()}" if arm in (PATCHED, ADMITTED, INSIDE) else digest
 
 
 def job(architecture: str, arm: str) -> dict[str, Any]:
     configuration = architectures.CONFIGURATIONS[architecture]
+    # our kernels take half precision
+    kind = {"dtype": "float16"} if arm == INSIDE else {}
     return {
         "architecture": architecture,
         "arm": arm,
@@ -98,7 +116,7 @@ def job(architecture: str, arm: str) -> dict[str, Any]:
         "environment": ARMS[arm],
         "patience": PATIENCE,
         "configuration": {**configuration.config, "architectures": [architecture]},
-        "server_args": configuration.server_args,
+        "server_args": {**configuration.server_args, **kind},
     }
 
 
@@ -185,7 +203,7 @@ def wanted_arms(release: str, name: str) -> list[str]:
     """Switched off there is nothing of ours to find: the ends of the list of releases, and some in all of them, do."""
     is_compared = release in (wheels.RELEASES[0], wheels.NEWEST) or name in FIRST_ARCHITECTURES
     off, admitted = [OFF] * is_compared, [ADMITTED] * (name in ADMITTED_ARCHITECTURES)
-    return [STOCK, PATCHED, *off, *admitted]
+    return [STOCK, PATCHED, *off, *admitted, *[INSIDE] * (name in BREAKS_OUTSIDE)]
 
 
 def demanded(release: str) -> set[tuple[str, str]]:
