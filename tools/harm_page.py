@@ -153,10 +153,10 @@ def inside(table: Table) -> list[str]:
                 row, patched = arms[matrix.INSIDE], arms[matrix.PATCHED]["graphs"]
                 key = name, str(most_breaks(patched)) if patched else "no graphs", most_breaks(row["graphs"])
                 grouped.setdefault(key, {})[release] = max(map(rules.difference, row["batches"]))
-    return lines + [
-        f"| {name} | {'all' if len(of) == len(RELEASES) else ', '.join(of)} | {before} | {after} | {max(of.values()):g} |"
-        for (name, before, after), of in sorted(grouped.items())
-    ]
+    for (name, before, after), of in sorted(grouped.items()):
+        where = "all" if len(of) == len(RELEASES) else ", ".join(of)
+        lines.append(f"| {name} | {where} | {before} | {after} | {max(of.values()):g} |")
+    return lines
 
 
 def most_breaks(graphs: dict[str, list[int]]) -> int:
