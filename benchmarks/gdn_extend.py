@@ -3,13 +3,15 @@
 
     python benchmarks/gdn_extend.py --cases 100                 # the CUDA form
     python benchmarks/gdn_extend.py --cases 100 --form triton
+    python benchmarks/gdn_extend.py --cases 100 --states bfloat16
     python benchmarks/gdn_extend.py --cases 0 --hardly-forget 16384
     compute-sanitizer --tool memcheck python benchmarks/gdn_extend.py --cases 3 --tokens 700
 
 Steps are those of tests/kernels/test_gdn_extend.py at a model's sizes, and random ones: prefixes, sequences without
 tokens or without a slot, checkpoints, padding, few and many programs, spans. Memory that no kernel may touch is NaN.
 Every step runs eagerly and in a graph that was captured for another batch, and both must have the same bits, also for
-each sequence alone. `bcg-fixes bench --layer` measures the speed.
+each sequence alone. States in bfloat16 are rounded where a span ends, so these steps have one. `bcg-fixes bench
+--layer` measures the speed.
 
 Errors add up longest in heads that hardly forget: `--hardly-forget` compares each of them with fp64, ten seeds.
 """
@@ -56,7 +58,7 @@ def shapes() -> dict[str, Shape]:
     return {**found, "small": SMALL}
 
 
-def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int) -> cases.Step:
+def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, kept: Any = torch.float32) -> cases.Step:
     lengths = random_lengths(source, LENGTHS, most_tokens)
     some = [number for number in range(len(lengths)) if source.random() < 0.3]
     return cases.draw(
@@ -65,6 +67,7 @@ def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int) -> ca
         device="cuda",
         # with few numbers in bfloat16, one that rounds badly is half of a result
         dtype=torch.float16 if shape is SMALL else source.choice((torch.bfloat16, torch.float16)),
+        kept=kept,
         gates=source.choice(list(cases.GATES)),
         fresh=[number for number in some if source.random() < 0.5],
         gone=[number for number in range(len(lengths)) if source.random() < 0.1],
@@ -107,11 +110,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cases", type=int, default=100, help="random steps of each shape")
     parser.add_argument("--form", choices=FORMS, default="cuda")
+    parser.add_argument("--states", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--tokens", type=int, default=9000, help="at most so many in a step")
     parser.add_argument("--hardly-forget", type=int, metavar="TOKENS", help="so many tokens, ten seeds, against fp64")
     parser.add_argument("--json", type=pathlib.Path, help="write the counts there")
     options = parser.parse_args()
     counts: dict[str, Any] = environment.header(environment.here()) | {"form": options.form}
+    counts["states"], kept = options.states, getattr(torch, options.states)
     wrong = 0
     if options.hardly_forget:
         errors = hardly_forget(options.hardly_forget, FORMS[options.form])
@@ -122,8 +127,10 @@ def main() -> int:
     for name, shape in shapes().items():
         source, found = random.Random(name), []
         for seed in range(options.cases):
-            step = draw(shape, source, options.tokens, seed)
+            step = draw(shape, source, options.tokens, seed, kept)
             around = surroundings(step, source)
+            if kept != torch.float32:
+                around = dataclasses.replace(around, span=None)
             tuning = dataclasses.replace(triton.Tuning(), overlap=options.form == "triton" and seed % 4 == 3)
             mine = [
                 f"{name}, seed {seed}, {step.lengths}: {fault}"

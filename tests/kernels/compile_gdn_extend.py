@@ -69,14 +69,16 @@ def main() -> None:
             of_tables |= dict.fromkeys(("track_mask", "track_slots", "track_lengths"))
         found.append(compiled(metadata._fill, of_tables, num_warps=4))
         of_sequences = {"PART": tuning.part, "FIELDS": metadata.SEQUENCE_FIELDS, "STAGES": tuning.advance_stages}
-        found.append(
-            compiled(
-                form.advance,
-                {**QWEN3_NEXT, **of_sequences, "TRACK": track, "OVERLAP": tuning.overlap},
-                num_warps=tuning.advance_warps,
-                num_stages=tuning.advance_stages,
+        for kept in (FLOAT, HALF):
+            found.append(
+                compiled(
+                    form.advance,
+                    {**QWEN3_NEXT, **of_sequences, "TRACK": track, "OVERLAP": tuning.overlap},
+                    {**POINTERS, "state": kept},
+                    num_warps=tuning.advance_warps,
+                    num_stages=tuning.advance_stages,
+                )
             )
-        )
     of_chunks = {"WIDTH": 4, "HAS_BIAS": False, "bias": None, "FIELDS": metadata.CHUNK_FIELDS, "STRIP": tuning.strip}
     of_chunks |= {"X_ROW": 8192, "WORKSPACE": 4352, "WINDOW": 1024}
     found.append(

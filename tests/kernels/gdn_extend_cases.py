@@ -129,6 +129,7 @@ def draw(
     *,
     device: str,
     dtype: Any = torch.bfloat16,
+    kept: Any = torch.float32,
     gates: str = "mixed",
     fresh: Sequence[int] = (),
     gone: Sequence[int] = (),
@@ -137,7 +138,7 @@ def draw(
     equal_keys: bool = False,
     seed: int = 0,
 ) -> Step:
-    """Draw a step; `requests` says what `fresh`, `gone` and `tracked` are."""
+    """Draw a step; `requests` says what `fresh`, `gone` and `tracked` are, `kept` is the dtype of states."""
     source = torch.Generator(device).manual_seed(seed)
 
     def normal(*sizes: int, kind: Any = dtype) -> Any:
@@ -146,10 +147,10 @@ def draw(
     tokens, heads = sum(lengths), shape.value_heads
     who = requests(lengths, fresh, gone, tracked, seed)
     conv = torch.full((slots_of(lengths), shape.channels, shape.width - 1), NAN, dtype=dtype, device=device)
-    state = torch.full((len(conv), heads, shape.values, shape.keys), NAN, device=device)
+    state = torch.full((len(conv), heads, shape.values, shape.keys), NAN, dtype=kept, device=device)
     for number, slot in enumerate(who["slots"]):
         if number not in gone:
-            state[slot] = 0 if number in fresh else normal(*state.shape[1:], kind=torch.float32)
+            state[slot] = 0 if number in fresh else normal(*state.shape[1:], kind=kept)
         if number not in fresh and number not in gone:
             conv[slot] = normal(*conv.shape[1:])
     least, most, offset = GATES[gates]

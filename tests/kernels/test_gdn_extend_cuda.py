@@ -327,6 +327,19 @@ def test_what_is_not_a_number_stays_in_its_sequence(host: cuda.Kernels) -> None:
     linear_extend_cases.assert_nan_stays_in_its_sequence(step([20, 70, 9]), run)
 
 
+def test_states_in_bfloat16_are_tritons_behind_our_prepare(host: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        pytest.fail("it takes its states in fp32")
+
+    kinds = dict.fromkeys(cuda.KINDS, fail)
+    only_prepare = dataclasses.replace(host, advance=kinds, carry=kinds, advance_segments=kinds)
+    monkeypatch.setattr(cuda, "on_device", lambda device: only_prepare)
+    drawn = step([130, 70, 3, 64], tracked={0: 129}, fresh=[1], gone=[2], kept=torch.bfloat16)
+    # in bfloat16 a checkpoint and a state are rounded by 0.0017
+    assert faults(drawn, tolerance=0.002) == []
+    assert faults(drawn, tolerance=EXACT) != []
+
+
 def test_other_sizes_are_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "on_device", lambda device: pytest.fail("a kernel of ours is launched"))
     for shape, chunk in ((Shape(1, 2, 16, 16, 4), 64), (Shape(1, 1, 128, 128, 4), 16)):

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.kernels import active
@@ -37,6 +39,8 @@ FIRST = {"first conv": 0.0, "first state": 0.002, "first kept conv": 0.0, "first
 # of what comes behind it the model's own roundings in fp16 are the larger part
 LAST = {"logits": 0.05, "conv": 0.02, "state": 0.02, "kept conv": 0.02, "kept state": 0.02}
 NOTICED = 0.2
+# two roundings to bfloat16 are so far apart
+ROUNDED = 0.004
 # the model has two such layers, and one of full attention between them
 ATTENTION_LAYERS, LAYERS = 1, 3
 
@@ -96,6 +100,19 @@ def test_so_are_those_of_qwen3_5(run: Callable[..., Found], release: str) -> Non
 
 def test_chunks_mixed_with_decoding_are_replayed_too(run: Callable[..., Found]) -> None:
     assert_captured_and_right(run(ONE, "mixed"), 1)
+
+
+@pytest.mark.parametrize("release", [ONE, NEWEST])
+def test_states_in_bfloat16_are_captured_by_name(run: Callable[..., Found], release: str) -> None:
+    in_halves = {"SGLANG_MAMBA_SSM_DTYPE": "bfloat16"}
+    report = run(release, "brief", **in_halves)
+    assert set(report["breaks"].values()) == {ATTENTION_LAYERS} and report["left"] == {}
+    for script in report["scripts"]:
+        # a state is rounded once a step, by SGLang too
+        assert all(script[name] <= max(limit, ROUNDED) for name, limit in {**FIRST, **LAST}.items() if name in script)
+        assert set(script["replays"]) == {ATTENTION_LAYERS + 1} and script["nobody's"]
+    for script in report["again"]:
+        assert_same(script)
 
 
 def test_the_triton_kernels_are_right_too(run: Callable[..., Found]) -> None:
@@ -205,6 +222,25 @@ def served(tracking: bool = False) -> adapter.Served:
     found.tables = types.SimpleNamespace(max_sequences=2)
     found.tracking, found.pool = tracking, types.SimpleNamespace(layer_transfer_counter=None)
     return found
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["auto", "by name"])
+def test_states_in_bfloat16_keep_the_break_unless_a_form_is_named(monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
+    runner = served()
+    monkeypatch.setattr(active, "selected", lambda op: types.SimpleNamespace(required=named))
+    monkeypatch.setattr(adapter, "why_not", lambda *given: "the layer is asked")
+    for kept, measured in ((torch.float32, True), (torch.bfloat16, False)):
+        cache = types.SimpleNamespace(temporal=torch.empty(0, dtype=kept))
+        monkeypatch.setattr(runner, "cache", functools.partial(dict.__getitem__, {0: cache}))
+        reason = runner.why_not(types.SimpleNamespace(layer_id=0), None, None, None)
+        unmeasured = f"states in {kept}, which were not measured; {KERNEL.flag}=cuda takes bfloat16"
+        assert reason == ("the layer is asked" if named or measured else unmeasured)
+
+
+def test_states_in_float16_keep_the_break(run: Callable[..., Found]) -> None:
+    report = run(ONE, "brief", SGLANG_MAMBA_SSM_DTYPE="float16")
+    assert set(report["breaks"].values()) == {LAYERS}
+    assert report["left"] == {"no kernel for states in torch.float16": 2}
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,14 @@ For `extend`:
           a, b          [rows, value heads] bf16|f16, any row stride
           conv_weights  [channels, width]; bias [channels] or None; A_log and dt_bias [value heads]
     pools conv          [slots, channels, width - 1], any strides
-          state         [slots, value heads, values, keys] f32, each slot contiguous, any stride between slots
+          state         [slots, value heads, values, keys] f32|bf16, each slot contiguous, any stride between slots
     out   output        [rows, value heads, values], contiguous
 - Every row of `output` is written; past the last token, and in sequences whose slot is below 0, with zeros. Input rows
   past the last token, or of a sequence whose slot is below 0, are not read.
 - Of both pools, only the slots in the tables are read and written, in place. The state is always read, because SGLang
-  zeroes it when it hands out a slot. The convolution's window is read only if the prefix is not empty. Slots below 0,
-  and sequences without tokens, touch nothing. A slot that two sequences of a step share (slot 0, in a dummy run) ends
-  up with the result of either.
+  zeroes it when it hands out a slot; in bf16 it is rounded where it is stored, at the end of a step or span. The
+  convolution's window is read only if the prefix is not empty. Slots below 0, and sequences without tokens, touch
+  nothing. A slot that two sequences of a step share (slot 0, in a dummy run) ends up with the result of either.
 - A sequence's results have the same bits whatever its neighbours and its position are, and however many rows and table
   entries follow it. NaN in one sequence stays there. Segments depend on its length, the heads and the number of spans.
 - Nothing in the scratch outlives the call: all layers may share it, and inside a capture it may come from the graph's
@@ -49,6 +49,7 @@ from typing import Any
 
 SIZES = (16, 32, 64, 128, 256)
 HALVES = ("torch.bfloat16", "torch.float16")
+STATES = ("torch.float32", "torch.bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +78,7 @@ def refusal(shape: Shape, *, kind: Any, activation: str | None, conv: Any, state
         f"projections in {kind}": str(kind) in HALVES,
         f"windows in {conv.dtype} for projections in {kind}": conv.dtype == kind,
         f"windows of {tuple(conv.shape[1:])}": conv.shape[1:] == (shape.channels, shape.width - 1),
-        f"states in {state.dtype}": str(state.dtype) == "torch.float32",
+        f"states in {state.dtype}": str(state.dtype) in STATES,
         f"states of {tuple(state.shape[1:])}": state.shape[1:] == (shape.value_heads, shape.values, shape.keys),
         f"states with strides {state.stride()[1:]}": state.stride()[1:] == of_state,
     }

@@ -21,8 +21,14 @@ class Served(serving.Served):
     kernel, backend = KERNEL, BACKEND
 
     def takes(self, layer: Any, mixed_qkv: Any, a: Any, b: Any) -> bool:
-        layer_id = layer.layer_id
-        return self.decide(layer_id, lambda: why_not(layer, mixed_qkv, a, b, self.cache(layer_id)))
+        return self.decide(layer.layer_id, lambda: self.why_not(layer, mixed_qkv, a, b))
+
+    def why_not(self, layer: Any, mixed_qkv: Any, a: Any, b: Any) -> str | None:
+        """Return the reason this layer keeps its break, or None if it is captured."""
+        cache = self.cache(layer.layer_id)
+        if cache.temporal.dtype != torch.float32 and not self.selected.required:
+            return f"states in {cache.temporal.dtype}, which were not measured; {KERNEL.flag}=cuda takes bfloat16"
+        return why_not(layer, mixed_qkv, a, b, cache)
 
     def extend(self, layer: Any, mixed_qkv: Tensor, a: Tensor, b: Tensor) -> Tensor:
         cache, shape = self.cache(layer.layer_id), shape_of(layer)

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gated delta net's extend in CUDA C++ for Hopper: csrc/gdn_extend/gdn_extend.cuh.
 
-It shares the tables with triton.py, and falls back to its kernels for head sizes other than 128.
+It shares the tables with triton.py, and falls back to its kernels for head sizes other than 128, and to its `advance`
+for states in bfloat16.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ class Call(triton.Call):
         return segment if self.output.shape[0] > (LEAST_SEGMENTS - 1) * segment else 0
 
     def advance(self, span: int) -> None:
-        if not has_its_sizes(self.shape, self.tables):
+        if self.state.dtype != torch.float32 or not has_its_sizes(self.shape, self.tables):
             super().advance(span)
             return
         scratch, tables, shape, segment = self.scratch, self.tables, self.shape, self.segment

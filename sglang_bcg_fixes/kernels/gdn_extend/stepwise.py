@@ -67,17 +67,21 @@ def extend(
     value = value.unflatten(1, (shape.value_heads, shape.values))
     decay = (-A_log.float().exp() * functional.softplus(a.float() + dt_bias.float())).exp()[..., None, None]
     gain = b.float().sigmoid()[..., None]
+    # one state a sequence, in fp32 until its end
+    current = state[work.slot.clamp(min=0)].float()
     if tracking:
-        work.keep_where(work.works & (work.after == 0), work.track_slot, state, state[work.slot.clamp(min=0)])
+        work.keep_where(work.works & (work.after == 0), work.track_slot, state, current.to(state.dtype))
     for row in range(output.shape[0]):
-        index = work.slot_of_row[row : row + 1]
-        before = state.index_select(0, index)[0]
+        here = work.sequence_of_row[row : row + 1]
+        before = current.index_select(0, here)[0]
         decayed = before * decay[row]
         wanted = value[row] - (decayed * key[row, :, None]).sum(-1)
         after = decayed + (wanted * gain[row])[..., None] * key[row, :, None]
         read = (after * query[row, :, None]).sum(-1)
         output[row].copy_(torch.where(work.is_live[row], read, 0.0))
-        state.index_copy_(0, index, torch.where(work.is_live[row], after, before)[None])
+        current.index_copy_(0, here, torch.where(work.is_live[row], after, before)[None])
         if tracking:
             ends = work.works & (work.start + work.after == row + 1) & (work.after > 0)
-            work.keep_where(ends, work.track_slot, state, after[None].expand(len(ends), *after.shape))
+            rounded = after.to(state.dtype)
+            work.keep_where(ends, work.track_slot, state, rounded[None].expand(len(ends), *after.shape))
+    work.keep_where(work.works, work.slot, state, current.to(state.dtype))

@@ -364,7 +364,7 @@ def advance(
             middle += tl.maximum(tl.load(of_sequence + 3), 0)
             track_slot = tl.load(of_sequence + 4).to(tl.int64)
         is_here = begin < stop
-        S = tl.load(of_state, mask=is_here, other=0.0)
+        S = tl.load(of_state, mask=is_here, other=0.0).to(tl.float32)
         first_chunk = tl.load(of_sequence + 5) - tl.load(bounds + span)
         if OVERLAP:
             # tables and states were written before `prepare`
@@ -417,8 +417,8 @@ def advance(
                 of_output = output + (before.to(tl.int64)[:, None] * VALUE_HEADS + head) * VALUES + value[None, :]
                 tl.store(of_output, tl.trans(o), mask=(before < end)[:, None])
             if TRACK and (piece == 0) & (track_slot >= 0) & is_here & (begin <= middle) & (middle <= stop):
-                tl.store(of_state + (track_slot - slot) * state_slot, S)
-        tl.store(of_state, S, mask=is_here)
+                tl.store(of_state + (track_slot - slot) * state_slot, S.to(state.dtype.element_ty))
+        tl.store(of_state, S.to(state.dtype.element_ty), mask=is_here)
     if OVERLAP:
         # even an idle program must not end before `prepare`: the next kernel waits for this one only
         cuda.gdc_wait()

@@ -78,7 +78,6 @@ class Work:
         of_sequence = (self.rows[:, None] >= self.start) & (self.rows[:, None] < self.end) & self.works
         self.is_live = of_sequence.any(1)
         self.sequence_of_row = of_sequence.int().argmax(1)
-        self.slot_of_row = self.slot[self.sequence_of_row].clamp(min=0)
 
     def inputs(self, position: Any, sequence: Any, x: Any, conv: Any) -> Any:
         """Gather the inputs at these positions: from this step, from the slot's window, or zero."""
