@@ -60,6 +60,7 @@ RECORDINGS = {
     "fa_metadata": Recording(script("fa_metadata.py", "--forms", "cuda,triton", "--jsonl", "FILE"), "jsonl"),
     "fa_steps": Recording(script("fa_steps.py", "--jsonl", "FILE"), "jsonl"),
     "gdn_extend": Recording(script("gdn_extend.py", "--json", "FILE")),
+    "gdn_extend-bfloat16": Recording(script("gdn_extend.py", "--states", "bfloat16", "--json", "FILE")),
     "gdn_tuning": Recording(script("gdn_tuning.py", "--json", "FILE")),
     "mamba2_extend": Recording(script("mamba2_extend.py", "--json", "FILE")),
     "mamba2_tuning": Recording(script("mamba2_tuning.py", "--json", "FILE")),
@@ -69,6 +70,16 @@ RECORDINGS = {
     "accuracy": Recording(
         script("accuracy/evaluate.py", "--arms", "reference,stock,patched,kernels,eager,eager", "--json", "FILE")
     ),
+    "accuracy-mamba2": Recording(
+        script(
+            "accuracy/evaluate.py",
+            *("--family", "nemotron_h", "--arms", "reference,stock,kernels,eager", "--json", "FILE"),
+        )
+    ),
+    **{
+        f"bench-{name}": Recording((*COMMAND, "bench", "--servers", "--model", name, "--jsonl", "FILE"), "jsonl")
+        for name in ("nemotron_h_8b", "falcon_h1_7b")
+    },
     **{
         f"serving-{name}": Recording(script("serving.py", "--model", name, "--jsonl", "FILE"), "jsonl")
         for name in ("qwen3_5_4b", "qwen3_5_35b_a3b")
