@@ -56,6 +56,8 @@ KERNEL = Kernel(
         PatchPoint((LAYER,), How.AROUND, f"{BODIES}:forward"),
         PatchPoint((BREAK,), How.AROUND_BREAK, f"{BODIES}:nemotron_break"),
     ),
+    # SGLang imports all models together, where it needs one; other processes are spared the others of these modules
+    awaits=(NEMOTRON,),
     bit_exact=False,
     concerns=slower(NEMOTRON_H | FALCON_H1, PREFILL_GRAPHS, ON_HOPPER),
 )
