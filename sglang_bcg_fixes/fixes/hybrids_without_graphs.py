@@ -282,6 +282,8 @@ FIX = Fix(
         *(PatchPoint((where,), How.AROUND, break_round_the_convolution) for where in CONVOLUTIONS),
     ),
     default="off",
+    # its break runs what the other is round
+    after=("short_conv_prefix_ignored",),
     verify=("granite_hybrid_prefill_graph", "lfm2_prefill_graph"),
     concerns=slower(PREFILL_GRAPHS, named(*(name for name, _ in MIXERS)))
     + slower(

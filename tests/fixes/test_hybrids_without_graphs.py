@@ -46,6 +46,8 @@ ON = {fix.FIX.flag: "on"}
 STEPS = [
     *((release, architecture) for release in RELEASES for architecture in (GRANITE, LFM2)),
     (NEWEST, LFM2_MOE),
+    # whose convolutions another fix is round
+    *(("0.5.11", architecture) for architecture in (LFM2, LFM2_MOE)),
     *((release, NEMOTRON) for release in COUNTING),
 ]
 REFUSED = "some layers do not apply Standard GQA"
