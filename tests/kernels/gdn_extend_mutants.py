@@ -12,7 +12,7 @@ import torch
 
 from sglang_bcg_fixes.kernels.gdn_extend import Shape
 from sglang_bcg_fixes.kernels.gdn_extend import triton as form
-from sglang_bcg_fixes.kernels.linear_extend import convolution, metadata
+from sglang_bcg_fixes.kernels.linear_extend import convolution, delta_rule, metadata
 from tests.kernels import gdn_extend_cases as cases
 from tests.kernels import mutants
 
@@ -37,7 +37,7 @@ STEPS = {
     "far below": functools.partial(step, [20], gates="far below"),
 }
 # what is wrong elsewhere than in the form itself
-PARTS = {"tables": metadata, "convolution": convolution}
+PARTS = {"tables": metadata, "convolution": convolution, "delta rule": delta_rule}
 # which of them has to notice, or in which chunks or spans; and what is written instead of what
 MUTANTS = {
     "convolution: reads a window without a prefix": ("mixed", "mask=exists & has_window", "mask=exists"),
@@ -58,14 +58,14 @@ MUTANTS = {
         'tl.where(not_earlier, gate[:, None] - gate[None, :], -float("inf"))',
         "gate[:, None] - gate[None, :]",
     ),
-    "lets gates run away": (
+    "delta rule: lets gates run away": (
         "far below",
-        "gate = tl.maximum(gate, LEAST_GATE, propagate_nan=tl.PropagateNan.ALL)",
-        "gate = gate * 1e37",
+        "return tl.maximum(gate, LEAST_GATE, propagate_nan=tl.PropagateNan.ALL)",
+        "return gate * 1e37",
     ),
-    "stops the substitution early": ("long", "tl.static_range(row):", "tl.static_range(min(row, 3)):"),
+    "delta rule: stops the substitution early": ("long", "tl.static_range(row):", "tl.static_range(min(row, 3)):"),
     "merges half of the blocks": ("long, 64", "if BLOCKS >= 4:", "if BLOCKS >= 8:"),
-    "merges with the wrong sign": ("long, 64", "return inverse - tl.dot", "return inverse + tl.dot"),
+    "delta rule: merges with the wrong sign": ("long, 64", "return inverse - tl.dot", "return inverse + tl.dot"),
     "takes a long chunk for a short one": ("long, 64", "end - first_row > BLOCK", "end - first_row > 40"),
     "forgets the gain of columns": (
         "long",
@@ -130,8 +130,8 @@ def noticed(name: str, folder: pathlib.Path) -> bool:
     case, old, new = MUTANTS[name]
     part = PARTS.get(name.partition(": ")[0], form)
     module = mutants.changed(part, old, new, folder)
-    if part is convolution:
-        module = mutants.on(module, convolution, form, folder)
+    if part in (convolution, delta_rule):
+        module = mutants.on(module, part, form, folder)
     modules = (form, module) if part is metadata else (module, metadata)
     return mutants.is_noticed(lambda: faults(case, modules))
 

@@ -26,23 +26,17 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 from sglang_bcg_fixes.kernels.gdn_extend import Shape
-from sglang_bcg_fixes.kernels.linear_extend.convolution import (
-    LOG2_E,
-    chunk_inputs,
-    convolved,
-    power_of_two,
-    turn_window,
+from sglang_bcg_fixes.kernels.linear_extend.convolution import chunk_inputs, convolved, power_of_two, turn_window
+from sglang_bcg_fixes.kernels.linear_extend.delta_rule import (
+    BLOCK,
+    NORM_EPSILON,
+    bounded,
+    forgetting,
+    invert_blocks,
+    merge,
 )
 from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK_FIELDS, SEQUENCE_FIELDS, Tables
 from sglang_bcg_fixes.model import Accepted, Rejected
-
-# 2^-160 is zero in fp32, and fp32 still resolves the sum of 64 such gates
-LEAST_GATE = tl.constexpr(-160.0)
-# above, softplus is the identity, as in SGLang
-SOFTPLUS_LINEAR = tl.constexpr(20.0)
-NORM_EPSILON = tl.constexpr(1e-6)
-# rows of a diagonal block of the triangular inverse
-BLOCK = tl.constexpr(16)
 
 
 @triton.jit
@@ -77,45 +71,11 @@ def _interleaved(strips, STRIP: tl.constexpr):
 
 
 @triton.jit
-def _invert_blocks(below, inverse, BLOCKS: tl.constexpr):
-    """Invert I + below for BLOCKS strictly lower triangular blocks of 16, in fp32, one column a thread."""
-    # the number of threads is a power of two, so several may solve the last column, with equal results
-    column = tl.minimum(tl.arange(0, power_of_two(BLOCKS * BLOCK)), BLOCKS * BLOCK - 1)
-    first = column // BLOCK * (BLOCK * BLOCK)
-    solved = ()
-    for row in tl.static_range(BLOCK):
-        x = tl.where(column % BLOCK == row, 1.0, 0.0)
-        for earlier in tl.static_range(row):
-            x -= tl.load(below + first + row * BLOCK + earlier) * solved[earlier]
-        solved += (x,)  # type: ignore[assignment]
-    # store after the last load: the compiler would order later loads behind stores
-    for row in tl.static_range(BLOCK):
-        tl.store(inverse + first + row * BLOCK + column % BLOCK, solved[row])
-
-
-@triton.jit
-def _merge(inverse, below, HALF: tl.constexpr, CHUNK: tl.constexpr):
-    """Combine inverses of diagonal blocks of size HALF into those of twice the size.
-
-    An inverse's entries are k_i.(contractions) k_j and so at most 1: fp16 rounds them as finely as tf32 would.
-    """
-    row = tl.arange(0, CHUNK)[:, None]
-    column = tl.arange(0, CHUNK)[None, :]
-    between = (row // (2 * HALF) == column // (2 * HALF)) & (row // HALF > column // HALF)
-    rounded = inverse.to(tl.float16)
-    left = tl.dot(rounded, tl.where(between, below, 0.0))
-    return inverse - tl.dot(left.to(tl.float16), rounded)
-
-
-@triton.jit
 def _gates(a, a_row, A_log, dt_bias, head, rows, real):
     """Compute a chunk's gates, base 2; 0 past its end."""
     x = tl.load(a + rows.to(tl.int64) * a_row + head, mask=real, other=0.0).to(tl.float32)
     x += tl.load(dt_bias + head).to(tl.float32)
-    soft = tl.where(x <= SOFTPLUS_LINEAR, tl.log(1.0 + tl.exp(x)), x)
-    gate = -tl.exp(tl.load(A_log + head).to(tl.float32)) * soft * LOG2_E
-    gate = tl.maximum(gate, LEAST_GATE, propagate_nan=tl.PropagateNan.ALL)
-    return tl.where(real, gate, 0.0)
+    return tl.where(real, bounded(forgetting(x, tl.exp(tl.load(A_log + head).to(tl.float32)))), 0.0)
 
 
 @triton.jit(do_not_specialize=["span", "first_token", "rows_of_output", "last_token", "capacity", "max_chunks"])
@@ -256,15 +216,15 @@ def prepare(
                     kept = at[:, None] * CHUNK + in_chunk[None, :]
                     tl.store(scores + kept, score, mask=real[:, None])
                 tl.debug_barrier()
-                _invert_blocks(own_below, own_inverse, GROUP * BLOCKS)
+                invert_blocks(own_below, own_inverse, GROUP * BLOCKS)
                 tl.debug_barrier()
                 for member in tl.static_range(GROUP):
                     inverse = tl.load(own_inverse + member * CHUNK * BLOCK + in_blocks, mask=on_diagonal, other=0.0)
                     # a short sequence has only the first block
                     if BLOCKS >= 2 and end - first_row > BLOCK:
-                        inverse = _merge(inverse, below[member], 16, CHUNK)
+                        inverse = merge(inverse, below[member], 16, CHUNK)
                         if BLOCKS >= 4:
-                            inverse = _merge(inverse, below[member], 32, CHUNK)
+                            inverse = merge(inverse, below[member], 32, CHUNK)
                     inverse *= tl.load(own_gains + member * CHUNK + in_chunk)[None, :]
                     at = (key_head * GROUP + member) * capacity - first_token + rows
                     kept = at[:, None] * CHUNK + in_chunk[None, :]
