@@ -33,7 +33,11 @@ QWEN3_NEXT = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEYS": 128, "VALUES": 128, "C
 
 
 def compiled(
-    kernel: Any, constants: dict[str, Any], pointers: Mapping[str, str] = POINTERS, **options: Any
+    kernel: Any,
+    constants: dict[str, Any],
+    pointers: Mapping[str, str] = POINTERS,
+    capability: int = 90,
+    **options: Any,
 ) -> dict[str, Any]:
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     types, attributes = {}, {}
@@ -42,7 +46,7 @@ def compiled(
         if types[name].startswith("*") or name in ALIGNED:
             attributes[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, types, constexprs=constants, attrs=attributes)
-    made = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    made = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(made.asm["cubin"])
         file.flush()
