@@ -291,9 +291,47 @@ def checkpoints() -> Found:
     return scenario(World(**options), LONG, (80,))
 
 
+def warmed(world: World) -> Found:
+    """Run a prompt, and its last tokens once more from the checkpoint that it left inside."""
+    import torch
+
+    # in the smallest bucket that fits: later releases replay nothing that leaves most of one empty
+    world.capture((8, 80))
+    world.loaded.runner.clear()
+    for pool in world.pools:
+        pool.fill_(float("nan"))
+    (text,) = prefill._prompts([70])
+
+    def extend(request: Any) -> tuple[Any, int]:
+        with torch.no_grad():
+            _, logits, batch = world.loaded.runner.extend([request])
+        return logits.float(), int(world.runner.req_to_token_pool.get_mamba_indices(batch.req_pool_indices)[0])
+
+    whole = world.begin(text)
+    cold, slot = extend(whole)
+    wanted = [pool[0, slot].clone() for pool in world.pools]
+    state = world.pools[1]
+    (kept,) = (slot for slot in checkpoints_of(whole) if bool(state[:, slot].isfinite().all()))
+    prefix = world.begin(text[:64])
+    _, slot = extend(prefix)
+    for pool in world.pools:
+        pool[:, slot] = pool[:, kept]
+    world.go_on(prefix, text, 64)
+    warmed, again = extend(prefix)
+    assert again == slot
+    return {
+        "logits": relative(warmed, cold),
+        "first layer": all(bool((pool[0, slot] == each).all()) for pool, each in zip(world.pools, wanted, strict=True)),
+        "left": world.left(),
+    }
+
+
 def refused() -> Found:
+    return refused_in(World())
+
+
+def refused_in(world: World) -> Found:
     """Run batches that are not replayed: too many sequences, states loaded layer by layer, old tables."""
-    world = World()
     scripts = [[[4], [3], [2]], [[5], [2]]]
     eager = [world.run(script) for script in scripts]
     serving.MOST_SEQUENCES = 2
@@ -312,8 +350,11 @@ def refused() -> Found:
 
 
 def configured() -> Found:
+    return configured_in(World())
+
+
+def configured_in(world: World) -> Found:
     """Run a configuration where the break is left as it is."""
-    world = World()
     # which fill their buckets: later releases replay no others that are as small
     script = [[8, 8]]
     eager = world.run(script)

@@ -89,39 +89,7 @@ def checkpoints(model: str) -> Found:
 
 
 def warm(model: str) -> Found:
-    """Run a prompt, and its last tokens once more from the checkpoint that it left inside."""
-    import torch
-
-    world = with_checkpoints(model)
-    # in the smallest bucket that fits: later releases replay nothing that leaves most of one empty
-    world.capture((8, 80))
-    world.loaded.runner.clear()
-    for pool in world.pools:
-        pool.fill_(float("nan"))
-    (text,) = prefill._prompts([70])
-
-    def extend(request: Any) -> tuple[Any, int]:
-        with torch.no_grad():
-            _, logits, batch = world.loaded.runner.extend([request])
-        return logits.float(), int(world.runner.req_to_token_pool.get_mamba_indices(batch.req_pool_indices)[0])
-
-    whole = world.begin(text)
-    cold, slot = extend(whole)
-    wanted = [pool[0, slot].clone() for pool in world.pools]
-    state = world.pools[1]
-    (kept,) = (slot for slot in gdn_prefill.checkpoints_of(whole) if bool(state[:, slot].isfinite().all()))
-    prefix = world.begin(text[:64])
-    _, slot = extend(prefix)
-    for pool in world.pools:
-        pool[:, slot] = pool[:, kept]
-    world.go_on(prefix, text, 64)
-    warmed, again = extend(prefix)
-    assert again == slot
-    return {
-        "logits": gdn_prefill.relative(warmed, cold),
-        "first layer": all(bool((pool[0, slot] == each).all()) for pool, each in zip(world.pools, wanted, strict=True)),
-        "left": world.left(),
-    }
+    return gdn_prefill.warmed(with_checkpoints(model))
 
 
 def own_eager(model: str) -> Found:

@@ -4,23 +4,169 @@
 from __future__ import annotations
 
 import pathlib
+import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
-from sglang_bcg_fixes.kernels.linear_extend import accuracy
-from tests import processes
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.kernels.kda_extend import Shape, adapter
+from sglang_bcg_fixes.kernels.kda_extend.declaration import KERNEL, NOT_MEASURED
+from sglang_bcg_fixes.kernels.linear_extend import accuracy, serving
+from sglang_bcg_fixes.kernels.linear_extend.serving import FallBack
+from sglang_bcg_fixes.planning import plan, registry
+from sglang_bcg_fixes.source import tree
+from tests import processes, wheels
+from tests.mutated import rewritten
+from tests.releases import kda_prefill
 
 Root = Callable[[str], pathlib.Path]
 Found = dict[str, Any]
 
+# where SGLang breaks at such a layer, and computes it right
+SERVED = ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21")
+ONE, ANOTHER = "0.5.20", "0.5.21"
+# of each form of backend and runner; the first replays no batch behind a prefix with latent attention
+FIRST_SERVED = "0.5.17"
+RELEASES = (FIRST_SERVED, ONE, ANOTHER)
+# breaks at full attention alone, and at every layer
+BREAKS = (1, 3)
+# of states and windows of the first layer, and of what is behind it
+FIRST = {"first conv": 0.0, "first state": 0.002, "first kept conv": 0.0, "first kept state": 0.002}
+LAST = {"logits": 0.02, "conv": 0.01, "state": 0.01, "kept conv": 0.01, "kept state": 0.01}
+# of logits alone: latent attention is replayed in its absorbed form, and runs eagerly in the expanded one
+OTHER_FORM = 0.001
+NOTICED = 0.1
+
 # gates of which SGLang's kernels lose none
 KEPT = ("near 0, None", "gentle, None", "mixed, -5.0")
 # of each form of those kernels
-WITH_RIGHT_DECAYS = ("0.5.17", "0.5.20")
+WITH_RIGHT_DECAYS = (FIRST_SERVED, ONE)
 # how far SGLang's are off where they lose some
 LOST = 0.02
+
+
+@pytest.fixture
+def run(release_root: Root) -> Callable[..., Found]:
+    def run(release: str, scenario: str, form: str = "reference") -> Found:
+        found: Found
+        found, _ = processes.beside(
+            release_root(release),
+            *("-m", "tests.releases.kda_prefill", scenario),
+            # as the model's own, which is in half precision here
+            environment={KERNEL.flag: form, "SGLANG_MAMBA_CONV_DTYPE": "float16"},
+            timeout=600,
+        )
+        return found
+
+    return run
+
+
+def assert_right(found: Found) -> None:
+    for measured, limit in {**FIRST, **LAST}.items():
+        assert found.get(measured, 0.0) <= limit, found
+    assert found["replays"][0] == BREAKS[0] + 1 and found["nobody's"], found
+
+
+def assert_same(found: Found, logits: float = 0.0) -> None:
+    assert all(found[name] == 0.0 for name in (*FIRST, *LAST) if name in found and name != "logits"), found
+    assert found["logits"] <= logits and found["nobody's"], found
+
+
+def assert_captured_and_right(report: Found) -> None:
+    assert set(report["breaks"].values()) == {BREAKS[0]}
+    assert report["scripts"] and len(report["scripts"]) == len(report["again"])
+    for script in report["scripts"]:
+        assert_right(script)
+    # whatever the tables and the padding held before
+    for script in report["again"]:
+        assert_same(script)
+    assert report["left"] == {}
+
+
+def test_replays_are_right_and_break_at_attention_only(run: Callable[..., Found]) -> None:
+    report = run(ONE, "right")
+    assert_captured_and_right(report)
+    # behind a prefix, too
+    assert any(script["replays"][1:] == [BREAKS[0] + 1] * 2 for script in report["scripts"])
+
+
+@pytest.mark.parametrize("release", [release for release in RELEASES if release != ONE])
+def test_so_they_are_on_other_releases(run: Callable[..., Found], release: str) -> None:
+    assert_captured_and_right(run(release, "brief"))
+
+
+@pytest.mark.parametrize("release", [FIRST_SERVED, ANOTHER])
+def test_the_triton_kernels_are_right_too(run: Callable[..., Found], release: str) -> None:
+    assert_captured_and_right(run(release, "short", "triton"))
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_replay_has_the_bits_of_the_same_kernels_without_a_graph(run: Callable[..., Found], release: str) -> None:
+    report = run(release, "own_eager", "triton")
+    assert set(report["breaks"].values()) == {BREAKS[0]}
+    # only the first script has no prefix
+    for script in report["scripts"][: 1 if release == FIRST_SERVED else None]:
+        assert_same(script, OTHER_FORM)
+        assert set(script["replays"]) == {0}
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_checkpoints_for_the_prefix_cache_are_written_from_inside(run: Callable[..., Found], release: str) -> None:
+    report = run(release, "checkpoints")
+    assert_captured_and_right(report)
+    assert all("first kept state" in script for script in report["scripts"])
+
+
+@pytest.mark.parametrize("release", [ONE, ANOTHER])
+def test_a_warm_prefix_cache_answers_as_a_cold_one(run: Callable[..., Found], release: str) -> None:
+    assert run(release, "warm") == {"logits": 0.0, "first layer": True, "left": {}}
+
+
+def test_batches_that_captured_kernels_cannot_serve_run_eagerly(run: Callable[..., Found]) -> None:
+    report = run(ONE, "refused")
+    assert_right(report["not too many"])
+    for name in ("too many", "by layer"):
+        assert_same(report[name])
+        assert report[name]["replays"] == [0]
+    assert "replayed with the states of an earlier batch" in report["not filled"]
+    assert report["left"] == {
+        "more than 2 sequences in a batch": 1,
+        "states that are loaded layer by layer": 1,
+    }
+
+
+@pytest.mark.parametrize("release", [FIRST_SERVED, ANOTHER])
+def test_a_layer_that_is_not_served_keeps_the_break(run: Callable[..., Found], release: str) -> None:
+    report = run(release, "configured")
+    assert set(report["breaks"].values()) == {BREAKS[1]}
+    assert_same(report["script"], OTHER_FORM)
+    assert report["left"] == {"deterministic inference": 1}
+
+
+def test_switched_off_the_break_stays(run: Callable[..., Found]) -> None:
+    report = run(ONE, "configured", "off")
+    assert set(report["breaks"].values()) == {BREAKS[1]}
+    assert report["left"] == {}
+
+
+def test_the_self_check_calls_it_right(run: Callable[..., Found]) -> None:
+    report = run(ONE, "checked")
+    assert report["selfcheck"]["verdict"] == "right" and report["left"] == {}, report
+    assert report["selfcheck"]["reason"].startswith("replayed as run eagerly in 7 of 7 batches"), report
+
+
+def test_mutants_are_noticed(run: Callable[..., Found]) -> None:
+    found = run(ONE, "mutants")
+    assert set(found) == {"none", *kda_prefill.MUTANTS}
+    assert found.pop("none") < LAST["logits"]
+    missed = {name: seen for name, seen in found.items() if not isinstance(seen, str) and seen < NOTICED}
+    assert missed == {}
+
+
+# its error
 
 
 def errors(root: pathlib.Path) -> Found:
@@ -47,3 +193,111 @@ def test_before_0_5_17_sglangs_kernels_take_powers_of_two_for_those_of_e(release
     found = errors(release_root(release))
     assert found["near 0, None"]["SGLang's"]["output"] < accuracy.TOLERANCE
     assert all(found[case]["SGLang's"]["output"] > LOST for case in found if case != "near 0, None"), found
+
+
+# what is decided without a model
+
+
+def layer(**changed: Any) -> Any:
+    plain = {
+        "layer_id": 0,
+        **dict.fromkeys(("num_q_heads", "num_k_heads", "num_v_heads"), 2),
+        **dict.fromkeys(("head_k_dim", "head_v_dim"), 16),
+        "conv_weights": torch.empty(96, 4),
+        "bias": None,
+        "activation": "silu",
+        "A_log": torch.empty(1, 1, 2, 1),
+        "dt_bias": torch.empty(32),
+        "lower_bound": None,
+    }
+    return types.SimpleNamespace(**{**plain, **changed})
+
+
+def cache(**changed: Any) -> Any:
+    plain = {"conv": [torch.empty(3, 3, 96, dtype=torch.float16)], "temporal": torch.empty(3, 2, 16, 16)}
+    return types.SimpleNamespace(**{**plain, **changed})
+
+
+HALF = torch.float16
+MIXED, GATES, BETAS = torch.empty(8, 96, dtype=HALF), torch.empty(1, 8, 2, 16, dtype=HALF), torch.empty(1, 8, 2)
+
+
+def test_a_plain_layer_is_taken() -> None:
+    assert adapter.why_not(layer(), MIXED, GATES, BETAS, cache()) is None
+    assert adapter.why_not(layer(lower_bound=-5.0), MIXED, GATES.flatten(2), BETAS.half(), cache()) is None
+    assert adapter.shape_of(layer(lower_bound=-5.0)) == Shape(2, 16, 16, 4, -5.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ((layer(), (MIXED,) * 3, GATES, BETAS, cache()), "projections that are not tensors"),
+        ((layer(num_k_heads=1), MIXED, GATES, BETAS, cache()), "2 value heads on 1 key and 2 query heads"),
+        ((layer(), MIXED, GATES[0], BETAS, cache()), "gates of (8, 2, 16)"),
+        ((layer(), MIXED, GATES[:, :7], BETAS, cache()), "gates of (1, 7, 2, 16)"),
+        ((layer(), MIXED, GATES, BETAS[0], cache()), "betas of (8, 2)"),
+        ((layer(), MIXED, GATES, BETAS, cache(replayssm_rawv=BETAS)), "states that are kept as steps"),
+        ((layer(), MIXED, GATES, BETAS, cache(temporal=torch.empty(6, 2, 16, 16)[::2])), "strided state pools"),
+        (
+            (layer(), torch.empty(8, 192, dtype=HALF)[:, ::2], GATES, BETAS, cache()),
+            "projections whose rows are not contiguous",
+        ),
+        ((layer(dt_bias=torch.empty(64)[::2]), MIXED, GATES, BETAS, cache()), "weights that are not contiguous"),
+        ((layer(activation="gelu"), MIXED, GATES, BETAS, cache()), "no kernel for the activation 'gelu'"),
+        (
+            (layer(), MIXED, GATES, BETAS, cache(conv=[torch.empty(3, 96, 3, dtype=HALF)])),
+            "no kernel for windows of (3, 96)",
+        ),
+    ],
+)
+def test_layers_that_are_refused(given: tuple[Any, ...], reason: str) -> None:
+    assert adapter.why_not(*given) == reason
+
+
+def test_accepted_states_that_an_extend_stages_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving.Served, "__init__", lambda self, runner: None)
+    backend = types.SimpleNamespace(accept_lens_pool=None)
+    whole = types.SimpleNamespace(linear_attn_backend=backend)
+    runner = types.SimpleNamespace(model_runner=types.SimpleNamespace(attn_backend=whole))
+    adapter.Served(runner)
+    backend.accept_lens_pool = torch.empty(3)
+    with pytest.raises(FallBack, match="accepted states that an extend stages"):
+        adapter.Served(runner)
+
+
+def test_where_it_is_known(release_root: Root) -> None:
+    for release in wheels.RELEASES:
+        found = plan.ask(KERNEL, tree.Source(tree.Folder(release_root(release))))
+        assert found.verdict.value == ("affected" if release in SERVED else "absent"), (release, found)
+        if release not in SERVED:
+            itself = release in ("0.5.22", "0.5.23")
+            assert ("captures these layers itself" if itself else "powers of two") in found.reason, found
+
+
+DRIFTED = {
+    "the backend does something else with gates": (
+        *("0.5.20", "sglang/srt/layers/attention/linear/kda_backend.py"),
+        *("gate_was_flat = a.ndim == 3", "gate_was_flat = a.ndim == 5"),
+    ),
+    "the gate is another": (
+        *("0.5.17", "sglang/kernels/ops/attention/fla/kda.py"),
+        *("b_gate = lower_bound * tl.sigmoid", "b_gate = 2 * lower_bound * tl.sigmoid"),
+    ),
+}
+
+
+@pytest.mark.parametrize("drift", DRIFTED)
+def test_a_drifted_source_is_unknown(release_root: Root, drift: str) -> None:
+    release, *change = DRIFTED[drift]
+    found = plan.ask(KERNEL, tree.Source(rewritten(release_root(release), *change)))
+    assert found.verdict.value == "unknown", found
+
+
+@pytest.mark.parametrize("asked", [None, "triton", "reference"])
+def test_it_runs_by_name_alone(release_root: Root, asked: str | None) -> None:
+    found = registry.discover()
+    settings = flags.read(found.fixes, found.kernels, {} if asked is None else {KERNEL.flag: asked})
+    made = plan.make(found, settings, tree.Source(tree.Folder(release_root(ONE))))
+    (choice,) = (choice for choice in made.kernels if choice.op == KERNEL.op)
+    assert (choice.impl and choice.impl.name) == asked
+    assert asked or NOT_MEASURED in choice.rejected["triton"]
