@@ -24,7 +24,11 @@ HERE = pathlib.Path(__file__).parent
 OPTIONS = ("-std=c++17", "-O1", "-shared", "-fPIC", "-w")
 CHECKS = ("-fsanitize=undefined", "-fno-sanitize-recover=all", "-fno-sanitize=vptr,null,object-size")
 
+# what runs the threads is right, and most of the time is spent there
+OPTIMISED = ("-std=c++17", "-O3", "-fPIC", "-w")
+THREADS = "device_on_host.hpp"
 LIBRARY = "on_host.so"
+OBJECT = "on_host.o"
 # of a megabyte; most are of mutants
 MOST_KEPT = 300
 
@@ -39,28 +43,49 @@ def compiler() -> str | None:
     return shutil.which("g++")
 
 
-def build(
-    header: pathlib.Path, kernels: Mapping[str, str], folder: pathlib.Path, device: str = "device_on_host.hpp"
-) -> ctypes.CDLL:
+def build(header: pathlib.Path, kernels: Mapping[str, str], folder: pathlib.Path, device: str = THREADS) -> ctypes.CDLL:
     """The kernels, each with the name of its parameter struct, as `<kernel>_on_host` of a library."""
     source = folder / "on_host.cpp"
     exports = "\n".join(f"ON_HOST({kernel}, {parameters})" for kernel, parameters in kernels.items())
     source.write_text(f'#include "{device}"\n#include "{header}"\n{exports}\n')
+    objects = [compiled(part) for part in dict.fromkeys((THREADS, device))]
 
     def compile_into(draft: pathlib.Path) -> None:
-        given = (f"-I{precompiled(device).name}", f"-I{HERE}", str(source))
+        given = (f"-I{precompiled(device).name}", f"-I{HERE}", str(source), *map(str, objects))
         compile_with(*given, "-o", str(draft / LIBRARY))
-        forget_all_but_the_last(kept)
+        forget_all_but_the_last(kept())
 
-    kept = flags.cache_dir() / "on_host"
-    built = wheels.filled(kept / fingerprint(source), compile_into)
+    text = compile_with("-E", "-P", f"-I{HERE}", str(source))
+    parts = (*OPTIONS, *CHECKS, *(each.parent.name for each in objects))
+    built = wheels.filled(kept() / fingerprint(text, *parts), compile_into)
     built.touch()
     return ctypes.CDLL(str(built / LIBRARY))
 
 
-def forget_all_but_the_last(kept: pathlib.Path) -> None:
+def compiled(device: str) -> pathlib.Path:
+    """The functions that a header declares, for all kernels that include it."""
+    source = str((HERE / device).with_suffix(".cpp"))
+
+    def compile_into(draft: pathlib.Path) -> None:
+        run_compiler(*OPTIMISED, "-c", source, "-o", str(draft / OBJECT))
+
+    built = wheels.filled(kept() / fingerprint(text_of_threads(), device, *OPTIMISED), compile_into)
+    built.touch()
+    return built / OBJECT
+
+
+@functools.cache
+def text_of_threads() -> str:
+    return "".join(file.read_text() for file in sorted(HERE.glob("*.[ch]pp")))
+
+
+def kept() -> pathlib.Path:
+    return flags.cache_dir() / "on_host"
+
+
+def forget_all_but_the_last(folders: pathlib.Path) -> None:
     used: list[tuple[float, pathlib.Path]] = []
-    for folder in kept.iterdir():
+    for folder in folders.iterdir():
         # tests that run beside this one forget, too
         with contextlib.suppress(FileNotFoundError):
             used.append((folder.stat().st_mtime, folder))
@@ -68,11 +93,9 @@ def forget_all_but_the_last(kept: pathlib.Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def fingerprint(source: pathlib.Path) -> str:
-    """Hash what a library is made of: all text that the compiler reads, its options, and the compiler."""
-    text = compile_with("-E", "-P", f"-I{HERE}", str(source))
-    parts = (text, compile_with("--version"), *OPTIONS, *CHECKS)
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+def fingerprint(text: str, *parts: str) -> str:
+    """Hash what a file is made of: all text that the compiler reads, its options and other parts, and the compiler."""
+    return hashlib.sha256("\0".join((text, run_compiler("--version"), *parts)).encode()).hexdigest()
 
 
 @functools.cache
@@ -84,7 +107,11 @@ def precompiled(device: str) -> tempfile.TemporaryDirectory[str]:
 
 
 def compile_with(*arguments: str) -> str:
-    command = [str(compiler()), *OPTIONS, *CHECKS, *arguments]
+    return run_compiler(*OPTIONS, *CHECKS, *arguments)
+
+
+def run_compiler(*arguments: str) -> str:
+    command = [str(compiler()), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not done.returncode, f"{' '.join(command)}\n{done.stdout}{done.stderr}"
     return done.stdout

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// The threads of device_on_host.hpp: fibers, and who of them goes on next.
+//
+// Variables are inline: the libraries of a process share one of each, as only one kernel runs at a time.
+#include <setjmp.h>
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <deque>
+#include <memory>
+#include <random>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "device_threads.hpp"
+
+namespace host {
+
+constexpr size_t kStack = 64 << 10;
+// what a function that does not wait takes of it at most; the first call of one takes the most
+constexpr ptrdiff_t kLeaf = 4 << 10;
+
+// Where a group of threads, a block or a warp, meets. Two rounds of values: a fast thread may be one round ahead.
+struct Meeting {
+    int size = 0;
+    int arrived = 0;
+    long round = 0;
+    const char* purpose = nullptr;
+    uint64_t values[2][kWarp];
+};
+
+struct Fiber {
+    // where it begins, and where it goes on: swapcontext would ask the kernel about signals each time
+    ucontext_t context;
+    jmp_buf place;
+    std::unique_ptr<char[]> stack{new char[kStack]};
+    // how far it was used where this thread waited
+    char* deepest = stack.get();
+    unsigned thread;
+    bool began, done;
+    // what it waits for: this meeting to be past this round, or this barrier
+    const Meeting* waits;
+    const Barrier* waits_at;
+    long round;
+
+    bool may_go() const {
+        if (waits_at) return waits_at->round > round;
+        return !waits || waits->round > round;
+    }
+    const char* purpose() const { return waits_at ? "what a barrier waits for" : waits->purpose; }
+};
+
+struct Block {
+    std::vector<Fiber> fibers;
+    std::vector<Meeting> warps;
+    Meeting all;
+    jmp_buf scheduler;
+    Fiber* running = nullptr;
+    void (*kernel)(const void*);
+    const void* parameters;
+    std::deque<std::function<void()>> under_way;
+    std::string problem;
+};
+inline Block block;
+
+// To the scheduler, and back when that chooses this thread again.
+void pause() {
+    Fiber& own = *block.running;
+    own.deepest = std::min(own.deepest, static_cast<char*>(__builtin_frame_address(0)));
+    if (!_setjmp(own.place)) _longjmp(block.scheduler, 1);
+}
+
+void go_on(Fiber& fiber) {
+    block.running = &fiber;
+    threadIdx.x = fiber.thread;
+    if (_setjmp(block.scheduler)) return;
+    if (fiber.began) _longjmp(fiber.place, 1);
+    fiber.began = true;
+    setcontext(&fiber.context);
+}
+
+void stop(const char* problem) {
+    if (block.problem.empty()) {
+        block.problem =
+            std::string(problem) + ", block " + std::to_string(blockIdx.x) + " thread " + std::to_string(threadIdx.x);
+    }
+    // never resumed
+    pause();
+}
+
+// Waits for the others of the group; returns the round that has just ended.
+long meet(Meeting& meeting, const char* purpose, int lane = -1, uint64_t value = 0) {
+    if (meeting.arrived > 0 && std::strcmp(meeting.purpose, purpose) != 0) {
+        stop((std::string(purpose) + " meets " + meeting.purpose).c_str());
+    }
+    meeting.purpose = purpose;
+    if (lane >= 0) meeting.values[meeting.round % 2][lane] = value;
+    const long round = meeting.round;
+    if (++meeting.arrived == meeting.size) {
+        meeting.arrived = 0;
+        ++meeting.round;
+    } else {
+        block.running->waits = &meeting;
+        block.running->round = round;
+        pause();
+    }
+    return round;
+}
+
+Meeting& own_warp() { return block.warps[threadIdx.x / kWarp]; }
+
+void meet_block(const char* purpose) { meet(block.all, purpose); }
+
+long meet_warp(const char* purpose) { return meet(own_warp(), purpose); }
+
+long exchange(uint64_t value, const char* purpose) { return meet(own_warp(), purpose, threadIdx.x % kWarp, value); }
+
+uint64_t exchanged(long round, int lane) { return own_warp().values[round % 2][lane]; }
+
+long warp_round() { return own_warp().round; }
+
+void wait_at(const Barrier& barrier, long round) {
+    block.running->waits_at = &barrier;
+    block.running->round = round;
+    pause();
+}
+
+void later(std::function<void()> work) { block.under_way.push_back(std::move(work)); }
+
+void enter() {
+    block.kernel(block.parameters);
+    block.running->done = true;
+    pause();
+}
+
+void start(Fiber& fiber, unsigned thread) {
+    // registers that nobody has set are NaN, and not zeros or what a thread before has left
+    char* const end = fiber.stack.get() + kStack;
+    char* const used = fiber.deepest - std::min(kLeaf, fiber.deepest - fiber.stack.get());
+    std::memset(used, 0xff, end - used);
+    fiber.deepest = end;
+    getcontext(&fiber.context);
+    fiber.context.uc_stack.ss_sp = fiber.stack.get();
+    fiber.context.uc_stack.ss_size = kStack;
+    fiber.context.uc_link = nullptr;
+    fiber.thread = thread;
+    fiber.began = false;
+    fiber.done = false;
+    fiber.waits = nullptr;
+    fiber.waits_at = nullptr;
+    makecontext(&fiber.context, enter, 0);
+}
+
+void run_block(unsigned threads, std::mt19937& chance, unsigned seed) {
+    block.all = Meeting();
+    block.all.size = static_cast<int>(threads);
+    block.warps.assign((threads + kWarp - 1) / kWarp, Meeting());
+    for (Meeting& warp : block.warps) warp.size = kWarp;
+    if (block.fibers.size() != threads) block.fibers = std::vector<Fiber>(threads);
+    block.under_way.clear();
+    if (prepare) prepare(seed);
+    std::vector<Fiber*> left;
+    for (unsigned thread = 0; thread < threads; ++thread) {
+        start(block.fibers[thread], thread);
+        left.push_back(&block.fibers[thread]);
+    }
+    // warps that fall behind, a bit for each
+    unsigned asleep = 0;
+    while (!left.empty()) {
+        std::shuffle(left.begin(), left.end(), chance);
+        bool moved = false;
+        // for a while, or until all others wait for them
+        if (chance() % 64 == 0) asleep = chance() & chance();
+        for (Fiber* fiber : left) {
+            if (!fiber->may_go() || (asleep >> fiber->thread / kWarp & 1)) continue;
+            moved = true;
+            fiber->waits = nullptr;
+            fiber->waits_at = nullptr;
+            go_on(*fiber);
+            if (!block.problem.empty()) return;
+        }
+        if (!block.under_way.empty() && (!moved || chance() % 4 == 0)) {
+            block.under_way.front()();
+            block.under_way.pop_front();
+            moved = true;
+        }
+        if (!moved && asleep) {
+            asleep = 0;
+            continue;
+        }
+        if (!moved) {
+            block.problem = std::string("some threads never reach ") + left[0]->purpose() + ", block " +
+                            std::to_string(blockIdx.x) + " thread " + std::to_string(left[0]->thread);
+            return;
+        }
+        left.erase(std::remove_if(left.begin(), left.end(), [](const Fiber* fiber) { return fiber->done; }),
+                   left.end());
+    }
+}
+
+const char* run(void (*kernel)(const void*), const void* parameters, unsigned blocks, unsigned threads, unsigned seed) {
+    std::mt19937 chance(seed);
+    std::vector<unsigned> order(blocks);
+    for (unsigned place = 0; place < blocks; ++place) order[place] = place;
+    std::shuffle(order.begin(), order.end(), chance);
+    block.kernel = kernel;
+    block.parameters = parameters;
+    block.problem.clear();
+    gridDim.x = blocks;
+    blockDim.x = threads;
+    for (unsigned place : order) {
+        blockIdx.x = place;
+        run_block(threads, chance, seed);
+        if (!block.problem.empty()) return block.problem.c_str();
+    }
+    return nullptr;
+}
+
+}  // namespace host
