@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mamba2's kernels compiled for a Hopper GPU that is not here, without the interpreter. Prints JSON."""
+"""Mamba2's kernels compiled for GPUs that are not here, without the interpreter. Prints JSON."""
 
 from __future__ import annotations
 
@@ -27,9 +27,13 @@ LAYERS = (
 )
 
 
+# of Blackwell one layer: what is another there is one operation
+TARGETS = (*((layer, 90) for layer in LAYERS), (LAYERS[0], 100))
+
+
 def main() -> None:
     found = []
-    for shape, kept in LAYERS:
+    for (shape, kept), capability in TARGETS:
         tuning = form.tuning_for(shape)
         for track in (False, True):
             sizes: dict[str, Any] = {
@@ -50,7 +54,8 @@ def main() -> None:
                 "FIELDS": metadata.CHUNK_FIELDS,
             }
             pointers = {**POINTERS, "state": kept}
-            made = [compiled(form.prepare, sizes | of_chunks, pointers, num_warps=tuning.prepare_warps, num_stages=1)]
+            launched = {"num_warps": tuning.prepare_warps, "num_stages": 1}
+            made = [compiled(form.prepare, sizes | of_chunks, pointers, capability, **launched)]
             for walk in (*tuning.few, tuning.many):
                 of_sequences = {
                     "GROUPS": shape.groups,
@@ -58,11 +63,12 @@ def main() -> None:
                     "PART": walk.part_of(shape),
                     "FIELDS": metadata.SEQUENCE_FIELDS,
                     "STAGES": walk.stages,
+                    "ADD_BEHIND": capability > 90,
                 }
                 launched = {"num_warps": walk.warps, "num_stages": walk.stages}
-                advance = compiled(form.advance, sizes | of_sequences, pointers, **launched)
+                advance = compiled(form.advance, sizes | of_sequences, pointers, capability, **launched)
                 made.append({**advance, "part": walk.part_of(shape)})
-            found += [{**each, "head": shape.head, "states": shape.states} for each in made]
+            found += [{**each, "capability": capability, "states": shape.states} for each in made]
     print(json.dumps(found))
 
 

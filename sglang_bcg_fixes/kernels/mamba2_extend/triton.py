@@ -189,6 +189,7 @@ def advance(
     FIELDS: tl.constexpr,
     STAGES: tl.constexpr,
     TRACK: tl.constexpr,
+    ADD_BEHIND: tl.constexpr,
 ):
     """Process work items: PART rows of a head of a sequence, longest sequences first.
 
@@ -249,7 +250,11 @@ def advance(
                 found += wide * through
                 # rounding may leave the whole sum a little above a partial one
                 to_end = tl.exp2(tl.minimum(last - gate, 0.0, propagate_nan=tl.PropagateNan.ALL)) * step
-                S = tl.dot((wide * to_end[None, :]).to(kind), b, acc=S * tl.exp2(last))
+                learned = (wide * to_end[None, :]).to(kind)
+                if ADD_BEHIND:
+                    S = tl.fma(S, tl.broadcast_to(tl.exp2(last), S.shape), tl.dot(learned, b))
+                else:
+                    S = tl.dot(learned, b, acc=S * tl.exp2(last))
                 of_output = output + rows.to(tl.int64)[:, None] * (HEADS * HEAD) + column[None, :]
                 tl.store(of_output, tl.trans(found).to(kind), mask=(rows < end)[:, None])
             if TRACK and (piece == 0) & (track_slot >= 0) & (start < end):
@@ -349,16 +354,21 @@ class Scratch:
 
 
 # GPU generations whose shared memory holds the tiles of `advance`
-GENERATIONS = (9, 10)
+HOPPER, BLACKWELL = 9, 10
 
 
 def ready(device: int) -> Accepted | Rejected:
     if torch.version.hip is not None:
         return Rejected("it is made for NVIDIA's GPUs")
     major, minor = torch.cuda.get_device_capability(device)
-    if major not in GENERATIONS:
+    if major not in (HOPPER, BLACKWELL):
         return Rejected(f"its tiles need the shared memory of sm_90 or sm_100, and this is an sm_{major}{minor}")
     return Accepted()
+
+
+def adds_behind(output: Any) -> bool:
+    """Tell whether a product is added to the state behind it: for sm_100 Triton 3.6 fails on a summand of a loop."""
+    return output.is_cuda and torch.cuda.get_device_capability(output.device)[0] > HOPPER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -461,6 +471,7 @@ class Call:
             FIELDS=SEQUENCE_FIELDS,
             STAGES=walk.stages,
             TRACK=self.tracking,
+            ADD_BEHIND=adds_behind(self.output),
             num_warps=walk.warps,
             num_stages=walk.stages,
         )
