@@ -26,11 +26,13 @@ import triton.language as tl
 from triton.language.extra import cuda
 
 from sglang_bcg_fixes.kernels.gdn_extend import Shape
+from sglang_bcg_fixes.kernels.linear_extend import generations
 from sglang_bcg_fixes.kernels.linear_extend.convolution import chunk_inputs, convolved, power_of_two, turn_window
 from sglang_bcg_fixes.kernels.linear_extend.delta_rule import (
     BLOCK,
     NORM_EPSILON,
     bounded,
+    convolve_values,
     forgetting,
     invert_blocks,
     merge,
@@ -234,41 +236,11 @@ def prepare(
         else:
             chunk = (item - matrix_items) // VALUE_HEADS
             head = (item - matrix_items) % VALUE_HEADS
-            of_chunk = chunks + chunk * FIELDS
-            if chunk < real_chunks:
-                first_row = tl.load(of_chunk)
-                start = tl.load(of_chunk + 1)
-                end = tl.minimum(tl.load(of_chunk + 2), rows_of_output)
-                slot = tl.load(of_chunk + 3).to(tl.int64)
-            else:
-                first_row = tail + (chunk - real_chunks) * CHUNK
-                start = first_row
-                end = last_token
-                slot = tl.full([], -1, tl.int64)
-            value = tl.arange(0, VALUES)
-            row = (first_row + tl.arange(0, CHUNK // STRIP) * STRIP)[:, None]
-            of_row = output + row.to(tl.int64) * OUTPUT_ROW + (head * VALUES + value)[None, :]
-            if slot >= 0:
-                of_values = 2 * KEY_HEADS * KEYS + head * VALUES + value
-                if first_row == start:
-                    turn_window(
-                        x, X_ROW, conv, conv_slot, conv_channel, conv_past, own_window, of_values, of_chunk, start, end,
-                        slot, WIDTH, TRACK,
-                    )  # fmt: skip
-                    tl.debug_barrier()
-                v = chunk_inputs(x, own_window, of_values, start, end, first_row, X_ROW, WIDTH, STRIP, CHUNK)
-                v = convolved(v, weights, bias, of_values, WIDTH, STRIP, HAS_BIAS)
-                # stored where the output will be: the reader overwrites the values
-                for number in tl.static_range(STRIP):
-                    tl.store(
-                        of_row + number * OUTPUT_ROW, v[number].to(output.dtype.element_ty), mask=row < end - number
-                    )
-                # the next item reuses the window
-                tl.debug_barrier()
-            else:
-                nothing = tl.zeros([CHUNK // STRIP, VALUES], output.dtype.element_ty)
-                for number in tl.static_range(STRIP):
-                    tl.store(of_row + number * OUTPUT_ROW, nothing, mask=row < end - number)
+            convolve_values(
+                x, weights, bias, conv, output, own_window, chunks, chunk, head, 2 * KEY_HEADS * KEYS, conv_slot,
+                conv_channel, conv_past, real_chunks, tail, rows_of_output, last_token, X_ROW, OUTPUT_ROW, VALUES,
+                WIDTH, HAS_BIAS, CHUNK, STRIP, FIELDS, TRACK,
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["span", "first_token", "rows_of_output", "last_token", "capacity"])
@@ -446,17 +418,9 @@ class Scratch:
         )
 
 
-# the GPU generation that `advance` is made for: Triton 3.6 does not compile it for sm_100
-HOPPER = 9
-
-
 def ready(device: int) -> Accepted | Rejected:
-    if torch.version.hip is not None:
-        return Rejected("it is made for NVIDIA's GPUs")
-    major, minor = torch.cuda.get_device_capability(device)
-    if major != HOPPER:
-        return Rejected(f"it compiles for sm_90 alone, and this is an sm_{major}{minor}")
-    return Accepted()
+    # Triton 3.6 does not compile `advance` for sm_100
+    return generations.is_one_of(device, generations.HOPPER)
 
 
 def registers(limit: int | None) -> dict[str, int]:

@@ -28,6 +28,7 @@ import triton
 import triton.language as tl
 
 from sglang_bcg_fixes.kernels.kda_extend import Shape
+from sglang_bcg_fixes.kernels.linear_extend import generations
 from sglang_bcg_fixes.kernels.linear_extend.convolution import (
     LOG2_E,
     chunk_inputs,
@@ -39,6 +40,7 @@ from sglang_bcg_fixes.kernels.linear_extend.delta_rule import (
     BLOCK,
     NORM_EPSILON,
     bounded,
+    convolve_values,
     forgetting,
     invert_blocks,
     merge,
@@ -224,39 +226,11 @@ def prepare(
         else:
             chunk = (item - matrix_items) // HEADS
             head = (item - matrix_items) % HEADS
-            of_chunk = chunks + chunk * FIELDS
-            if chunk < real_chunks:
-                first_row = tl.load(of_chunk)
-                start = tl.load(of_chunk + 1)
-                end = tl.minimum(tl.load(of_chunk + 2), rows_of_output)
-                slot = tl.load(of_chunk + 3).to(tl.int64)
-            else:
-                first_row = tail + (chunk - real_chunks) * CHUNK
-                start = first_row
-                end = rows_of_output
-                slot = tl.full([], -1, tl.int64)
-            value = tl.arange(0, VALUES)
-            row = (first_row + tl.arange(0, CHUNK // STRIP) * STRIP)[:, None]
-            of_row = output + row.to(tl.int64) * OUTPUT_ROW + (head * VALUES + value)[None, :]
-            if slot >= 0:
-                of_values = 2 * HEADS * KEYS + head * VALUES + value
-                if first_row == start:
-                    turn_window(
-                        x, X_ROW, conv, conv_slot, conv_channel, conv_past, own_window, of_values, of_chunk, start, end,
-                        slot, WIDTH, TRACK,
-                    )  # fmt: skip
-                    tl.debug_barrier()
-                v = chunk_inputs(x, own_window, of_values, start, end, first_row, X_ROW, WIDTH, STRIP, CHUNK)
-                v = convolved(v, weights, bias, of_values, WIDTH, STRIP, HAS_BIAS)
-                # stored where the output will be: the reader overwrites the values
-                for number in tl.static_range(STRIP):
-                    tl.store(of_row + number * OUTPUT_ROW, v[number].to(kind), mask=row < end - number)
-                # the next item reuses the window
-                tl.debug_barrier()
-            else:
-                nothing = tl.zeros([CHUNK // STRIP, VALUES], kind)
-                for number in tl.static_range(STRIP):
-                    tl.store(of_row + number * OUTPUT_ROW, nothing, mask=row < end - number)
+            convolve_values(
+                x, weights, bias, conv, output, own_window, chunks, chunk, head, 2 * HEADS * KEYS, conv_slot,
+                conv_channel, conv_past, real_chunks, tail, rows_of_output, rows_of_output, X_ROW, OUTPUT_ROW, VALUES,
+                WIDTH, HAS_BIAS, CHUNK, STRIP, FIELDS, TRACK,
+            )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["rows_of_output", "capacity"])
@@ -396,17 +370,8 @@ class Scratch:
         )
 
 
-# GPU generations whose shared memory holds the tiles of `advance`
-GENERATIONS = (9, 10)
-
-
 def ready(device: int) -> Accepted | Rejected:
-    if torch.version.hip is not None:
-        return Rejected("it is made for NVIDIA's GPUs")
-    major, minor = torch.cuda.get_device_capability(device)
-    if major not in GENERATIONS:
-        return Rejected(f"its tiles need the shared memory of sm_90 or sm_100, and this is an sm_{major}{minor}")
-    return Accepted()
+    return generations.is_one_of(device, generations.HOPPER, generations.BLACKWELL)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,6 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_bcg_fixes.kernels.linear_extend import generations
 from sglang_bcg_fixes.kernels.linear_extend.convolution import LOG2_E
 from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK_FIELDS, SEQUENCE_FIELDS, Tables
 from sglang_bcg_fixes.model import Accepted, Rejected
@@ -178,17 +179,10 @@ class Tuning:
 TUNING = Tuning()
 # of a tile of zeros
 MOST_COLUMNS = 128
-# GPU generations whose shared memory holds the tiles of `advance`
-GENERATIONS = (9, 10)
 
 
 def ready(device: int) -> Accepted | Rejected:
-    if torch.version.hip is not None:
-        return Rejected("it is made for NVIDIA's GPUs")
-    major, minor = torch.cuda.get_device_capability(device)
-    if major not in GENERATIONS:
-        return Rejected(f"its tiles need the shared memory of sm_90 or sm_100, and this is an sm_{major}{minor}")
-    return Accepted()
+    return generations.is_one_of(device, generations.HOPPER, generations.BLACKWELL)
 
 
 def can_keep_checkpoints() -> bool:

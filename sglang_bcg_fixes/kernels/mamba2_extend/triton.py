@@ -24,6 +24,7 @@ import torch
 import triton
 import triton.language as tl
 
+from sglang_bcg_fixes.kernels.linear_extend import generations
 from sglang_bcg_fixes.kernels.linear_extend.convolution import (
     LOG2_E,
     chunk_inputs,
@@ -353,22 +354,13 @@ class Scratch:
         )
 
 
-# GPU generations whose shared memory holds the tiles of `advance`
-HOPPER, BLACKWELL = 9, 10
-
-
 def ready(device: int) -> Accepted | Rejected:
-    if torch.version.hip is not None:
-        return Rejected("it is made for NVIDIA's GPUs")
-    major, minor = torch.cuda.get_device_capability(device)
-    if major not in (HOPPER, BLACKWELL):
-        return Rejected(f"its tiles need the shared memory of sm_90 or sm_100, and this is an sm_{major}{minor}")
-    return Accepted()
+    return generations.is_one_of(device, generations.HOPPER, generations.BLACKWELL)
 
 
 def adds_behind(output: Any) -> bool:
     """Tell whether a product is added to the state behind it: for sm_100 Triton 3.6 fails on a summand of a loop."""
-    return output.is_cuda and torch.cuda.get_device_capability(output.device)[0] > HOPPER
+    return output.is_cuda and torch.cuda.get_device_capability(output.device)[0] > generations.HOPPER
 
 
 @dataclasses.dataclass(frozen=True)
