@@ -24,6 +24,7 @@ from typing import Any
 from cpu_sglang import architectures
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.kernels.gdn_extend.declaration import KERNEL as GDN
+from sglang_bcg_fixes.kernels.kda_extend.declaration import KERNEL as KDA
 from sglang_bcg_fixes.kernels.lightning_extend.declaration import KERNEL as LIGHTNING
 from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL as MAMBA2
 from tests import processes, wheels
@@ -40,7 +41,7 @@ ARMS = {
     INSIDE: {
         "SGLANG_PLUGINS": "bcg_fixes",
         hybrids_without_graphs.FIX.flag: "on",
-        **{GDN.flag: "reference", MAMBA2.flag: "reference", LIGHTNING.flag: "seg_la"},
+        **{GDN.flag: "reference", MAMBA2.flag: "reference", KDA.flag: "reference", LIGHTNING.flag: "seg_la"},
         "SGLANG_MAMBA_CONV_DTYPE": "float16",
     },
 }
@@ -51,7 +52,10 @@ BREAKS_OUTSIDE = {
     **dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration"), 1),
     **dict.fromkeys(("NemotronHForCausalLM", "GraniteMoeHybridForCausalLM", "MiniCPMSALAForCausalLM"), 1),
     "FalconH1ForCausalLM": 2,
+    "KimiLinearForCausalLM": 1,
 }
+# where the kernel is not known for every release
+INSIDE_IN = {"KimiLinearForCausalLM": ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21")}
 # an interrupted recording has these first
 FIRST_RELEASES = (wheels.NEWEST, wheels.RELEASES[0], "0.5.15.post1", "0.5.19")
 FIRST_ARCHITECTURES = (
@@ -203,7 +207,8 @@ def wanted_arms(release: str, name: str) -> list[str]:
     """Switched off there is nothing of ours to find: the ends of the list of releases, and some in all of them, do."""
     is_compared = release in (wheels.RELEASES[0], wheels.NEWEST) or name in FIRST_ARCHITECTURES
     off, admitted = [OFF] * is_compared, [ADMITTED] * (name in ADMITTED_ARCHITECTURES)
-    return [STOCK, PATCHED, *off, *admitted, *[INSIDE] * (name in BREAKS_OUTSIDE)]
+    is_inside = name in BREAKS_OUTSIDE and release in INSIDE_IN.get(name, wheels.RELEASES)
+    return [STOCK, PATCHED, *off, *admitted, *[INSIDE] * is_inside]
 
 
 def demanded(release: str) -> set[tuple[str, str]]:

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 
 from cpu_sglang import prefill
-from sglang_bcg_fixes import plugin
 from tests.scenarios import telling
 from tests.scenarios.admitted_hybrids import World
 
@@ -70,11 +69,7 @@ def off(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 def main(architecture: str) -> None:
     world = World(architecture)
-    act = functools.partial(distances, world)
-    if plugin.load().ledger.applied():
-        telling.with_and_without(act)
-    else:
-        telling.result({"applied": [], "without": act()})
+    telling.with_and_perhaps_without(functools.partial(distances, world))
 
 
 if __name__ == "__main__":

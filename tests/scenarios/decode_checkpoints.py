@@ -17,7 +17,6 @@ import numpy
 import torch
 
 from cpu_sglang import graphs, mamba, one_batch, prefill
-from sglang_bcg_fixes import plugin
 from tests.releases import kinds_of_request
 from tests.scenarios import telling
 
@@ -159,10 +158,7 @@ def main(model: str = "falcon_h1") -> None:
         decodes.capture()
         return {name: decodes.run(lengths) for name, lengths in BATCHES.items()}
 
-    if plugin.load().ledger.applied():
-        telling.with_and_without(act)
-    else:
-        telling.result({"applied": [], "without": act()})
+    telling.with_and_perhaps_without(act)
 
 
 if __name__ == "__main__":

@@ -39,3 +39,11 @@ def before_and_after(fix: Fix, act: Callable[[], Any]) -> None:
     without = act()
     Ledger().apply(fix)
     result({"without": without, "with": act()})
+
+
+def with_and_perhaps_without(act: Callable[[], Any]) -> None:
+    """Print what the act gives as `with_and_without` does, or without fixes alone where none is applied."""
+    if plugin.load().ledger.applied():
+        with_and_without(act)
+    else:
+        result({"applied": [], "without": act()})
