@@ -40,6 +40,7 @@ NOT_NEEDED = (
     "prefill_track_tail",
     "refused_after_vote",
     "shared_layers_refused",
+    "short_conv_prefix_ignored",
     "sparse_attention_captured",
     "ssm_mixer_captured",
     "unequal_token_shares",
