@@ -19,6 +19,8 @@ REPOSITORY = pathlib.Path(__file__).parent.parent
 FAKE_SGLANG = REPOSITORY / "tests" / "engine" / "fake_sglang"
 # of a release that runs on the CPU
 ON_CPU = {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "SGLANG_PLUGINS": "bcg_fixes"}
+# those that are on by default and run here: they have tests of their own, and are slow where none compiles
+WITHOUT_KERNELS = {"SGLANG_BCG_KERNEL_FA_METADATA": "off", "SGLANG_BCG_KERNEL_MAMBA2_EXTEND": "off"}
 
 
 def python(
@@ -74,8 +76,7 @@ def beside(
             *arguments,
             environment={
                 "SGLANG_BCG_REPORT_DIR": reports,
-                # fixes are looked at without kernels, which have tests of their own and are slow where none compiles
-                "SGLANG_BCG_KERNEL_FA_METADATA": "off",
+                **WITHOUT_KERNELS,
                 **(environment or {}),
                 **settings,
             },

@@ -55,6 +55,7 @@ def environment(release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.P
     cores = sorted(os.sched_getaffinity(0))
     given = {
         **processes.ON_CPU,
+        **processes.WITHOUT_KERNELS,
         "SGLANG_PLUGINS": "bcg_fixes,other",
         # SGLang wants a NUMA node for each rank, or to be told
         "SGLANG_CPU_OMP_THREADS_BIND": f"{cores[0]}|{cores[-1]}",
