@@ -40,6 +40,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_bcg_fixes.anatomy.forward_batch import CONTEXT, is_captured_into_a_prefill_graph, prefill_batch
 from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS, named
 from sglang_bcg_fixes.anatomy.runners import CAPTURE_PREFILL, EXECUTOR, SETUP_MODULE
+from sglang_bcg_fixes.anatomy.short_convolutions import LAYER, LFM2, LFM2_MOE, MOE_LAYER
 from sglang_bcg_fixes.concern import Condition, Launch, slower
 from sglang_bcg_fixes.engine import graph_break, wrappers
 from sglang_bcg_fixes.engine.swapped import replaced
@@ -52,8 +53,8 @@ if TYPE_CHECKING:
 
 ID = "hybrids_without_graphs"
 MODELS = "sglang.srt.models"
-GRANITE, LFM2, LFM2_MOE = f"{MODELS}.granitemoehybrid", f"{MODELS}.lfm2", f"{MODELS}.lfm2_moe"
-CONVOLUTIONS = (f"{LFM2}:Lfm2ShortConv.forward", f"{LFM2_MOE}:Lfm2MoeShortConv.forward")
+GRANITE = f"{MODELS}.granitemoehybrid"
+CONVOLUTIONS = (LAYER, MOE_LAYER)
 MAMBA2 = "sglang.srt.layers.attention.hybrid_linear_attn_backend:Mamba2AttnBackend.forward"
 LAYERS = (
     f"{GRANITE}:GraniteMoeHybridMambaDecoderLayer.forward",

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.anatomy.launches import named
+from sglang_bcg_fixes.anatomy.short_convolutions import LAYER, LFM2, LFM2_MOE, MOE_LAYER
 from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.engine.swapped import replaced
 from sglang_bcg_fixes.model import Fix, How, PatchPoint, Workaround
@@ -29,8 +30,6 @@ from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknow
 if TYPE_CHECKING:
     from torch import Tensor
 
-LFM2, LFM2_MOE = "sglang.srt.models.lfm2", "sglang.srt.models.lfm2_moe"
-LAYER, MOE_LAYER = f"{LFM2}:Lfm2ShortConv.forward", f"{LFM2_MOE}:Lfm2MoeShortConv.forward"
 CONVOLVE, PREFIXES = "causal_conv1d_fn", "has_initial_state"
 
 

@@ -15,7 +15,7 @@ import torch
 
 from cpu_sglang import architectures
 from sglang_bcg_fixes import flags
-from sglang_bcg_fixes.anatomy import forward_batch
+from sglang_bcg_fixes.anatomy import forward_batch, short_convolutions
 from sglang_bcg_fixes.anatomy.runners import SETUP_MODULE
 from sglang_bcg_fixes.concern import Launch
 from sglang_bcg_fixes.engine import wrappers
@@ -336,7 +336,7 @@ class Layer(torch.nn.Module):
             setattr(self, name, part)
 
 
-def model_of(*layers: Layer, name: str = LFM2, module: str = fix.LFM2) -> Any:
+def model_of(*layers: Layer, name: str = LFM2, module: str = short_convolutions.LFM2) -> Any:
     kind = type(name, (torch.nn.Module,), {"__module__": module})
     model = kind()
     model.model = torch.nn.Module()

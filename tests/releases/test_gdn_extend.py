@@ -232,7 +232,7 @@ def test_states_in_bfloat16_keep_the_break_unless_a_form_is_named(monkeypatch: p
     for kept, measured in ((torch.float32, True), (torch.bfloat16, False)):
         cache = types.SimpleNamespace(temporal=torch.empty(0, dtype=kept))
         monkeypatch.setattr(runner, "cache", functools.partial(dict.__getitem__, {0: cache}))
-        reason = runner.why_not(types.SimpleNamespace(layer_id=0), None, None, None)
+        reason = runner.refusal_of(types.SimpleNamespace(layer_id=0), None, None, None)
         unmeasured = f"states in {kept}, which were not measured; {KERNEL.flag}=cuda takes bfloat16"
         assert reason == ("the layer is asked" if named or measured else unmeasured)
 

@@ -21,9 +21,9 @@ class Served(serving.Served):
     kernel, backend = KERNEL, BACKEND
 
     def takes(self, layer: Any, mixed_qkv: Any, a: Any, b: Any) -> bool:
-        return self.decide(layer.layer_id, lambda: self.why_not(layer, mixed_qkv, a, b))
+        return self.decide(layer.layer_id, lambda: self.refusal_of(layer, mixed_qkv, a, b))
 
-    def why_not(self, layer: Any, mixed_qkv: Any, a: Any, b: Any) -> str | None:
+    def refusal_of(self, layer: Any, mixed_qkv: Any, a: Any, b: Any) -> str | None:
         """Return the reason this layer keeps its break, or None if it is captured."""
         cache = self.cache(layer.layer_id)
         if cache.temporal.dtype != torch.float32 and not self.selected.required:
