@@ -54,7 +54,7 @@ class Step:
         raise NotImplementedError
 
     @property
-    def output_sizes(self) -> tuple[int, int]:
+    def output_sizes(self) -> tuple[int, ...]:
         """Sizes of a token's output."""
         raise NotImplementedError
 

@@ -55,7 +55,7 @@ KERNEL = Kernel(
     ),
     probe=probe,
     patches=(
-        *patches(PREPARED, BODIES),
+        *patches(BODIES, PREPARED),
         PatchPoint((LAYER,), How.AROUND, f"{BODIES}:forward"),
     ),
     # SGLang imports it for such a model only, after all the others

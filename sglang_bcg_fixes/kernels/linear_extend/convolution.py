@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The short causal convolution before every linear layer, in Triton: a chunk of it, and the windows of its pool."""
+"""The short causal convolution of linear layers, in Triton: a chunk of it, and the windows of its pool."""
 
 from __future__ import annotations
 
@@ -110,8 +110,8 @@ def chunk_inputs(
 
 
 @triton.jit
-def convolved(inputs, weights, bias, channels, WIDTH: tl.constexpr, STRIP: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Apply SiLU to the causal convolution, in fp32: the tuple's n-th has rows n, n + STRIP and so on."""
+def summed(inputs, weights, bias, channels, WIDTH: tl.constexpr, STRIP: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Compute the causal convolution, in fp32: the tuple's n-th has rows n, n + STRIP and so on."""
     taps = ()
     for tap in tl.static_range(WIDTH):
         taps += (tl.load(weights + channels * WIDTH + tap).to(tl.float32)[None, :],)  # type: ignore[assignment]
@@ -125,5 +125,16 @@ def convolved(inputs, weights, bias, channels, WIDTH: tl.constexpr, STRIP: tl.co
             mixed += wide[number + tap] * taps[tap]
         if HAS_BIAS:
             mixed += tl.load(bias + channels).to(tl.float32)[None, :]
+        outputs += (mixed,)  # type: ignore[assignment]
+    return outputs
+
+
+@triton.jit
+def convolved(inputs, weights, bias, channels, WIDTH: tl.constexpr, STRIP: tl.constexpr, HAS_BIAS: tl.constexpr):
+    """Apply SiLU to the causal convolution."""
+    sums = summed(inputs, weights, bias, channels, WIDTH, STRIP, HAS_BIAS)
+    outputs = ()
+    for number in tl.static_range(STRIP):
+        mixed = sums[number]
         outputs += (libdevice.fast_dividef(mixed, 1.0 + tl.exp2(-LOG2_E * mixed)),)  # type: ignore[assignment]
     return outputs

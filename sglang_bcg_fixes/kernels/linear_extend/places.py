@@ -22,10 +22,10 @@ STEP = (
 RUNNER = (CAPTURE, MAY_REPLAY, REPLAY)
 
 
-def patches(prepared: str, bodies: str) -> tuple[PatchPoint, ...]:
-    """Return the patch points that all such layers share, for the backend's method that prepares a step."""
+def patches(bodies: str, *prepared: str) -> tuple[PatchPoint, ...]:
+    """Return the patch points that all such layers share; `prepared` are places of the method that prepares a step."""
     return (
-        PatchPoint((prepared,), How.AFTER, f"{bodies}:prepared"),
+        PatchPoint(prepared, How.AFTER, f"{bodies}:prepared"),
         PatchPoint(CAPTURE, How.AROUND, f"{bodies}:capture"),
         PatchPoint(MAY_REPLAY, How.AROUND, f"{bodies}:can_replay"),
         PatchPoint(REPLAY, How.BEFORE, f"{bodies}:before_replay"),

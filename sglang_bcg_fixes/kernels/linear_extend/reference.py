@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The convolution before every linear layer, in plain torch."""
+"""The short convolution of linear layers, in plain torch."""
 
 from __future__ import annotations
 
@@ -15,15 +15,22 @@ def side_by_side(tensor: Any, lengths: Sequence[int]) -> Any:
 
 
 def convolved(inputs: Any, lengths: Sequence[int], weights: Any, bias: Any, conv: Any) -> tuple[Any, Any]:
-    """Return the activated convolution of each token, and the windows after each sequence.
+    """Return what `summed` does, with SiLU applied to the convolution."""
+    from torch.nn import functional
+
+    sums, windows = summed(inputs, lengths, weights, bias, conv)
+    return functional.silu(sums), windows
+
+
+def summed(inputs: Any, lengths: Sequence[int], weights: Any, bias: Any, conv: Any) -> tuple[Any, Any]:
+    """Return the convolution of each token, and the windows after each sequence.
 
     All tensors have the dtype to compute in: inputs [tokens, channels], weights [channels, width], bias [channels] or
     None, conv [sequences, channels, width - 1].
     """
     import torch
-    from torch.nn import functional
 
-    mixed, windows = [], []
+    sums, windows = [], []
     for before, after in zip(conv, inputs.split(list(lengths)), strict=True):
         window = torch.cat([before, after.T], 1)
         # not torch's convolution, which may use TF32
@@ -31,6 +38,6 @@ def convolved(inputs: Any, lengths: Sequence[int], weights: Any, bias: Any, conv
         result = (taps * weights[:, None]).sum(-1)
         if bias is not None:
             result = result + bias[:, None]
-        mixed.append(functional.silu(result).T)
+        sums.append(result.T)
         windows.append(window[:, -before.shape[1] :])
-    return torch.cat(mixed), torch.stack(windows)
+    return torch.cat(sums), torch.stack(windows)

@@ -52,7 +52,7 @@ KERNEL = Kernel(
     ),
     probe=probe,
     patches=(
-        *patches(PREPARED, BODIES),
+        *patches(BODIES, PREPARED),
         PatchPoint((LAYER,), How.AROUND, f"{BODIES}:forward"),
         PatchPoint((BREAK,), How.AROUND_BREAK, f"{BODIES}:nemotron_break"),
     ),
