@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The kernel of short_conv_extend on a GPU: random steps, each sequence alone, replays, and the time of a layer.
+
+    python benchmarks/short_conv_extend.py --cases 20
+    PYTHONPATH=<unpacked wheel> python benchmarks/short_conv_extend.py --cases 0 --times --json OUT
+
+Steps are those of tests/kernels/test_short_conv_extend.py at a model's sizes, and random ones. With a SGLang, its own
+convolution is timed beside it: transposed, convolved and transposed back, as its layers do it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import pathlib
+import random
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from sglang_bcg_fixes.kernels.linear_extend import accuracy
+from sglang_bcg_fixes.kernels.linear_extend.serving import MOST_SEQUENCES
+from sglang_bcg_fixes.kernels.short_conv_extend import Shape, triton
+from sglang_bcg_fixes.lab.verify import environment
+
+REPOSITORY = pathlib.Path(__file__).parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
+from benchmarks.lightning_extend import device_us  # noqa: E402
+from tests.kernels import short_conv_extend_cases as cases  # noqa: E402
+from tests.kernels.linear_extend_cases import Surroundings, faults_of_graphs, random_lengths  # noqa: E402
+
+# LFM2-1.2B, LFM2-700M, one of eight ranks, and other widths
+SHAPES = {
+    "lfm2_1_2b": Shape(2048, 3),
+    "lfm2_700m": Shape(1536, 3),
+    "an eighth": Shape(192, 3),
+    "wide": Shape(1024, 5),
+    "narrow": Shape(48, 2),
+}
+LENGTHS = (0, 1, 2, 3, 15, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200, 511, 700, 1024, 2047, 5000)
+KINDS = (torch.bfloat16, torch.float16)
+TIMED = [(tokens, sequences) for tokens in (256, 1024, 4096, 8192, 16384) for sequences in (1, 8, 64)]
+
+
+def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, device: str = "cuda") -> cases.Step:
+    lengths = random_lengths(source, LENGTHS, most_tokens)
+    return cases.draw(
+        shape,
+        lengths,
+        device=device,
+        dtype=source.choice(KINDS),
+        fresh=[number for number in range(len(lengths)) if source.random() < 0.3],
+        gone=[number for number in range(len(lengths)) if source.random() < 0.1],
+        bias=source.random() < 0.3,
+        seed=seed,
+    )
+
+
+def surroundings(step: cases.Step, source: random.Random) -> Surroundings:
+    return Surroundings(
+        padding=source.choice((0, 1, 63, 300)),
+        more_tokens=source.choice((0, 500)),
+        max_sequences=source.choice((len(step.lengths), MOST_SEQUENCES)),
+        columns_between=source.choice((0, 8)),
+    )
+
+
+def faults(step: cases.Step, around: Surroundings, **others: Any) -> list[str]:
+    def launched(each: cases.Step, beside: Surroundings) -> cases.Launched:
+        return cases.Launched(each, triton.tuning_for(each.shape), beside)
+
+    return list(faults_of_graphs(step, around, launched, accuracy.TOLERANCE, **others))
+
+
+class Layer:
+    """One layer, its sequences as long as each other and without a prefix."""
+
+    def __init__(self, tokens: int, sequences: int, shape: Shape, device: str = "cuda") -> None:
+        def normal(*sizes: int) -> Any:
+            return torch.randn(*sizes, device=device).bfloat16()
+
+        self.shape = shape
+        self.lengths = torch.full((sequences,), tokens // sequences, device=device)
+        self.slots = torch.arange(sequences, device=device)
+        self.inputs, self.weights = normal(tokens, shape.channels), normal(shape.channels, shape.width)
+        self.conv = normal(sequences, shape.channels, shape.width - 1)
+
+    def by_us(self) -> Callable[[], Any]:
+        rows, tuning = len(self.inputs), triton.tuning_for(self.shape)
+        tables = triton.Tables(rows, MOST_SEQUENCES, self.conv.device)
+        tables.fill(self.lengths, self.slots, torch.zeros_like(self.lengths))
+        scratch = triton.Scratch.for_rows(rows, tables, self.shape, self.inputs.dtype, tuning)
+        output = torch.empty_like(self.inputs)
+        return lambda: triton.extend(
+            self.inputs,
+            shape=self.shape,
+            conv_weights=self.weights,
+            bias=None,
+            conv=self.conv,
+            tables=tables,
+            scratch=scratch,
+            output=output,
+            tuning=tuning,
+        )
+
+    def by_sglang(self) -> Callable[[], Any]:
+        from sglang.srt.layers.attention.mamba.causal_conv1d import causal_conv1d_fn
+
+        bounds = torch.nn.functional.pad(self.lengths.cumsum(0), (1, 0)).int()
+        slots, fresh = self.slots.int(), torch.zeros_like(self.slots, dtype=torch.bool)
+        return lambda: causal_conv1d_fn(
+            self.inputs.transpose(0, 1).contiguous(),
+            self.weights,
+            None,
+            query_start_loc=bounds,
+            cache_indices=slots,
+            has_initial_state=fresh,
+            conv_states=self.conv,
+            activation=None,
+        ).transpose(0, 1)
+
+
+def timed() -> Iterator[dict[str, Any]]:
+    has_sglang = importlib.util.find_spec("sglang") is not None
+    for tokens, sequences in TIMED:
+        layer = Layer(tokens, sequences, SHAPES["lfm2_1_2b"])
+        works = {"triton": layer.by_us(), **({"SGLang's": layer.by_sglang()} if has_sglang else {})}
+        times = {name: round(device_us(work), 1) for name, work in works.items()}
+        yield {"tokens": tokens, "sequences": sequences, **times}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--cases", type=int, default=20, help="random steps of each shape")
+    parser.add_argument("--tokens", type=int, default=9000, help="at most so many in a step")
+    parser.add_argument("--times", action="store_true", help="also measure a layer: device us of a replay")
+    parser.add_argument("--json", type=pathlib.Path, help="write all of it there")
+    options = parser.parse_args()
+    told: dict[str, Any] = environment.header(environment.here()) | {"steps": {}, "times": []}
+    wrong = 0
+
+    def write() -> None:
+        # early, so an interrupted run leaves results
+        if options.json:
+            options.json.write_text(json.dumps(told, indent=1) + "\n")
+
+    for name, shape in SHAPES.items():
+        source, found = random.Random(name), []
+        for seed in range(options.cases):
+            step = draw(shape, source, options.tokens, seed)
+            mine = faults(step, surroundings(step, source))
+            found += [f"{name}, seed {seed}, {step.lengths}: {fault}" for fault in mine[:3]]
+        print(*found[:20], f"{name}: {options.cases} steps, {len(found)} faults", sep="\n", file=sys.stderr, flush=True)
+        told["steps"][name] = {"steps": options.cases, "faults": found}
+        wrong += len(found)
+        write()
+    for row in timed() if options.times else ():
+        print(json.dumps(row), file=sys.stderr, flush=True)
+        told["times"].append(row)
+        write()
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
