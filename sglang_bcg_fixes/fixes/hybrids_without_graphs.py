@@ -16,14 +16,15 @@ answers. While a server of these models sets up its prefill graphs, layers of th
 name that it knows, and NemotronH's feed-forward layers count, so that its own code numbers the layers and captures
 them. Each mixer runs as an eager break, on the real tokens and with the batch of the replay, into an output whose
 padded tail is zeroed: a short convolution in one of this fix, Granite's Mamba2 mixer in that of ssm_mixer_captured,
-NemotronH's in SGLang's own, and each Mamba2 mixer inside the graph where mamba2_extend takes it. A feed-forward layer
-looks at one token at a time, and is captured as it is. Other models, drafts, whatever SGLang admits by itself, and
-other kinds of prefill graphs are left as they were. So are these models, and one warning says why, where a mixer would
-not break, and with speculation, LoRA, DP attention, pipeline stages, context parallelism, two-batch overlap, a
-hierarchical cache and deterministic inference, which nobody has tried. Attention may be SGLang's own choice, fa3 on
-Hopper and flashinfer elsewhere. SGLang refuses --attention-backend triton to Lfm2ForCausalLM, and before 0.5.18 it ends
-with "layer_id=0 not in full attention layers" where Granite's first layer is a mixer. On Blackwell it chooses triton
-for Granite before 0.5.13: there give --attention-backend flashinfer. No flag of SGLang gives these models graphs.
+NemotronH's in SGLang's own; but inside the graph where mamba2_extend takes a Mamba2 mixer, or short_conv_extend a short
+convolution. A feed-forward layer looks at one token at a time, and is captured as it is. Other models, drafts, whatever
+SGLang admits by itself, and other kinds of prefill graphs are left as they were. So are these models, and one warning
+says why, where a mixer would not break, and with speculation, LoRA, DP attention, pipeline stages, context parallelism,
+two-batch overlap, a hierarchical cache and deterministic inference, which nobody has tried. Attention may be SGLang's
+own choice, fa3 on Hopper and flashinfer elsewhere. SGLang refuses --attention-backend triton to Lfm2ForCausalLM, and
+before 0.5.18 it ends with "layer_id=0 not in full attention layers" where Granite's first layer is a mixer. On
+Blackwell it chooses triton for Granite before 0.5.13: there give --attention-backend flashinfer. No flag of SGLang
+gives these models graphs.
 Remove when: Every release that has to be served captures these models itself.
 """
 
@@ -44,6 +45,8 @@ from sglang_bcg_fixes.anatomy.short_convolutions import LAYER, LFM2, LFM2_MOE, M
 from sglang_bcg_fixes.concern import Condition, Launch, slower
 from sglang_bcg_fixes.engine import graph_break, wrappers
 from sglang_bcg_fixes.engine.swapped import replaced
+from sglang_bcg_fixes.kernels import active
+from sglang_bcg_fixes.kernels.short_conv_extend import declaration as short_conv_extend
 from sglang_bcg_fixes.model import Fix, How, PatchPoint, flag_of
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, unknown
@@ -246,11 +249,20 @@ def broken_calls(model_runner: Any, name: str, layers: list[Any]) -> Iterator[tu
 def break_round_the_convolution(
     original: Callable[..., Tensor], self: Any, hidden_states: Tensor, forward_batch: Any
 ) -> Tensor:
-    if not is_captured_into_a_prefill_graph():
+    if not is_captured_into_a_prefill_graph() or has_a_kernel(self, hidden_states, forward_batch):
         return original(self, hidden_states, forward_batch)
     output = hidden_states.new_empty(hidden_states.shape)
     as_break(original)(self, hidden_states, output)
     return output
+
+
+def has_a_kernel(mixer: Any, hidden_states: Tensor, forward_batch: Any) -> bool:
+    """Tell whether a kernel of this package, which is around the original or this, captures the convolution."""
+    if not active.is_used(short_conv_extend.KERNEL.op):
+        return False
+    from sglang_bcg_fixes.kernels.short_conv_extend import adapter
+
+    return adapter.is_taken(mixer, hidden_states, forward_batch)
 
 
 @functools.cache

@@ -166,6 +166,10 @@ def checkpoints(architecture: str) -> Found:
 
 
 def two_ranks(architecture: str) -> Found:
+    return on_two_ranks(functools.partial(World, architecture), report)
+
+
+def on_two_ranks(begin: Callable[[], World], compare: Callable[..., Any]) -> Found:
     """Run on two ranks of tensor parallelism, whose projections meet in the breaks and beside them."""
     one_batch.import_sglang(with_graphs=True)
     one_batch.load_plugins()
@@ -177,10 +181,10 @@ def two_ranks(architecture: str) -> Found:
         # a fork has what was imported
         done: Any = {"import_sglang": lambda **_: None, "load_plugins": lambda: None, "load": load}
         with mock.patch.multiple(one_batch, **done):
-            world = World(architecture)
+            world = begin()
         eager = run_all(world, SCRIPTS)
         breaks = world.capture(prefill.BUCKETS)
-        return {"breaks": breaks, **report(eager, run_all(world, SCRIPTS))}
+        return {"breaks": breaks, **compare(eager, run_all(world, SCRIPTS))}
 
     return {"ranks": ranks.each(2, act)}
 
@@ -287,6 +291,11 @@ def cached_by(architecture: str, strategy: str) -> None:
             "differ": [
                 number for number, (one, other) in enumerate(pairs) if not all(map(is_same, one.logits, other.logits))
             ],
+            "off": max(
+                gdn_prefill.relative(again.float(), once.float())
+                for one, other in zip(eager, replayed, strict=True)
+                for once, again in zip(one.logits, other.logits, strict=True)
+            ),
         }
 
     named = dict.fromkeys(("mamba_scheduler_strategy", "mamba_radix_cache_strategy"), strategy)

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LFM2's short convolutions captured, against each release's own eager prefill, on the CPU."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from cpu_sglang import architectures
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.fixes import hybrids_without_graphs
+from sglang_bcg_fixes.kernels.short_conv_extend import Shape, adapter
+from sglang_bcg_fixes.kernels.short_conv_extend.declaration import BACKEND, KERNEL, NOT_MEASURED, OLD_BACKEND
+from sglang_bcg_fixes.planning import plan, registry
+from sglang_bcg_fixes.source import tree
+from tests import processes, wheels
+from tests.mutated import rewritten
+from tests.releases import gdn_prefill, short_conv_prefill
+from tests.scenarios.admitted_hybrids import LAYERS, overrides_of
+from tests.wheels import NEWEST
+
+Root = Callable[[str], pathlib.Path]
+Found = dict[str, Any]
+
+# later ones replay no batch that leaves most of a bucket empty
+ONE = "0.5.12.post1"
+# of each form of layer, backend and runner
+RELEASES = (ONE, "0.5.15.post1", "0.5.20", NEWEST)
+DENSE, EXPERTS = "Lfm2ForCausalLM", "Lfm2MoeForCausalLM"
+# by architecture: its layers of attention, and all that break
+BREAKS = {name: (LAYERS[name].count("full_attention"), len(LAYERS[name])) for name in (DENSE, EXPERTS)}
+# SGLang's convolution multiplies in half precision on the interpreter, ours in fp32
+LIMITS = {"first conv": 0.0, "conv": 0.005, "logits": 0.005}
+NOTICED = 0.2
+
+
+@pytest.fixture
+def run(release_root: Root) -> Callable[..., Found]:
+    def run(
+        release: str, scenario: str, model: str, form: str = "reference", module: str = "", **environment: str
+    ) -> Found:
+        found: Found
+        found, _ = processes.beside(
+            release_root(release),
+            *("-m", module or "tests.releases.short_conv_prefill", scenario, model),
+            environment={
+                hybrids_without_graphs.FIX.flag: "on",
+                KERNEL.flag: form,
+                # as the model's own, which is in half precision here
+                "SGLANG_MAMBA_CONV_DTYPE": "float16",
+                **environment,
+            },
+            timeout=600,
+        )
+        return found
+
+    return run
+
+
+def assert_right(script: Found, model: str) -> None:
+    for measured, limit in LIMITS.items():
+        assert script[measured] <= limit, script
+    # later releases replay nothing that leaves most of a bucket empty
+    segments = BREAKS[model][0] + 1
+    assert script["nobody's"] and set(script["replays"]) <= {0, segments} and script["replays"][0] == segments, script
+
+
+def assert_same(script: Found) -> None:
+    assert all(script[name] == 0.0 for name in LIMITS) and script["nobody's"], script
+
+
+def assert_captured_and_right(report: Found, model: str) -> None:
+    assert set(report["breaks"].values()) == {BREAKS[model][0]} and report["left"] == {}
+    assert report["scripts"] and len(report["scripts"]) == len(report["again"])
+    for script in report["scripts"]:
+        assert_right(script, model)
+    # whatever the tables and the padding held before
+    for script in report["again"]:
+        assert_same(script)
+
+
+@pytest.mark.parametrize("model", BREAKS)
+def test_replays_are_right_and_break_at_attention_only(run: Callable[..., Found], model: str) -> None:
+    assert_captured_and_right(run(ONE, "right", model), model)
+
+
+@pytest.mark.parametrize(
+    ("release", "model"),
+    [
+        # whose eager convolutions another fix tells of prefixes
+        ("0.5.11", DENSE),
+        ("0.5.11", EXPERTS),
+        (ONE, EXPERTS),
+        ("0.5.15.post1", DENSE),
+        ("0.5.20", EXPERTS),
+        (NEWEST, DENSE),
+        (NEWEST, EXPERTS),
+    ],
+)
+def test_so_does_the_triton_form_on_other_releases(run: Callable[..., Found], release: str, model: str) -> None:
+    assert_captured_and_right(run(release, "brief", model, "triton"), model)
+
+
+def test_prompts_mixed_with_decode_are_right_too(run: Callable[..., Found]) -> None:
+    assert_captured_and_right(run("0.5.15.post1", "mixed", DENSE, "triton"), DENSE)
+
+
+def test_padding_that_is_nan_reaches_no_token(run: Callable[..., Found]) -> None:
+    report = run("0.5.20", "poisoned", EXPERTS, "triton")
+    assert report["padded"] > 0
+    assert_captured_and_right(report, EXPERTS)
+
+
+@pytest.mark.parametrize("form", ["reference", "triton"])
+@pytest.mark.parametrize("model", BREAKS)
+def test_a_replay_has_the_bits_of_the_same_form_without_a_graph(
+    run: Callable[..., Found], model: str, form: str
+) -> None:
+    report = run("0.5.20" if model == DENSE else NEWEST, "own_eager", model, form)
+    for script in report["scripts"]:
+        assert_same(script)
+        assert set(script["replays"]) == {0}
+
+
+@pytest.mark.parametrize("release", [ONE, NEWEST])
+def test_behind_a_prefix_an_answer_is_that_of_the_whole_prompt(run: Callable[..., Found], release: str) -> None:
+    found = run(release, "warm", DENSE, "triton")
+    assert found == {"replays": 3 * (BREAKS[DENSE][0] + 1), "logits": 0.0, "conv": 0.0, "left": {}}
+
+
+@pytest.mark.parametrize("release", [ONE, NEWEST])
+def test_a_servers_prefix_cache_answers_as_without_graphs(run: Callable[..., Found], release: str) -> None:
+    found = run(release, "cached", DENSE, module="tests.scenarios.admitted_hybrids")
+    assert found["breaks"] == [BREAKS[DENSE][0]]
+    assert found["replays"] >= 3 * (found["breaks"][0] + 1)
+    assert max(found["hits"]) >= 64 and found["same hits"] and found["off"] <= LIMITS["logits"], found
+
+
+def test_two_tensor_parallel_ranks_are_right(run: Callable[..., Found]) -> None:
+    found = run(NEWEST, "two_ranks", DENSE)
+    for rank in found["ranks"]:
+        assert set(rank["breaks"].values()) == {BREAKS[DENSE][0]}
+        for script in rank["scripts"]:
+            assert_right(script, DENSE)
+
+
+def test_batches_that_captured_kernels_cannot_serve_run_eagerly(run: Callable[..., Found]) -> None:
+    report = run("0.5.15.post1", "refused", DENSE)
+    assert_right(report["not too many"], DENSE)
+    for name in ("too many", "by layer"):
+        assert_same(report[name])
+        assert report[name]["replays"] == [0]
+    assert report["left"] == {"more than 2 sequences in a batch": 1, "states that are loaded layer by layer": 1}
+    assert f"{KERNEL.flag}=off" in report["not filled"]
+
+
+@pytest.mark.parametrize("release", [ONE, NEWEST])
+def test_a_layer_that_is_not_served_keeps_the_break(run: Callable[..., Found], release: str) -> None:
+    report = run(release, "configured", DENSE, SGLANG_MAMBA_CONV_DTYPE="float32")
+    assert set(report["breaks"].values()) == {BREAKS[DENSE][1]}
+    assert_same(report["script"])
+    reason = "no kernel for windows in torch.float32 for hidden states in torch.float16"
+    assert report["left"] == {reason: LAYERS[DENSE].count("conv")}
+
+
+def test_with_checkpoints_every_layer_keeps_the_break(run: Callable[..., Found]) -> None:
+    report = run(NEWEST, "with_checkpoints", DENSE)
+    assert set(report["breaks"].values()) == {BREAKS[DENSE][1]}
+    assert report["left"] == {"checkpoints for the prefix cache, which such layers do not write": 1}
+
+
+def test_switched_off_the_break_stays(run: Callable[..., Found]) -> None:
+    report = run(NEWEST, "configured", DENSE, "off")
+    assert set(report["breaks"].values()) == {BREAKS[DENSE][1]} and report["left"] == {}
+    assert_same(report["script"])
+
+
+def test_without_the_fix_there_is_nothing_to_capture(run: Callable[..., Found]) -> None:
+    found = run(
+        NEWEST,
+        "admission",
+        DENSE,
+        module="tests.scenarios.admitted_hybrids",
+        **{hybrids_without_graphs.FIX.flag: "off"},
+    )
+    assert "captured nothing" in found["captured"]
+
+
+def test_mutants_are_noticed(run: Callable[..., Found]) -> None:
+    found = run(ONE, "mutants", DENSE)
+    assert set(found) == {"none", *short_conv_prefill.MUTANTS}
+    assert found.pop("none") < LIMITS["logits"]
+    missed = {name: seen for name, seen in found.items() if not isinstance(seen, str) and seen < NOTICED}
+    assert missed == {}
+
+
+@pytest.mark.parametrize("release", ["0.5.11", NEWEST])
+def test_the_triton_form_is_no_further_off_than_sglangs(release_root: Root, release: str) -> None:
+    found, _ = processes.beside(release_root(release), "-m", "tests.scenarios.short_conv_accuracy")
+    ours, sglangs = found["ours"], found["SGLang's"]
+    assert 0 < ours["output"] <= 1.1 * sglangs["output"], found
+    assert ours["conv"] == sglangs["conv"] == 0.0
+
+
+@pytest.mark.parametrize("release", [ONE, NEWEST])
+def test_the_self_check_calls_it_right(release_root: Root, tmp_path: pathlib.Path, release: str) -> None:
+    config = {**architectures.CONFIGURATIONS[DENSE].config, "architectures": [DENSE]}
+    (tmp_path / "config.json").write_text(json.dumps({**config, **overrides_of(DENSE)}))
+    found, log = processes.beside(
+        release_root(release),
+        *("-m", "tests.releases.selfcheck_run", str(tmp_path), "--server", '{"dtype": "float16"}'),
+        environment={
+            **{hybrids_without_graphs.FIX.flag: "on", KERNEL.flag: "reference"},
+            **{"SGLANG_MAMBA_CONV_DTYPE": "float16", "SGLANG_BCG_SELFCHECK": "strict"},
+        },
+    )
+    assert found["selfcheck"]["verdict"] == "right" and found["refused"] is None and found["touched"] == [], found
+    assert found["prefills"][0]["replays"] == BREAKS[DENSE][0] + 1
+    assert "bcg-fixes self-check: right: replayed as run eagerly in 7 of 7" in log
+
+
+def test_the_scripts_have_what_is_to_be_tried() -> None:
+    width = 3
+    pieces = [length for request in short_conv_prefill.SHORT_PIECES for length in request]
+    assert any(0 < length < width - 1 for length in pieces)
+    # a request that goes on behind a prefix, one that begins late, and several beside each other
+    assert any(len(request) > 1 for script in gdn_prefill.CHUNKED for request in script)
+    assert any(request[0] == 0 for script in gdn_prefill.CHUNKED for request in script)
+
+
+# what is decided without a model
+
+
+def layer(**changed: Any) -> Any:
+    return types.SimpleNamespace(**{"layer_idx": 0, "conv_weight": torch.empty(64, 3), **changed})
+
+
+def cache(**changed: Any) -> Any:
+    return types.SimpleNamespace(**{"conv": [torch.empty(3, 64, 2, dtype=torch.float16)], **changed})
+
+
+HIDDEN = torch.empty(8, 128, dtype=torch.float16)
+
+
+def test_a_plain_layer_is_taken() -> None:
+    assert adapter.why_not(layer(), HIDDEN, cache()) is None
+    assert adapter.shape_of(layer()) == Shape(64, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ((layer(), HIDDEN[None], cache()), "hidden states that are not a two-dimensional tensor"),
+        ((layer(), None, cache()), "hidden states that are not a two-dimensional tensor"),
+        ((layer(conv_weight=torch.empty(3, 64).T), HIDDEN, cache()), "weights that are not contiguous"),
+        ((layer(), HIDDEN.float(), cache()), "no kernel for hidden states in torch.float32"),
+        (
+            (layer(), HIDDEN, cache(conv=[torch.empty(3, 64, 2, dtype=torch.bfloat16)])),
+            "no kernel for windows in torch.bfloat16 for hidden states in torch.float16",
+        ),
+        ((layer(conv_weight=torch.empty(40, 3)), HIDDEN, cache()), "no kernel for 40 channels"),
+    ],
+)
+def test_layers_that_are_refused(given: tuple[Any, ...], reason: str) -> None:
+    assert adapter.why_not(*given) == reason
+
+
+def test_outside_a_capture_nothing_is_taken() -> None:
+    assert adapter.is_taken(layer(), HIDDEN, None) is False
+
+
+def test_a_projection_of_another_kind_is_an_error() -> None:
+    served = adapter.Served.__new__(adapter.Served)
+    wrong = layer(in_proj=lambda hidden: (torch.empty(8, 192), None))
+    with pytest.raises(RuntimeError, match=f"projects torch.float16 to torch.float32. Set {KERNEL.flag}=off"):
+        served.mix(wrong, HIDDEN)
+
+
+def test_the_source_is_known(release_root: Root) -> None:
+    for release in wheels.RELEASES:
+        source = tree.Source(tree.Folder(release_root(release)))
+        assert plan.ask(KERNEL, source).verdict.value == "affected", release
+
+
+@pytest.mark.parametrize(("release", "backend"), [("0.5.14", OLD_BACKEND), ("0.5.15", BACKEND), (NEWEST, BACKEND)])
+def test_the_step_is_prepared_by_the_backend_of_the_release(release_root: Root, release: str, backend: str) -> None:
+    found = registry.discover()
+    settings = flags.read(found.fixes, found.kernels, {KERNEL.flag: "reference"})
+    made = plan.make(found, settings, tree.Source(tree.Folder(release_root(release))))
+    (choice,) = (choice for choice in made.kernels if choice.op == KERNEL.op)
+    assert backend.partition(":")[0] in choice.places
+
+
+LFM2, LFM2_MOE = "sglang/srt/models/lfm2.py", "sglang/srt/models/lfm2_moe.py"
+DRIFTED = {
+    "the layer does something new": (
+        *(NEWEST, LFM2),
+        *("output, _ = self.out_proj(C_gate * conv_out)", "output = self.out_proj(C_gate * conv_out)[0]"),
+    ),
+    "the layer with experts activates": (ONE, LFM2_MOE, "activation=None", 'activation="silu"'),
+    "windows are found elsewhere": (
+        *(NEWEST, "sglang/srt/layers/attention/linear/short_conv_backend.py"),
+        *("idx = md.mamba_cache_indices if", "idx = md.short_conv_indices if"),
+    ),
+    "prefixes are others": (
+        *("0.5.15.post1", "sglang/srt/layers/attention/linear/short_conv_backend.py"),
+        *("forward_batch.extend_prefix_lens > 0", "forward_batch.extend_prefix_lens > 1"),
+    ),
+    "the metadata is another": (
+        *(ONE, "sglang/srt/layers/attention/mamba/mamba2_metadata.py"),
+        *("has_initial_states = context_lens_tensor > 0", "has_initial_states = context_lens_tensor > 1"),
+    ),
+}
+
+
+@pytest.mark.parametrize("drift", DRIFTED)
+def test_a_drifted_source_is_unknown(release_root: Root, drift: str) -> None:
+    release, *change = DRIFTED[drift]
+    found = plan.ask(KERNEL, tree.Source(rewritten(release_root(release), *change)))
+    assert found.verdict.value == "unknown", found
+
+
+@pytest.mark.parametrize("asked", [None, "reference", "triton"])
+def test_it_runs_by_name_alone(release_root: Root, asked: str | None) -> None:
+    found = registry.discover()
+    settings = flags.read(found.fixes, found.kernels, {} if asked is None else {KERNEL.flag: asked})
+    made = plan.make(found, settings, tree.Source(tree.Folder(release_root(NEWEST))))
+    (choice,) = (choice for choice in made.kernels if choice.op == KERNEL.op)
+    assert (choice.impl and choice.impl.name) == asked
+    assert asked or NOT_MEASURED in choice.rejected["triton"]
