@@ -27,6 +27,7 @@ from sglang_bcg_fixes.kernels.gdn_extend.declaration import KERNEL as GDN
 from sglang_bcg_fixes.kernels.kda_extend.declaration import KERNEL as KDA
 from sglang_bcg_fixes.kernels.lightning_extend.declaration import KERNEL as LIGHTNING
 from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL as MAMBA2
+from sglang_bcg_fixes.kernels.short_conv_extend.declaration import KERNEL as SHORT_CONV
 from tests import processes, wheels
 
 RECORDED = pathlib.Path(__file__).with_name("recorded")
@@ -41,7 +42,8 @@ ARMS = {
     INSIDE: {
         "SGLANG_PLUGINS": "bcg_fixes",
         hybrids_without_graphs.FIX.flag: "on",
-        **{GDN.flag: "reference", MAMBA2.flag: "reference", KDA.flag: "reference", LIGHTNING.flag: "seg_la"},
+        **dict.fromkeys((GDN.flag, MAMBA2.flag, KDA.flag, SHORT_CONV.flag), "reference"),
+        LIGHTNING.flag: "seg_la",
         "SGLANG_MAMBA_CONV_DTYPE": "float16",
     },
 }
@@ -51,6 +53,7 @@ ADMITTED_ARCHITECTURES = {name for name, _ in hybrids_without_graphs.MIXERS}
 BREAKS_OUTSIDE = {
     **dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration"), 1),
     **dict.fromkeys(("NemotronHForCausalLM", "GraniteMoeHybridForCausalLM", "MiniCPMSALAForCausalLM"), 1),
+    **dict.fromkeys(("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"), 1),
     "FalconH1ForCausalLM": 2,
     "KimiLinearForCausalLM": 1,
 }
