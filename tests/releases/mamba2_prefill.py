@@ -121,6 +121,20 @@ def refused(model: str) -> Found:
     return {**found, "left": world.left()}
 
 
+def counted(model: str) -> Found:
+    """Run where every batch has the numbers of tokens of all ranks, though no rank has tokens of its own."""
+    import torch
+    from sglang.srt.layers.attention import torch_native_backend
+
+    world = World(model, moe_dense_tp_size=1)
+    # SGLang brings neither to a CPU
+    backend: Any = torch_native_backend.TorchNativeAttnBackend
+    backend.get_cuda_graph_seq_len_fill_value = lambda self: 1
+    make: Any = torch.tensor
+    torch.tensor = lambda *given, pin_memory=False, **named: make(*given, **named)
+    return scenario(world, [[[11]]], prefill.BUCKETS)
+
+
 def configured(model: str) -> Found:
     """Run in single precision, where the break is left as it is."""
     world = World(model, dtype="float32")

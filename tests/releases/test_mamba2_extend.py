@@ -142,6 +142,18 @@ def test_a_layer_that_is_not_served_keeps_the_break(run: Callable[..., Found], r
     assert report["left"] == {"no kernel for projections in torch.float32": 2}
 
 
+# from the second on SGLang asks about ranks without its arguments
+@pytest.mark.parametrize("release", ["0.5.17", "0.5.21"])
+def test_graphs_are_replayed_where_batches_count_the_tokens_of_ranks(run: Callable[..., Found], release: str) -> None:
+    # alone it would count them with itself
+    report = run(release, "counted", "falcon_h1", SGLANG_SCHEDULER_SKIP_ALL_GATHER="1")
+    assert set(report["breaks"].values()) == {BREAKS["falcon_h1"][1]}
+    for script in report["scripts"]:
+        assert_same(script)
+        assert script["replays"] == [BREAKS["falcon_h1"][1] + 1]
+    assert report["left"] == {"batches with counts of every rank's tokens": 1}
+
+
 def test_switched_off_the_break_stays(run: Callable[..., Found]) -> None:
     report = run(NEWEST, "configured", "nemotron_h", "off")
     assert set(report["breaks"].values()) == {BREAKS["nemotron_h"][1]}

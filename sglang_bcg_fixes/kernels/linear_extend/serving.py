@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -223,9 +224,21 @@ def refuse_configuration(model_runner: Any, wanted: str) -> None:
         raise FallBack(f"the backend is a {type(backend or model_runner.attn_backend).__name__}")
     get_parallel = getattr(runtime_context(), "get_parallel", None)
     sized = (model_runner, get_parallel()) if get_parallel else (model_runner,)
-    reasons = refused_options(model_runner.server_args, *sized) or ["deterministic inference"] * is_deterministic()
+    arguments = model_runner.server_args
+    reasons = (
+        refused_options(arguments, *sized)
+        or ["deterministic inference"] * is_deterministic()
+        or ["batches with counts of every rank's tokens"] * counts_ranks(arguments)
+    )
     for reason in reasons:
         raise FallBack(reason)
+
+
+def counts_ranks(arguments: Any) -> bool:
+    """Ask SGLang if its batches have the numbers of tokens of all ranks, of which `refuse` lets none pass."""
+    asked = importlib.import_module("sglang.srt.utils.common").require_mlp_sync
+    # from 0.5.19 on it takes no argument
+    return bool(asked(*(arguments,)[: len(inspect.signature(asked).parameters)]))
 
 
 def refused_options(arguments: Any, *sized: Any) -> list[str]:
