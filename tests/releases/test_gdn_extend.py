@@ -188,6 +188,7 @@ def test_mutants_are_noticed(run: Callable[..., Found]) -> None:
         ("attn_cp_size", 2, "context parallelism"),
         ("pp_size", 2, "pipeline stages"),
         ("enable_hierarchical_cache", True, "states that are loaded layer by layer"),
+        ("enable_unified_cache_external_linker", True, "states that are loaded layer by layer"),
         ("enable_mis", True, "items that are scored side by side"),
         ("enable_linear_replayssm", True, "states that are kept as steps"),
     ],

@@ -260,7 +260,9 @@ def refused_options(arguments: Any, *sized: Any) -> list[str]:
         "DP attention": asked("enable_dp_attention") or several("attn_dp_size"),
         "context parallelism": several("attn_cp_size"),
         "pipeline stages": several("pp_size"),
-        "states that are loaded layer by layer": asked("enable_hierarchical_cache"),
+        "states that are loaded layer by layer": asked(
+            "enable_hierarchical_cache", "enable_unified_cache_external_linker"
+        ),
         "items that are scored side by side": asked("enable_mis"),
         "states that are kept as steps": asked("enable_linear_replayssm", "enable_linear_replayssm_spec"),
     }
