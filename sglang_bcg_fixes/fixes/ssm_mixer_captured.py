@@ -71,7 +71,7 @@ def break_round_the_mixer(
     layer_id: int,
     **rest: Any,
 ) -> Any:
-    if not is_captured_into_a_prefill_graph() or has_a_kernel(mixer, hidden_states, layer_id, **rest):
+    if not is_captured_into_a_prefill_graph() or has_a_kernel(mixer, hidden_states, layer_id):
         return original(self, mixer, hidden_states, output, layer_id, **rest)
     if output is None:
         output = hidden_states.new_empty(hidden_states.shape)
@@ -79,13 +79,13 @@ def break_round_the_mixer(
     return output
 
 
-def has_a_kernel(mixer: Module, hidden_states: Tensor, layer_id: int, **rest: Any) -> bool:
+def has_a_kernel(mixer: Module, hidden_states: Tensor, layer_id: int) -> bool:
     """Tell whether a kernel of this package, which is around the original, captures the mixer as it should be."""
     if not active.is_used(mamba2_extend.KERNEL.op):
         return False
     from sglang_bcg_fixes.kernels.mamba2_extend import adapter
 
-    return adapter.is_taken(mixer, hidden_states, layer_id, **rest)
+    return adapter.is_taken(mixer, hidden_states, layer_id)
 
 
 @functools.cache

@@ -135,6 +135,25 @@ def counted(model: str) -> Found:
     return scenario(world, [[[11]]], prefill.BUCKETS)
 
 
+def reduced_later(model: str) -> Found:
+    """Run as on two ranks with equal shares, whose sum of few rows is left to the next layer's norm."""
+    from sglang.srt.layers import communicator, linear
+    from sglang.srt.models import nemotron_h_utils
+
+    world = World(model)
+    layers: Any = communicator.LayerCommunicator
+    layers.should_fuse_mlp_allreduce_with_next_layer = lambda self, batch: (
+        len(batch.input_ids) <= prefill.BUCKETS[0] and not self.is_last_layer
+    )
+    for module in (linear, nemotron_h_utils):
+        installed: Any = module
+        installed.tensor_model_parallel_all_reduce = lambda share: 2 * share
+    for module in world.runner.model.modules():
+        if isinstance(module, linear.RowParallelLinear):
+            module.tp_size = 2
+    return scenario(world, [[[11]], [[5]]], prefill.BUCKETS)
+
+
 def configured(model: str) -> Found:
     """Run in single precision, where the break is left as it is."""
     world = World(model, dtype="float32")

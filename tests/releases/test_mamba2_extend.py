@@ -142,6 +142,12 @@ def test_a_layer_that_is_not_served_keeps_the_break(run: Callable[..., Found], r
     assert report["left"] == {"no kernel for projections in torch.float32": 2}
 
 
+# the mixer is told by an argument, and by what its caller sets
+@pytest.mark.parametrize("release", ["0.5.15.post1", "0.5.17"])
+def test_few_rows_may_be_reduced_together_with_the_next_layers(run: Callable[..., Found], release: str) -> None:
+    assert_captured_and_right(run(release, "reduced_later", "nemotron_h"), "nemotron_h")
+
+
 # from the second on SGLang asks about ranks without its arguments
 @pytest.mark.parametrize("release", ["0.5.17", "0.5.21"])
 def test_graphs_are_replayed_where_batches_count_the_tokens_of_ranks(run: Callable[..., Found], release: str) -> None:
@@ -196,7 +202,7 @@ HIDDEN = torch.empty(8, 64, dtype=torch.float16)
 
 
 def test_a_plain_mixer_is_taken() -> None:
-    assert adapter.why_not(mixer(), HIDDEN, cache(), False) is None
+    assert adapter.why_not(mixer(), HIDDEN, cache()) is None
 
 
 def test_one_of_several_ranks_has_its_part() -> None:
@@ -206,12 +212,11 @@ def test_one_of_several_ranks_has_its_part() -> None:
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ((mixer(), HIDDEN, cache(), True), "an output that is reduced together with the next layer's"),
-        ((mixer(), HIDDEN[None], cache(), False), "hidden states that are not a two-dimensional tensor"),
-        ((mixer(), HIDDEN, cache(temporal=torch.empty(6, 4, 16, 16)[::2]), False), "strided state pools"),
-        ((mixer(A=torch.empty(8)[::2]), HIDDEN, cache(), False), "weights that are not contiguous"),
-        ((mixer(activation="gelu"), HIDDEN, cache(), False), "no kernel for the activation 'gelu'"),
-        ((mixer(head_dim=20), HIDDEN, cache(), False), "no kernel for heads of 20"),
+        ((mixer(), HIDDEN[None], cache()), "hidden states that are not a two-dimensional tensor"),
+        ((mixer(), HIDDEN, cache(temporal=torch.empty(6, 4, 16, 16)[::2])), "strided state pools"),
+        ((mixer(A=torch.empty(8)[::2]), HIDDEN, cache()), "weights that are not contiguous"),
+        ((mixer(activation="gelu"), HIDDEN, cache()), "no kernel for the activation 'gelu'"),
+        ((mixer(head_dim=20), HIDDEN, cache()), "no kernel for heads of 20"),
     ],
 )
 def test_mixers_that_are_refused(given: tuple[Any, ...], reason: str) -> None:

@@ -26,11 +26,16 @@ class Served(serving.Served):
             refuse_unmeasured(runner.model_runner)
         super().__init__(runner)
 
-    def takes(self, mixer: Any, hidden_states: Any, layer_id: int, *, is_reduced_later: bool = False) -> bool:
-        return self.decide(layer_id, lambda: why_not(mixer, hidden_states, self.cache(layer_id), is_reduced_later))
+    def takes(self, mixer: Any, hidden_states: Any, layer_id: int) -> bool:
+        return self.decide(layer_id, lambda: why_not(mixer, hidden_states, self.cache(layer_id)))
 
-    def mix(self, mixer: Any, hidden_states: Tensor, layer_id: int, mup_vector: Any = None) -> Any:
-        """Run a mixer, from its input projection to its output projection, on all rows of a graph."""
+    def mix(
+        self, mixer: Any, hidden_states: Tensor, layer_id: int, mup_vector: Any = None, is_reduced_later: bool = False
+    ) -> Any:
+        """Run a mixer, from its input projection to its output projection, on all rows of a graph.
+
+        Leave the sum over ranks to the next layer's norm where SGLang does: in graphs of few rows.
+        """
         projected, _ = mixer.in_proj(hidden_states)
         if mup_vector is not None:
             projected = projected * mup_vector
@@ -61,20 +66,19 @@ class Served(serving.Served):
             tracking=self.tracking,
             tuning=tuning,
         )
-        found, _ = mixer.out_proj(mixer.norm(output.flatten(1), gate))
+        found, _ = mixer.out_proj(mixer.norm(output.flatten(1), gate), skip_all_reduce=is_reduced_later)
         return found
 
 
 OPERATION = serving.Operation(Served)
 
 
-def is_taken(mixer: Any, hidden_states: Any, layer_id: int, **rest: Any) -> bool:
+def is_taken(mixer: Any, hidden_states: Any, layer_id: int) -> bool:
     """Tell whether this call of a mixer, while a prefill graph is captured, needs no break."""
     if OPERATION.capturing is None:
         return False
     served = OPERATION.captured(prefill_batch())
-    is_reduced_later = bool(rest.get("should_allreduce_fusion"))
-    return served is not None and served.takes(mixer, hidden_states, layer_id, is_reduced_later=is_reduced_later)
+    return served is not None and served.takes(mixer, hidden_states, layer_id)
 
 
 # the bodies of the patch points
@@ -87,9 +91,10 @@ def capture(original: Original, self: Any) -> None:
 def forward(
     original: Original, self: Any, mixer: Any, hidden_states: Any, output: Any, layer_id: int, **rest: Any
 ) -> Any:
-    if not is_taken(mixer, hidden_states, layer_id, **rest):
+    if not is_taken(mixer, hidden_states, layer_id):
         return original(self, mixer, hidden_states, output, layer_id, **rest)
-    found = OPERATION.capturing.mix(mixer, hidden_states, layer_id, rest.get("mup_vector"))  # type: ignore[union-attr]
+    given = rest.get("mup_vector"), bool(rest.get("should_allreduce_fusion"))
+    found = OPERATION.capturing.mix(mixer, hidden_states, layer_id, *given)  # type: ignore[union-attr]
     return found if output is None else output.copy_(found)
 
 
@@ -97,11 +102,14 @@ def nemotron_break(
     original: Original, hidden_states: Any, output: Any, layer_id: int, *rest: Any, **named: Any
 ) -> None:
     mixer = prefill_context()().attention_layers[layer_id].mixer if OPERATION.capturing else None
-    is_reduced_later = any(rest) or any(named.values())
-    if mixer is None or not is_taken(mixer, hidden_states, layer_id, should_allreduce_fusion=is_reduced_later):
+    if mixer is None or not is_taken(mixer, hidden_states, layer_id):
         original(hidden_states, output, layer_id, *rest, **named)
         return
-    found = OPERATION.capturing.mix(mixer, hidden_states, layer_id)  # type: ignore[union-attr]
+    # the only other argument, of the releases that have one
+    is_reduced_later = any(rest) or any(named.values())
+    found = OPERATION.capturing.mix(  # type: ignore[union-attr]
+        mixer, hidden_states, layer_id, is_reduced_later=is_reduced_later
+    )
     output.view(found.shape).copy_(found)
 
 
@@ -138,14 +146,13 @@ def shape_of(mixer: Any) -> Shape:
     )
 
 
-def why_not(mixer: Any, hidden_states: Any, cache: Any, is_reduced_later: bool) -> str | None:
+def why_not(mixer: Any, hidden_states: Any, cache: Any) -> str | None:
     """Return the reason this layer keeps its break, or None if the kernels support it."""
     if not isinstance(hidden_states, Tensor) or hidden_states.ndim != 2:
         return "hidden states that are not a two-dimensional tensor"
     (conv,), state = cache.conv, cache.temporal
     weights = (mixer.conv1d.weight, mixer.A, mixer.D, mixer.dt_bias)
     wrong = {
-        "an output that is reduced together with the next layer's": is_reduced_later,
         "strided state pools": not (conv.is_contiguous() and state.is_contiguous()),
         "weights that are not contiguous": not all(each.is_contiguous() for each in weights),
     }

@@ -4,11 +4,11 @@
 Under breakable prefill graphs every Mamba2 mixer (NemotronH, Falcon-H1) is an eager break, with its projections, its
 convolution, the kernels of its scan and some waits for the GPU. Here these layers are captured, with kernels that read
 their work on the device; projections and the gated norm are SGLang's own, captured beside them; full attention keeps
-its break. A layer keeps its break in the cases of gdn_extend, and where its output is reduced together with the next
-layer's. A batch runs eagerly if it has more than 512 sequences, or verifies or extends a draft. Falcon-H1's break comes
-from the fix ssm_mixer_captured; without it that model gets no prefill graphs, whatever this does. Granite hybrid and,
-from 0.5.19, NemotronH, which SGLang refuses them, have some with the fix hybrids_without_graphs on. By default only
-NemotronH and Falcon-H1 have these kernels, and on Hopper: no other servers were measured.
+its break. A layer keeps its break in the cases of gdn_extend. A batch runs eagerly if it has more than 512 sequences,
+or verifies or extends a draft. Falcon-H1's break comes from the fix ssm_mixer_captured; without it that model gets no
+prefill graphs, whatever this does. Granite hybrid and, from 0.5.19, NemotronH, which SGLang refuses them, have some
+with the fix hybrids_without_graphs on. By default only NemotronH and Falcon-H1 have these kernels, and on Hopper: no
+other servers were measured.
 """
 
 from __future__ import annotations
