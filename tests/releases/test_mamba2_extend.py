@@ -238,17 +238,31 @@ def test_by_default_another_family_keeps_its_breaks(
 ) -> None:
     left: list[str] = []
 
-    def asked(model_runner: Any, backend: str) -> None:
+    def asked(model_runner: Any) -> None:
         raise serving.FallBack("it is asked what else refuses")
 
     monkeypatch.setattr(active, "selected", lambda op: types.SimpleNamespace(required=named, fall_back=left.append))
     monkeypatch.setattr(serving, "makes_breakable_graphs", lambda runner: True)
-    monkeypatch.setattr(serving, "refuse_configuration", asked)
+    monkeypatch.setattr(serving, "refuse_configuration", lambda *given: None)
+    monkeypatch.setattr(serving, "backend_of", asked)
     config = types.SimpleNamespace(hf_config=types.SimpleNamespace(architectures=[architecture]))
     runner = types.SimpleNamespace(model_runner=types.SimpleNamespace(model_config=config))
     assert adapter.OPERATION.begin(runner) is None
     unmeasured = f"{architecture}, which was not measured; {KERNEL.flag}=triton takes it"
     assert left == ["it is asked what else refuses" if named or by_default else unmeasured]
+
+
+def test_a_model_without_such_layers_is_not_said_to_be_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[str] = []
+
+    def asked(model_runner: Any, backend: str) -> None:
+        raise serving.FallBack("the backend is another")
+
+    monkeypatch.setattr(active, "selected", lambda op: types.SimpleNamespace(required=False, fall_back=left.append))
+    monkeypatch.setattr(serving, "makes_breakable_graphs", lambda runner: True)
+    monkeypatch.setattr(serving, "refuse_configuration", asked)
+    assert adapter.OPERATION.begin(types.SimpleNamespace(model_runner=types.SimpleNamespace())) is None
+    assert left == ["the backend is another"]
 
 
 def test_outside_a_capture_nothing_is_taken() -> None:

@@ -56,6 +56,7 @@ class Served:
     def __init__(self, runner: Any) -> None:
         model_runner = runner.model_runner
         refuse_configuration(model_runner, self.backend)
+        self.refuse_model(model_runner)
         self.pool = backend_of(model_runner).req_to_token_pool
         device = torch.empty(0, device=model_runner.device).device
         if device.type != "cuda" and not runs_on_the_host(self.selected.impl.name):
@@ -68,6 +69,9 @@ class Served:
         # by layer: None if it is captured with our kernels, else the reason it is not
         self.layers: dict[int, str | None] = {}
         self.is_filled = False
+
+    def refuse_model(self, model_runner: Any) -> None:
+        """Raise FallBack for a model that has such layers, all of which must keep their break."""
 
     @property
     def selected(self) -> active.Selected:

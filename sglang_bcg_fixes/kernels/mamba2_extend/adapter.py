@@ -21,10 +21,9 @@ class Served(serving.Served):
 
     kernel, backend = KERNEL, BACKEND
 
-    def __init__(self, runner: Any) -> None:
+    def refuse_model(self, model_runner: Any) -> None:
         if not self.selected.required:
-            refuse_unmeasured(runner.model_runner)
-        super().__init__(runner)
+            refuse_unmeasured(model_runner)
 
     def takes(self, mixer: Any, hidden_states: Any, layer_id: int) -> bool:
         return self.decide(layer_id, lambda: why_not(mixer, hidden_states, self.cache(layer_id)))
