@@ -89,9 +89,10 @@ def calls_words(content: dict[str, Any], row: dict[str, Any]) -> str:
 
 
 def further_words(row: dict[str, Any]) -> Iterator[str]:
-    """Name the package of what is not ours, and the forms of a kernel that do not run, with the reasons."""
+    """Name the package of what is not ours, and why a kernel or one of its forms does not run."""
     # a server of an earlier version of this package does not say whose it is
     if row.get("owner", OURS) != OURS:
         yield f"package {row['owner']}"
     for name, reason in row.get("rejected", {}).items():
         yield f"not {name}: {reason}"
+    yield from (f"left to SGLang's own code: {reason}" for reason in row.get("left", ()))

@@ -101,3 +101,10 @@ def is_used(op: str) -> bool:
 
 def selected(op: str) -> Selected:
     return _selected[op]
+
+
+def so_far(op: str) -> dict[str, Any]:
+    """Return which form of an operation runs by now, and each reason for which SGLang's own code did in its place."""
+    if not is_used(op):
+        return {}
+    return {"impl": selected(op).impl.name, "left": list(selected(op).fallbacks)}

@@ -17,6 +17,7 @@ from typing import Any
 
 from sglang_bcg_fixes import __version__
 from sglang_bcg_fixes.engine import call_counts
+from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.model import Action, AnyDecision, Decision
 from sglang_bcg_fixes.planning.plan import Plan
 from sglang_bcg_fixes.process import procfs
@@ -115,7 +116,10 @@ class Report:
             "canary": self.canary,
             "reached": call_counts.TALLY.as_dict(),
             "fixes": [outcome.as_dict() for _, outcome in self.settled(self.plan.fixes)],
-            "kernels": {choice.op: outcome.as_dict() for choice, outcome in self.settled(self.plan.kernels)},
+            "kernels": {
+                choice.op: outcome.as_dict() | active.so_far(choice.op)
+                for choice, outcome in self.settled(self.plan.kernels)
+            },
         }
 
 

@@ -465,6 +465,21 @@ def test_status_says_which_setting_keeps_sglangs_own_code(extra: Extra, tmp_path
     assert "extra_op, triton (not reached yet): it is extra" in done.stdout, done.stdout + done.stderr
 
 
+def test_status_says_where_a_kernel_did_not_run(extra: Extra, tmp_path: pathlib.Path) -> None:
+    happens = (
+        "import dataclasses\n"
+        "from sglang_bcg_fixes.kernels import active\n"
+        "chosen = active.selected('extra_op')\n"
+        "chosen.fall_back('it is odd')\n"
+        "chosen.impl = dataclasses.replace(chosen.impl, name='other')\n"
+        "result.log_line()\n"
+    )
+    words = processes.code(STATUS.replace('"--json"', ""))
+    done = load(extra(text=with_kernel()), tmp_path / "reports", happens + words)
+    assert "extra_op, other (not reached yet): it is extra" in done.stdout, done.stdout + done.stderr
+    assert "left to SGLang's own code: it is odd" in done.stdout, done.stdout
+
+
 STATUS = """
     import subprocess, sys
     out = subprocess.run([sys.executable, "-m", "sglang_bcg_fixes", "status", "--json"], stdout=subprocess.PIPE)
