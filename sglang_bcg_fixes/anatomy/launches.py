@@ -29,6 +29,19 @@ DIVIDED_PREFILL = (
     "--enable-dsa-prefill-context-parallel",
     "--dwdp-size",
 )
+# with which our kernels leave every linear layer its break
+LEFT_ALONE = (
+    "--enable-deterministic-inference",
+    "--enable-hicache",
+    "--enable-hierarchical-cache",
+    "--enable-linear-replayssm",
+    "--enable-linear-replayssm-spec",
+    "--enable-mis",
+    "--enable-two-batch-overlap",
+    "--enable-unified-cache-external-linker",
+    "--moe-dense-tp-size",
+)
+PARTS = (("--pp-size", "--pipeline-parallel-size"), ("--attn-cp-size", "--attention-context-parallel-size"))
 HOPPER, BLACKWELL, AMPERE = CHIPS = ("hopper", "blackwell", "ampere")
 # words in the keys of layers with a state of their own; a convolution of an image tower matches too, and does no harm
 STATES = re.compile(r"mamba|ssm|linear_|kda|conv|lightning|delta|attn_type_list|recurrent|retention|hybrid_layers")
@@ -121,6 +134,14 @@ def attends_in_parallel(launch: Launch) -> bool | None:
     if parts is not None and parts > 1:
         return True
     return None if launch.given(*DIVIDED_PREFILL, "--config") else False
+
+
+def may_capture_linear_layers(launch: Launch) -> bool | None:
+    """False where kernels.linear_extend refuses the whole server."""
+    divided = any((launch.number(*names) or 1) > 1 for names in PARTS) or attends_in_parallel(launch)
+    if divided or launch.given(*LEFT_ALONE) or launch.word("--moe-a2a-backend") not in (None, "none"):
+        return False
+    return None if launch.given("--config") else True
 
 
 def has_uneven_group(launch: Launch) -> bool | None:
@@ -277,6 +298,7 @@ NGRAM = Condition("n-gram speculation", drafts_by("NGRAM"))
 BRANCHES = Condition("--speculative-eagle-topk above 1", makes_branches)
 PAGES = Condition("--page-size above 1", has_large_pages(2))
 PAGES_OF_128 = Condition("--page-size 128 or more", has_large_pages(128))
+LINEAR_INSIDE = Condition("options that leave linear layers to our kernels", may_capture_linear_layers)
 ON_HOPPER = Condition("a Hopper GPU", lambda launch: launch.chip == HOPPER if launch.chip else None)
 FA3 = attends_with("fa3", (HOPPER,))
 FLASH_ATTENTION = FA3 | attends_with("fa4", (BLACKWELL,))

@@ -15,6 +15,9 @@ from cpu_sglang import architectures
 from sglang_bcg_fixes.anatomy import launches
 from sglang_bcg_fixes.cli import for_launch, main
 from sglang_bcg_fixes.concern import Concern, Condition, Harm, Launch, slower, wrong
+from sglang_bcg_fixes.kernels.gdn_extend import declaration as gdn_extend
+from sglang_bcg_fixes.kernels.mamba2_extend import declaration as mamba2_extend
+from sglang_bcg_fixes.model import Kernel
 from sglang_bcg_fixes.source import releases
 from tests import processes, wheels
 
@@ -87,6 +90,14 @@ def launch(words: str = "", config: Mapping[str, Any] = LLAMA, chip: str = "", r
         ("MEGAMOE", "--moe-runner-backend megamoe", True),
         ("MEGAMOE", "--moe-a2a-backend deepep", False),
         ("MEGAMOE", "--config server.yaml", None),
+        ("LINEAR_INSIDE", "", True),
+        ("LINEAR_INSIDE", "--moe-a2a-backend none --pp-size 1", True),
+        ("LINEAR_INSIDE", "--config server.yaml", None),
+        ("LINEAR_INSIDE", "--moe-a2a-backend deepep", False),
+        ("LINEAR_INSIDE", "--moe-dense-tp-size 1", False),
+        ("LINEAR_INSIDE", "--enable-hierarchical-cache", False),
+        ("LINEAR_INSIDE", "--pp-size 2", False),
+        ("LINEAR_INSIDE", "--enable-dp-attention", False),
         ("LAZY_BUFFERS", "", False),
         ("LAZY_BUFFERS", "--config server.yaml", None),
         ("EMBEDDINGS", "--is-embedding", True),
@@ -155,6 +166,14 @@ def test_flags_decide_a_condition_or_leave_it_open(condition: str, words: str, h
 def test_a_configuration_decides_a_condition(condition: str, config: dict[str, Any], holds: bool | None) -> None:
     name = {"MAMBA2": "MAMBA2_LAYERS"}.get(condition, condition)
     assert getattr(launches, name).holds(launch(config=config)) is holds
+
+
+@pytest.mark.parametrize("kernel", [gdn_extend.KERNEL, mamba2_extend.KERNEL], ids=lambda kernel: kernel.op)
+def test_no_launch_is_called_faster_with_a_kernel_that_leaves_its_layers_alone(kernel: Kernel) -> None:
+    config = {"architectures": ["NemotronHForCausalLM"], "linear_num_value_heads": 32}
+    breakable = "--cuda-graph-backend-prefill breakable"
+    assert for_launch.worst(kernel.concerns, launch(breakable, config)) is not None
+    assert for_launch.worst(kernel.concerns, launch(f"{breakable} --moe-a2a-backend deepep", config)) is None
 
 
 def test_before_0515_there_are_no_graphs_unless_asked_for() -> None:

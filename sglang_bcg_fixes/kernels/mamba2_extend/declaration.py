@@ -13,7 +13,7 @@ other servers were measured.
 
 from __future__ import annotations
 
-from sglang_bcg_fixes.anatomy.launches import FALCON_H1, NEMOTRON_H, ON_HOPPER, PREFILL_GRAPHS
+from sglang_bcg_fixes.anatomy.launches import FALCON_H1, LINEAR_INSIDE, NEMOTRON_H, ON_HOPPER, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.mamba2 import PREPARE
 from sglang_bcg_fixes.concern import slower
 from sglang_bcg_fixes.kernels import has_triton
@@ -59,5 +59,5 @@ KERNEL = Kernel(
     # SGLang imports all models together, where it needs one; other processes are spared the others of these modules
     awaits=(NEMOTRON,),
     bit_exact=False,
-    concerns=slower(NEMOTRON_H | FALCON_H1, PREFILL_GRAPHS, ON_HOPPER),
+    concerns=slower(NEMOTRON_H | FALCON_H1, PREFILL_GRAPHS, LINEAR_INSIDE, ON_HOPPER),
 )
