@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pathlib
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -250,6 +251,24 @@ def test_by_default_another_family_keeps_its_breaks(
     assert adapter.OPERATION.begin(runner) is None
     unmeasured = f"{architecture}, which was not measured; {KERNEL.flag}=triton takes it"
     assert left == ["it is asked what else refuses" if named or by_default else unmeasured]
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["auto", "by name"])
+def test_states_in_bfloat16_keep_the_break_unless_a_form_is_named(monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
+    runner = adapter.Served.__new__(adapter.Served)
+    monkeypatch.setattr(active, "selected", lambda op: types.SimpleNamespace(required=named))
+    monkeypatch.setattr(adapter, "why_not", lambda *given: "the layer is asked")
+    for kept, measured in ((torch.float32, True), (torch.bfloat16, False)):
+        state = types.SimpleNamespace(temporal=torch.empty(0, dtype=kept))
+        monkeypatch.setattr(runner, "cache", lambda layer_id, state=state: state)
+        unmeasured = f"states in {kept}, which were not measured; {KERNEL.flag}=triton takes bfloat16"
+        assert runner.refusal_of(None, None, 0) == ("the layer is asked" if named or measured else unmeasured)
+
+
+def test_a_source_that_no_longer_says_what_batches_have_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sglang.srt.utils.common", types.ModuleType("common"))
+    with pytest.raises(serving.FallBack, match="does not say whether batches have counts of every rank's tokens"):
+        serving.counts_ranks(types.SimpleNamespace())
 
 
 def test_a_model_without_such_layers_is_not_said_to_be_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:

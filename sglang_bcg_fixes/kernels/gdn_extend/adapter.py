@@ -26,9 +26,7 @@ class Served(serving.Served):
     def refusal_of(self, layer: Any, mixed_qkv: Any, a: Any, b: Any) -> str | None:
         """Return the reason this layer keeps its break, or None if it is captured."""
         cache = self.cache(layer.layer_id)
-        if cache.temporal.dtype != torch.float32 and not self.selected.required:
-            return f"states in {cache.temporal.dtype}, which were not measured; {KERNEL.flag}=cuda takes bfloat16"
-        return why_not(layer, mixed_qkv, a, b, cache)
+        return self.unmeasured(cache.temporal, "cuda") or why_not(layer, mixed_qkv, a, b, cache)
 
     def extend(self, layer: Any, mixed_qkv: Tensor, a: Tensor, b: Tensor) -> Tensor:
         cache, shape = self.cache(layer.layer_id), shape_of(layer)

@@ -73,6 +73,12 @@ class Served:
     def refuse_model(self, model_runner: Any) -> None:
         """Raise FallBack for a model that has such layers, all of which must keep their break."""
 
+    def unmeasured(self, state: Any, form: str) -> str | None:
+        """Return the reason not to capture a layer with such states by default, or None; `form` takes them by name."""
+        if state.dtype == torch.float32 or self.selected.required:
+            return None
+        return f"states in {state.dtype}, which were not measured; {self.kernel.flag}={form} takes bfloat16"
+
     @property
     def selected(self) -> active.Selected:
         return active.selected(self.kernel.op)
@@ -240,7 +246,9 @@ def refuse_configuration(model_runner: Any, wanted: str) -> None:
 
 def counts_ranks(arguments: Any) -> bool:
     """Ask SGLang if its batches have the numbers of tokens of all ranks, of which `refuse` lets none pass."""
-    asked = importlib.import_module("sglang.srt.utils.common").require_mlp_sync
+    asked = getattr(importlib.import_module("sglang.srt.utils.common"), "require_mlp_sync", None)
+    if asked is None:
+        raise FallBack("a SGLang that does not say whether batches have counts of every rank's tokens")
     # from 0.5.19 on it takes no argument
     return bool(asked(*(arguments,)[: len(inspect.signature(asked).parameters)]))
 

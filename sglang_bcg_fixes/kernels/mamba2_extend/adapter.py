@@ -26,7 +26,12 @@ class Served(serving.Served):
             refuse_unmeasured(model_runner)
 
     def takes(self, mixer: Any, hidden_states: Any, layer_id: int) -> bool:
-        return self.decide(layer_id, lambda: why_not(mixer, hidden_states, self.cache(layer_id)))
+        return self.decide(layer_id, lambda: self.refusal_of(mixer, hidden_states, layer_id))
+
+    def refusal_of(self, mixer: Any, hidden_states: Any, layer_id: int) -> str | None:
+        """Return the reason this layer keeps its break, or None if it is captured."""
+        cache = self.cache(layer_id)
+        return self.unmeasured(cache.temporal, "triton") or why_not(mixer, hidden_states, cache)
 
     def mix(
         self, mixer: Any, hidden_states: Tensor, layer_id: int, mup_vector: Any = None, is_reduced_later: bool = False
