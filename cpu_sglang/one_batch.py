@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import flash_attention, mamba, stand_ins
+from . import flash_attention, mamba, model_registry, stand_ins
 
 MODELS = pathlib.Path(__file__).parent / "models"
 # torch_native has no latent attention; early releases' triton backend fails if the first layer is linear
@@ -122,6 +122,7 @@ def server_arguments(model: str, **server_args: Any) -> Any:
     """SGLang's ServerArgs for `models/<model>` on a CPU, and what such a server calls."""
     from sglang.srt.server_args import ServerArgs
 
+    model_registry.install()
     known = getattr(ServerArgs, "__struct_fields__", None) or [field.name for field in dataclasses.fields(ServerArgs)]
     chosen = DEFAULT_SERVER_ARGS | {"model_path": str(MODELS / model)} | server_args
     chosen.setdefault("attention_backend", ATTENTION_BACKENDS.get(model, "torch_native"))
@@ -224,7 +225,6 @@ def tokens_of(
     """Tokens of each model in each arm, which is an environment; call it after import_sglang()."""
     # SGLang's globals allow one model in a process; forked processes inherit the imports, which take the longest
     _import_benchmark()
-    importlib.import_module("sglang.srt.models.registry")
     runs = [(model, steps, environment) for environment in arms.values() for model in models]
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         found = iter(pool.starmap(_tokens_of, runs, chunksize=1))

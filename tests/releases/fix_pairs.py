@@ -127,7 +127,6 @@ def main() -> None:
     target, *combined = sys.argv[1:]
     one_batch.import_sglang(with_graphs=True)
     one_batch._import_benchmark()
-    importlib.import_module("sglang.srt.models.registry")
     chosen = [tuple(fix for fix in fixes.split("+") if fix) for fixes in combined]
     runs = [(number, on) for on in chosen for number in range(len(OBSERVED))]
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import pathlib
 import tempfile
@@ -23,8 +22,6 @@ def prepare() -> None:
     one_batch.load_plugins()
     # it imports what fixes wait for
     one_batch._import_benchmark()
-    # half of what a rank takes, and it comes behind the plugins as in a server
-    importlib.import_module("sglang.srt.models.registry")
     gc.collect()
     gc.freeze()
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import multiprocessing
 import sys
@@ -59,7 +58,6 @@ def load(name: str, folder: str) -> dict[str, Any]:
 def main(wanted: dict[str, str]) -> None:
     one_batch.import_sglang(with_graphs=True)
     one_batch._import_benchmark()
-    importlib.import_module("sglang.srt.models.registry")
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         found = pool.starmap(load, wanted.items(), chunksize=1)
     telling.result(dict(zip(wanted, found, strict=True)))
