@@ -13,6 +13,8 @@ import pathlib
 import tempfile
 from typing import Any
 
+from sglang_bcg_fixes.model import flag_of_kernel
+from sglang_bcg_fixes.planning import registry
 from tests import wheels
 from tests.harm import matrix
 
@@ -23,7 +25,7 @@ DEPTHS = (2, 4)
 # of Qwen3-Next and Qwen3-30B
 LAYERS = 48
 # they stand in the place of SGLang's own code, and are measured on a GPU
-KERNELS_OFF = {"SGLANG_BCG_KERNEL_FA_METADATA": "off", "SGLANG_BCG_KERNEL_GDN_EXTEND": "off"}
+KERNELS_OFF = dict.fromkeys((flag_of_kernel(kernel.op) for kernel in registry.discover().kernels), "off")
 # microseconds of a step; what a mended layer takes beside
 PREFILL, DECODE, LAYER = 50.0, 10.0, 10.0
 # they do in each layer what SGLang leaves out: rows of nobody are cleared, a layer runs that would be captured
