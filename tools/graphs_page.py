@@ -278,7 +278,11 @@ HOW_IT_IS_KNOWN = (
     "`python -m tests.releases.test_registry_graphs` repeats it."
 )
 ADMITTING = hybrids_without_graphs.FIX
-ADMITTED = (*(name for name, _ in hybrids_without_graphs.MIXERS), *hybrids_without_graphs.NEMOTRON_NAMES)
+ADMITTED = (
+    *(name for name, _ in hybrids_without_graphs.MIXERS),
+    hybrids_without_graphs.BAILING_NAME,
+    *hybrids_without_graphs.NEMOTRON_NAMES,
+)
 WITH_THE_PLUGIN = (
     "At its defaults the plugin gives graphs to no model that SGLang refuses. "
     f"With `{ADMITTING.flag}=on` it gives them to {', '.join(ADMITTED)}: "

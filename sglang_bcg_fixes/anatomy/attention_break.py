@@ -4,9 +4,13 @@
 from __future__ import annotations
 
 import ast
+from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, affected, fixed
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MODULE = "sglang.srt.layers.radix_attention"
 BREAKS = (f"{MODULE}:breakable_unified_attention_with_output", f"{MODULE}:bcg_unified_attention_with_output")
@@ -35,3 +39,8 @@ def padded_rows(source: Source) -> Finding:
 
 def names(node: ast.expr) -> set[str]:
     return {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
+
+
+def join_heads(layer: Any, inputs: Any, output: Tensor) -> Tensor | None:
+    """Hook a layer that hands its queries in by heads, which a break then gives its output back as."""
+    return output.flatten(1) if output.dim() == 3 else None

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from sglang_bcg_fixes.anatomy.runners import PREFILL
+from sglang_bcg_fixes.anatomy.runners import PREFILL, PREFILL_MODULE
 from sglang_bcg_fixes.engine import graph_break, wrappers
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.syntax import Definition
@@ -21,6 +21,11 @@ CHOOSE = {
     f"{HANDLERS}:handle_attention_trtllm_mla": (f"{HANDLERS}:AttentionBackendRegistry._handlers['trtllm_mla']",),
     f"{HANDLERS}:handle_attention_triton": (f"{HANDLERS}:AttentionBackendRegistry._handlers['triton']",),
 }
+# what has to be in place where a release is affected
+CHOOSES_THE_FORM, PREPARES_THE_FORM = "mla_dispatch_unaware", "mla_replay_prepared_as_mha"
+# only where a replay is prepared for one of the forms
+RESTORE = f"{PREFILL}._restore_mha_capture_state"
+PREPARES = (RESTORE, f"{PREFILL}.load_batch")
 TENSORRT_PLAN = "sglang.srt.layers.attention.trtllm_mla_backend:TRTLLMMLABackend.init_forward_metadata"
 
 
@@ -49,6 +54,26 @@ def is_chosen_by(fix_id: str) -> bool:
     return all(fix_id in wrappers.fixes_in(chooser) for chooser in choosers)
 
 
+def why_not_captured(model_runner: Any) -> Iterator[str]:
+    """List the reasons why a replay of latent attention that asks SGLang's handlers would be wrong, or is untried."""
+    backend = model_runner.prefill_attention_backend_str
+    if backend != "fa3":
+        yield f"latent attention on {backend}, which nobody has tried"
+    runner: Any = getattr(sys.modules.get(PREFILL_MODULE), PREFILL.partition(":")[2], None)
+    if hasattr(runner, RESTORE.rpartition(".")[2]):
+        load = runner.load_batch
+        if reads(load, "mla_pinned_under_bcg") and PREPARES_THE_FORM not in wrappers.fixes_in(load):
+            yield f"without {PREPARES_THE_FORM} latent attention would be replayed in a form that is not captured"
+    elif not is_chosen_by(CHOOSES_THE_FORM):
+        yield f"without {CHOOSES_THE_FORM} latent attention is captured in a form that cannot be"
+
+
+def reads(function: Any, name: str) -> bool:
+    """Tell whether this function, or what it is put round, has an attribute of this name in it."""
+    codes = (getattr(value, "__code__", None) for value in wrappers.layers(function))
+    return any(name in code.co_names for code in codes if code is not None)
+
+
 def judge_chooser(source: Source, choose: Definition, expanded: str, *further: str) -> Finding:
     """Judge code that may answer the expanded form while a graph is captured.
 
@@ -56,7 +81,7 @@ def judge_chooser(source: Source, choose: Definition, expanded: str, *further: s
     """
     if "is_in_breakable_cuda_graph" in choose.calls:
         return fixed("it asks for a breakable graph before it chooses", choose)
-    if source.find(f"{PREFILL}._restore_mha_capture_state") is None:
+    if source.find(RESTORE) is None:
         return absent("no replay is prepared for a form of latent attention", choose)
     load = source.need(f"{PREFILL}.load_batch")
     if not load.mentions("self.has_mha_companion_layers"):

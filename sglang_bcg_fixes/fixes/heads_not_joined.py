@@ -16,17 +16,15 @@ Remove when: Every release that has to be served joins the heads before these mo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sglang_bcg_fixes.anatomy.attention_break import join_heads
 from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS, TRITON, named
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, latent, unknown
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 MODEL = "sglang.srt.models.gemma3n_causal"
 ATTENTION = f"{MODEL}:Gemma3nAttention"
@@ -83,10 +81,6 @@ def join_in_each_layer(nothing: None, self: Any, *_: Any, **__: Any) -> None:
 
 def join_in_the_mixer(nothing: None, self: Any, *_: Any, **__: Any) -> None:
     self.attn.register_forward_hook(join_heads)
-
-
-def join_heads(layer: Any, inputs: Any, output: Tensor) -> Tensor | None:
-    return output.flatten(1) if output.dim() == 3 else None
 
 
 FIX = Fix(

@@ -1,30 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Granite hybrid, LFM2 and NemotronH get no prefill graphs
+"""Granite hybrid, LFM2, Ling 2.5 and NemotronH get no prefill graphs
 
-Symptom: Granite 4 hybrid (GraniteMoeHybridForCausalLM) and LFM2 (Lfm2ForCausalLM, Lfm2MoeForCausalLM) prefill eagerly
-in every release, and NemotronH (NemotronHForCausalLM, NemotronHPuzzleForCausalLM) from 0.5.19, also where breakable
-prefill graphs are asked for. The log says "Disable prefill CUDA graph because some layers do not apply Standard GQA"
-(piecewise before 0.5.14). Answers are right.
-Cause: A server counts the layers whose attention it finds under names that it knows, and captures nothing where one
-has none. Granite's Mamba2 mixers are called `mamba` and LFM2's short convolutions `conv`, which it does not know; those
-of other hybrid models it does know, and captures them with a break of the graph at each. NemotronH has layers that are
-feed-forward only: `-` and `E` in hybrid_override_pattern. Until 0.5.18 such layers counted too; 0.5.23 admits the
-experts (`E`) again, on GPUs of compute capability 12.0 (RTX 50 series, RTX PRO 6000) only.
+Symptom: Granite 4 hybrid (GraniteMoeHybridForCausalLM), LFM2 (Lfm2ForCausalLM, Lfm2MoeForCausalLM) and Ling 2.5 and
+Ring 2.5 (BailingMoeV2_5ForCausalLM) prefill eagerly in every release, and NemotronH (NemotronHForCausalLM,
+NemotronHPuzzleForCausalLM) from 0.5.19, also where breakable prefill graphs are asked for. The log says "Disable
+prefill CUDA graph because some layers do not apply Standard GQA" (piecewise before 0.5.14). Answers are right.
+Cause: A server counts the layers whose attention it finds under names that it knows, and captures nothing where one has
+none. Granite's Mamba2 mixers are called `mamba` and LFM2's short convolutions `conv`, which it does not know; those of
+other hybrid models it does know, and captures them with a break of the graph at each. Ling's latent attention (MLA) is
+called `attention`, where SGLang looks for grouped queries, and for latent attention as `self_attn`. NemotronH has
+layers that are feed-forward only: `-` and `E` in hybrid_override_pattern. Until 0.5.18 such layers counted too; 0.5.23
+admits the experts (`E`) again, on GPUs of compute capability 12.0 (RTX 50 series, RTX PRO 6000) only.
 Change: Only with SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=on, until it has been timed on a GPU: nothing is answered
 wrongly without it. On Hopper with 0.5.12.post1 and 0.5.17 replays of Granite and LFM2 had every bit of the eager
-answers. While a server of these models sets up its prefill graphs, layers of the first three show their mixer under a
+answers. While a server of these models sets up its prefill graphs, layers of Granite and LFM2 show their mixer under a
 name that it knows, and NemotronH's feed-forward layers count, so that its own code numbers the layers and captures
 them. Each mixer runs as an eager break, on the real tokens and with the batch of the replay, into an output whose
 padded tail is zeroed: a short convolution in one of this fix, Granite's Mamba2 mixer in that of ssm_mixer_captured,
 NemotronH's in SGLang's own; but inside the graph where mamba2_extend takes a Mamba2 mixer, or short_conv_extend a short
-convolution. A feed-forward layer looks at one token at a time, and is captured as it is. Other models, drafts, whatever
-SGLang admits by itself, and other kinds of prefill graphs are left as they were. So are these models, and one warning
-says why, where a mixer would not break, and with speculation, LoRA, DP attention, pipeline stages, context parallelism,
-two-batch overlap, a hierarchical cache and deterministic inference, which nobody has tried. Attention may be SGLang's
-own choice, fa3 on Hopper and flashinfer elsewhere. SGLang refuses --attention-backend triton to Lfm2ForCausalLM, and
-before 0.5.18 it ends with "layer_id=0 not in full attention layers" where Granite's first layer is a mixer. On
-Blackwell it chooses triton for Granite before 0.5.13: there give --attention-backend flashinfer. No flag of SGLang
-gives these models graphs.
+convolution. A feed-forward layer looks at one token at a time, and is captured as it is. Ling's layers show their
+attention as `self_attn`, and a linear layer joins the heads of what its break gives back, as heads_not_joined does. Its
+latent attention is captured in the form in which that release captures DeepSeek's: absorbed, and in 0.5.16 expanded.
+Eager prefill computes some batches in the other form, so replays give differently rounded logprobs; with the same form
+every bit is equal. 0.5.16 and 0.5.17 prefill eagerly behind a cached prefix, as they do DeepSeek. Other models, drafts,
+whatever SGLang admits by itself, and other kinds of prefill graphs are left as they were. So are these models, and one
+warning says why, where a mixer would not break, where Ling's attention is not on fa3 or a fix that its replays need is
+off (mla_dispatch_unaware before 0.5.16, mla_replay_prepared_as_mha in 0.5.17), and with speculation, LoRA, DP
+attention, pipeline stages, context parallelism, two-batch overlap, a hierarchical cache and deterministic inference,
+which nobody has tried. Attention may be SGLang's own choice, fa3 on Hopper and flashinfer elsewhere. SGLang refuses
+--attention-backend triton to Lfm2ForCausalLM, and before 0.5.18 it ends with "layer_id=0 not in full attention layers"
+where Granite's first layer is a mixer. On Blackwell it chooses triton for Granite before 0.5.13: there give
+--attention-backend flashinfer. No flag of SGLang gives these models graphs.
 Remove when: Every release that has to be served captures these models itself.
 """
 
@@ -32,14 +38,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import logging
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from sglang_bcg_fixes.anatomy import latent_attention
+from sglang_bcg_fixes.anatomy.attention_break import join_heads
 from sglang_bcg_fixes.anatomy.forward_batch import CONTEXT, is_captured_into_a_prefill_graph, prefill_batch
-from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS, named
+from sglang_bcg_fixes.anatomy.launches import LATENT, PREFILL_GRAPHS, named
 from sglang_bcg_fixes.anatomy.runners import CAPTURE_PREFILL, EXECUTOR, SETUP_MODULE
 from sglang_bcg_fixes.anatomy.short_convolutions import LAYER, LFM2, LFM2_MOE, MOE_LAYER
 from sglang_bcg_fixes.concern import Condition, Launch, slower
@@ -70,6 +79,15 @@ MIXERS = {
     ("Lfm2ForCausalLM", LFM2): "conv",
     ("Lfm2MoeForCausalLM", LFM2_MOE): "conv",
 }
+BAILING = f"{MODELS}.bailing_moe_linear"
+# whose linear layers SGLang finds, but not its latent attention, which all its layers have under this name
+BAILING_NAME = "BailingMoeV2_5ForCausalLM"
+BAILING_ATTENTION = "attention"
+# the name under which every release looks for latent attention, and what that is called there
+LATENT_NAME, LATENT_PART = "self_attn", "attn_mqa"
+BAILING_LAYERS = tuple(
+    f"{BAILING}:{name}.forward" for name in ("BailingMoELinearDecoderLayer", "BailingMoELinearAttention")
+)
 NEMOTRON = f"{MODELS}.nemotron_h"
 # whose mixers SGLang finds, and breaks the graph at
 NEMOTRON_NAMES = ("NemotronHForCausalLM", "NemotronHPuzzleForCausalLM")
@@ -107,7 +125,11 @@ def probe(source: Source) -> Finding:
     read += filter(None, map(source.find, (*NUMBER, CHOSEN)))
     read.append(source.need(*(f"{module}:eager_on_graph" for module in graph_break.DECORATOR_MODULES)))
     read.append(source.need(*CONTEXT))
-    if not collect.mentions(f"hasattr(layer, '{KNOWN_NAME}')"):
+    # the form of latent attention that is captured, and that replays are prepared for
+    read += map(source.need, (*BAILING_LAYERS, *latent_attention.CHOOSE))
+    read += map(source.need, latent_attention.PREPARES if source.find(latent_attention.RESTORE) else ())
+    ways = (f"layer, '{KNOWN_NAME}'", f"layer, '{LATENT_NAME}'", f"layer.{LATENT_NAME}, '{LATENT_PART}'")
+    if not all(collect.mentions(f"hasattr({way})") for way in ways):
         return unknown("the layers of a model are collected in a way that no known release does", *read)
     if not capture.mentions("some layers do not apply Standard GQA"):
         return unknown("a model is refused prefill graphs in a way that no known release does", *read)
@@ -135,12 +157,12 @@ def has_capture_method(source: Source) -> bool:
 
 
 def admit(original: Callable[..., Any], *, model_runner: Any, **rest: Any) -> Any:
-    with mixers_shown(model_runner), feed_forward_counted(model_runner):
+    with mixers_shown(model_runner), latent_attention_shown(model_runner), feed_forward_counted(model_runner):
         return original(model_runner=model_runner, **rest)
 
 
 def admit_by_method(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    with mixers_shown(self):
+    with mixers_shown(self), latent_attention_shown(self):
         return original(self, *args, **kwargs)
 
 
@@ -175,9 +197,29 @@ def admitted_layers(model_runner: Any, name: str) -> set[type]:
     """Return the classes of the layers with a mixer; none, with a warning, where the model is not admitted."""
     layers = [layer for layer in model_runner.model.model.layers if hasattr(layer, name)]
     # nothing but attention: SGLang itself admits it
-    if layers and is_admitted(model_runner, broken_calls(model_runner, name, layers)):
+    if layers and is_admitted(model_runner, why_not(model_runner, broken_calls(model_runner, name, layers))):
         return set(map(type, layers))
     return set()
+
+
+@contextlib.contextmanager
+def latent_attention_shown(model_runner: Any) -> Iterator[None]:
+    """Meanwhile Bailing's layers have their attention under the name that SGLang looks for latent attention at."""
+    with contextlib.ExitStack() as stack:
+        kind = type(model_runner.model)
+        if (kind.__name__, kind.__module__) == (BAILING_NAME, BAILING) and asks_for_breaks(model_runner.server_args):
+            # a layer of another pipeline stage has none
+            layers = [layer for layer in model_runner.model.model.layers if hasattr(layer, BAILING_ATTENTION)]
+            linear = [layer for layer in layers if not hasattr(layer.attention, LATENT_PART)]
+            reasons = itertools.chain(why_not(model_runner, ()), latent_attention.why_not_captured(model_runner))
+            # nothing but grouped queries: SGLang itself admits it
+            if len(linear) < len(layers) and is_admitted(model_runner, reasons):
+                for layer_kind in set(map(type, layers)):
+                    shown = property(operator.attrgetter(BAILING_ATTENTION))
+                    stack.enter_context(replaced(layer_kind, LATENT_NAME, shown))
+                for layer in linear:
+                    stack.callback(layer.attention.attn.register_forward_hook(join_heads).remove)
+        yield
 
 
 @contextlib.contextmanager
@@ -195,16 +237,17 @@ def feed_forward_counted(model_runner: Any) -> Iterator[None]:
         more = sum(isinstance(layer, feed_forward) for layer in model_runner.model.model.layers)
         # what SGLang itself admits or would refuse anyway is left to it
         return count(attention_layer_count=attention_layer_count, **rest) or (
-            count(attention_layer_count=attention_layer_count + more, **rest) and is_admitted(model_runner, ())
+            count(attention_layer_count=attention_layer_count + more, **rest)
+            and is_admitted(model_runner, why_not(model_runner, ()))
         )
 
     with replaced(setup, COUNT, count_all):
         yield
 
 
-def is_admitted(model_runner: Any, calls: Iterable[tuple[str, Any]]) -> bool:
-    """Tell whether the model may be captured, and warn where it may not."""
-    reason = next(why_not(model_runner, calls), None)
+def is_admitted(model_runner: Any, reasons: Iterator[str]) -> bool:
+    """Tell whether the model may be captured, and warn where one of these is why not."""
+    reason = next(reasons, None)
     if reason is None:
         return True
     kind = type(model_runner.model)
@@ -299,6 +342,7 @@ FIX = Fix(
     after=("short_conv_prefix_ignored",),
     verify=("granite_hybrid_prefill_graph", "lfm2_prefill_graph"),
     concerns=slower(PREFILL_GRAPHS, named(*(name for name, _ in MIXERS)))
+    + slower(PREFILL_GRAPHS, named(BAILING_NAME), LATENT)
     + slower(
         PREFILL_GRAPHS,
         Condition(f"from 0.5.19 a model named {' or '.join(NEMOTRON_NAMES)}", is_nemotron_with_uncounted_layers),

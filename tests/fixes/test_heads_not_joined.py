@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_bcg_fixes.anatomy import attention_break
 from sglang_bcg_fixes.fixes import heads_not_joined as fix
 from tests import processes
 from tests.fixes import settings
@@ -74,8 +75,8 @@ def test_triton_gives_its_output_by_heads_eagerly_too(release_root: Root) -> Non
 
 
 def test_what_has_two_dimensions_is_handed_on_and_three_are_viewed_as_two() -> None:
-    assert fix.join_heads(None, (), torch.ones(3, 8)) is None
+    assert attention_break.join_heads(None, (), torch.ones(3, 8)) is None
     by_heads = torch.arange(24.0).reshape(3, 2, 4)
-    joined = fix.join_heads(None, (), by_heads)
+    joined = attention_break.join_heads(None, (), by_heads)
     assert joined is not None and joined.data_ptr() == by_heads.data_ptr()
     assert joined.tolist() == by_heads.reshape(3, 8).tolist()

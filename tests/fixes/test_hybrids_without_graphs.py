@@ -15,14 +15,14 @@ import torch
 
 from cpu_sglang import architectures
 from sglang_bcg_fixes import flags
-from sglang_bcg_fixes.anatomy import forward_batch, short_convolutions
+from sglang_bcg_fixes.anatomy import forward_batch, latent_attention, short_convolutions
 from sglang_bcg_fixes.anatomy.runners import SETUP_MODULE
 from sglang_bcg_fixes.concern import Launch
 from sglang_bcg_fixes.engine import wrappers
 from sglang_bcg_fixes.fixes import hybrids_without_graphs as fix
 from sglang_bcg_fixes.kernels.linear_extend import serving
 from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL
-from sglang_bcg_fixes.model import Action
+from sglang_bcg_fixes.model import Action, flag_of
 from sglang_bcg_fixes.planning import plan, registry
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Folder, Source
@@ -39,7 +39,7 @@ Run = Callable[..., Found]
 
 ONE = "0.5.12.post1"
 RELEASES = (ONE, "0.5.15.post1", "0.5.20", NEWEST)
-GRANITE, LFM2, LFM2_MOE, NEMOTRON = LAYERS
+GRANITE, LFM2, LFM2_MOE, BAILING, NEMOTRON = LAYERS
 # where SGLang refuses NemotronH; before, it captures it
 COUNTING = ("0.5.19", "0.5.20", "0.5.21", "0.5.22", NEWEST)
 ON = {fix.FIX.flag: "on"}
@@ -49,7 +49,11 @@ STEPS = [
     # whose convolutions another fix is round
     *(("0.5.11", architecture) for architecture in (LFM2, LFM2_MOE)),
     *((release, NEMOTRON) for release in COUNTING),
+    # each form of latent attention, and of its replay
+    *((release, BAILING) for release in ("0.5.11", *RELEASES, "0.5.16", "0.5.17", "0.5.18")),
 ]
+# SGLang itself replays no latent attention behind a prefix there
+NO_PREFIXES = ("0.5.16", "0.5.17")
 REFUSED = "some layers do not apply Standard GQA"
 
 
@@ -68,10 +72,10 @@ def run(release_root: Root) -> Run:
     return run
 
 
-def assert_equal(report: Found, segments: int) -> None:
+def assert_equal(report: Found, segments: int, eagerly: int = 2) -> None:
     assert report["differ"] == [] and report["nobody's"], report
     # later releases replay nothing that leaves most of a bucket empty
-    assert set(report["replays"]) <= {0, segments} and report["replays"].count(0) <= 2, report
+    assert set(report["replays"]) <= {0, segments} and report["replays"].count(0) <= eagerly, report
 
 
 @pytest.mark.parametrize(("release", "architecture"), STEPS)
@@ -81,14 +85,16 @@ def test_every_mixer_and_attention_breaks_and_every_bit_is_that_of_eager(
     found = run(release, "steps", architecture, **ON)
     breaks = breaks_of(architecture)
     assert fix.ID in found["applied"] and set(found["breaks"].values()) == {breaks}
-    assert_equal(found["replayed"], breaks + 1)
-    assert_equal(found["poisoned"], breaks + 1)
+    eagerly = 8 if architecture == BAILING and release in NO_PREFIXES else 2
+    assert_equal(found["replayed"], breaks + 1, eagerly)
+    assert_equal(found["poisoned"], breaks + 1, eagerly)
     assert found["too long"] == {"replays": [0, 0], "differ": [], "nobody's": True}
 
 
 @pytest.mark.parametrize(
     ("release", "architecture", "scenario"),
     [
+        *((release, BAILING, "cached") for release in ("0.5.16", "0.5.17", NEWEST)),
         *((release, architecture, "cached") for release in (ONE, NEWEST) for architecture in (GRANITE, LFM2)),
         (NEWEST, GRANITE, "cached_by_extra_buffer"),
         *((release, NEMOTRON, "cached_by_extra_buffer") for release in ("0.5.20", NEWEST)),
@@ -99,13 +105,18 @@ def test_a_warm_prefix_cache_answers_as_without_graphs(
 ) -> None:
     found = run(release, scenario, architecture, **ON)
     assert found["breaks"] == [breaks_of(architecture)]
-    assert found["replays"] >= 3 * (found["breaks"][0] + 1)
+    replayed = 1 if architecture == BAILING and release in NO_PREFIXES else 3
+    assert found["replays"] >= replayed * (found["breaks"][0] + 1)
     assert max(found["hits"]) >= 64 and found["same hits"] and found["differ"] == [], found
 
 
 @pytest.mark.parametrize(
     ("release", "architecture"),
-    [*((release, GRANITE) for release in RELEASES[1:]), *((release, NEMOTRON) for release in ("0.5.20", NEWEST))],
+    [
+        *((release, GRANITE) for release in RELEASES[1:]),
+        *((release, NEMOTRON) for release in ("0.5.20", NEWEST)),
+        *((release, BAILING) for release in RELEASES[1:]),
+    ],
 )
 def test_checkpoints_from_inside_an_extend_are_those_of_eager(run: Run, release: str, architecture: str) -> None:
     found = run(release, "checkpoints", architecture, **ON, SGLANG_MAMBA_CONV_DTYPE="float16")
@@ -113,7 +124,7 @@ def test_checkpoints_from_inside_an_extend_are_those_of_eager(run: Run, release:
     assert found["differ"] == [] and min(found["replays"]) > 0, found
 
 
-@pytest.mark.parametrize("architecture", [GRANITE, LFM2, NEMOTRON])
+@pytest.mark.parametrize("architecture", [GRANITE, LFM2, BAILING, NEMOTRON])
 def test_two_tensor_parallel_ranks_are_right(run: Run, architecture: str) -> None:
     found = run(NEWEST, "two_ranks", architecture, **ON)
     breaks = breaks_of(architecture)
@@ -122,14 +133,18 @@ def test_two_tensor_parallel_ranks_are_right(run: Run, architecture: str) -> Non
         assert_equal(rank, breaks + 1)
 
 
-@pytest.mark.parametrize(("release", "architecture"), [(ONE, LFM2), (NEWEST, GRANITE), (NEWEST, LFM2_MOE)])
+@pytest.mark.parametrize(
+    ("release", "architecture"), [(ONE, LFM2), (NEWEST, GRANITE), (NEWEST, LFM2_MOE), (ONE, BAILING), (NEWEST, BAILING)]
+)
 def test_by_default_sglang_refuses_them(run: Run, release: str, architecture: str) -> None:
     found = run(release, "admission", architecture)
     assert fix.ID not in found["applied"] and "captured nothing" in found["captured"]
     assert any(REFUSED in line for line in found["said"])
 
 
-@pytest.mark.parametrize(("release", "architecture"), [(ONE, GRANITE), (NEWEST, LFM2)])
+@pytest.mark.parametrize(
+    ("release", "architecture"), [(ONE, GRANITE), (NEWEST, LFM2), (ONE, BAILING), (NEWEST, BAILING)]
+)
 def test_mixers_are_shown_while_graphs_with_breaks_are_set_up(run: Run, release: str, architecture: str) -> None:
     found = run(release, "admission", architecture, **ON)
     assert set(found.pop("captured").values()) == {len(LAYERS[architecture])}
@@ -165,6 +180,15 @@ def test_without_the_break_of_its_mixers_granite_is_left_alone(run: Run) -> None
     found = run(NEWEST, "admission", GRANITE, **ON, SGLANG_BCG_FIX_SSM_MIXER_CAPTURED="off")
     assert "captured nothing" in found["captured"] and not found["with breaks"]
     assert "a mixer would not break the graph" in found["said"][0] and REFUSED in found["said"][-1]
+
+
+@pytest.mark.parametrize(
+    ("release", "missing"), [(ONE, latent_attention.CHOOSES_THE_FORM), ("0.5.17", latent_attention.PREPARES_THE_FORM)]
+)
+def test_without_what_its_replays_need_ling_is_left_alone(run: Run, release: str, missing: str) -> None:
+    found = run(release, "admission", BAILING, **ON, **{flag_of(missing): "off"})
+    assert "captured nothing" in found["captured"] and not found["with breaks"]
+    assert f"without {missing} latent attention" in found["said"][0] and REFUSED in found["said"][-1]
 
 
 def test_mutants_are_noticed(run: Run) -> None:
@@ -230,6 +254,7 @@ def test_it_concerns_nemotron_where_its_layers_are_counted(release_root: Root, r
         assert concerned(name, **{fix.PATTERN: "ME*"}) is (release in COUNTING)
         assert not concerned(name, **{fix.PATTERN: "M*M"})
     assert concerned(GRANITE) and not concerned("NemotronForCausalLM")
+    assert concerned(BAILING, kv_lora_rank=512) and not concerned(BAILING)
 
 
 SETUP = "sglang/srt/model_executor/model_runner_components/"
@@ -265,6 +290,18 @@ DRIFTED = {
     "NemotronH breaks nothing": (
         *(NEWEST, "sglang/srt/models/nemotron_h.py"),
         *("breakable_nemotron_mamba2_with_output = eager_on_graph(True)(", "breakable_nemotron_mamba2_with_output = ("),
+    ),
+    "latent attention is found by another name": (
+        *(NEWEST, f"{SETUP}layer_setup.py"),
+        *('hasattr(layer.self_attn, "attn_mqa")', 'hasattr(layer.self_attn, "attn_absorbed")'),
+    ),
+    "Bailing does something new": (
+        *("0.5.17", "sglang/srt/models/bailing_moe_linear.py"),
+        *("hidden = self.attn(q, k, v, forward_batch)", "hidden = self.attn(q, k, v + 1, forward_batch)"),
+    ),
+    "latent attention chooses in another way": (
+        *("0.5.20", "sglang/srt/models/deepseek_common/attention_backend_handler.py"),
+        *('backend_name in ["flashinfer", "flashmla"]', 'backend_name in ["flashinfer"]'),
     ),
     "layers are numbered otherwise": (NEWEST, f"{SETUP}cuda_graph_setup.py", "if layer_id < 0:", "if layer_id < 1:"),
 }
@@ -385,6 +422,56 @@ def test_a_mixer_without_a_break_and_one_of_attention_alone(caplog: pytest.LogCa
     # SGLang admits it by itself
     granite = model_of(Layer(self_attn=torch.nn.Identity()), name=GRANITE, module=fix.GRANITE)
     assert shown(granite) == [False] and caplog.messages == []
+
+
+def attention(**parts: torch.nn.Module) -> Layer:
+    return Layer(attention=Layer(**parts))
+
+
+class ByHeads(torch.nn.Module):
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows
+
+
+def latent_shown(model: Any, **changed: Any) -> list[bool]:
+    with fix.latent_attention_shown(runner(model, **{"prefill_attention_backend_str": "fa3", **changed})):
+        return [hasattr(layer, fix.LATENT_NAME) for layer in model.model.layers]
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A release whose handlers choose what they can capture."""
+    monkeypatch.setattr(serving, "runtime_context", lambda: None)
+    monkeypatch.setattr(latent_attention, "is_chosen_by", lambda fix_id: True)
+
+
+@pytest.mark.usefixtures("chosen")
+def test_lings_attention_is_shown_and_heads_are_joined_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
+    linear: Any = attention(attn=ByHeads())
+    layers = linear, attention(attn_mqa=torch.nn.Identity())
+    model = model_of(*layers, name=BAILING, module=fix.BAILING)
+    weights, rows = list(model.state_dict()), torch.ones(3, 2, 4)
+    with fix.latent_attention_shown(runner(model, prefill_attention_backend_str="fa3")):
+        assert all(layer.self_attn is layer.attention for layer in layers)
+        assert linear.attention.attn(rows).shape == (3, 8) and list(model.state_dict()) == weights
+    assert not hasattr(linear, fix.LATENT_NAME) and linear.attention.attn(rows).shape == rows.shape
+    assert caplog.messages == []
+
+
+@pytest.mark.usefixtures("chosen")
+def test_ling_of_another_kind_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
+    layers = attention(attn=ByHeads()), attention(attn_mqa=torch.nn.Identity())
+    assert latent_shown(model_of(*layers, name="BailingMoeV3ForCausalLM", module=fix.BAILING)) == [False, False]
+    assert latent_shown(model_of(*layers, name=BAILING, module="of.another.package")) == [False, False]
+    ling = model_of(*layers, name=BAILING, module=fix.BAILING)
+    without_breaks = types.SimpleNamespace(enable_breakable_cuda_graph=False)
+    assert latent_shown(ling, server_args=without_breaks) == [False, False]
+    # SGLang admits grouped queries by itself
+    assert latent_shown(model_of(layers[0], name=BAILING, module=fix.BAILING)) == [False]
+    assert caplog.messages == []
+    assert latent_shown(ling, prefill_attention_backend_str="triton") == [False, False]
+    (said,) = caplog.messages
+    assert "latent attention on triton, which nobody has tried" in said
 
 
 class FeedForward(Layer):

@@ -47,8 +47,10 @@ ARMS = {
         "SGLANG_MAMBA_CONV_DTYPE": "float16",
     },
 }
-# that fix is for these alone
+# that fix is for these, with every bit of the eager answers
 ADMITTED_ARCHITECTURES = {name for name, _ in hybrids_without_graphs.MIXERS}
+# and for this one, whose latent attention rounds otherwise eagerly
+BAILING = hybrids_without_graphs.BAILING_NAME
 # those with linear layers that our kernels capture, and the breaks that are left: one for each layer of attention
 BREAKS_OUTSIDE = {
     **dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration"), 1),
@@ -56,9 +58,13 @@ BREAKS_OUTSIDE = {
     **dict.fromkeys(("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"), 1),
     "FalconH1ForCausalLM": 2,
     "KimiLinearForCausalLM": 1,
+    BAILING: 1,
 }
-# where the kernel is not known for every release
-INSIDE_IN = {"KimiLinearForCausalLM": ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21")}
+# where the kernel is not known for every release, or the model does not start on a CPU
+INSIDE_IN = {
+    "KimiLinearForCausalLM": ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21"),
+    BAILING: tuple(release for release in wheels.RELEASES if release != "0.5.15"),
+}
 # an interrupted recording has these first
 FIRST_RELEASES = (wheels.NEWEST, wheels.RELEASES[0], "0.5.15.post1", "0.5.19")
 FIRST_ARCHITECTURES = (

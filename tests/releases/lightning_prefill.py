@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import importlib
 import json
-import operator
 import sys
 import types
 from typing import Any
 
 from cpu_sglang import mamba, one_batch, prefill
-from sglang_bcg_fixes.anatomy.runners import PREFILL_MODULE
-from sglang_bcg_fixes.fixes import heads_not_joined
+from sglang_bcg_fixes.anatomy import latent_attention
+from sglang_bcg_fixes.anatomy.runners import PREFILL, PREFILL_MODULE
+from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.kernels.lightning_extend import triton
 from sglang_bcg_fixes.kernels.linear_extend import serving
 from tests.releases import gdn_prefill
@@ -41,6 +41,7 @@ MUTANTS = {
 }
 
 
+RUNNER, RESTORE = PREFILL.partition(":")[2], latent_attention.RESTORE.rpartition(".")[2]
 # all of these are replayed: later releases leave batches to eager prefill that leave most of a bucket empty
 BRIEF = [RAGGED[0], RAGGED[3], CHUNKED[-1]]
 AS_CONFIGURED: dict[str, Any] = {}
@@ -59,31 +60,32 @@ class World(gdn_prefill.World):
         triton.TUNING = triton.Tuning(programs=2, clearing_programs=2)
         one_batch.derive(self.runner.model)
         if model == "bailing_full":
-            admit(self.runner)
+            attend_as_captured(self.runner)
 
 
-def admit(runner: Any) -> None:
-    """Have SGLang capture Bailing, which it refuses in every release.
-
-    Its attention is shown under the name that SGLang looks for, computes in the form that is captured, and joins the
-    heads of what a break gives back.
-    """
-    for layer in runner.model.model.layers:
-        type(layer).self_attn = property(operator.attrgetter("attention"))
-        if layer.layer_id not in runner.attn_backend.full_attn_layers:
-            layer.attention.attn.register_forward_hook(heads_not_joined.join_heads)
+def attend_as_captured(runner: Any) -> None:
+    """Have latent attention compute in the same form without a graph as in one, and replays prepared for it."""
+    prefills = sys.modules.get(PREFILL_MODULE)
     latent = importlib.import_module("sglang.srt.models.deepseek_v2")
     choose = latent.DeepseekV2AttentionMLA.dispatch_attn_forward_method
 
     def choose_absorbed(self: Any, batch: Any) -> Any:
         # it also notes which backend there is
-        choose(self, batch)
-        return latent.AttnForwardMethod.MLA
+        chosen = choose(self, batch)
+        is_captured = graph_break.load("context").is_in_breakable_cuda_graph()
+        return chosen if is_captured or captures_expanded() else latent.AttnForwardMethod.MLA
 
     latent.DeepseekV2AttentionMLA.dispatch_attn_forward_method = choose_absorbed
-    if hasattr(runner, "init_prefill_cuda_graph"):
+    if prefills is not None:
         # as on an NVIDIA GPU: elsewhere replays are prepared for the other form
-        vars(importlib.import_module(PREFILL_MODULE))["is_cuda"] = lambda: True
+        vars(prefills)["is_cuda"] = lambda: True
+
+
+def captures_expanded() -> bool:
+    """Tell 0.5.16, whose break takes the expanded form, from the others."""
+    prepares = hasattr(getattr(sys.modules.get(PREFILL_MODULE), RUNNER, None), RESTORE)
+    choose = vars(sys.modules[latent_attention.HANDLERS])["_handle_attention_backend"]
+    return prepares and "is_in_breakable_cuda_graph" not in choose.__code__.co_names
 
 
 def right(model: str) -> Found:

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.kernels.lightning_extend import adapter
 from sglang_bcg_fixes.kernels.lightning_extend.declaration import KERNEL, NOT_MEASURED
 from sglang_bcg_fixes.planning import plan, registry
@@ -55,7 +56,7 @@ def run(release_root: Root) -> Callable[..., Found]:
         found, _ = processes.beside(
             release_root(release),
             *("-m", "tests.releases.lightning_prefill", scenario, model),
-            environment={KERNEL.flag: form, **environment},
+            environment={KERNEL.flag: form, hybrids_without_graphs.FIX.flag: "on", **environment},
             timeout=600,
         )
         return found

@@ -19,12 +19,12 @@ from unittest import mock
 
 import torch
 
-from cpu_sglang import graphs, mamba, one_batch, prefill, ranks, scheduler
+from cpu_sglang import architectures, graphs, mamba, one_batch, prefill, ranks, scheduler
 from sglang_bcg_fixes import plugin
 from sglang_bcg_fixes.anatomy.runners import SETUP_MODULE
 from sglang_bcg_fixes.fixes import hybrids_without_graphs as fix
 from tests.harm.served import Said
-from tests.releases import gdn_prefill
+from tests.releases import gdn_prefill, lightning_prefill
 from tests.releases.gdn_prefill import CHUNKED, RAGGED, Found
 from tests.scenarios import telling, warm_answers
 
@@ -33,9 +33,11 @@ LAYERS = {
     "GraniteMoeHybridForCausalLM": ["mamba", "attention", "mamba", "mamba", "attention"],
     "Lfm2ForCausalLM": ["conv", "conv", "full_attention", "conv", "full_attention", "conv"],
     "Lfm2MoeForCausalLM": ["conv", "full_attention", "conv", "conv"],
+    "BailingMoeV2_5ForCausalLM": ["linear", "linear", "attention", "linear", "linear", "attention"],
     # feed-forward layers first, last, and beside each other
     "NemotronHForCausalLM": ["mlp", "mamba", "moe", "mlp", "attention", "mamba", "mlp"],
 }
+BAILING = "BailingMoeV2_5ForCausalLM"
 NEMOTRON_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
 # layers with nothing to break at
 FEED_FORWARD = ("mlp", "moe")
@@ -71,11 +73,15 @@ class World(gdn_prefill.World):
     module, op = "sglang_bcg_fixes.kernels.mamba2_extend.adapter", "mamba2_extend"
 
     def __init__(self, architecture: str, **server_args: Any) -> None:
-        self.overrides = overrides_of(architecture)
+        ranks = server_args.pop("ranks", 1)
+        # each rank normalises whole groups
+        self.overrides = {**overrides_of(architecture), **({"group_norm_size": ranks} if ranks > 1 else {})}
         with tempfile.TemporaryDirectory() as folder:
             one_batch.import_sglang(with_graphs=True)
             model = warm_answers.configured(architecture, pathlib.Path(folder))
-            super().__init__(model, **server_args)
+            super().__init__(model, **attention_of(architecture), **server_args)
+        if architecture == BAILING:
+            lightning_prefill.attend_as_captured(self.runner)
         run_experts_on_a_cpu(self.runner.model)
 
 
@@ -107,7 +113,16 @@ def overrides_of(architecture: str) -> Found:
     if architecture.startswith("Nemotron"):
         sizes = {"n_routed_experts": 4, "moe_intermediate_size": 64, "moe_shared_expert_intermediate_size": 64}
         return {"hybrid_override_pattern": "".join(NEMOTRON_LETTERS[kind] for kind in kinds), **sizes}
+    if architecture == BAILING:
+        # with some of the experts a router that hesitates turns a rounding into another answer
+        size = kinds.index("attention") + 1
+        return {"num_hidden_layers": len(kinds), "layer_group_size": size, "num_experts_per_tok": 4}
     return {"num_hidden_layers": len(kinds), "layer_types": kinds}
+
+
+def attention_of(architecture: str) -> Found:
+    """Return the server's arguments for attention."""
+    return architectures.CONFIGURATIONS[architecture].server_args if architecture == BAILING else {}
 
 
 def breaks_of(architecture: str) -> int:
@@ -123,7 +138,8 @@ def report(eager: list[list[Found]], again: list[list[Found]]) -> Found:
     return {
         "replays": [step["replays"] for steps in again for step in steps],
         "differ": [name for one, other in pairs for name in COMPARED if not is_same(one[name], other[name])],
-        "nobody's": all(step["nobody's"] for steps in again for step in steps),
+        # with norms in groups Ling writes some eagerly, too
+        "nobody's": all(other["nobody's"] or not one["nobody's"] for one, other in pairs),
     }
 
 
@@ -140,8 +156,9 @@ def steps(architecture: str) -> Found:
     found["replayed"] = report(eager, run_all(world, SCRIPTS))
     found["too long"] = report(too_long, run_all(world, TOO_LONG))
     # NaN in every padded row, from the embedding on: padding has token 0, which no prompt has
+    layers = world.runner.model.model
     with torch.no_grad():
-        world.runner.model.model.embed_tokens.weight[0] = float("nan")
+        getattr(layers, "word_embeddings" if architecture == BAILING else "embed_tokens").weight[0] = float("nan")
     found["poisoned"] = report(eager, run_all(world, SCRIPTS))
     return found
 
@@ -166,7 +183,7 @@ def checkpoints(architecture: str) -> Found:
 
 
 def two_ranks(architecture: str) -> Found:
-    return on_two_ranks(functools.partial(World, architecture), report)
+    return on_two_ranks(functools.partial(World, architecture, ranks=2), report)
 
 
 def on_two_ranks(begin: Callable[[], World], compare: Callable[..., Any]) -> Found:
@@ -176,7 +193,7 @@ def on_two_ranks(begin: Callable[[], World], compare: Callable[..., Any]) -> Fou
 
     def act(rank: ranks.Rank) -> Found:
         def load(model: str, **server_args: Any) -> one_batch.LoadedModel:
-            return rank.load(model, attention_backend="torch_native", **server_args)
+            return rank.load(model, **{"attention_backend": "torch_native", **server_args})
 
         # a fork has what was imported
         done: Any = {"import_sglang": lambda **_: None, "load_plugins": lambda: None, "load": load}
@@ -209,17 +226,19 @@ def mutants(architecture: str) -> Found:
 def admission(architecture: str) -> Found:
     """Tell when a layer's mixer is shown, what is captured then, and what is said of it."""
     world, said = World(architecture), heard()
-    runner, name = world.runner, fix.mixer_of(world.runner.model)
-    assert name is not None
-    layer = next(layer for layer in runner.model.model.layers if hasattr(layer, name))
+    runner, layers = world.runner, world.runner.model.model.layers
+    show, name = fix.mixers_shown, fix.KNOWN_NAME
+    if architecture == BAILING:
+        show, name = fix.latent_attention_shown, fix.LATENT_NAME
+    before_any = [hasattr(layer, name) for layer in layers]
 
     def shown() -> bool:
-        with fix.mixers_shown(runner):
-            return hasattr(layer, fix.KNOWN_NAME)
+        with show(runner):
+            return [hasattr(layer, name) for layer in layers] != before_any
 
     settings, values = prefill._settings(runner, prefill.BUCKETS)
     before = prefill._set(settings, values)
-    found: Found = {"with breaks": shown(), "afterwards": hasattr(layer, fix.KNOWN_NAME)}
+    found: Found = {"with breaks": shown(), "afterwards": [hasattr(layer, name) for layer in layers] != before_any}
     with mock.patch.object(runner, "spec_algorithm", types.SimpleNamespace(is_none=lambda: False)):
         found["speculation"] = shown()
     if "backend" in values:
@@ -277,6 +296,8 @@ def cached_by(architecture: str, strategy: str) -> None:
     def act(served: scheduler.Scheduler, _: float) -> Found:
         model_runner = served.scheduler.tp_worker.model_runner
         run_experts_on_a_cpu(model_runner.model)
+        if architecture == BAILING:
+            lightning_prefill.attend_as_captured(model_runner)
         eager = conversation(served)
         graphs.freed_memory_is_garbage = True
         runner = prefill.capture_prefill(model_runner, BUCKETS)
@@ -299,7 +320,13 @@ def cached_by(architecture: str, strategy: str) -> None:
         }
 
     named = dict.fromkeys(("mamba_scheduler_strategy", "mamba_radix_cache_strategy"), strategy)
-    given = {"dtype": "float16", "disable_overlap_schedule": True, "chunked_prefill_size": 128, **named}
+    given = {
+        **attention_of(architecture),
+        "dtype": "float16",
+        "disable_overlap_schedule": True,
+        "chunked_prefill_size": 128,
+        **named,
+    }
     warm_answers.serve(architecture, {**given, "model": overrides_of(architecture)}, act, without=False)
 
 

@@ -6,8 +6,8 @@ these layers are captured: `seg_la` runs SGLang's own kernels with the launch of
 its eager run; `triton` is ours. Full attention keeps its break. A layer keeps its break in the cases of gdn_extend,
 with an FP8 cache that has scales, and with `linear_backend: minimax`. A batch runs eagerly if it has more than 512
 sequences, or more than 128 with `seg_la`, or verifies or extends a draft. Before 0.5.17 SGLang's kernels write no
-checkpoint, so there `seg_la` captures nothing with the extra-buffer strategy. SGLang refuses prefill graphs to Ling and
-Ring 2.5, in every release. Off by default: no server has run it on a GPU yet.
+checkpoint, so there `seg_la` captures nothing with the extra-buffer strategy. Ling and Ring 2.5 have prefill graphs
+only with hybrids_without_graphs on. Off by default: no server has run it on a GPU yet.
 """
 
 from __future__ import annotations
