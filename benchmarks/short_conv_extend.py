@@ -10,9 +10,7 @@ convolution is timed beside it: transposed, convolved and transposed back, as it
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
-import json
 import pathlib
 import random
 import sys
@@ -24,11 +22,11 @@ import torch
 from sglang_bcg_fixes.kernels.linear_extend import accuracy
 from sglang_bcg_fixes.kernels.linear_extend.serving import MOST_SEQUENCES
 from sglang_bcg_fixes.kernels.short_conv_extend import Shape, triton
-from sglang_bcg_fixes.lab.verify import environment
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
+from benchmarks import random_steps  # noqa: E402
 from benchmarks.lightning_extend import device_us  # noqa: E402
 from tests.kernels import short_conv_extend_cases as cases  # noqa: E402
 from tests.kernels.linear_extend_cases import Surroundings, faults_of_graphs, random_lengths  # noqa: E402
@@ -133,36 +131,13 @@ def timed() -> Iterator[dict[str, Any]]:
         yield {"tokens": tokens, "sequences": sequences, **times}
 
 
+def faults_of_one(shape: Shape, source: random.Random, tokens: int, seed: int) -> tuple[Any, list[str]]:
+    step = draw(shape, source, tokens, seed)
+    return step.lengths, faults(step, surroundings(step, source))
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--cases", type=int, default=20, help="random steps of each shape")
-    parser.add_argument("--tokens", type=int, default=9000, help="at most so many in a step")
-    parser.add_argument("--times", action="store_true", help="also measure a layer: device us of a replay")
-    parser.add_argument("--json", type=pathlib.Path, help="write all of it there")
-    options = parser.parse_args()
-    told: dict[str, Any] = environment.header(environment.here()) | {"steps": {}, "times": []}
-    wrong = 0
-
-    def write() -> None:
-        # early, so an interrupted run leaves results
-        if options.json:
-            options.json.write_text(json.dumps(told, indent=1) + "\n")
-
-    for name, shape in SHAPES.items():
-        source, found = random.Random(name), []
-        for seed in range(options.cases):
-            step = draw(shape, source, options.tokens, seed)
-            mine = faults(step, surroundings(step, source))
-            found += [f"{name}, seed {seed}, {step.lengths}: {fault}" for fault in mine[:3]]
-        print(*found[:20], f"{name}: {options.cases} steps, {len(found)} faults", sep="\n", file=sys.stderr, flush=True)
-        told["steps"][name] = {"steps": options.cases, "faults": found}
-        wrong += len(found)
-        write()
-    for row in timed() if options.times else ():
-        print(json.dumps(row), file=sys.stderr, flush=True)
-        told["times"].append(row)
-        write()
-    return 1 if wrong else 0
+    return random_steps.command(__doc__, SHAPES, faults_of_one, timed, lambda row: False)
 
 
 if __name__ == "__main__":

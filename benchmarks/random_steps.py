@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command of a kernel's benchmark: random steps of each shape, then times, and both in a file as they come."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import random
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from sglang_bcg_fixes.lab.verify import environment
+
+
+def command(
+    doc: str,
+    shapes: Mapping[str, Any],
+    faults_of_one: Callable[[Any, random.Random, int, int], tuple[Any, list[str]]],
+    timed: Callable[[], Iterable[dict[str, Any]]],
+    is_wrong: Callable[[dict[str, Any]], bool],
+) -> int:
+    """Parse the command line, run it, and return its exit status: 1 if a step has a fault or a row is wrong.
+
+    `faults_of_one` draws a step of a shape, of at most so many tokens and with this seed: its lengths, and its faults.
+    """
+    parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
+    parser.add_argument("--cases", type=int, default=20, help="random steps of each shape")
+    parser.add_argument("--tokens", type=int, default=9000, help="at most so many in a step")
+    parser.add_argument("--times", action="store_true", help="also measure a layer: device us of a replay")
+    parser.add_argument("--json", type=pathlib.Path, help="write all of it there")
+    options = parser.parse_args()
+    told: dict[str, Any] = environment.header(environment.here()) | {"steps": {}, "times": []}
+    wrong = 0
+
+    def write() -> None:
+        # early, so an interrupted run leaves results
+        if options.json:
+            options.json.write_text(json.dumps(told, indent=1) + "\n")
+
+    for name, shape in shapes.items():
+        source, found = random.Random(name), []
+        for seed in range(options.cases):
+            lengths, mine = faults_of_one(shape, source, options.tokens, seed)
+            found += [f"{name}, seed {seed}, {lengths}: {fault}" for fault in mine[:3]]
+        print(*found[:20], f"{name}: {options.cases} steps, {len(found)} faults", sep="\n", file=sys.stderr, flush=True)
+        told["steps"][name] = {"steps": options.cases, "faults": found}
+        wrong += len(found)
+        write()
+    for row in timed() if options.times else ():
+        print(json.dumps(row), file=sys.stderr, flush=True)
+        told["times"].append(row)
+        wrong += is_wrong(row)
+        write()
+    return 1 if wrong else 0
