@@ -14,9 +14,9 @@ import torch
 
 from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata
 from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK
-from sglang_bcg_fixes.kernels.short_conv_extend import Shape, reference
+from sglang_bcg_fixes.kernels.short_conv_extend import Shape
 from sglang_bcg_fixes.kernels.short_conv_extend import triton as form
-from tests.kernels import linear_extend_cases
+from tests.kernels import linear_extend_cases, short_conv_reference
 from tests.kernels.linear_extend_cases import NAN, NOTHING, Surroundings, requests, slots_of
 
 
@@ -44,8 +44,8 @@ class Step(linear_extend_cases.Step):
         return dataclasses.replace(self, inputs=projections[0], **changed)
 
     def recurrent(self, kind: Any) -> accuracy.Results:
-        given = reference.Inputs(self.lengths, self.inputs, self.conv_weights, self.conv, self.bias)
-        return accuracy.Results(*reference.convolved(given, kind), self.state)
+        given = short_conv_reference.Inputs(self.lengths, self.inputs, self.conv_weights, self.conv, self.bias)
+        return accuracy.Results(*short_conv_reference.convolved(given, kind), self.state)
 
 
 def draw(

@@ -5,7 +5,7 @@
     extend(inputs, ...)                    one layer: convolution and windows
     refusal(shape, ...)                    the reason a layer is not supported, asked once
 
-`reference.py` does it in plain torch and fp32; `triton.py` in one launch.
+`stepwise.py` does it in plain torch and fp32; `triton.py` in one launch.
 
 For `extend`:
 
