@@ -28,7 +28,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks import random_steps  # noqa: E402
 from tests.kernels import lightning_extend_cases as cases  # noqa: E402
-from tests.kernels.linear_extend_cases import Surroundings, captured, faults_of_graphs, random_lengths  # noqa: E402
+from tests.kernels.linear_extend_cases import Step, Surroundings, captured, faults_of_graphs, random_lengths  # noqa: E402
 
 # heads of Ling 2.5 and MiniCPM-SALA, and of one of four ranks
 SHAPES = {"ling_2_5": Shape(32, 128), "a quarter": Shape(8, 128), "small": Shape(3, 32)}
@@ -56,7 +56,7 @@ def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, devic
     )
 
 
-def surroundings(step: cases.Step, source: random.Random) -> Surroundings:
+def surroundings(step: Step, source: random.Random) -> Surroundings:
     return Surroundings(
         padding=source.choice((0, 1, 63, 300)),
         more_tokens=source.choice((0, 500)),
@@ -140,14 +140,9 @@ def timed() -> Iterator[dict[str, Any]]:
             yield {**found, **{name: round(device_us(work), 1) for name, work in works.items()}}
 
 
-def faults_of_one(shape: Shape, source: random.Random, tokens: int, seed: int) -> tuple[Any, list[str]]:
-    step = draw(shape, source, tokens, seed)
-    return step.lengths, faults(step, surroundings(step, source))
-
-
 def main() -> int:
     return random_steps.command(
-        __doc__, SHAPES, faults_of_one, timed, lambda row: row.get("seg_la has SGLang's bits") is False
+        __doc__, SHAPES, draw, surroundings, faults, timed, lambda row: row.get("seg_la has SGLang's bits") is False
     )
 
 

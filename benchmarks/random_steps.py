@@ -17,13 +17,15 @@ from sglang_bcg_fixes.lab.verify import environment
 def command(
     doc: str,
     shapes: Mapping[str, Any],
-    faults_of_one: Callable[[Any, random.Random, int, int], tuple[Any, list[str]]],
+    draw: Callable[[Any, random.Random, int, int], Any],
+    surroundings: Callable[[Any, random.Random], Any],
+    faults: Callable[[Any, Any], list[str]],
     timed: Callable[[], Iterable[dict[str, Any]]],
     is_wrong: Callable[[dict[str, Any]], bool],
 ) -> int:
     """Parse the command line, run it, and return its exit status: 1 if a step has a fault or a row is wrong.
 
-    `faults_of_one` draws a step of a shape, of at most so many tokens and with this seed: its lengths, and its faults.
+    `draw` draws a step of a shape, of at most so many tokens and with this seed.
     """
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
     parser.add_argument("--cases", type=int, default=20, help="random steps of each shape")
@@ -42,8 +44,9 @@ def command(
     for name, shape in shapes.items():
         source, found = random.Random(name), []
         for seed in range(options.cases):
-            lengths, mine = faults_of_one(shape, source, options.tokens, seed)
-            found += [f"{name}, seed {seed}, {lengths}: {fault}" for fault in mine[:3]]
+            step = draw(shape, source, options.tokens, seed)
+            mine = faults(step, surroundings(step, source))
+            found += [f"{name}, seed {seed}, {step.lengths}: {fault}" for fault in mine[:3]]
         print(*found[:20], f"{name}: {options.cases} steps, {len(found)} faults", sep="\n", file=sys.stderr, flush=True)
         told["steps"][name] = {"steps": options.cases, "faults": found}
         wrong += len(found)

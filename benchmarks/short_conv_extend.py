@@ -27,7 +27,7 @@ REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks import random_steps  # noqa: E402
-from benchmarks.lightning_extend import device_us  # noqa: E402
+from benchmarks.lightning_extend import LENGTHS, TIMED, device_us, surroundings  # noqa: E402
 from tests.kernels import short_conv_extend_cases as cases  # noqa: E402
 from tests.kernels.linear_extend_cases import Surroundings, faults_of_graphs, random_lengths  # noqa: E402
 
@@ -39,9 +39,7 @@ SHAPES = {
     "wide": Shape(1024, 5),
     "narrow": Shape(48, 2),
 }
-LENGTHS = (0, 1, 2, 3, 15, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200, 511, 700, 1024, 2047, 5000)
 KINDS = (torch.bfloat16, torch.float16)
-TIMED = [(tokens, sequences) for tokens in (256, 1024, 4096, 8192, 16384) for sequences in (1, 8, 64)]
 
 
 def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, device: str = "cuda") -> cases.Step:
@@ -55,15 +53,6 @@ def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, devic
         gone=[number for number in range(len(lengths)) if source.random() < 0.1],
         bias=source.random() < 0.3,
         seed=seed,
-    )
-
-
-def surroundings(step: cases.Step, source: random.Random) -> Surroundings:
-    return Surroundings(
-        padding=source.choice((0, 1, 63, 300)),
-        more_tokens=source.choice((0, 500)),
-        max_sequences=source.choice((len(step.lengths), MOST_SEQUENCES)),
-        columns_between=source.choice((0, 8)),
     )
 
 
@@ -131,13 +120,8 @@ def timed() -> Iterator[dict[str, Any]]:
         yield {"tokens": tokens, "sequences": sequences, **times}
 
 
-def faults_of_one(shape: Shape, source: random.Random, tokens: int, seed: int) -> tuple[Any, list[str]]:
-    step = draw(shape, source, tokens, seed)
-    return step.lengths, faults(step, surroundings(step, source))
-
-
 def main() -> int:
-    return random_steps.command(__doc__, SHAPES, faults_of_one, timed, lambda row: False)
+    return random_steps.command(__doc__, SHAPES, draw, surroundings, faults, timed, lambda row: False)
 
 
 if __name__ == "__main__":

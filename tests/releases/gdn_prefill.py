@@ -230,8 +230,11 @@ def of_qwen3_5() -> Found:
 
 
 def mixed() -> Found:
+    return mixed_in(World())
+
+
+def mixed_in(world: World) -> Found:
     """Run chunks mixed with decoding: requests of one new token beside those of several."""
-    world = World()
     modes = importlib.import_module("sglang.srt.model_executor.forward_batch_info").ForwardMode
     forward = world.runner.forward
 
@@ -241,6 +244,42 @@ def mixed() -> Found:
 
     world.runner.forward = forward_mixed
     return scenario(world, [CHUNKED[-1]], prefill.BUCKETS)
+
+
+def poisoned_in(world: World) -> Found:
+    """Run with padding that is NaN from the embedding on; no prompt has the token that it is of."""
+    import torch
+
+    padded = torch.zeros((), dtype=torch.int64)
+
+    def poison(layer: Any, given: Any, rows: Any) -> Any:
+        is_padding = given[0] == 0
+        # replayed, too
+        padded.add_(is_padding.sum())
+        return rows.masked_fill(is_padding[:, None], float("nan"))
+
+    world.runner.model.model.embed_tokens.register_forward_hook(poison)
+    found = scenario(world, [RAGGED[0], *CHUNKED], prefill.BUCKETS)
+    return {**found, "padded": int(padded)}
+
+
+def own_eager_in(world: World, scripts: Sequence[Any]) -> Found:
+    """Compare replays with the same form without a graph, on as many rows as there are tokens."""
+    breaks = world.capture(prefill.BUCKETS)
+    replayed = [world.run(script) for script in scripts]
+    (served,) = world.installed.OPERATION.of_runner.values()
+    world.installed.OPERATION = types.SimpleNamespace(
+        capturing=served,
+        captured=lambda batch: served,
+        of_runner={},
+        prepared=served.fill,
+        can_replay=lambda original, runner, batch: False,
+    )
+    if hasattr(world.installed, "is_taken"):
+        # it asks for the batch that is captured
+        world.installed.is_taken = lambda *given, **named: True
+    eager = [world.run(script) for script in scripts]
+    return {"breaks": breaks, "scripts": [compared(*pair) for pair in zip(replayed, eager, strict=True)]}
 
 
 def short() -> Found:

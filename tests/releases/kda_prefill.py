@@ -18,7 +18,7 @@ from typing import Any
 
 from cpu_sglang import mamba, one_batch, prefill
 from tests.releases import gdn_prefill
-from tests.releases.gdn_prefill import CHUNKED, LONG, RAGGED, SHORT, Found, compared, scenario
+from tests.releases.gdn_prefill import CHUNKED, LONG, RAGGED, SHORT, Found, scenario
 
 RUNNERS = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
 MUTANTS = {
@@ -90,19 +90,7 @@ def warm() -> Found:
 
 
 def own_eager() -> Found:
-    """Run the same kernels without a graph, on as many rows as there are tokens."""
-    world = few_programs()
-    breaks = world.capture(prefill.BUCKETS)
-    replayed = [world.run(script) for script in SHORT]
-    (served,) = world.installed.OPERATION.of_runner.values()
-    world.installed.OPERATION = types.SimpleNamespace(
-        captured=lambda batch: served,
-        of_runner={},
-        prepared=served.fill,
-        can_replay=lambda original, runner, batch: False,
-    )
-    eager = [world.run(script) for script in SHORT]
-    return {"breaks": breaks, "scripts": [compared(*pair) for pair in zip(replayed, eager, strict=True)]}
+    return gdn_prefill.own_eager_in(few_programs(), SHORT)
 
 
 def refused() -> Found:

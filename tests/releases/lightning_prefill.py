@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-import types
 from typing import Any
 
 from cpu_sglang import mamba, one_batch, prefill
@@ -142,51 +141,15 @@ def warm(model: str) -> Found:
 
 
 def mixed(model: str) -> Found:
-    """Run chunks mixed with decoding: requests of one new token beside those of several."""
-    world = World(model)
-    modes = importlib.import_module("sglang.srt.model_executor.forward_batch_info").ForwardMode
-    forward = world.runner.forward
-
-    def forward_mixed(batch: Any, *args: Any, **kwargs: Any) -> Any:
-        batch.forward_mode = modes.MIXED
-        return forward(batch, *args, **kwargs)
-
-    world.runner.forward = forward_mixed
-    return scenario(world, [CHUNKED[-1]], prefill.BUCKETS)
+    return gdn_prefill.mixed_in(World(model))
 
 
 def own_eager(model: str) -> Found:
-    """Run the same form without a graph, on as many rows as there are tokens."""
-    world = World(model)
-    breaks = world.capture(prefill.BUCKETS)
-    replayed = [world.run(script) for script in BRIEF]
-    (served,) = world.installed.OPERATION.of_runner.values()
-    world.installed.OPERATION = types.SimpleNamespace(
-        captured=lambda batch: served,
-        of_runner={},
-        prepared=served.fill,
-        can_replay=lambda original, runner, batch: False,
-    )
-    eager = [world.run(script) for script in BRIEF]
-    return {"breaks": breaks, "scripts": [compared(*pair) for pair in zip(replayed, eager, strict=True)]}
+    return gdn_prefill.own_eager_in(World(model), BRIEF)
 
 
 def poisoned(model: str) -> Found:
-    """Run with padding that is NaN from the embedding on; no prompt has the token that it is of."""
-    import torch
-
-    world = World(model)
-    padded = torch.zeros((), dtype=torch.int64)
-
-    def poison(layer: Any, given: Any, rows: Any) -> Any:
-        is_padding = given[0] == 0
-        # replayed, too
-        padded.add_(is_padding.sum())
-        return rows.masked_fill(is_padding[:, None], float("nan"))
-
-    world.runner.model.model.embed_tokens.register_forward_hook(poison)
-    found = scenario(world, [RAGGED[0], *CHUNKED], prefill.BUCKETS)
-    return {**found, "padded": int(padded)}
+    return gdn_prefill.poisoned_in(World(model))
 
 
 def refused(model: str) -> Found:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import sys
-import types
 from typing import Any
 
 from cpu_sglang import mamba, one_batch, prefill
@@ -93,20 +92,7 @@ def warm(model: str) -> Found:
 
 
 def own_eager(model: str) -> Found:
-    """Run the same kernels without a graph, on as many rows as there are tokens."""
-    world = few_programs(model)
-    breaks = world.capture(prefill.BUCKETS)
-    replayed = [world.run(script) for script in SHORT]
-    (served,) = world.installed.OPERATION.of_runner.values()
-    world.installed.OPERATION = types.SimpleNamespace(
-        capturing=served,
-        of_runner={},
-        prepared=served.fill,
-        can_replay=lambda original, runner, batch: False,
-    )
-    world.installed.is_taken = lambda *given, **named: True
-    eager = [world.run(script) for script in SHORT]
-    return {"breaks": breaks, "scripts": [compared(*pair) for pair in zip(replayed, eager, strict=True)]}
+    return gdn_prefill.own_eager_in(few_programs(model), SHORT)
 
 
 def refused(model: str) -> Found:

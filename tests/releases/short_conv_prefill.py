@@ -11,9 +11,7 @@ As tests.releases.gdn_prefill, which has the steps and what is compared.
 from __future__ import annotations
 
 import functools
-import importlib
 import sys
-import types
 from typing import Any
 
 from cpu_sglang import graphs, prefill
@@ -64,52 +62,15 @@ def brief(architecture: str) -> Found:
 
 
 def mixed(architecture: str) -> Found:
-    """Run chunks mixed with decoding: requests of one new token beside those of several."""
-    world = World(architecture)
-    modes = importlib.import_module("sglang.srt.model_executor.forward_batch_info").ForwardMode
-    forward = world.runner.forward
-
-    def forward_mixed(batch: Any, *args: Any, **kwargs: Any) -> Any:
-        batch.forward_mode = modes.MIXED
-        return forward(batch, *args, **kwargs)
-
-    world.runner.forward = forward_mixed
-    return scenario(world, [CHUNKED[-1]], prefill.BUCKETS)
+    return gdn_prefill.mixed_in(World(architecture))
 
 
 def own_eager(architecture: str) -> Found:
-    """Run the same form without a graph, on as many rows as there are tokens."""
-    world = World(architecture)
-    breaks = world.capture(prefill.BUCKETS)
-    replayed = [world.run(script) for script in BRIEF]
-    (served,) = world.installed.OPERATION.of_runner.values()
-    world.installed.OPERATION = types.SimpleNamespace(
-        capturing=served,
-        of_runner={},
-        prepared=served.fill,
-        can_replay=lambda original, runner, batch: False,
-    )
-    world.installed.is_taken = lambda *given, **named: True
-    eager = [world.run(script) for script in BRIEF]
-    return {"breaks": breaks, "scripts": [compared(*pair) for pair in zip(replayed, eager, strict=True)]}
+    return gdn_prefill.own_eager_in(World(architecture), BRIEF)
 
 
 def poisoned(architecture: str) -> Found:
-    """Run with padding that is NaN from the embedding on; no prompt has the token that it is of."""
-    import torch
-
-    world = World(architecture)
-    padded = torch.zeros((), dtype=torch.int64)
-
-    def poison(layer: Any, given: Any, rows: Any) -> Any:
-        is_padding = given[0] == 0
-        # replayed, too
-        padded.add_(is_padding.sum())
-        return rows.masked_fill(is_padding[:, None], float("nan"))
-
-    world.runner.model.model.embed_tokens.register_forward_hook(poison)
-    found = scenario(world, [RAGGED[0], *CHUNKED], prefill.BUCKETS)
-    return {**found, "padded": int(padded)}
+    return gdn_prefill.poisoned_in(World(architecture))
 
 
 def warm(architecture: str) -> Found:
