@@ -6,6 +6,7 @@
     python benchmarks/gdn_extend.py --cases 100 --states bfloat16
     python benchmarks/gdn_extend.py --cases 0 --hardly-forget 16384
     compute-sanitizer --tool memcheck python benchmarks/gdn_extend.py --cases 3 --tokens 700
+    compute-sanitizer --tool memcheck python benchmarks/gdn_extend.py --cases 3 --shapes SHAPE --lengths 3137,7
 
 Steps are those of tests/kernels/test_gdn_extend.py at a model's sizes, and random ones: prefixes, sequences without
 tokens or without a slot, checkpoints, padding, few and many programs, spans. Memory that no kernel may touch is NaN.
@@ -58,8 +59,10 @@ def shapes() -> dict[str, Shape]:
     return {**found, "small": SMALL}
 
 
-def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, kept: Any = torch.float32) -> cases.Step:
-    lengths = random_lengths(source, LENGTHS, most_tokens)
+def draw(
+    shape: Shape, source: random.Random, most_tokens: int, seed: int, kept: Any = torch.float32, lengths: Any = None
+) -> cases.Step:
+    lengths = lengths or random_lengths(source, LENGTHS, most_tokens)
     some = [number for number in range(len(lengths)) if source.random() < 0.3]
     return cases.draw(
         shape,
@@ -111,12 +114,15 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=100, help="random steps of each shape")
     parser.add_argument("--form", choices=FORMS, default="cuda")
     parser.add_argument("--states", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--shapes", default=",".join(shapes()), metavar="A,B", help="default: %(default)s")
     parser.add_argument("--tokens", type=int, default=9000, help="at most so many in a step")
+    parser.add_argument("--lengths", metavar="M,N", help="of each step's sequences, instead of random ones")
     parser.add_argument("--hardly-forget", type=int, metavar="TOKENS", help="so many tokens, ten seeds, against fp64")
     parser.add_argument("--json", type=pathlib.Path, help="write the counts there")
     options = parser.parse_args()
     counts: dict[str, Any] = environment.header(environment.here()) | {"form": options.form}
     counts["states"], kept = options.states, getattr(torch, options.states)
+    lengths = [int(length) for length in options.lengths.split(",")] if options.lengths else None
     wrong = 0
     if options.hardly_forget:
         errors = hardly_forget(options.hardly_forget, FORMS[options.form])
@@ -124,10 +130,11 @@ def main() -> int:
         print(f"heads that hardly forget, {options.hardly_forget} tokens: {errors}", file=sys.stderr, flush=True)
         # not >, which NaN would pass
         wrong += not all(each["worst"] <= accuracy.TOLERANCE for each in errors.values())
-    for name, shape in shapes().items():
+    for name in options.shapes.split(","):
+        shape = shapes()[name]
         source, found = random.Random(name), []
         for seed in range(options.cases):
-            step = draw(shape, source, options.tokens, seed, kept)
+            step = draw(shape, source, options.tokens, seed, kept, lengths)
             around = surroundings(step, source)
             if kept != torch.float32:
                 around = dataclasses.replace(around, span=None)

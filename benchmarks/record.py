@@ -29,6 +29,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.lab.bench import hybrid_models, mamba2_model
 from sglang_bcg_fixes.lab.verify.servers import ended_by_signals
 from sglang_bcg_fixes.source import releases
 
@@ -63,6 +64,10 @@ RECORDINGS = {
     "gdn_extend-bfloat16": Recording(script("gdn_extend.py", "--states", "bfloat16", "--json", "FILE")),
     "gdn_tuning": Recording(script("gdn_tuning.py", "--json", "FILE")),
     "mamba2_extend": Recording(script("mamba2_extend.py", "--json", "FILE")),
+    **{
+        name: Recording(script(f"{name}.py", "--times", "--json", "FILE"))
+        for name in ("lightning_extend", "kda_extend", "short_conv_extend")
+    },
     "mamba2_tuning": Recording(script("mamba2_tuning.py", "--json", "FILE")),
     "wgmma_rate": Recording(script("wgmma_rate.py", "--json", "FILE")),
     "selfcheck_starts": Recording(script("selfcheck_starts.py", "--json", "FILE")),
@@ -78,7 +83,7 @@ RECORDINGS = {
     ),
     **{
         f"bench-{name}": Recording((*COMMAND, "bench", "--servers", "--model", name, "--jsonl", "FILE"), "jsonl")
-        for name in ("nemotron_h_8b", "falcon_h1_7b")
+        for name in (*mamba2_model.MODELS, *hybrid_models.MODELS)
     },
     **{
         f"serving-{name}": Recording(script("serving.py", "--model", name, "--jsonl", "FILE"), "jsonl")

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import random
 from typing import Any
 
 import pytest
 import torch
 
+from benchmarks import kda_extend, lightning_extend
 from sglang_bcg_fixes.kernels.kda_extend import Shape, refusal, stepwise
 from sglang_bcg_fixes.kernels.kda_extend import triton as form
 from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata, serving
@@ -244,3 +246,16 @@ def test_the_compiler_takes_every_kernel() -> None:
         if kernel["name"] == "advance" and kernel["capability"] == 90:
             # the chain of products goes from registers to registers
             assert kernel["wgmma from registers"] >= 24, kernel
+
+
+def test_the_gpu_script_finds_faults_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(form, "Tuning", lambda: TUNING)
+    source, found = random.Random(0), []
+    for seed in range(3):
+        drawn = kda_extend.draw(kda_extend.SHAPES["small"], source, 130, seed, "cpu")
+        around = lightning_extend.surroundings(drawn, source)
+        found += kda_extend.faults(drawn, around, capture=lambda work: work)
+    assert found == []
+    # a graph that was captured with the first step's tables alone
+    forgotten = kda_extend.faults(drawn, cases.Surroundings(), capture=lambda work: lambda: None)
+    assert any(fault.startswith("replayed: ") for fault in forgotten)

@@ -44,7 +44,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--quick", action="store_true", help="few sizes and few rounds")
     shapes = f"default: %(default)s; also {', '.join((*gdn_layer.BY_NAME, *mamba2_layer.SHAPES))}"
     command.add_argument("--shapes", default=",".join(gdn_layer.BY_DEFAULT), metavar="A,B", help=shapes)
-    models = "of the servers; the last two have Mamba2 (default: %(default)s)"
+    models = "of the servers (default: %(default)s)"
     command.add_argument("--model", default=model.NAME, choices=list(servers.CASES), help=models)
     command.add_argument(
         "--arms", default=",".join(servers.ARMS), metavar="A,B", help="of the servers (default: %(default)s)"

@@ -24,8 +24,11 @@ from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.anatomy.launches import has_breakable_graphs_by_default
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.kernels.gdn_extend import declaration as gdn_extend
+from sglang_bcg_fixes.kernels.kda_extend import declaration as kda_extend
+from sglang_bcg_fixes.kernels.lightning_extend import declaration as lightning_extend
 from sglang_bcg_fixes.kernels.mamba2_extend import declaration as mamba2_extend
-from sglang_bcg_fixes.lab.bench import mamba2_model, model, timing
+from sglang_bcg_fixes.kernels.short_conv_extend import declaration as short_conv_extend
+from sglang_bcg_fixes.lab.bench import hybrid_models, mamba2_model, model, timing
 from sglang_bcg_fixes.lab.bench.rows import GREEN, RED, TOKENS_PER_SECOND, Row
 from sglang_bcg_fixes.lab.verify import cases, command, compare
 from sglang_bcg_fixes.lab.verify.arms import EAGER, PATCHED, REFERENCE, STOCK
@@ -48,7 +51,18 @@ ARMS = {
 }
 # by model name: the kernel that takes its linear layers into the graph, and in which form
 GDN, MAMBA2 = (gdn_extend.KERNEL, "cuda"), (mamba2_extend.KERNEL, "triton")
-INSIDE = {model.NAME: GDN, model.DENSE: GDN, mamba2_model.NEMOTRON: MAMBA2, mamba2_model.FALCON: MAMBA2}
+INSIDE = {
+    model.NAME: GDN,
+    model.DENSE: GDN,
+    mamba2_model.NEMOTRON: MAMBA2,
+    mamba2_model.FALCON: MAMBA2,
+    hybrid_models.GRANITE: MAMBA2,
+    hybrid_models.LFM2: (short_conv_extend.KERNEL, "triton"),
+    hybrid_models.KIMI: (kda_extend.KERNEL, "triton"),
+    hybrid_models.LING: (lightning_extend.KERNEL, "triton"),
+}
+# to which SGLang refuses prefill graphs in every release
+WITHOUT_GRAPHS = (hybrid_models.GRANITE, hybrid_models.LFM2, hybrid_models.LING)
 BUCKETS = (256, 1024, 4096, 8192)
 # just below each bucket, so that every replay has padding
 LENGTHS = tuple(bucket - 3 for bucket in BUCKETS)
@@ -56,7 +70,7 @@ TOGETHER, PROMPT, OUTPUT = 16, 1021, 32
 # how far logprobs may be from the reference's; unrelated ones are ten apart
 NEAR = 2.0
 # GiB of one server: model, states and graphs
-GIB, GIB_WITH_MAMBA2 = 20, 12
+GIB, GIB_OF_FEW_LAYERS = 20, 12
 # the rest of a line in a server's log when a kernel does not run
 LEFT = "is left to SGLang's own code here: .*"
 # log line with the capture time; its gigabytes are useless, because other servers fill the same GPU
@@ -97,16 +111,17 @@ CASE = cases.Case(
 
 
 def gib_of(name: str) -> int:
-    return GIB_WITH_MAMBA2 if name in mamba2_model.MODELS else GIB
+    return GIB if name in (model.NAME, model.DENSE) else GIB_OF_FEW_LAYERS
 
 
 def is_admitted_by_a_fix(case: cases.Case, source: Source) -> bool:
     """Tell whether SGLang refuses the model prefill graphs, which a fix that is off by default gives it."""
-    return case.model == mamba2_model.NEMOTRON and hybrids_without_graphs.counts_layers(source)
+    is_nemotron = case.model == mamba2_model.NEMOTRON
+    return case.model in WITHOUT_GRAPHS or (is_nemotron and hybrids_without_graphs.counts_layers(source))
 
 
-# in most releases NemotronH does not start with the attention backend of the other cases
-OF_MAMBA2 = dataclasses.replace(CASE, extra=lambda source: {**CASE.extra(source), "--attention-backend": False})
+# in most releases these do not start with the attention backend of the other cases
+OF_HYBRIDS = dataclasses.replace(CASE, extra=lambda source: {**CASE.extra(source), "--attention-backend": False})
 # by model name; Qwen3.5 is started as users start it
 CASES = {
     model.NAME: CASE,
@@ -119,13 +134,22 @@ CASES = {
         by_default=True,
     ),
     mamba2_model.NEMOTRON: dataclasses.replace(
-        OF_MAMBA2,
+        OF_HYBRIDS,
         model=mamba2_model.NEMOTRON,
         module="sglang.srt.models.nemotron_h",
     ),
     mamba2_model.FALCON: dataclasses.replace(
-        OF_MAMBA2, model=mamba2_model.FALCON, module="sglang.srt.models.falcon_h1"
+        OF_HYBRIDS, model=mamba2_model.FALCON, module="sglang.srt.models.falcon_h1"
     ),
+    **{
+        name: dataclasses.replace(OF_HYBRIDS, model=name, module=f"sglang.srt.models.{module}")
+        for name, module in (
+            (hybrid_models.GRANITE, "granitemoehybrid"),
+            (hybrid_models.LFM2, "lfm2"),
+            (hybrid_models.KIMI, "kimi_linear"),
+            (hybrid_models.LING, "bailing_moe_linear"),
+        )
+    },
 }
 
 
