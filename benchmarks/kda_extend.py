@@ -41,6 +41,7 @@ SHAPES = {
     "small": Shape(3, 32, 64, 3),
 }
 KINDS = (torch.bfloat16, torch.float16)
+TIMED_KIND = torch.bfloat16
 OF_CHECKPOINT = accuracy.OF_SGLANGS * accuracy.TOLERANCE
 BACKEND = "sglang.srt.layers.attention.linear.kda_backend"
 
@@ -76,8 +77,8 @@ class Layer:
     """One layer, its sequences as long as each other and without a prefix."""
 
     def __init__(self, tokens: int, sequences: int, shape: Shape, device: str = "cuda") -> None:
-        def normal(*sizes: int, kind: Any = torch.bfloat16) -> Any:
-            return torch.randn(*sizes, device=device).to(kind)
+        def normal(*sizes: int, kind: Any = None) -> Any:
+            return torch.randn(*sizes, device=device).to(kind or TIMED_KIND)
 
         self.shape = shape
         self.lengths = torch.full((sequences,), tokens // sequences, device=device)
@@ -93,13 +94,11 @@ class Layer:
         self.conv = normal(sequences, shape.width - 1, shape.channels).transpose(1, 2)
         self.state = torch.zeros(sequences, shape.heads, shape.values, shape.keys, device=device)
 
-    def by_us(self) -> Callable[[], Any]:
-        rows, tuning = len(self.mixed_qkv), triton.tuning_for(len(self.mixed_qkv))
+    def call(self, tuning: triton.Tuning) -> triton.Call:
+        rows = len(self.mixed_qkv)
         tables = Tables(rows, MOST_SEQUENCES, self.state.device)
         tables.fill(self.lengths, self.slots, torch.zeros_like(self.lengths))
-        scratch = triton.Scratch.for_rows(rows, tables, self.shape, self.mixed_qkv.dtype, tuning)
-        output = self.mixed_qkv.new_empty(rows, self.shape.heads, self.shape.values)
-        return lambda: triton.extend(
+        return triton.Call(
             self.mixed_qkv,
             self.a,
             self.b,
@@ -112,10 +111,14 @@ class Layer:
             conv=self.conv,
             state=self.state,
             tables=tables,
-            scratch=scratch,
-            output=output,
+            scratch=triton.Scratch.for_rows(rows, tables, self.shape, self.mixed_qkv.dtype, tuning),
+            output=self.mixed_qkv.new_empty(rows, self.shape.heads, self.shape.values),
+            tracking=False,
             tuning=tuning,
         )
+
+    def by_us(self) -> Callable[[], Any]:
+        return self.call(triton.tuning_for(len(self.mixed_qkv))).launch
 
     def by_sglang(self) -> Callable[[], Any]:
         """Launch what SGLang's backend launches."""
