@@ -44,15 +44,13 @@ CHANGES: tuple[dict[str, Any], ...] = (
 )
 
 
-def results(layer: Layer, tuning: triton.Tuning) -> tuple[triton.Call, list[Any]]:
-    """Run a call from the layer's first pools, and return it with what it wrote."""
-    conv, state = layer.conv.clone(), layer.state.clone()
+def results(layer: Layer, pools: Sequence[Any], tuning: triton.Tuning) -> tuple[triton.Call, list[Any]]:
+    """Run a call from these pools, and return it with what it wrote."""
+    for own, first in zip((layer.conv, layer.state), pools, strict=True):
+        own.copy_(first)
     call = layer.call(tuning)
     call.launch()
-    found = [call.output.clone(), layer.conv.clone(), layer.state.clone()]
-    layer.conv.copy_(conv)
-    layer.state.copy_(state)
-    return call, found
+    return call, [call.output.clone(), layer.conv.clone(), layer.state.clone()]
 
 
 def case_of(
@@ -65,11 +63,12 @@ def case_of(
 ) -> Iterator[dict[str, Any]]:
     layer, chosen = Layer(tokens, sequences, shape, device), triton.tuning_for(tokens)
     wanted: list[Any] = []
+    pools = layer.conv.clone(), layer.state.clone()
     for change in ({}, *changes):
         name = ", ".join(f"{field} {value}" for field, value in change.items()) or AS_IT_IS
         row: dict[str, Any] = {"tokens": tokens, "sequences": sequences, "tuning": name, "verdict": GREEN, "why": ""}
         try:
-            call, found = results(layer, dataclasses.replace(chosen, **change))
+            call, found = results(layer, pools, dataclasses.replace(chosen, **change))
         except Exception as error:
             # this tuning needs more memory than the GPU has; the others do not depend on it
             yield {**row, "verdict": RED, "why": f"{type(error).__name__}: {error}"[:200]}

@@ -39,9 +39,9 @@ from sglang_bcg_fixes.kernels.linear_extend.convolution import (
 from sglang_bcg_fixes.kernels.linear_extend.delta_rule import (
     BLOCK,
     NORM_EPSILON,
+    SOFTPLUS_LINEAR,
     bounded,
     convolve_values,
-    forgetting,
     invert_blocks,
     merge,
 )
@@ -53,6 +53,26 @@ from sglang_bcg_fixes.model import Accepted, Rejected
 def _below_zero(exponent):
     """Take back what rounding may leave of a sum above a longer one."""
     return tl.minimum(exponent, 0.0, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _forgetting(x, rate):
+    """Compute gates, base 2: -rate softplus(x). Logarithms to base 2 are one instruction."""
+    wide = x * LOG2_E
+    return -rate * tl.where(x <= SOFTPLUS_LINEAR, tl.log2(1.0 + tl.exp2(wide)), wide)
+
+
+@triton.jit
+def _running_sums(gate):
+    """Sum gates [token, key] from the first token on: a product, because a scan goes through all threads.
+
+    Two halves in fp16 hold 22 bits of each gate.
+    """
+    token = tl.arange(0, gate.shape[0])
+    is_past = (token[:, None] >= token[None, :]).to(tl.float16)
+    high = gate.to(tl.float16)
+    low = (gate - high.to(tl.float32)).to(tl.float16)
+    return tl.dot(is_past, low, acc=tl.dot(is_past, high))
 
 
 @triton.jit
@@ -175,11 +195,13 @@ def prepare(
                 gate += tl.load(dt_bias + of_queries).to(tl.float32)[None, :]
                 rate = tl.exp(tl.load(A_log + head).to(tl.float32))
                 safe = lower_bound * tl.sigmoid(rate * gate) * LOG2_E
-                gate = safe if HAS_LOWER_BOUND else forgetting(gate, rate)
-                sums = tl.cumsum(tl.where(real[:, None], bounded(gate), 0.0), 0)
-                last = tl.sum(tl.where(in_chunk[:, None] == CHUNK - 1, sums, 0.0), 0)
+                gate = safe if HAS_LOWER_BOUND else _forgetting(gate, rate)
                 in_sums = in_chunk[:, None] * KEYS + key[None, :]
-                tl.store(own_sums + in_sums, sums)
+                tl.store(own_sums + in_sums, _running_sums(tl.where(real[:, None], bounded(gate), 0.0)))
+                # read again, so that registers hold it as they hold queries and keys
+                tl.debug_barrier()
+                sums = tl.load(own_sums + in_sums)
+                last = tl.load(own_sums + (CHUNK - 1) * KEYS + key)
                 tl.store(decays + (chunk * HEADS + head) * KEYS + key, tl.exp2(last))
                 gain = tl.load(b + rows.to(tl.int64) * b_row + head, mask=real, other=0.0).to(tl.float32)
                 if not IS_SQUASHED:
@@ -200,9 +222,11 @@ def prepare(
                 kk = tl.zeros([CHUNK, CHUNK], tl.float32)
                 qk = tl.zeros([CHUNK, CHUNK], tl.float32)
                 for level in range(LEVELS):
-                    nearer_k, nearer_q = _products_between_halves(q, k, sums, own_sums, 1 << level)
-                    kk += nearer_k
-                    qk += nearer_q
+                    # a short sequence has no tokens that far apart
+                    if (1 << level) < end - first_row:
+                        nearer_k, nearer_q = _products_between_halves(q, k, sums, own_sums, 1 << level)
+                        kk += nearer_k
+                        qk += nearer_q
                 is_same = in_chunk[:, None] == in_chunk[None, :]
                 qk = tl.where(is_same, tl.sum(q * k, 1)[:, None], qk)
                 of_head = (head * capacity + rows).to(tl.int64)[:, None] * CHUNK + in_chunk[None, :]
