@@ -167,7 +167,9 @@ class Launched:
             return wide[:, : tensor.shape[1]]
 
         self.inputs = [poisoned(tensor) for tensor in step.projections]
-        self.output = torch.empty(rows, *step.output_sizes, dtype=kind, device=step.device)
+        # a chunk's rows on either side
+        self.around_output = torch.empty(rows + 2 * chunk, *step.output_sizes, dtype=kind, device=step.device)
+        self.output = self.around_output[chunk : chunk + rows]
         self.around_conv, self.around_state = between_slots(step.conv), between_slots(step.state)
         self.conv, self.state = self.around_conv[1:-1], self.around_state[1:-1]
 
@@ -176,7 +178,8 @@ class Launched:
         self.around_state.fill_(NAN)
         self.conv.copy_(self.step.conv)
         self.state.copy_(self.step.state)
-        for tensor in (self.output, *(getattr(self.scratch, each.name) for each in dataclasses.fields(self.scratch))):
+        of_scratch = [getattr(self.scratch, each.name) for each in dataclasses.fields(self.scratch)]
+        for tensor in (self.around_output, *of_scratch):
             tensor.fill_(NAN)
 
     def fill(self) -> None:
@@ -214,6 +217,8 @@ class Launched:
     def after(self) -> After:
         for name, around in ("windows", self.around_conv), ("states", self.around_state):
             assert bool(around[[0, -1]].isnan().all()), f"something was written beside the pool of {name}"
+        beside = torch.cat([self.around_output[: self.chunk], self.around_output[self.chunk + len(self.output) :]])
+        assert bool(beside.isnan().all()), "something was written beside the output"
         return After(self.output.clone(), self.conv.clone(), self.state.clone())
 
     def run(self) -> After:

@@ -49,6 +49,7 @@ MUTANTS = {
     "takes the first tile for all": ("long", "(item % TILES) * TILE", "0 * TILE"),
     "never turns a window": ("long", "if first_row == start:", "if first_row < start:"),
     "writes past the end": ("mixed", "mask=row < end - number)\n            #", "mask=row < 99)\n            #"),
+    "writes past the output": ("mixed", "end = rows_of_output\n", "end = rows_of_output + 9\n"),
     "stores one row for all": ("long", "sums[number].to(", "sums[0].to("),
     "forgets the bias": ("with bias", "HAS_BIAS=bias is not None", "HAS_BIAS=False"),
     "convolution: reads a window without a prefix": ("mixed", "mask=exists & has_window", "mask=exists"),
