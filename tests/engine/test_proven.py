@@ -29,7 +29,7 @@ RESULTS = processes.REPOSITORY / "benchmarks" / "results"
 PROVEN = {
     "gdn_extend": {"0.5.11", "0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1", "0.5.17", "0.5.21", "0.5.23"},
     "fa_metadata": {"0.5.11", "0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1"},
-    "mamba2_extend": {"0.5.12", "0.5.12.post1", "0.5.17"},
+    "mamba2_extend": {"0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1", "0.5.17"},
 }
 KERNELS = {kernel.op: kernel for kernel in (FA_METADATA, GDN_EXTEND, MAMBA2_EXTEND)}
 
