@@ -11,26 +11,29 @@ other hybrid models it does know, and captures them with a break of the graph at
 called `attention`, where SGLang looks for grouped queries, and for latent attention as `self_attn`. NemotronH has
 layers that are feed-forward only: `-` and `E` in hybrid_override_pattern. Until 0.5.18 such layers counted too; 0.5.23
 admits the experts (`E`) again, on GPUs of compute capability 12.0 (RTX 50 series, RTX PRO 6000) only.
-Change: Only with SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=on, until it has been timed on a GPU: nothing is answered
-wrongly without it. On Hopper with 0.5.12.post1 and 0.5.17 replays of Granite and LFM2 had every bit of the eager
-answers. While a server of these models sets up its prefill graphs, layers of Granite and LFM2 show their mixer under a
-name that it knows, and NemotronH's feed-forward layers count, so that its own code numbers the layers and captures
-them. Each mixer runs as an eager break, on the real tokens and with the batch of the replay, into an output whose
-padded tail is zeroed: a short convolution in one of this fix, Granite's Mamba2 mixer in that of ssm_mixer_captured,
-NemotronH's in SGLang's own; but inside the graph where mamba2_extend takes a Mamba2 mixer, or short_conv_extend a short
-convolution. A feed-forward layer looks at one token at a time, and is captured as it is. Ling's layers show their
-attention as `self_attn`, and a linear layer joins the heads of what its break gives back, as heads_not_joined does. Its
-latent attention is captured in the form in which that release captures DeepSeek's: absorbed, and in 0.5.16 expanded.
-Eager prefill computes some batches in the other form, so replays give differently rounded logprobs; with the same form
-every bit is equal. 0.5.16 and 0.5.17 prefill eagerly behind a cached prefix, as they do DeepSeek. Other models, drafts,
-whatever SGLang admits by itself, and other kinds of prefill graphs are left as they were. So are these models, and one
-warning says why, where a mixer would not break, where Ling's attention is not on fa3 or a fix that its replays need is
-off (mla_dispatch_unaware before 0.5.16, mla_replay_prepared_as_mha in 0.5.17), and with speculation, LoRA, DP
-attention, pipeline stages, context parallelism, two-batch overlap, a hierarchical cache and deterministic inference,
-which nobody has tried. Attention may be SGLang's own choice, fa3 on Hopper and flashinfer elsewhere. SGLang refuses
---attention-backend triton to Lfm2ForCausalLM, and before 0.5.18 it ends with "layer_id=0 not in full attention layers"
-where Granite's first layer is a mixer. On Blackwell it chooses triton for Granite before 0.5.13: there give
---attention-backend flashinfer. No flag of SGLang gives these models graphs.
+Change: Only with SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=on: nothing is answered wrongly without it, and long prompts
+gain little. On an H200 with 0.5.17 the first token of 253 tokens comes after 0.51 to 0.77 of the time without graphs,
+that of 8,189 after 0.96 to 1.06 of it, the most with Ling, whose captured form of latent attention is the slower one
+for long prompts; docs/kernels.md has the times, and those with the mixers inside the graph. On Hopper with 0.5.12.post1
+and 0.5.17 replays of Granite and LFM2 had every bit of the eager answers. While a server of these models sets up its
+prefill graphs, layers of Granite and LFM2 show their mixer under a name that it knows, and NemotronH's feed-forward
+layers count, so that its own code numbers the layers and captures them. Each mixer runs as an eager break, on the real
+tokens and with the batch of the replay, into an output whose padded tail is zeroed: a short convolution in one of this
+fix, Granite's Mamba2 mixer in that of ssm_mixer_captured, NemotronH's in SGLang's own; but inside the graph where
+mamba2_extend takes a Mamba2 mixer, or short_conv_extend a short convolution. A feed-forward layer looks at one token at
+a time, and is captured as it is. Ling's layers show their attention as `self_attn`, and a linear layer joins the heads
+of what its break gives back, as heads_not_joined does. Its latent attention is captured in the form in which that
+release captures DeepSeek's: absorbed, and in 0.5.16 expanded. Eager prefill computes some batches in the other form, so
+replays give differently rounded logprobs; with the same form every bit is equal. 0.5.16 and 0.5.17 prefill eagerly
+behind a cached prefix, as they do DeepSeek. Other models, drafts, whatever SGLang admits by itself, and other kinds of
+prefill graphs are left as they were. So are these models, and one warning says why, where a mixer would not break,
+where Ling's attention is not on fa3 or a fix that its replays need is off (mla_dispatch_unaware before 0.5.16,
+mla_replay_prepared_as_mha in 0.5.17), and with speculation, LoRA, DP attention, pipeline stages, context parallelism,
+two-batch overlap, a hierarchical cache and deterministic inference, which nobody has tried. Attention may be SGLang's
+own choice, fa3 on Hopper and flashinfer elsewhere. SGLang refuses --attention-backend triton to Lfm2ForCausalLM, and
+before 0.5.18 it ends with "layer_id=0 not in full attention layers" where Granite's first layer is a mixer. On
+Blackwell it chooses triton for Granite before 0.5.13: there give --attention-backend flashinfer. No flag of SGLang
+gives these models graphs.
 Remove when: Every release that has to be served captures these models itself.
 """
 

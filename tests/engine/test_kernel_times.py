@@ -7,6 +7,7 @@ import json
 import re
 from typing import Any
 
+from sglang_bcg_fixes.kernels.kda_extend import triton as kda_extend
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, triton
 from sglang_bcg_fixes.lab.bench import mamba2_layer
 from tests import processes
@@ -73,3 +74,68 @@ def test_what_the_walks_of_few_sequences_gain_and_cost_is_recorded() -> None:
     assert f"One sequence takes {min(alone):.2f} to {max(alone):.2f} of the time without them." in SECTION
     costs = f"they cost {100 * (min(too_many) - 1):.0f} to {100 * (max(too_many) - 1):.0f} %"
     assert costs in SECTION
+
+
+ARMS = {
+    "no prefill graphs": "no prefill graphs",
+    "breaks": "breakable graphs, patched",
+    "inside": "breakable graphs, patched, linear layers inside",
+}
+SERVERS = {
+    "Granite 4": "granite_4_h_micro",
+    "LFM2": "lfm2_1_2b",
+    "Ling 2.5": "ling_2_5",
+    "Kimi-Linear": "kimi_linear_48b",
+}
+
+
+def test_the_table_of_other_hybrid_families_is_recorded() -> None:
+    lines = set(PAGE.partition("## Servers of other hybrid families")[2].splitlines())
+    gaps = []
+    for title, model in SERVERS.items():
+        times: dict[tuple[str, int, int], str] = {}
+        for line in (RESULTS / f"bench-0.5.17-{model}.jsonl").read_text().splitlines()[1:]:
+            row: dict[str, Any] = json.loads(line)
+            if row["arm"] == "breakable graphs, stock":
+                # the self-check took its graphs away
+                assert row["why"] == "proves nothing: no prefill pass was replayed"
+                continue
+            assert row["verdict"] == "green"
+            times[row["arm"], row["tokens"], row["sequences"]] = (
+                f"{row['median']:.1f}" if row["unit"] == "ms" else f"{row['median']:,.0f}"
+            )
+            gaps.append(row["details"]["answers"]["largest_gap"])
+        for name, arm in ARMS.items():
+            cells = [times[arm, tokens, 1] for tokens in (253, 1021, 4093, 8189)] + [times[arm, 1021, 16]]
+            assert f"| {title}: {name} | {' | '.join(cells)} |" in lines, title
+    assert f"within {max(gaps):.2f} of the first logprobs" in PAGE
+
+
+def test_the_table_of_short_convolutions_is_recorded() -> None:
+    rows = {
+        (row["tokens"], row["sequences"]): row
+        for row in json.loads((RESULTS / "short_conv_extend.json").read_text())["times"]
+    }
+    cases = [rows[case] for case in ((256, 1), (1024, 1), (8192, 1), (16384, 1), (8192, 8), (8192, 64))]
+    for name, around in (("SGLang's", ""), ("triton", "**")):
+        title = f"`{name}`" if around else name
+        cells = " | ".join(f"{around}{row[name]:.0f}{around}" for row in cases)
+        assert f"| {title} | {cells} |" in PAGE
+
+
+def test_the_table_of_kimi_delta_attention_is_recorded() -> None:
+    def layer(file: str, part: str, **wanted: str) -> dict[tuple[int, int], dict[str, Any]]:
+        rows = json.loads((RESULTS / file).read_text())[part]
+        return {(row["tokens"], row["sequences"]): row for row in rows if wanted.items() <= row.items()}
+
+    first = layer("kda_extend-before.json", "times")
+    now = layer("kda_tuning.json", "rows", tuning=f"advance_stages {kda_extend.Tuning().advance_stages}")
+    cases = ((256, 1), (256, 64), (1024, 1), (8192, 1), (8192, 8), (8192, 64))
+    section = PAGE.partition("## Kimi delta attention")[2].partition("## Short convolutions")[0]
+    for title, around, of in (
+        ("SGLang's", "", lambda case: first[case]["SGLang's"]),
+        ("before", "", lambda case: first[case]["triton"]),
+        ("`triton`", "**", lambda case: now[case]["layer_us"]),
+    ):
+        cells = " | ".join(f"{around}{of(case):,.0f}{around}" for case in cases)
+        assert f"| {title} | {cells} |" in section
