@@ -39,7 +39,7 @@ REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from tests.kernels import gdn_extend_cases as cases  # noqa: E402
-from tests.kernels.linear_extend_cases import faults_of_graphs, random_lengths  # noqa: E402
+from tests.kernels.linear_extend_cases import faults_of_graphs, random_lengths, random_requests  # noqa: E402
 
 FEW_HEADS, SEEDS = Shape(key_heads=2, value_heads=4, keys=128, values=128, width=4), 10
 SMALL = Shape(key_heads=2, value_heads=6, keys=64, values=32, width=3)
@@ -72,9 +72,7 @@ def draw(
         dtype=torch.float16 if shape is SMALL else source.choice((torch.bfloat16, torch.float16)),
         kept=kept,
         gates=source.choice(list(cases.GATES)),
-        fresh=[number for number in some if source.random() < 0.5],
-        gone=[number for number in range(len(lengths)) if source.random() < 0.1],
-        tracked={number: source.randint(0, lengths[number]) for number in some} if source.random() < 0.5 else None,
+        **random_requests(source, lengths, some),
         bias=source.random() < 0.3,
         equal_keys=source.random() < 0.1,
         seed=seed,

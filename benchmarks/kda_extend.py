@@ -31,7 +31,7 @@ sys.path.insert(0, str(REPOSITORY))
 from benchmarks import random_steps  # noqa: E402
 from benchmarks.lightning_extend import LENGTHS, TIMED, device_us, surroundings  # noqa: E402
 from tests.kernels import kda_extend_cases as cases  # noqa: E402
-from tests.kernels.linear_extend_cases import Surroundings, faults_of_graphs, random_lengths  # noqa: E402
+from tests.kernels.linear_extend_cases import Surroundings, faults_of_graphs, random_lengths, random_requests  # noqa: E402
 
 # Kimi-Linear-48B-A3B, one of four ranks, gates with a lower bound as Kimi K3 has them, and small ones
 SHAPES = {
@@ -57,9 +57,7 @@ def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, devic
         dtype=torch.float16 if shape is SHAPES["small"] else source.choice(KINDS),
         kept=source.choice((torch.float32, torch.bfloat16)),
         gates=source.choice(list(cases.GATES)),
-        fresh=[number for number in some if source.random() < 0.5],
-        gone=[number for number in range(len(lengths)) if source.random() < 0.1],
-        tracked={number: source.randint(0, lengths[number]) for number in some} if source.random() < 0.5 else None,
+        **random_requests(source, lengths, some),
         bias=source.random() < 0.3,
         is_squashed=source.random() < 0.3,
         seed=seed,

@@ -28,7 +28,14 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks import random_steps  # noqa: E402
 from tests.kernels import lightning_extend_cases as cases  # noqa: E402
-from tests.kernels.linear_extend_cases import Step, Surroundings, captured, faults_of_graphs, random_lengths  # noqa: E402
+from tests.kernels.linear_extend_cases import (  # noqa: E402
+    Step,
+    Surroundings,
+    captured,
+    faults_of_graphs,
+    random_lengths,
+    random_requests,
+)
 
 # heads of Ling 2.5 and MiniCPM-SALA, and of one of four ranks
 SHAPES = {"ling_2_5": Shape(32, 128), "a quarter": Shape(8, 128), "small": Shape(3, 32)}
@@ -49,9 +56,7 @@ def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, devic
         dtype=source.choice(KINDS),
         kept=source.choice((torch.float32, torch.bfloat16)),
         decays=source.choice(list(cases.DECAYS)),
-        fresh=[number for number in some if source.random() < 0.5],
-        gone=[number for number in range(len(lengths)) if source.random() < 0.1],
-        tracked={number: source.randint(0, lengths[number]) for number in some} if source.random() < 0.5 else None,
+        **random_requests(source, lengths, some),
         seed=seed,
     )
 

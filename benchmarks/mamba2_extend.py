@@ -29,7 +29,7 @@ REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from tests.kernels import mamba2_extend_cases as cases  # noqa: E402
-from tests.kernels.linear_extend_cases import faults_of_graphs, random_lengths  # noqa: E402
+from tests.kernels.linear_extend_cases import faults_of_graphs, random_lengths, random_requests  # noqa: E402
 
 SMALL = Shape(heads=6, groups=2, head=32, states=16, width=3)
 OF_CHECKPOINT = accuracy.OF_SGLANGS * accuracy.TOLERANCE
@@ -51,9 +51,7 @@ def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, devic
         dtype=torch.float16 if shape is SMALL else source.choice((torch.bfloat16, torch.float16)),
         kept=source.choice((torch.float32, torch.bfloat16)),
         gates=source.choice(list(cases.GATES)),
-        fresh=[number for number in some if source.random() < 0.5],
-        gone=[number for number in range(len(lengths)) if source.random() < 0.1],
-        tracked={number: source.randint(0, lengths[number]) for number in some} if source.random() < 0.5 else None,
+        **random_requests(source, lengths, some),
         bias=source.random() < 0.7,
         seed=seed,
     )

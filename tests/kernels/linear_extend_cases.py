@@ -363,6 +363,15 @@ def random_lengths(source: random.Random, choices: Sequence[int], most_tokens: i
     return lengths
 
 
+def random_requests(source: random.Random, lengths: Sequence[int], some: Sequence[int]) -> dict[str, Any]:
+    """Draw who has no prefix and who has a checkpoint, among some of a step's sequences, and who has no slot."""
+    return {
+        "fresh": [number for number in some if source.random() < 0.5],
+        "gone": [number for number in range(len(lengths)) if source.random() < 0.1],
+        "tracked": {number: source.randint(0, lengths[number]) for number in some} if source.random() < 0.5 else None,
+    }
+
+
 def faults_of_graphs(
     step: AnyStep,
     around: Surroundings,
