@@ -29,7 +29,6 @@ REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks import random_steps  # noqa: E402
-from benchmarks.lightning_extend import LENGTHS, TIMED, device_us, surroundings  # noqa: E402
 from tests.kernels import kda_extend_cases as cases  # noqa: E402
 from tests.kernels.linear_extend_cases import Surroundings, faults_of_graphs, random_lengths, random_requests  # noqa: E402
 
@@ -41,13 +40,12 @@ SHAPES = {
     "small": Shape(3, 32, 64, 3),
 }
 KINDS = (torch.bfloat16, torch.float16)
-TIMED_KIND = torch.bfloat16
 OF_CHECKPOINT = accuracy.OF_SGLANGS * accuracy.TOLERANCE
 BACKEND = "sglang.srt.layers.attention.linear.kda_backend"
 
 
 def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, device: str = "cuda") -> cases.Step:
-    lengths = random_lengths(source, LENGTHS, most_tokens)
+    lengths = random_lengths(source, random_steps.LENGTHS, most_tokens)
     some = [number for number in range(len(lengths)) if source.random() < 0.3]
     return cases.draw(
         shape,
@@ -74,9 +72,11 @@ def faults(step: cases.Step, around: Surroundings, **others: Any) -> list[str]:
 class Layer:
     """One layer, its sequences as long as each other and without a prefix."""
 
-    def __init__(self, tokens: int, sequences: int, shape: Shape, device: str = "cuda") -> None:
-        def normal(*sizes: int, kind: Any = None) -> Any:
-            return torch.randn(*sizes, device=device).to(kind or TIMED_KIND)
+    def __init__(
+        self, tokens: int, sequences: int, shape: Shape, kind: Any = torch.bfloat16, device: str = "cuda"
+    ) -> None:
+        def normal(*sizes: int, kind: Any = kind) -> Any:
+            return torch.randn(*sizes, device=device).to(kind)
 
         self.shape = shape
         self.lengths = torch.full((sequences,), tokens // sequences, device=device)
@@ -165,15 +165,14 @@ def has_sglangs() -> bool:
 
 
 def timed() -> Iterator[dict[str, Any]]:
-    for tokens, sequences in TIMED:
+    for tokens, sequences in random_steps.TIMED:
         layer = Layer(tokens, sequences, SHAPES["kimi_linear_48b"])
         works = {"triton": layer.by_us(), **({"SGLang's": layer.by_sglang()} if has_sglangs() else {})}
-        times = {name: round(device_us(work), 1) for name, work in works.items()}
-        yield {"tokens": tokens, "sequences": sequences, **times}
+        yield {"tokens": tokens, "sequences": sequences, **random_steps.times(works)}
 
 
 def main() -> int:
-    return random_steps.command(__doc__, SHAPES, draw, surroundings, faults, timed, lambda row: False)
+    return random_steps.command(__doc__, SHAPES, draw, faults, timed)
 
 
 if __name__ == "__main__":

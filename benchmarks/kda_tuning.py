@@ -25,7 +25,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from benchmarks.gdn_tuning import ADVANCE, AS_IT_IS, LAYER, PREPARE, say, with_a_line_for_each_row
 from benchmarks.kda_extend import SHAPES, Layer
-from benchmarks.lightning_extend import device_us
+from benchmarks.random_steps import device_us
 
 CASES = ((256, 1), (256, 64), (1024, 1), (8192, 1), (8192, 8), (8192, 64))
 CHANGES: tuple[dict[str, Any], ...] = (
@@ -58,10 +58,11 @@ def case_of(
     sequences: int,
     shape: Shape,
     changes: Sequence[dict[str, Any]] = CHANGES,
+    kind: Any = torch.bfloat16,
     device: str = "cuda",
     us: Callable[[Callable[[], Any]], float] = device_us,
 ) -> Iterator[dict[str, Any]]:
-    layer, chosen = Layer(tokens, sequences, shape, device), triton.tuning_for(tokens)
+    layer, chosen = Layer(tokens, sequences, shape, kind, device), triton.tuning_for(tokens)
     wanted: list[Any] = []
     pools = layer.conv.clone(), layer.state.clone()
     for change in ({}, *changes):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import importlib.util
 import pathlib
 import random
-import statistics
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -28,26 +27,16 @@ sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks import random_steps  # noqa: E402
 from tests.kernels import lightning_extend_cases as cases  # noqa: E402
-from tests.kernels.linear_extend_cases import (  # noqa: E402
-    Step,
-    Surroundings,
-    captured,
-    faults_of_graphs,
-    random_lengths,
-    random_requests,
-)
+from tests.kernels.linear_extend_cases import Surroundings, faults_of_graphs, random_lengths, random_requests  # noqa: E402
 
 # heads of Ling 2.5 and MiniCPM-SALA, and of one of four ranks
 SHAPES = {"ling_2_5": Shape(32, 128), "a quarter": Shape(8, 128), "small": Shape(3, 32)}
-LENGTHS = (0, 1, 2, 3, 15, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200, 511, 700, 1024, 2047, 5000)
 KINDS = (torch.float32, torch.bfloat16, torch.float16)
 OF_CHECKPOINT = accuracy.OF_SGLANGS * accuracy.TOLERANCE
-TIMED = [(tokens, sequences) for tokens in (256, 1024, 4096, 8192, 16384) for sequences in (1, 8, 64)]
-REPEATS, MOST_SEQUENCES = 20, 128
 
 
 def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, device: str = "cuda") -> cases.Step:
-    lengths = random_lengths(source, LENGTHS, most_tokens)
+    lengths = random_lengths(source, random_steps.LENGTHS, most_tokens)
     some = [number for number in range(len(lengths)) if source.random() < 0.3]
     return cases.draw(
         shape,
@@ -58,15 +47,6 @@ def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, devic
         decays=source.choice(list(cases.DECAYS)),
         **random_requests(source, lengths, some),
         seed=seed,
-    )
-
-
-def surroundings(step: Step, source: random.Random) -> Surroundings:
-    return Surroundings(
-        padding=source.choice((0, 1, 63, 300)),
-        more_tokens=source.choice((0, 500)),
-        max_sequences=source.choice((len(step.lengths), MOST_SEQUENCES)),
-        columns_between=source.choice((0, 8)),
     )
 
 
@@ -89,7 +69,7 @@ class Layer:
         self.state = torch.zeros(sequences, shape.heads, shape.head, shape.head, device=device)
 
     def by_form(self, form: Any) -> Callable[[], Any]:
-        tables = form.Tables(len(self.inputs[0]), MOST_SEQUENCES, self.state.device)
+        tables = form.Tables(len(self.inputs[0]), random_steps.MOST_SEQUENCES, self.state.device)
         tables.fill(self.lengths, self.slots, torch.zeros_like(self.lengths))
         return lambda: form.extend(
             *self.inputs, decay=self.decay, scale=cases.SCALE, state=self.state, tables=tables, tracking=False
@@ -114,26 +94,10 @@ class Layer:
         ).flatten(1)
 
 
-def device_us(work: Callable[[], Any]) -> float:
-    """Return the median device time of a replay, with cold caches."""
-    work()
-    replay, flushed = captured(work), torch.empty(256 << 20, dtype=torch.int8, device="cuda")
-    times: list[float] = []
-    for _ in range(REPEATS):
-        flushed.zero_()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        replay()
-        end.record()
-        end.synchronize()
-        times.append(float(begin.elapsed_time(end)) * 1000)
-    return statistics.median(times)
-
-
 def timed() -> Iterator[dict[str, Any]]:
     has_sglang = importlib.util.find_spec("sglang") is not None
     for kind in KINDS[:2]:
-        for tokens, sequences in TIMED:
+        for tokens, sequences in random_steps.TIMED:
             layer = Layer(tokens, sequences, kind, SHAPES["ling_2_5"])
             found: dict[str, Any] = {"dtype": str(kind), "tokens": tokens, "sequences": sequences}
             works = {"triton": layer.by_form(triton)}
@@ -142,12 +106,12 @@ def timed() -> Iterator[dict[str, Any]]:
 
                 works |= {"seg_la": layer.by_form(seg_la), "SGLang's": layer.by_sglang()}
                 found["seg_la has SGLang's bits"] = bool(torch.equal(works["seg_la"](), works["SGLang's"]()))
-            yield {**found, **{name: round(device_us(work), 1) for name, work in works.items()}}
+            yield {**found, **random_steps.times(works)}
 
 
 def main() -> int:
     return random_steps.command(
-        __doc__, SHAPES, draw, surroundings, faults, timed, lambda row: row.get("seg_la has SGLang's bits") is False
+        __doc__, SHAPES, draw, faults, timed, lambda row: row.get("seg_la has SGLang's bits") is False
     )
 
 

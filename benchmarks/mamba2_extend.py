@@ -28,6 +28,7 @@ from sglang_bcg_fixes.lab.verify import environment
 REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
+from benchmarks import random_steps  # noqa: E402
 from tests.kernels import mamba2_extend_cases as cases  # noqa: E402
 from tests.kernels.linear_extend_cases import faults_of_graphs, random_lengths, random_requests  # noqa: E402
 
@@ -57,15 +58,6 @@ def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, devic
     )
 
 
-def surroundings(step: cases.Step, source: random.Random) -> cases.Surroundings:
-    return cases.Surroundings(
-        padding=source.choice((0, 1, 63, 300)),
-        more_tokens=source.choice((0, 500)),
-        max_sequences=source.choice((len(step.lengths), 128)),
-        columns_between=source.choice((0, 8)),
-    )
-
-
 def faults(step: cases.Step, around: cases.Surroundings, **others: Any) -> list[str]:
     def launched(each: cases.Step, beside: cases.Surroundings) -> cases.Launched:
         return cases.Launched(each, triton.tuning_for(each.shape), beside)
@@ -86,7 +78,7 @@ def main() -> int:
         source, found = random.Random(name), []
         for seed in range(options.cases):
             step = draw(shapes()[name], source, options.tokens, seed)
-            mine = faults(step, surroundings(step, source))
+            mine = faults(step, random_steps.surroundings(step, source))
             found += [f"{name}, seed {seed}, {step.lengths}: {fault}" for fault in mine[:3]]
         print(*found[:20], f"{name}: {options.cases} steps, {len(found)} faults", sep="\n", file=sys.stderr, flush=True)
         counts[name] = {"steps": options.cases, "faults": found}

@@ -27,7 +27,6 @@ REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks import random_steps  # noqa: E402
-from benchmarks.lightning_extend import LENGTHS, TIMED, device_us, surroundings  # noqa: E402
 from tests.kernels import short_conv_extend_cases as cases  # noqa: E402
 from tests.kernels.linear_extend_cases import Surroundings, faults_of_graphs, random_lengths  # noqa: E402
 
@@ -43,7 +42,7 @@ KINDS = (torch.bfloat16, torch.float16)
 
 
 def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, device: str = "cuda") -> cases.Step:
-    lengths = random_lengths(source, LENGTHS, most_tokens)
+    lengths = random_lengths(source, random_steps.LENGTHS, most_tokens)
     return cases.draw(
         shape,
         lengths,
@@ -113,15 +112,14 @@ class Layer:
 
 def timed() -> Iterator[dict[str, Any]]:
     has_sglang = importlib.util.find_spec("sglang") is not None
-    for tokens, sequences in TIMED:
+    for tokens, sequences in random_steps.TIMED:
         layer = Layer(tokens, sequences, SHAPES["lfm2_1_2b"])
         works = {"triton": layer.by_us(), **({"SGLang's": layer.by_sglang()} if has_sglang else {})}
-        times = {name: round(device_us(work), 1) for name, work in works.items()}
-        yield {"tokens": tokens, "sequences": sequences, **times}
+        yield {"tokens": tokens, "sequences": sequences, **random_steps.times(works)}
 
 
 def main() -> int:
-    return random_steps.command(__doc__, SHAPES, draw, surroundings, faults, timed, lambda row: False)
+    return random_steps.command(__doc__, SHAPES, draw, faults, timed)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import kda_extend, lightning_extend
+from benchmarks import kda_extend, random_steps
 from sglang_bcg_fixes.kernels.kda_extend import Shape, refusal, stepwise
 from sglang_bcg_fixes.kernels.kda_extend import triton as form
 from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata, serving
@@ -253,7 +253,7 @@ def test_the_gpu_script_finds_faults_and_nothing_else(monkeypatch: pytest.Monkey
     source, found = random.Random(0), []
     for seed in range(3):
         drawn = kda_extend.draw(kda_extend.SHAPES["small"], source, 130, seed, "cpu")
-        around = lightning_extend.surroundings(drawn, source)
+        around = random_steps.surroundings(drawn, source)
         found += kda_extend.faults(drawn, around, capture=lambda work: work)
     assert found == []
     # a graph that was captured with the first step's tables alone

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import lightning_extend
+from benchmarks import lightning_extend, random_steps
 from sglang_bcg_fixes.kernels.lightning_extend import Shape
 from sglang_bcg_fixes.kernels.lightning_extend import triton as form
 from sglang_bcg_fixes.kernels.linear_extend import metadata
@@ -179,7 +179,7 @@ def test_the_gpu_script_finds_faults_and_nothing_else(monkeypatch: pytest.Monkey
     source, found = random.Random(0), []
     for seed in range(3):
         drawn = lightning_extend.draw(lightning_extend.SHAPES["small"], source, 130, seed, "cpu")
-        around = lightning_extend.surroundings(drawn, source)
+        around = random_steps.surroundings(drawn, source)
         found += lightning_extend.faults(drawn, around, capture=lambda work: work)
     assert found == []
     # a graph that was captured with the first step's tables alone

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import mamba2_extend
+from benchmarks import mamba2_extend, random_steps
 from sglang_bcg_fixes.kernels.linear_extend import metadata, serving
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, refusal, stepwise
 from sglang_bcg_fixes.kernels.mamba2_extend import triton as form
@@ -293,7 +293,7 @@ def test_the_gpu_script_finds_faults_and_nothing_else(monkeypatch: pytest.Monkey
     source, found = random.Random(0), []
     for seed in range(3):
         drawn = mamba2_extend.draw(mamba2_extend.SMALL, source, 130, seed, "cpu")
-        found += mamba2_extend.faults(drawn, mamba2_extend.surroundings(drawn, source), capture=lambda work: work)
+        found += mamba2_extend.faults(drawn, random_steps.surroundings(drawn, source), capture=lambda work: work)
     assert found == []
     # a graph that was captured with the first step's tables alone
     forgotten = mamba2_extend.faults(drawn, cases.Surroundings(), capture=lambda work: lambda: None)

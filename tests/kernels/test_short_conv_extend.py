@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import lightning_extend, short_conv_extend
+from benchmarks import random_steps, short_conv_extend
 from sglang_bcg_fixes.kernels.linear_extend import metadata, serving
 from sglang_bcg_fixes.kernels.short_conv_extend import Shape, refusal, stepwise
 from sglang_bcg_fixes.kernels.short_conv_extend import triton as form
@@ -215,7 +215,7 @@ def test_the_gpu_script_finds_faults_and_nothing_else(monkeypatch: pytest.Monkey
     source, found = random.Random(0), []
     for seed in range(3):
         drawn = short_conv_extend.draw(short_conv_extend.SHAPES["narrow"], source, 130, seed, "cpu")
-        around = lightning_extend.surroundings(drawn, source)
+        around = random_steps.surroundings(drawn, source)
         found += short_conv_extend.faults(drawn, around, capture=lambda work: work)
     assert found == []
     # a graph that was captured with the first step's tables alone
