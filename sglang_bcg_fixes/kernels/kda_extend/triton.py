@@ -198,7 +198,7 @@ def prepare(
                 gate = safe if HAS_LOWER_BOUND else _forgetting(gate, rate)
                 in_sums = in_chunk[:, None] * KEYS + key[None, :]
                 tl.store(own_sums + in_sums, _running_sums(tl.where(real[:, None], bounded(gate), 0.0)))
-                # read again, so that registers hold it as they hold queries and keys
+                # a reference's sums are another thread's; read again, so that registers hold them as they hold queries
                 tl.debug_barrier()
                 sums = tl.load(own_sums + in_sums)
                 last = tl.load(own_sums + (CHUNK - 1) * KEYS + key)
@@ -217,8 +217,6 @@ def prepare(
                 tl.store(keys + at, (-k * decay).to(kind), mask=real[:, None])
                 to_end = tl.exp2(_below_zero(last[None, :] - sums))
                 tl.store(last_keys + at, (k * to_end).to(kind), mask=real[:, None])
-                # a reference's sums are another thread's
-                tl.debug_barrier()
                 kk = tl.zeros([CHUNK, CHUNK], tl.float32)
                 qk = tl.zeros([CHUNK, CHUNK], tl.float32)
                 for level in range(LEVELS):
