@@ -32,7 +32,7 @@ SMALL = {
 
 
 def billions(of: models.Model, words: int, *, tied: bool) -> float:
-    """Of a model that reads as many words, and whose head is its embedding if they are tied."""
+    """Count the parameters of a model that reads so many words; tied, its head is its embedding."""
     hidden: int = of.config["hidden_size"]
     in_layers = parameters(dataclasses.replace(of, ends={}), words)
     return (in_layers + words * hidden * (1 if tied else 2) + hidden) / 1e9

@@ -11,7 +11,7 @@ import dataclasses
 from sglang_bcg_fixes.lab.bench.mamba2_layer import Shape
 from sglang_bcg_fixes.lab.bench.mamba2_model import Sizes, attention, common, mixer
 from sglang_bcg_fixes.lab.verify import models
-from sglang_bcg_fixes.lab.verify.models import VOCABULARY, Shapes, norms, options, weights
+from sglang_bcg_fixes.lab.verify.models import NOPE, RANK, ROPE, VALUE, VOCABULARY, Shapes, norms, options, weights
 
 GRANITE, LFM2, KIMI, LING = "granite_4_h_micro", "lfm2_1_2b", "kimi_linear_48b", "ling_2_5"
 # one period of Granite's forty layers, all of LFM2-1.2B's
@@ -25,24 +25,11 @@ LING_ORDER = (0, 1, 1, 1, 1, 1, 1, 2)
 
 @dataclasses.dataclass(frozen=True)
 class Experts:
-    """Of one layer: all, those of a token, and the size of each, also of the one that all tokens share."""
+    """Experts of a layer: their number, how many a token takes, and the size of each and of the shared one."""
 
     count: int
     chosen: int
     inner: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Latent:
-    """Sizes of latent attention without a rank for queries."""
-
-    rank: int = 512
-    rope: int = 64
-    nope: int = 128
-    value: int = 128
-
-
-LATENT = Latent()
 
 
 def ends(hidden: int, norm: str, embedding: str = "embed_tokens") -> Shapes:
@@ -119,17 +106,16 @@ def latent_attention(prefix: str, sizes: Sizes, output: str) -> Shapes:
     hidden, heads = sizes.hidden, sizes.heads
     return weights(
         prefix,
-        q_proj=(heads * (LATENT.nope + LATENT.rope), hidden),
-        kv_a_proj_with_mqa=(LATENT.rank + LATENT.rope, hidden),
-        kv_a_layernorm=(LATENT.rank,),
-        kv_b_proj=(heads * (LATENT.nope + LATENT.value), LATENT.rank),
-        **{output: (hidden, heads * LATENT.value)},
+        q_proj=(heads * (NOPE + ROPE), hidden),
+        kv_a_proj_with_mqa=(RANK + ROPE, hidden),
+        kv_a_layernorm=(RANK,),
+        kv_b_proj=(heads * (NOPE + VALUE), RANK),
+        **{output: (hidden, heads * VALUE)},
     )
 
 
-def of_latent_attention() -> str:
-    return f"""q_lora_rank=null kv_lora_rank={LATENT.rank} qk_rope_head_dim={LATENT.rope}
-        qk_nope_head_dim={LATENT.nope} v_head_dim={LATENT.value}"""
+OF_LATENT_ATTENTION = f"""q_lora_rank=null kv_lora_rank={RANK} qk_rope_head_dim={ROPE} qk_nope_head_dim={NOPE}
+    v_head_dim={VALUE}"""
 
 
 def kimi_linear(sizes: Sizes, experts: Experts, order: tuple[int, ...]) -> models.Model:
@@ -141,12 +127,9 @@ def kimi_linear(sizes: Sizes, experts: Experts, order: tuple[int, ...]) -> model
         return weights(prefix, w1=(experts.inner, hidden), w2=(hidden, experts.inner), w3=(experts.inner, hidden))
 
     both = norms("input_layernorm", "post_attention_layernorm", size=hidden)
-    moe = "block_sparse_moe."
     mixture = {
-        **weights(moe, gate=(experts.count, hidden)),
-        f"{moe}gate.e_score_correction_bias": (experts.count,),
-        **models.mlp(f"{moe}shared_experts.", experts.inner, hidden),
-        **{name: size for n in range(experts.count) for name, size in expert(f"{moe}experts.{n}.").items()},
+        **models.mixture("block_sparse_moe.", "shared_experts", expert, experts.count, experts.inner, hidden),
+        "block_sparse_moe.gate.e_score_correction_bias": (experts.count,),
     }
     delta = {
         **weights("self_attn.", **{f"{name}_proj": (of_heads, hidden) for name in "qkv"}),
@@ -178,7 +161,7 @@ def kimi_linear(sizes: Sizes, experts: Experts, order: tuple[int, ...]) -> model
                 "full_attn_layers": full,
             },
             **options(
-                f"""{of_latent_attention()} mla_use_nope=true num_experts={experts.count}
+                f"""{OF_LATENT_ATTENTION} mla_use_nope=true num_experts={experts.count}
                 num_experts_per_token={experts.chosen} num_shared_experts=1 moe_intermediate_size={experts.inner}
                 moe_renormalize=true first_k_dense_replace=1"""
             ),
@@ -190,16 +173,14 @@ def kimi_linear(sizes: Sizes, experts: Experts, order: tuple[int, ...]) -> model
 def ling(sizes: Sizes, experts: Experts, order: tuple[int, ...]) -> models.Model:
     """Build a model whose layers have lightning attention, or latent attention in the last of a group."""
     hidden, of_heads = sizes.hidden, sizes.heads * sizes.head
+
+    def expert(prefix: str) -> Shapes:
+        return models.mlp(prefix, experts.inner, hidden)
+
     both = norms("input_layernorm", "post_attention_layernorm", size=hidden)
     mixture = {
-        **weights("mlp.", gate=(experts.count, hidden)),
+        **models.mixture("mlp.", "shared_experts", expert, experts.count, experts.inner, hidden),
         "mlp.gate.expert_bias": (experts.count,),
-        **models.mlp("mlp.shared_experts.", experts.inner, hidden),
-        **{
-            name: size
-            for number in range(experts.count)
-            for name, size in models.mlp(f"mlp.experts.{number}.", experts.inner, hidden).items()
-        },
     }
     lightning = {
         **weights(
@@ -222,7 +203,7 @@ def ling(sizes: Sizes, experts: Experts, order: tuple[int, ...]) -> models.Model
         ),
         ends(hidden, "norm", "word_embeddings"),
         options(
-            f"""{common(sizes)} {of_latent_attention()} num_experts={experts.count}
+            f"""{common(sizes)} {OF_LATENT_ATTENTION} num_experts={experts.count}
             num_experts_per_tok={experts.chosen} num_shared_experts=1 n_group=1 topk_group=1
             moe_intermediate_size={experts.inner} first_k_dense_replace=1 norm_topk_prob=true
             score_function="sigmoid" moe_router_enable_expert_bias=true use_qk_norm=true

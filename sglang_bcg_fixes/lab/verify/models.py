@@ -64,8 +64,10 @@ def mixture(
     shared: str,
     expert: Callable[[str], Shapes] = lambda prefix: mlp(prefix, SMALL),
     experts: int = EXPERTS,
+    inner: int = SMALL,
+    hidden: int = HIDDEN,
 ) -> Shapes:
-    found = {f"{prefix}gate.weight": (experts, HIDDEN), **mlp(f"{prefix}{shared}.", SMALL)}
+    found = {f"{prefix}gate.weight": (experts, hidden), **mlp(f"{prefix}{shared}.", inner, hidden)}
     for index in range(experts):
         found |= expert(f"{prefix}experts.{index}.")
     return found
