@@ -69,6 +69,7 @@ def command(
     """
     parser = argparse.ArgumentParser(description=doc.partition("\n")[0])
     parser.add_argument("--cases", type=int, default=20, help="random steps of each shape")
+    parser.add_argument("--shapes", default=",".join(shapes), metavar="A,B", help="default: %(default)s")
     parser.add_argument("--tokens", type=int, default=9000, help="at most so many in a step")
     parser.add_argument("--times", action="store_true", help="also measure a layer: device us of a replay")
     parser.add_argument("--json", type=pathlib.Path, help="write all of it there")
@@ -81,7 +82,8 @@ def command(
         if options.json:
             options.json.write_text(json.dumps(told, indent=1) + "\n")
 
-    for name, shape in shapes.items():
+    for name in options.shapes.split(","):
+        shape = shapes[name]
         source, found = random.Random(name), []
         for seed in range(options.cases):
             step = draw(shape, source, options.tokens, seed)
