@@ -11,8 +11,8 @@ Every arm is a fresh server that answers all questions greedily: one after the o
     reference   prefill graphs are captured and never replayed: what replays have to be equal to
     stock       breakable prefill graphs and no fix
     patched     the same with the plugin's fixes
-    kernels     the same with the plugin's fixes and its own kernel for the family's linear layers: gdn_extend or
-                mamba2_extend; not asked for by default
+    kernels     the same with the plugin's fixes and its own kernel for the family's linear layers: gdn_extend,
+                mamba2_extend or short_conv_extend; not asked for by default
     eager       no prefill graphs and no fix; twice, because its difference from itself is what concurrency does
 
 A server that dies or hangs is a result: what it has not answered is wrong, and the end of its log is kept. So is one
@@ -54,22 +54,30 @@ TIMED = 200
 # of one server among as many, for the progress line to begin with
 SECONDS = 130
 HERE = pathlib.Path(__file__).parent
+WITHOUT_GRAPHS = "HYBRIDS_WITHOUT_GRAPHS"
 
 
 @dataclass(frozen=True)
 class Family:
-    """Settings of an architecture's servers: its folder here, attention, and our kernel that one arm turns on."""
+    """Settings of an architecture's servers.
+
+    Its folder here, attention, our kernel that one arm turns on, and fixes that every arm with fixes asks for.
+    """
 
     checkpoint: pathlib.Path
     attention: str
     kernel: str
     form: str
+    fixes: tuple[str, ...] = ()
 
 
 FAMILIES = {
     "qwen3_next": Family(HERE / "checkpoint", "triton", "GDN_EXTEND", "cuda"),
     # SGLang refuses it triton; fa3 is its own choice on Hopper
     "nemotron_h": Family(HERE / "checkpoint_mamba2", "fa3", "MAMBA2_EXTEND", "triton"),
+    # stock has no prefill graphs of the others
+    "granitemoehybrid": Family(HERE / "checkpoint_granite", "fa3", "MAMBA2_EXTEND", "triton", (WITHOUT_GRAPHS,)),
+    "lfm2": Family(HERE / "checkpoint_lfm2", "fa3", "SHORT_CONV_EXTEND", "triton", (WITHOUT_GRAPHS,)),
 }
 # phase -> answers in the order of the questions; None where there is none
 Answers = dict[str, list[list[int] | None]]
@@ -111,13 +119,15 @@ def engine_arguments(source: Source, arm: str, model: pathlib.Path) -> dict[str,
 def environment_of(arm: str, family: Family) -> dict[str, str]:
     """The plugin counts in every server, and mends in those that are neither stock nor eager."""
     wanted = [*instruments.COUNTERS, *(["refuse_prefill"] if arm == "reference" else [])]
+    mends = arm not in ("stock", "eager")
     return {
         "SGLANG_PLUGINS": "bcg_fixes",
-        flags.FIXES: "off" if arm in ("stock", "eager") else "auto",
+        flags.FIXES: "auto" if mends else "off",
         # graphs that fail the check must stay: it is the answers that are judged here
         flags.SELFCHECK: "off",
         flags.INSTRUMENTS: ",".join(wanted),
         f"{flags.PREFIX}KERNEL_{family.kernel}": family.form if arm == "kernels" else "off",
+        **{f"{flags.PREFIX}FIX_{fix}": "on" if mends else "off" for fix in family.fixes},
     }
 
 
@@ -303,7 +313,7 @@ def evaluate(options: argparse.Namespace, folder: pathlib.Path) -> list[dict[str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--family", choices=tuple(FAMILIES), default="qwen3_next", help="which of the checkpoints here")
-    parser.add_argument("--model", type=pathlib.Path, help="folder with another checkpoint, of either family")
+    parser.add_argument("--model", type=pathlib.Path, help="folder with another checkpoint, of one of them")
     parser.add_argument("--arms", default=",".join(ARMS))
     parser.add_argument("--questions", type=int, default=task.QUESTIONS)
     parser.add_argument("--jobs", type=int, default=len(ARMS), help="servers at a time; 1 for times to be compared")

@@ -7,11 +7,15 @@ import json
 import pathlib
 from typing import Any
 
+import granite
 import hybrid
+import lfm2
 import nemotron_h
 import qwen3_next
 
-FAMILIES: dict[str, type[Any]] = {family.family: family for family in (qwen3_next.Qwen3Next, nemotron_h.NemotronH)}
+FAMILIES: dict[str, type[Any]] = {
+    family.family: family for family in (qwen3_next.Qwen3Next, nemotron_h.NemotronH, granite.Granite, lfm2.Lfm2)
+}
 
 
 def load(folder: pathlib.Path) -> hybrid.Hybrid:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hybrid models in plain torch, small enough to be trained in minutes: what the families have in common.
 
-A family is an architecture with a file of its own, which says what its layers are: qwen3_next.py, nemotron_h.py. Here
-are the model around the layers, parts that several have, and the folder that SGLang loads; families.py has the list.
+A family is an architecture with a file of its own, which says what its layers are; families.py has the list. Here are
+the model around the layers, parts that several have, and the folder that SGLang loads.
 """
 
 from __future__ import annotations
@@ -51,6 +51,15 @@ def of_heads(x: Tensor, size: int) -> Tensor:
     return x.unflatten(-1, (-1, size)).transpose(1, 2)
 
 
+def rotated(x: Tensor, start: int, size: int, theta: float) -> Tensor:
+    """Have positions from `start` on turn the first `size` coordinates of each head; their halves go together."""
+    speed = theta ** (-torch.arange(0, size, 2, device=x.device, dtype=torch.float32) / size)
+    angle = torch.arange(start, start + x.shape[2], device=x.device).unsqueeze(1) * speed
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    first, second, rest = x.split([size // 2, size // 2, x.shape[-1] - size], -1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1)
+
+
 def forgetting(heads: int) -> Tensor:
     """Rates at which heads forget, for a start that has all of them."""
     return torch.logspace(math.log10(FASTEST), math.log10(SLOWEST), heads)
@@ -92,7 +101,9 @@ class Hybrid(nn.Module):
             if parameter.ndim < 2:
                 continue
             spread = parameter.shape[-1] ** -0.5
-            if name.endswith(("o_proj.weight", "out_proj.weight", "down_proj.weight")):
+            if name.endswith(
+                ("o_proj.weight", "out_proj.weight", "down_proj.weight", "output_linear.weight", "w2.weight")
+            ):
                 spread /= math.sqrt(2 * self.shape.layers)
             if "embed_tokens" in name:
                 spread = 1.0

@@ -24,11 +24,11 @@ MIXER, ATTENTION, MLP = "M*-"
 
 
 @dataclass(frozen=True)
-class Shape:
+class Sizes:
+    """Of a model with these mixers and this attention, whatever its layers are."""
+
     vocabulary: int = 128
     hidden: int = 256
-    # a letter for each layer
-    pattern: str = "*-M-M-M-"
     heads: int = 2
     key_heads: int = 1
     head_dim: int = 128
@@ -40,10 +40,6 @@ class Shape:
     inner: int = 512
 
     @property
-    def layers(self) -> int:
-        return len(self.pattern)
-
-    @property
     def mixer_inner(self) -> int:
         return self.mixer_heads * self.mixer_dim
 
@@ -51,6 +47,16 @@ class Shape:
     def channels(self) -> int:
         """Return the number of the convolution's channels: x, B and C."""
         return self.mixer_inner + 2 * self.groups * self.states
+
+
+@dataclass(frozen=True)
+class Shape(Sizes):
+    # a letter for each layer
+    pattern: str = "*-M-M-M-"
+
+    @property
+    def layers(self) -> int:
+        return len(self.pattern)
 
 
 def recurrent_scan(
@@ -126,7 +132,7 @@ class Norm(nn.Module):
 
 
 class Mamba2(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Sizes) -> None:
         super().__init__()
         self.shape = shape
         self.in_proj = nn.Linear(shape.hidden, shape.mixer_inner + shape.channels + shape.mixer_heads, bias=False)
@@ -136,6 +142,11 @@ class Mamba2(nn.Module):
         self.D = nn.Parameter(torch.ones(shape.mixer_heads))
         self.norm = Norm(shape.mixer_inner, shape.groups)
         self.out_proj = nn.Linear(shape.mixer_inner, shape.hidden, bias=False)
+
+    def initialize(self) -> None:
+        self.conv1d.bias.data.zero_()
+        self.dt_bias.data.copy_(hybrid.inverse_softplus(torch.tensor(FIRST_STEP)))
+        self.A_log.data.copy_((hybrid.forgetting(self.shape.mixer_heads) / FIRST_STEP).log())
 
     def forward(self, x: Tensor, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         s = self.shape
@@ -166,7 +177,7 @@ class Mamba2(nn.Module):
 
 
 class Attention(nn.Module):
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: Sizes) -> None:
         super().__init__()
         self.shape = shape
         self.q_proj = nn.Linear(shape.hidden, shape.heads * shape.head_dim, bias=False)
@@ -244,9 +255,7 @@ class NemotronH(hybrid.Hybrid):
         super().initialize()
         for layer in self.model.layers:
             if isinstance(layer.mixer, Mamba2):
-                layer.mixer.conv1d.bias.data.zero_()
-                layer.mixer.dt_bias.data.copy_(hybrid.inverse_softplus(torch.tensor(FIRST_STEP)))
-                layer.mixer.A_log.data.copy_((hybrid.forgetting(self.shape.mixer_heads) / FIRST_STEP).log())
+                layer.mixer.initialize()
 
     def is_linear(self, layer: int) -> bool:
         return self.shape.pattern[layer] == MIXER

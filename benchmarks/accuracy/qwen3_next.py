@@ -202,22 +202,14 @@ class Attention(nn.Module):
         self.q_norm = Norm(shape.head_dim)
         self.k_norm = Norm(shape.head_dim)
 
-    def rotate(self, x: Tensor, start: int) -> Tensor:
-        """Positions turn the first part of each head; its two halves are the coordinates."""
-        size = int(self.shape.head_dim * self.shape.rotated)
-        speed = self.shape.rope_theta ** (-torch.arange(0, size, 2, device=x.device, dtype=torch.float32) / size)
-        angle = torch.arange(start, start + x.shape[2], device=x.device).unsqueeze(1) * speed
-        cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-        first, second, rest = x.split([size // 2, size // 2, x.shape[-1] - size], -1)
-        return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], -1)
-
     def forward(self, x: Tensor, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         s = self.shape
         q, gate = self.q_proj(x).unflatten(-1, (s.heads, 2 * s.head_dim)).chunk(2, -1)
         k, v = (proj(x).unflatten(-1, (s.key_heads, s.head_dim)).transpose(1, 2) for proj in (self.k_proj, self.v_proj))
         start = 0 if past is None else past[0].shape[2]
-        q = self.rotate(self.q_norm(q.transpose(1, 2)), start)
-        k = self.rotate(self.k_norm(k), start)
+        size = int(s.head_dim * s.rotated)
+        q = hybrid.rotated(self.q_norm(q.transpose(1, 2)), start, size, s.rope_theta)
+        k = hybrid.rotated(self.k_norm(k), start, size, s.rope_theta)
         if past is not None:
             k, v = torch.cat([past[0], k], 2), torch.cat([past[1], v], 2)
         out = hybrid.attended(q, k, v, start)

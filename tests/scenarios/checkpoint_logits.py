@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tokens and logits of a checkpoint on a release, its prefill replayed if there is a size to capture.
 
-Arguments: its folder, the prompts as JSON, and the size.
+Arguments: its folder, the prompts as JSON, the size, and the kernel whose fallbacks are told.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from cpu_sglang import graphs, one_batch, prefill
 from sglang_bcg_fixes.kernels import active
 from tests.scenarios import telling
 
-OP = "mamba2_extend"
 
-
-def main(folder: str, prompts: str, size: str = "") -> None:
+def main(folder: str, prompts: str, size: str = "", op: str = "") -> None:
     one_batch.import_sglang(with_graphs=True)
     one_batch.load_plugins()
     loaded = one_batch.load(folder, load_format="auto", context_length=256, chunked_prefill_size=256)
@@ -32,7 +30,7 @@ def main(folder: str, prompts: str, size: str = "") -> None:
             "logits": logits.tolist(),
             "breaks": breaks,
             "replayed": graphs.counters.replays - before,
-            "left": dict(active.selected(OP).fallbacks) if active.is_used(OP) else None,
+            "left": dict(active.selected(op).fallbacks) if active.is_used(op) else None,
         }
     )
 
