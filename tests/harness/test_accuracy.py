@@ -283,10 +283,13 @@ def test_the_checkpoint_answers_by_its_state(family: str) -> None:
     problems = [problem for problem in task.test_problems() if len(problem.prompt) < 130][:40]
     before_question, before_answer = ablate.ablate(families.load(checkpoint), problems).values()
     assert before_question["nothing"] == before_answer["nothing"] >= 0.95
-    assert before_question["recurrent state zero"] < 0.2
-    assert before_question["recurrent state of another prompt"] < 0.2
+    # what stood just before a question does not matter for it, and a short convolution keeps no more
+    if family != "lfm2":
+        assert before_question["recurrent state zero"] < 0.2
+        assert before_question["recurrent state of another prompt"] < 0.2
+    kept = "convolution" if family == "lfm2" else ("convolution", "recurrent")
     # an answer's first token comes from the prompt, and some have only that and an end
-    assert max(share for damage, share in before_answer.items() if damage != "nothing") < 0.5
+    assert max(share for damage, share in before_answer.items() if damage.startswith(kept)) < 0.5
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
