@@ -259,3 +259,27 @@ def test_the_gpu_script_finds_faults_and_nothing_else(monkeypatch: pytest.Monkey
     # a graph that was captured with the first step's tables alone
     forgotten = kda_extend.faults(drawn, cases.Surroundings(), capture=lambda work: lambda: None)
     assert any(fault.startswith("replayed: ") for fault in forgotten)
+
+
+class Recorded:
+    """Stand for a kernel: keep how it is launched, and launch nothing."""
+
+    def __init__(self) -> None:
+        self.warps: list[int] = []
+
+    def __getitem__(self, grid: Any) -> Any:
+        return lambda *operands, **options: self.warps.append(options["num_warps"])
+
+
+@pytest.mark.parametrize(("keys", "warps"), [(16, 4), (32, 4), (64, 4), (128, 8)])
+def test_two_warpgroups_share_the_columns_of_no_narrow_product(
+    monkeypatch: pytest.MonkeyPatch, keys: int, warps: int
+) -> None:
+    """On a GPU such a product reads past the end of shared memory, which no interpreter sees."""
+    kernel = Recorded()
+    monkeypatch.setattr(form, "prepare", kernel)
+    drawn = cases.draw(Shape(2, keys, 16, 3), [3], device="cpu", dtype=torch.float32)
+    launched = cases.Launched(drawn, form.Tuning(), AROUND, CHUNK)
+    monkeypatch.setattr(form, "advance", kernel)
+    launched.run()
+    assert kernel.warps == [warps, form.Tuning().advance_warps]
