@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from sglang_bcg_fixes import __version__
-from sglang_bcg_fixes.concern import Concern
+from sglang_bcg_fixes.concern import Concern, Condition
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source
 
@@ -51,7 +51,8 @@ class PatchPoint:
     its parameters are bound by name, so it must use the names of the function that it changes. `aliases` are further
     places that hold the same object and that a scan of module attributes cannot see, such as
     "package.module:TABLE['key']". `needed` leaves a point out where a source has only another part of the defect: right
-    code is not patched.
+    code is not patched. `asked` leaves it to processes whose flag asks for the fix, or, if it is false, to those that
+    have the fix by default.
     """
 
     where: tuple[str, ...]
@@ -59,6 +60,7 @@ class PatchPoint:
     body: Callable[..., Any] | str
     aliases: tuple[str, ...] = ()
     needed: Callable[[Source], bool] = lambda source: True
+    asked: bool | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,7 +117,8 @@ class Fix:
     makes the verdict unknown. It is for other packages; forms of our own fixes are in source/forms.json. `default` is
     "auto" or "off"; `after` names fixes that are applied before this one. A `guard` watches for models that are not
     written yet, so it is applied where its defect is latent too. `concerns` are the launches that the defect does harm
-    to; where there are none it may be any.
+    to; where there are none it may be any. One that is for speed alone names in `measured` the launches that it changes
+    by default, and is off on a source that `proven.json` has no results of.
     """
 
     id: str
@@ -130,6 +133,7 @@ class Fix:
     after: tuple[str, ...] = ()
     verify: tuple[str, ...] = ()
     concerns: tuple[Concern, ...] = ()
+    measured: tuple[Condition, ...] = ()
 
     @property
     def title(self) -> str:
@@ -138,6 +142,11 @@ class Fix:
     @property
     def flag(self) -> str:
         return flag_of(self.id)
+
+    @property
+    def is_on_request(self) -> bool:
+        """Tell whether some launches, or all, have it only if its flag asks for it."""
+        return self.default == "off" or bool(self.measured)
 
     def section(self, name: str) -> str:
         """The text of one section of the docstring, folded to one paragraph."""

@@ -54,10 +54,12 @@ class Item:
     conditions: tuple[str, ...]
     # those that are known to hold
     certain: int
+    # by default another launch would be changed, this one is not
+    is_left: bool = False
 
     @property
     def state(self) -> str:
-        return STATES.get(self.decision.action, NOT_MENDED)
+        return OFF if self.is_left else STATES.get(self.decision.action, NOT_MENDED)
 
     @property
     def rank(self) -> tuple[Any, ...]:
@@ -228,9 +230,16 @@ def answer(examined: doctor.Examination, launch: Launch, gpu: str, is_here: bool
         concern = worst(decision.subject.concerns or (Concern(Harm.WRONG),), launch)
         if concern is not None:
             left_open = tuple(concern.undecided(launch))
-            items.append(Item(decision, concern.harm, left_open, len(concern.conditions) - len(left_open)))
+            certain = len(concern.conditions) - len(left_open)
+            items.append(Item(decision, concern.harm, left_open, certain, is_left(decision, launch)))
     strange = tuple(name for name in launch.options if not examined.source.has_option(name))
     return Answer(examined, launch, gpu, is_here, tuple(sorted(items, key=lambda item: item.rank)), strange)
+
+
+def is_left(decision: Decision[Fix], launch: Launch) -> bool:
+    """Tell whether a fix that is applied by default is known to leave this launch alone."""
+    by_default = decision.action is Action.APPLY and not decision.required
+    return by_default and any(condition.holds(launch) is False for condition in decision.subject.measured)
 
 
 def worst(concerns: Sequence[Concern], launch: Launch) -> Concern | None:

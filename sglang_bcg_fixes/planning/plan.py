@@ -28,6 +28,7 @@ from sglang_bcg_fixes.source.finding import Finding, Verdict
 from sglang_bcg_fixes.source.syntax import Drifted
 from sglang_bcg_fixes.source.tree import Source, unknown
 
+UNPROVEN = "unproven on this release, no recorded GPU result speaks for it on this source"
 # a source that its probe rules out or does not know keeps SGLang's own code
 WITHOUT_KERNEL = {Verdict.ABSENT: Action.NOT_NEEDED, Verdict.UNKNOWN: Action.UNKNOWN}
 
@@ -129,6 +130,8 @@ def decide(fix: Fix, state: str, finding: Finding, off_by: str = "") -> Decision
         return decision(Action.OFF, off_by or f"{fix.flag}=off")
     if finding.verdict is Verdict.UNKNOWN:
         return decision(Action.UNKNOWN, finding.reason)
+    if state == "auto" and fix.measured and not proven.is_proven(fix.id, finding):
+        return decision(Action.OFF, f"only with {fix.flag}=on: {UNPROVEN}")
     return decision(Action.APPLY, finding.reason)
 
 
@@ -136,7 +139,9 @@ def with_needed_points(decision: AnyDecision, source: Source) -> AnyDecision:
     """The decision with the patch points that this source needs, and the modules of it to wait for."""
     subject = decision.subject
     try:
-        points = tuple(point for point in subject.patches if point.needed(source))
+        points = tuple(
+            point for point in subject.patches if point.asked in (None, decision.required) and point.needed(source)
+        )
     except Exception as error:
         # as of a probe: one bad fix must not take the others down
         return decision.without_places(f"its patch points cannot be chosen: {type(error).__name__}: {error}")
@@ -210,8 +215,7 @@ def rejection(kernel: Kernel, impl: Impl, state: str, finding: Finding) -> str:
         return finding.reason
     # a CPU shows that integers are equal; a GPU, that what rounds differently is right, and that nothing is slower
     if state == "auto" and not proven.is_proven(kernel.op, finding):
-        why = "unproven on this release, no recorded GPU result speaks for it on this source"
-        return f"only with {kernel.flag}={impl.name}: {why}"
+        return f"only with {kernel.flag}={impl.name}: {UNPROVEN}"
     try:
         answer: Accepted | Rejected = impl.accepts()
     except Exception as error:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sglang_bcg_fixes.concern import Concern
+from sglang_bcg_fixes.concern import Concern, Condition
 from sglang_bcg_fixes.model import Fix, How, Impl, Kernel, PatchPoint, Retired, Workaround
 
 # the words for what a field must be, and its check
@@ -65,6 +65,7 @@ FIELDS: Mapping[type, Mapping[str, Wanted]] = {
         "after": many("ids", is_name),
         "verify": many("texts", is_text),
         "concerns": many("Concern", one(Concern)),
+        "measured": many("Condition", one(Condition)),
     },
     Kernel: {
         "op": NAME,
@@ -83,6 +84,7 @@ FIELDS: Mapping[type, Mapping[str, Wanted]] = {
         "body": BODY,
         "aliases": many("places", is_place),
         "needed": FUNCTION,
+        "asked": ("True, False or None", lambda value: value in (True, False, None)),
     },
     Retired: {
         "name": ("a name such as SGLANG_BCG_FIX_WRONG_ANSWER", is_flag),

@@ -182,7 +182,7 @@ def choose_cases(options: argparse.Namespace, known: registry.Registry, made: pl
 
 def run_by_default(known: registry.Registry, source: Source) -> list[Case]:
     """The cases of this source, except those of fixes that are off by default."""
-    on_request = {name for fix in known.fixes if fix.default == "off" for name in fix.verify}
+    on_request = {name for fix in known.fixes if fix.is_on_request for name in fix.verify}
     return [case for case in cases.CASES if case.applies_to(source) and case.name not in on_request]
 
 
@@ -256,7 +256,7 @@ def environment_of(arm: str, case: Case, known: registry.Registry, alone: str | 
     wanted = list(instruments.COUNTERS)
     found = {"SGLANG_PLUGINS": "bcg_fixes", flags.FIXES: "off" if arm in (STOCK, ALONE, CHECKED) else "auto"}
     for fix in known.fixes:
-        asked_for = fix.id == alone if arm == ALONE else fix.default == "off" and case.name in fix.verify
+        asked_for = fix.id == alone if arm == ALONE else fix.is_on_request and case.name in fix.verify
         if fix.patches and asked_for and arm not in (STOCK, CHECKED):
             found[fix.flag] = "on"
     # answers are compared bit for bit, and these kernels round differently from SGLang's
