@@ -284,10 +284,10 @@ ADMITTED = (
     *hybrids_without_graphs.NEMOTRON_NAMES,
 )
 WITH_THE_PLUGIN = (
-    "At its defaults the plugin gives graphs to no model that SGLang refuses. "
-    f"With `{ADMITTING.flag}=on` it gives them to {', '.join(ADMITTED)}: "
-    f"[{ADMITTING.id}](fixes/{ADMITTING.id}.md), which no GPU has measured yet. These, bold below, need it to answer "
-    "rightly with graphs:"
+    f"At its defaults the plugin gives graphs to {' and '.join(hybrids_without_graphs.MEASURED)}, on Hopper, where a "
+    f"GPU has [measured it](kernels.md#servers-of-other-hybrid-families). With `{ADMITTING.flag}=on` it gives them to "
+    f"{', '.join(ADMITTED)}: [{ADMITTING.id}](fixes/{ADMITTING.id}.md). These, bold below, need it to answer rightly "
+    "with graphs:"
 )
 WHAT_ELSE = (
     "What else concerns your model is in the [matrix](matrix.html), and `bcg-fixes doctor --model FOLDER` says it of "

@@ -102,7 +102,7 @@ def introduction(table: Table) -> list[str]:
         f"{len(rows)} servers of {len([release for release in RELEASES if table[release]])} releases were started on "
         "the CPU, with a stand-in for CUDA graphs and a tiny model of each architecture: stock, with the plugin at "
         "its defaults, and, in the oldest and newest releases (some architectures: in all), with "
-        "`SGLANG_BCG_FIXES=off`; [what SGLang refuses](#what-sglang-refuses), with a fix that is off by default; and "
+        "`SGLANG_BCG_FIXES=off`; [what SGLang refuses](#what-sglang-refuses), with a fix that they are asked for; and "
         "hybrids with [their linear layers inside](#linear-layers-inside). "
         "Each answered four batches, with a decode step after each, eagerly and then with prefill graphs, and every "
         "tensor of the answers was compared. Patched, no server may "
@@ -118,11 +118,12 @@ def introduction(table: Table) -> list[str]:
 
 
 def admitted(table: Table) -> list[str]:
-    """The arm of a fix that is off by default, where it is recorded."""
+    """The arm with a fix that its flag asks for, where it is recorded."""
     fix = hybrids_without_graphs.FIX
     text = (
-        f"With `{fix.flag}=on`, which is [off by default](fixes/{fix.id}.md), prefill of these models is captured, "
-        "with a break at each mixer and at each attention. Every answer must have the bits of the eager one."
+        f"With `{fix.flag}=on` ([by default](fixes/{fix.id}.md) only where a GPU has measured it), prefill of these "
+        "models is captured, with a break at each mixer and at each attention. Every answer must have the bits of the "
+        "eager one."
     )
     lines = [textwrap.fill(text, 120, break_on_hyphens=False), ""]
     lines += ["| architecture | releases | stock | with it |", "|---|---|---|---|"]

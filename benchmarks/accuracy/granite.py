@@ -39,7 +39,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, value = self.input_linear(x).chunk(2, -1)
-        return self.output_linear(F.silu(gate) * value)
+        out: Tensor = self.output_linear(F.silu(gate) * value)
+        return out
 
 
 class Layer(nn.Module):
@@ -90,10 +91,11 @@ class Granite(hybrid.Hybrid):
 
     def initialize(self) -> None:
         super().initialize()
-        for layer in self.model.layers:
+        layers: list[Any] = list(self.model.layers)
+        for layer in layers:
             if layer.mixer_name == "mamba":
                 layer.mamba.initialize()
-        nothing = self.model.layers[-1].shared_mlp.output_linear.weight
+        nothing = layers[-1].shared_mlp.output_linear.weight
         nothing.data.zero_()
         nothing.requires_grad_(False)
 

@@ -91,7 +91,8 @@ class Mlp(nn.Module):
         self.w3 = nn.Linear(shape.hidden, shape.inner, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+        out: Tensor = self.w2(F.silu(self.w1(x)) * self.w3(x))
+        return out
 
 
 class Layer(nn.Module):

@@ -11,29 +11,34 @@ other hybrid models it does know, and captures them with a break of the graph at
 called `attention`, where SGLang looks for grouped queries, and for latent attention as `self_attn`. NemotronH has
 layers that are feed-forward only: `-` and `E` in hybrid_override_pattern. Until 0.5.18 such layers counted too; 0.5.23
 admits the experts (`E`) again, on GPUs of compute capability 12.0 (RTX 50 series, RTX PRO 6000) only.
-Change: Only with SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=on: nothing is answered wrongly without it, and long prompts
-gain little. On an H200 with 0.5.17 the first token of 253 tokens comes after 0.51 to 0.77 of the time without graphs,
-that of 8,189 after 0.96 to 1.06 of it, the most with Ling, whose captured form of latent attention is the slower one
-for long prompts; docs/kernels.md has the times, and those with the mixers inside the graph. On Hopper with 0.5.12.post1
-and 0.5.17 replays of Granite and LFM2 had every bit of the eager answers. While a server of these models sets up its
-prefill graphs, layers of Granite and LFM2 show their mixer under a name that it knows, and NemotronH's feed-forward
-layers count, so that its own code numbers the layers and captures them. Each mixer runs as an eager break, on the real
-tokens and with the batch of the replay, into an output whose padded tail is zeroed: a short convolution in one of this
-fix, Granite's Mamba2 mixer in that of ssm_mixer_captured, NemotronH's in SGLang's own; but inside the graph where
-mamba2_extend takes a Mamba2 mixer, or short_conv_extend a short convolution. A feed-forward layer looks at one token at
-a time, and is captured as it is. Ling's layers show their attention as `self_attn`, and a linear layer joins the heads
-of what its break gives back, as heads_not_joined does. Its latent attention is captured in the form in which that
-release captures DeepSeek's: absorbed, and in 0.5.16 expanded. Eager prefill computes some batches in the other form, so
-replays give differently rounded logprobs; with the same form every bit is equal. 0.5.16 and 0.5.17 prefill eagerly
-behind a cached prefix, as they do DeepSeek. Other models, drafts, whatever SGLang admits by itself, and other kinds of
-prefill graphs are left as they were. So are these models, and one warning says why, where a mixer would not break,
-where Ling's attention is not on fa3 or a fix that its replays need is off (mla_dispatch_unaware before 0.5.16,
-mla_replay_prepared_as_mha in 0.5.17), and with speculation, LoRA, DP attention, pipeline stages, context parallelism,
-two-batch overlap, a hierarchical cache and deterministic inference, which nobody has tried. Attention may be SGLang's
-own choice, fa3 on Hopper and flashinfer elsewhere. SGLang refuses --attention-backend triton to Lfm2ForCausalLM, and
-before 0.5.18 it ends with "layer_id=0 not in full attention layers" where Granite's first layer is a mixer. On
-Blackwell it chooses triton for Granite before 0.5.13: there give --attention-backend flashinfer. No flag of SGLang
-gives these models graphs.
+Change: Nothing is answered wrongly without it, so it is for speed alone. By default only what a GPU has shown to be
+faster at every measured length and in throughput is captured: Granite and LFM2 (Lfm2ForCausalLM) on 0.5.23 and Hopper,
+and only where mamba2_extend or short_conv_extend takes every mixer into the graph. There the first token of 253 tokens
+comes after 0.26 and 0.56 of the time without graphs, that of 8,189 after 0.96 of it, and models that were trained for
+it give the same answers. Where one mixer would keep its break, the log says why, and nothing is captured. With
+SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=on all models named above are captured, in every release, also with breaks: on an
+H200 with 0.5.17 the first token of 253 tokens then comes after 0.51 to 0.77 of the time without graphs, that of 8,189
+after 0.96 to 1.06 of it, the most with Ling, whose captured form of latent attention is the slower one for long
+prompts; on 0.5.23 breaks took up to 1.21 times as long at single lengths. docs/kernels.md has the times. On Hopper with
+0.5.12.post1, 0.5.17 and 0.5.23 replays of Granite and LFM2 with breaks had every bit of the eager answers. While a
+server of these models sets up its prefill graphs, layers of Granite and LFM2 show their mixer under a name that it
+knows, and NemotronH's feed-forward layers count, so that its own code numbers the layers and captures them. Each mixer
+runs as an eager break, on the real tokens and with the batch of the replay, into an output whose padded tail is zeroed:
+a short convolution in one of this fix, Granite's Mamba2 mixer in that of ssm_mixer_captured, NemotronH's in SGLang's
+own; but inside the graph where mamba2_extend takes a Mamba2 mixer, or short_conv_extend a short convolution. A
+feed-forward layer looks at one token at a time, and is captured as it is. Ling's layers show their attention as
+`self_attn`, and a linear layer joins the heads of what its break gives back, as heads_not_joined does. Its latent
+attention is captured in the form in which that release captures DeepSeek's: absorbed, and in 0.5.16 expanded. Eager
+prefill computes some batches in the other form, so replays give differently rounded logprobs; with the same form every
+bit is equal. 0.5.16 and 0.5.17 prefill eagerly behind a cached prefix, as they do DeepSeek. Other models, drafts,
+whatever SGLang admits by itself, and other kinds of prefill graphs are left as they were. So are these models, and one
+warning says why, where a mixer would not break, where Ling's attention is not on fa3 or a fix that its replays need is
+off (mla_dispatch_unaware before 0.5.16, mla_replay_prepared_as_mha in 0.5.17), and with speculation, LoRA, DP
+attention, pipeline stages, context parallelism, two-batch overlap, a hierarchical cache and deterministic inference,
+which nobody has tried. Attention may be SGLang's own choice, fa3 on Hopper and flashinfer elsewhere. SGLang refuses
+--attention-backend triton to Lfm2ForCausalLM, and before 0.5.18 it ends with "layer_id=0 not in full attention layers"
+where Granite's first layer is a mixer. On Blackwell it chooses triton for Granite before 0.5.13: there give
+--attention-backend flashinfer. No flag of SGLang gives these models graphs.
 Remove when: Every release that has to be served captures these models itself.
 """
 
@@ -41,23 +46,26 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import itertools
 import logging
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.anatomy import latent_attention
 from sglang_bcg_fixes.anatomy.attention_break import join_heads
 from sglang_bcg_fixes.anatomy.forward_batch import CONTEXT, is_captured_into_a_prefill_graph, prefill_batch
-from sglang_bcg_fixes.anatomy.launches import LATENT, PREFILL_GRAPHS, named
+from sglang_bcg_fixes.anatomy.launches import LATENT, LINEAR_INSIDE, ON_HOPPER, PREFILL_GRAPHS, named
 from sglang_bcg_fixes.anatomy.runners import CAPTURE_PREFILL, EXECUTOR, SETUP_MODULE
 from sglang_bcg_fixes.anatomy.short_convolutions import LAYER, LFM2, LFM2_MOE, MOE_LAYER
 from sglang_bcg_fixes.concern import Condition, Launch, slower
 from sglang_bcg_fixes.engine import graph_break, wrappers
 from sglang_bcg_fixes.engine.swapped import replaced
 from sglang_bcg_fixes.kernels import active
+from sglang_bcg_fixes.kernels.mamba2_extend import declaration as mamba2_extend
 from sglang_bcg_fixes.kernels.short_conv_extend import declaration as short_conv_extend
 from sglang_bcg_fixes.model import Fix, How, PatchPoint, flag_of
 from sglang_bcg_fixes.source.finding import Finding
@@ -82,6 +90,8 @@ MIXERS = {
     ("Lfm2ForCausalLM", LFM2): "conv",
     ("Lfm2MoeForCausalLM", LFM2_MOE): "conv",
 }
+# which were faster on a GPU at every length with all mixers inside the graph, and in throughput
+MEASURED = ("GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM")
 BAILING = f"{MODELS}.bailing_moe_linear"
 # whose linear layers SGLang finds, but not its latent attention, which all its layers have under this name
 BAILING_NAME = "BailingMoeV2_5ForCausalLM"
@@ -169,13 +179,28 @@ def admit_by_method(original: Callable[..., Any], self: Any, *args: Any, **kwarg
         return original(self, *args, **kwargs)
 
 
+def admit_measured(original: Callable[..., Any], *, model_runner: Any, **rest: Any) -> Any:
+    with mixers_shown(model_runner, by_default=True):
+        return original(model_runner=model_runner, **rest)
+
+
+def admit_measured_by_method(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
+    with mixers_shown(self, by_default=True):
+        return original(self, *args, **kwargs)
+
+
 @contextlib.contextmanager
-def mixers_shown(model_runner: Any) -> Iterator[None]:
-    """Meanwhile layers of the models that are admitted have their mixer under the name that SGLang looks for."""
+def mixers_shown(model_runner: Any, by_default: bool = False) -> Iterator[None]:
+    """Meanwhile layers of the models that are admitted have their mixer under the name that SGLang looks for.
+
+    By default these are the models that were measured, and only with all their mixers inside the graph.
+    """
     with contextlib.ExitStack() as stack:
         name = mixer_of(model_runner.model)
+        if by_default and type(model_runner.model).__name__ not in MEASURED:
+            name = None
         if name is not None and asks_for_breaks(model_runner.server_args):
-            for kind in admitted_layers(model_runner, name):
+            for kind in admitted_layers(model_runner, name, by_default):
                 # of the class: a part that each layer had twice would have its weights twice
                 stack.enter_context(replaced(kind, KNOWN_NAME, property(operator.attrgetter(name))))
         yield
@@ -196,13 +221,30 @@ def asks_for_breaks(arguments: Any) -> bool:
     return bool(settings.check_cuda_graph_backend(settings.Phase.PREFILL, settings.Backend.BREAKABLE))
 
 
-def admitted_layers(model_runner: Any, name: str) -> set[type]:
-    """Return the classes of the layers with a mixer; none, with a warning, where the model is not admitted."""
-    layers = [layer for layer in model_runner.model.model.layers if hasattr(layer, name)]
+def admitted_layers(model_runner: Any, name: str, by_default: bool) -> set[type]:
+    """Return the classes of the layers with a mixer; none, with the reason in the log, where the model is refused."""
+    layers = {number: layer for number, layer in enumerate(model_runner.model.model.layers) if hasattr(layer, name)}
     # nothing but attention: SGLang itself admits it
-    if layers and is_admitted(model_runner, why_not(model_runner, broken_calls(model_runner, name, layers))):
-        return set(map(type, layers))
-    return set()
+    if not layers:
+        return set()
+    mixers = {number: getattr(layer, name) for number, layer in layers.items()}
+    calls = broken_calls(model_runner, name, mixers.values())
+    is_wanted = is_admitted(model_runner, why_not(model_runner, calls, mixers if by_default else {}), by_default)
+    return set(map(type, layers.values())) if is_wanted else set()
+
+
+def why_not_inside(model_runner: Any, mixers: Mapping[int, Any]) -> Iterator[str]:
+    """Say why a mixer would break the graph: with breaks some prompts were slower than without graphs."""
+    if not mixers:
+        return
+    op = short_conv_extend.KERNEL.op if mixer_of(model_runner.model) == "conv" else mamba2_extend.KERNEL.op
+    if not active.is_used(op):
+        yield f"{op} does not run in this process"
+        return
+    operation = importlib.import_module(f"sglang_bcg_fixes.kernels.{op}.adapter").OPERATION
+    reason = operation.why_not_all(model_runner, mixers)
+    if reason:
+        yield f"{op}: {reason}"
 
 
 @contextlib.contextmanager
@@ -248,14 +290,15 @@ def feed_forward_counted(model_runner: Any) -> Iterator[None]:
         yield
 
 
-def is_admitted(model_runner: Any, reasons: Iterator[str]) -> bool:
-    """Tell whether the model may be captured, and warn where one of these is why not."""
+def is_admitted(model_runner: Any, reasons: Iterator[str], by_default: bool = False) -> bool:
+    """Tell whether the model may be captured, and log where one of these is why not."""
     reason = next(reasons, None)
     if reason is None:
         return True
     kind = type(model_runner.model)
-    logger.warning(
-        "bcg-fixes %s: no prefill graphs for %s.%s, prefill runs eagerly, as in SGLang: %s. %s=off ends this warning",
+    logger.log(
+        logging.INFO if by_default else logging.WARNING,
+        "bcg-fixes %s: no prefill graphs for %s.%s, prefill runs eagerly, as in SGLang: %s. %s=off ends this message",
         ID,
         kind.__module__,
         kind.__qualname__,
@@ -265,8 +308,13 @@ def is_admitted(model_runner: Any, reasons: Iterator[str]) -> bool:
     return False
 
 
-def why_not(model_runner: Any, calls: Iterable[tuple[str, Any]]) -> Iterator[str]:
-    """List the reasons to leave this server as it is; `calls` have to be broken, each by its fix."""
+def why_not(
+    model_runner: Any, calls: Iterable[tuple[str, Any]], inside: Mapping[int, Any] = MappingProxyType({})
+) -> Iterator[str]:
+    """List the reasons to leave this server as it is.
+
+    `calls` have to be broken, each by its fix, and the mixers `inside` to be taken by a kernel, by layer.
+    """
     from sglang_bcg_fixes.kernels.linear_extend import serving
 
     if not all(fix in wrappers.fixes_in(call) for fix, call in calls):
@@ -280,16 +328,17 @@ def why_not(model_runner: Any, calls: Iterable[tuple[str, Any]]) -> Iterator[str
     yield from serving.refused_options(arguments, model_runner, *([get_parallel()] if get_parallel else []))
     if serving.is_deterministic():
         yield "deterministic inference"
+    yield from why_not_inside(model_runner, inside)
 
 
-def broken_calls(model_runner: Any, name: str, layers: list[Any]) -> Iterator[tuple[str, Any]]:
+def broken_calls(model_runner: Any, name: str, mixers: Iterable[Any]) -> Iterator[tuple[str, Any]]:
     """The fix that has to be round what runs each mixer: its backend, or a convolution itself."""
     if name == "mamba":
         backend = getattr(model_runner.attn_backend, "linear_attn_backend", None)
         yield SSM_BREAK, getattr(type(backend), "forward", None)
     else:
-        for layer in layers:
-            yield ID, type(getattr(layer, name)).forward
+        for mixer in mixers:
+            yield ID, type(mixer).forward
 
 
 def break_round_the_convolution(
@@ -336,11 +385,12 @@ FIX = Fix(
     upstream=(),
     probe=probe,
     patches=(
-        PatchPoint((CAPTURE_PREFILL,), How.AROUND, admit, needed=has_capture_function),
-        PatchPoint(OLD_CAPTURES, How.AROUND, admit_by_method, needed=has_capture_method),
+        PatchPoint((CAPTURE_PREFILL,), How.AROUND, admit, needed=has_capture_function, asked=True),
+        PatchPoint(OLD_CAPTURES, How.AROUND, admit_by_method, needed=has_capture_method, asked=True),
+        PatchPoint((CAPTURE_PREFILL,), How.AROUND, admit_measured, needed=has_capture_function, asked=False),
+        PatchPoint(OLD_CAPTURES, How.AROUND, admit_measured_by_method, needed=has_capture_method, asked=False),
         *(PatchPoint((where,), How.AROUND, break_round_the_convolution) for where in CONVOLUTIONS),
     ),
-    default="off",
     # its break runs what the other is round
     after=("short_conv_prefix_ignored",),
     verify=("granite_hybrid_prefill_graph", "lfm2_prefill_graph"),
@@ -350,4 +400,5 @@ FIX = Fix(
         PREFILL_GRAPHS,
         Condition(f"from 0.5.19 a model named {' or '.join(NEMOTRON_NAMES)}", is_nemotron_with_uncounted_layers),
     ),
+    measured=(named(*MEASURED), LINEAR_INSIDE, ON_HOPPER),
 )

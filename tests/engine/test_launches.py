@@ -12,12 +12,16 @@ from typing import Any
 import pytest
 
 from cpu_sglang import architectures
+from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.anatomy import launches
+from sglang_bcg_fixes.cli import doctor as examination
 from sglang_bcg_fixes.cli import for_launch, main
 from sglang_bcg_fixes.concern import Concern, Condition, Harm, Launch, slower, wrong
+from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.kernels.gdn_extend import declaration as gdn_extend
 from sglang_bcg_fixes.kernels.mamba2_extend import declaration as mamba2_extend
 from sglang_bcg_fixes.model import Kernel
+from sglang_bcg_fixes.planning.registry import Registry
 from sglang_bcg_fixes.source import releases
 from tests import processes, wheels
 
@@ -170,10 +174,39 @@ def test_a_configuration_decides_a_condition(condition: str, config: dict[str, A
 
 @pytest.mark.parametrize("kernel", [gdn_extend.KERNEL, mamba2_extend.KERNEL], ids=lambda kernel: kernel.op)
 def test_no_launch_is_called_faster_with_a_kernel_that_leaves_its_layers_alone(kernel: Kernel) -> None:
-    config = {"architectures": ["NemotronHForCausalLM"], "linear_num_value_heads": 32}
+    config = {"architectures": ["GraniteMoeHybridForCausalLM"], "linear_num_value_heads": 32}
     breakable = "--cuda-graph-backend-prefill breakable"
     assert for_launch.worst(kernel.concerns, launch(breakable, config)) is not None
     assert for_launch.worst(kernel.concerns, launch(f"{breakable} --moe-a2a-backend deepep", config)) is None
+
+
+@pytest.mark.parametrize(
+    ("release", "architecture", "words", "chip", "is_left"),
+    [
+        (wheels.NEWEST, "GraniteMoeHybridForCausalLM", "", launches.HOPPER, False),
+        # nobody has said which GPU it is
+        (wheels.NEWEST, "Lfm2ForCausalLM", "", "", False),
+        (wheels.NEWEST, "Lfm2ForCausalLM", "", launches.BLACKWELL, True),
+        (wheels.NEWEST, "Lfm2ForCausalLM", "--enable-dp-attention --dp-size 2", launches.HOPPER, True),
+        (wheels.NEWEST, "Lfm2MoeForCausalLM", "", launches.HOPPER, True),
+        (wheels.NEWEST, "BailingMoeV2_5ForCausalLM", "", launches.HOPPER, True),
+        ("0.5.20", "GraniteMoeHybridForCausalLM", "", launches.HOPPER, True),
+    ],
+)
+def test_a_fix_for_speed_is_called_off_where_it_leaves_a_launch_alone(
+    release: str, architecture: str, words: str, chip: str, is_left: bool
+) -> None:
+    fix = hybrids_without_graphs.FIX
+    known = Registry((fix,), ())
+
+    def states(**environ: str) -> list[str]:
+        source = releases.in_folder(wheels.unpacked(release))
+        examined = examination.examine(known, flags.read([fix], [], environ), source, installed=False)
+        asked = launch(words, {"architectures": [architecture], "kv_lora_rank": 512}, chip, release)
+        return [item.state for item in for_launch.answer(examined, asked, "", False).items]
+
+    assert states() == [for_launch.OFF if is_left else for_launch.MENDED]
+    assert states(**{fix.flag: "on"}) == [for_launch.MENDED]
 
 
 def test_before_0515_there_are_no_graphs_unless_asked_for() -> None:

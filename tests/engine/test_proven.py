@@ -13,10 +13,13 @@ import pytest
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.cli import doctor
+from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.kernels.fa_metadata.declaration import KERNEL as FA_METADATA
 from sglang_bcg_fixes.kernels.gdn_extend.declaration import KERNEL as GDN_EXTEND
 from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL as MAMBA2_EXTEND
-from sglang_bcg_fixes.model import Accepted, Choice, Kernel
+from sglang_bcg_fixes.kernels.mamba2_extend.declaration import MEASURED
+from sglang_bcg_fixes.kernels.short_conv_extend.declaration import KERNEL as SHORT_CONV_EXTEND
+from sglang_bcg_fixes.model import Accepted, Action, Choice, Decision, Fix, Kernel
 from sglang_bcg_fixes.planning import plan, proven
 from sglang_bcg_fixes.planning.registry import Registry
 from sglang_bcg_fixes.source import forms, releases
@@ -25,13 +28,21 @@ from tests import processes, wheels
 
 Root = Callable[[str], pathlib.Path]
 RESULTS = processes.REPOSITORY / "benchmarks" / "results"
+MODELS = {"NemotronH": "nemotron_h_8b", "FalconH1": "falcon_h1_7b", "GraniteMoeHybrid": "granite_4_h_micro"}
 # 0.5.12 and 0.5.15 have the definitions of the releases behind them
 PROVEN = {
     "gdn_extend": {"0.5.11", "0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1", "0.5.17", "0.5.21", "0.5.23"},
     "fa_metadata": {"0.5.11", "0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1"},
-    "mamba2_extend": {"0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1", "0.5.17"},
+    "mamba2_extend": {"0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1", "0.5.17", "0.5.23"},
+    "short_conv_extend": {"0.5.23"},
 }
-KERNELS = {kernel.op: kernel for kernel in (FA_METADATA, GDN_EXTEND, MAMBA2_EXTEND)}
+KERNELS = {kernel.op: kernel for kernel in (FA_METADATA, GDN_EXTEND, MAMBA2_EXTEND, SHORT_CONV_EXTEND)}
+FIX = hybrids_without_graphs.FIX
+# of the models that are measured: the bench's, and the releases that capture them by default with their mixers inside
+SERVED = {
+    *((release, model) for name, model in MODELS.items() for release in MEASURED[name]),
+    *((release, "lfm2_1_2b") for release in proven.table()["short_conv_extend"]),
+}
 
 
 def choice(kernel: Kernel, root: pathlib.Path, **environ: str) -> Choice:
@@ -62,7 +73,7 @@ def test_recorded_results_decide_what_is_on_by_default(release_root: Root, op: s
     ("op", "release", "file"), [(op, *each) for op, files in proven.table().items() for each in files.items()]
 )
 def test_each_entry_names_results_of_its_release(op: str, release: str, file: str) -> None:
-    assert op in KERNELS and release in wheels.RELEASES
+    assert op in (*KERNELS, FIX.id) and release in wheels.RELEASES
     text = (RESULTS / file).read_text()
     found = json.loads(text.splitlines()[0]) if file.endswith(".jsonl") else json.loads(text)
     header = found.get("header", found)
@@ -71,8 +82,7 @@ def test_each_entry_names_results_of_its_release(op: str, release: str, file: st
         assert any(server["arm"] == "kernels" and server["phases"] for server in found["servers"])
 
 
-@pytest.mark.parametrize("model", ["nemotron_h_8b", "falcon_h1_7b"])
-@pytest.mark.parametrize("release", proven.table()["mamba2_extend"])
+@pytest.mark.parametrize(("release", "model"), sorted(SERVED))
 def test_servers_of_each_family_that_has_it_by_default_were_faster_with_it(release: str, model: str) -> None:
     rows = [json.loads(line) for line in (RESULTS / f"bench-{release}-{model}.jsonl").read_text().splitlines()][1:]
     times: dict[tuple[str, int], dict[str, float]] = {}
@@ -82,7 +92,11 @@ def test_servers_of_each_family_that_has_it_by_default_were_faster_with_it(relea
     first_token, inside = "time to first token", "breakable graphs, patched, linear layers inside"
     assert {tokens for measured, tokens in times if measured == first_token} == {253, 1021, 4093, 8189}
     for (measured, _), arms in times.items():
-        mine, others = arms[inside], [arms[arm] for arm in arms if arm != inside]
+        # SGLang makes no graphs of these there: stock is the server without
+        compared = (
+            ["no prefill graphs"] if release in proven.table()[FIX.id] else [arm for arm in arms if arm != inside]
+        )
+        mine, others = arms[inside], [arms[arm] for arm in compared]
         assert mine < min(others) if measured == first_token else mine > max(others)
 
 
@@ -92,6 +106,7 @@ def test_the_page_names_the_releases_that_have_it_by_default() -> None:
         "gdn_extend": "gated delta net on",
         "fa_metadata": "FlashAttention's metadata on",
         "mamba2_extend": "Mamba2 on",
+        "short_conv_extend": "short convolutions on",
     }
     for op, what in names.items():
         assert f"{what} {', '.join(sorted(PROVEN[op]))}" in page
@@ -138,3 +153,24 @@ def test_what_a_kernel_is_worth_is_what_was_measured(op: str, release: str) -> N
         for case in medians.values()
     ]
     assert len(shares) >= 20 and row["times"] == [round(min(shares), 2), round(max(shares), 2)]
+
+
+@pytest.mark.parametrize("release", wheels.RELEASES)
+def test_a_fix_for_speed_alone_is_on_where_results_are_recorded(release_root: Root, release: str) -> None:
+    is_proven = release in proven.table()[FIX.id]
+
+    def decided(**environ: str) -> Decision[Fix]:
+        source = releases.in_folder(release_root(release))
+        (made,) = plan.make(Registry((FIX,), ()), flags.read([FIX], [], environ), source).fixes
+        return made
+
+    by_default, asked = decided(), decided(**{FIX.flag: "on"})
+    assert by_default.action is (Action.APPLY if is_proven else Action.OFF)
+    assert is_proven or by_default.reason.startswith(f"only with {FIX.flag}=on: unproven on this release")
+    assert asked.action is Action.APPLY
+    bodies = {point.body for decision in (asked, by_default) for point in decision.subject.patches}
+    # each of the two has its own way in, and never the other's
+    assert hybrids_without_graphs.admit in bodies or hybrids_without_graphs.admit_by_method in bodies
+    if is_proven:
+        assert {point.asked for point in by_default.subject.patches} == {None, False}
+    assert {point.asked for point in asked.subject.patches} == {None, True}

@@ -14,7 +14,6 @@ import pytest
 import torch
 
 from cpu_sglang import architectures
-from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.anatomy import forward_batch, latent_attention, short_convolutions
 from sglang_bcg_fixes.anatomy.runners import SETUP_MODULE
 from sglang_bcg_fixes.concern import Launch
@@ -22,11 +21,12 @@ from sglang_bcg_fixes.engine import wrappers
 from sglang_bcg_fixes.fixes import hybrids_without_graphs as fix
 from sglang_bcg_fixes.kernels.linear_extend import serving
 from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL
-from sglang_bcg_fixes.model import Action, flag_of
-from sglang_bcg_fixes.planning import plan, registry
+from sglang_bcg_fixes.kernels.short_conv_extend import declaration as short_conv_extend
+from sglang_bcg_fixes.model import flag_of
+from sglang_bcg_fixes.planning import plan
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Folder, Source
-from tests import processes, wheels
+from tests import processes
 from tests.fixes import breaks
 from tests.mutated import rewritten
 from tests.releases import test_mamba2_extend
@@ -64,7 +64,7 @@ def run(release_root: Root) -> Run:
         found, _ = processes.beside(
             release_root(release),
             *("-m", "tests.scenarios.admitted_hybrids", scenario, architecture),
-            environment={KERNEL.flag: "off", **environment},
+            environment={KERNEL.flag: "off", short_conv_extend.KERNEL.flag: "off", **environment},
             timeout=600,
         )
         return found
@@ -138,7 +138,7 @@ def test_two_tensor_parallel_ranks_are_right(run: Run, architecture: str) -> Non
 )
 def test_by_default_sglang_refuses_them(run: Run, release: str, architecture: str) -> None:
     found = run(release, "admission", architecture)
-    assert fix.ID not in found["applied"] and "captured nothing" in found["captured"]
+    assert (fix.ID in found["applied"]) is (release == NEWEST) and "captured nothing" in found["captured"]
     assert any(REFUSED in line for line in found["said"])
 
 
@@ -149,15 +149,53 @@ def test_mixers_are_shown_while_graphs_with_breaks_are_set_up(run: Run, release:
     found = run(release, "admission", architecture, **ON)
     assert set(found.pop("captured").values()) == {len(LAYERS[architecture])}
     (said,) = found.pop("said")
-    assert f"prefill runs eagerly, as in SGLang: speculation. {fix.FIX.flag}=off ends this warning" in said
+    assert f"prefill runs eagerly, as in SGLang: speculation. {fix.FIX.flag}=off ends this message" in said
     del found["applied"]
     assert found.pop("with breaks") and not any(found.values()), found
+
+
+def test_by_default_granite_is_captured_with_all_mixers_inside(run: Run) -> None:
+    found = run(NEWEST, "with_kernel", GRANITE, **{KERNEL.flag: "reference", "SGLANG_MAMBA_CONV_DTYPE": "float16"})
+    attention = LAYERS[GRANITE].count("attention")
+    assert set(found["breaks"].values()) == {attention} and found["left"] == {}
+    assert all(max(script["replays"]) == attention + 1 and script["nobody's"] for script in found["scripts"])
+
+
+def test_by_default_short_convolutions_are_inside(run: Run) -> None:
+    kernel = {short_conv_extend.KERNEL.flag: "reference", "SGLANG_MAMBA_CONV_DTYPE": "float16"}
+    found = run(NEWEST, "steps", LFM2, **kernel)
+    attention = LAYERS[LFM2].count("full_attention")
+    assert set(found["breaks"].values()) == {attention} and set(found["replayed"]["replays"]) <= {0, attention + 1}
+    # a source that no GPU has shown
+    found = run("0.5.20", "admission", LFM2, **kernel)
+    assert fix.ID not in found["applied"] and "captured nothing" in found["captured"]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "kernel", "reason"),
+    [
+        (GRANITE, {KERNEL.flag: "off"}, "mamba2_extend does not run in this process"),
+        (LFM2, {short_conv_extend.KERNEL.flag: "off"}, "short_conv_extend does not run in this process"),
+        # SGLang keeps windows in bfloat16, and the model is in float16
+        (
+            LFM2,
+            {short_conv_extend.KERNEL.flag: "reference"},
+            "short_conv_extend: no kernel for windows in torch.bfloat16",
+        ),
+    ],
+)
+def test_by_default_one_mixer_with_a_break_is_enough_to_leave_a_model(
+    run: Run, architecture: str, kernel: dict[str, str], reason: str
+) -> None:
+    found = run(NEWEST, "admission", architecture, **kernel)
+    assert fix.ID in found["applied"] and "captured nothing" in found["captured"]
+    assert any(f"prefill runs eagerly, as in SGLang: {reason}" in line for line in found["said"]), found["said"]
 
 
 @pytest.mark.parametrize("release", ["0.5.19", NEWEST])
 def test_by_default_sglang_refuses_nemotron(run: Run, release: str) -> None:
     found = run(release, "counted", NEMOTRON)
-    assert fix.ID not in found["applied"] and "captured nothing" in found["captured"]
+    assert (fix.ID in found["applied"]) is (release == NEWEST) and "captured nothing" in found["captured"]
     assert len(found["said"]) == 2 and all(REFUSED in line for line in found["said"])
 
 
@@ -165,7 +203,7 @@ def test_feed_forward_layers_count_unless_the_server_does_what_nobody_has_tried(
     found = run(NEWEST, "counted", NEMOTRON, **ON)
     assert "captured nothing" in found["speculation"] and found["restored"]
     said, refused = found["said"]
-    assert f"prefill runs eagerly, as in SGLang: speculation. {fix.FIX.flag}=off ends this warning" in said
+    assert f"prefill runs eagerly, as in SGLang: speculation. {fix.FIX.flag}=off ends this message" in said
     assert REFUSED in refused and set(found["captured"].values()) == {breaks_of(NEMOTRON)}
 
 
@@ -227,18 +265,6 @@ def test_the_self_check_calls_it_right(release_root: Root, tmp_path: pathlib.Pat
     assert found["selfcheck"]["verdict"] == "right" and found["refused"] is None and found["touched"] == [], found
     assert found["prefills"] == [{"equal": True, "replays": breaks_of(architecture) + 1}]
     assert "bcg-fixes self-check: right: replayed as run eagerly in 7 of 7" in log
-
-
-@pytest.mark.parametrize("release", wheels.RELEASES)
-def test_it_is_off_unless_it_is_asked_for(release_root: Root, release: str) -> None:
-    known, source = registry.discover(), Source(Folder(release_root(release)))
-
-    def action(environ: dict[str, str]) -> Action:
-        decisions = plan.make(known, flags.read(known.fixes, known.kernels, environ), source).fixes
-        return next(decision.action for decision in decisions if decision.id == fix.ID)
-
-    assert action({}) is Action.OFF
-    assert action(ON) is Action.APPLY
 
 
 @pytest.mark.parametrize("release", ["0.5.18", "0.5.19", NEWEST])

@@ -225,31 +225,43 @@ def test_mixers_that_are_refused(given: tuple[Any, ...], reason: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("architecture", "by_default"),
+    ("release", "architecture", "by_default"),
     [
-        ("NemotronHForCausalLM", True),
-        ("NemotronH_Nano_VL_V2", True),
-        ("FalconH1ForCausalLM", True),
-        ("GraniteMoeHybridForCausalLM", False),
+        ("0.5.17", "NemotronHForCausalLM", True),
+        ("0.5.17", "NemotronH_Nano_VL_V2", True),
+        ("0.5.17", "FalconH1ForCausalLM", True),
+        ("0.5.17", "GraniteMoeHybridForCausalLM", False),
+        (NEWEST, "NemotronHForCausalLM", False),
+        (NEWEST, "FalconH1ForCausalLM", False),
+        (NEWEST, "GraniteMoeHybridForCausalLM", True),
     ],
 )
 @pytest.mark.parametrize("named", [False, True], ids=["auto", "by name"])
 def test_by_default_another_family_keeps_its_breaks(
-    monkeypatch: pytest.MonkeyPatch, architecture: str, by_default: bool, named: bool
+    release_root: Root,
+    monkeypatch: pytest.MonkeyPatch,
+    release: str,
+    architecture: str,
+    by_default: bool,
+    named: bool,
 ) -> None:
     left: list[str] = []
+    found = plan.ask(KERNEL, tree.Source(tree.Folder(release_root(release))))
+    selected = types.SimpleNamespace(
+        required=named, fall_back=left.append, forms={item.where: item.form for item in found.evidence}
+    )
 
     def asked(model_runner: Any) -> None:
         raise serving.FallBack("it is asked what else refuses")
 
-    monkeypatch.setattr(active, "selected", lambda op: types.SimpleNamespace(required=named, fall_back=left.append))
+    monkeypatch.setattr(active, "selected", lambda op: selected)
     monkeypatch.setattr(serving, "makes_breakable_graphs", lambda runner: True)
     monkeypatch.setattr(serving, "refuse_configuration", lambda *given: None)
     monkeypatch.setattr(serving, "backend_of", asked)
     config = types.SimpleNamespace(hf_config=types.SimpleNamespace(architectures=[architecture]))
     runner = types.SimpleNamespace(model_runner=types.SimpleNamespace(model_config=config))
     assert adapter.OPERATION.begin(runner) is None
-    unmeasured = f"{architecture}, which was not measured; {KERNEL.flag}=triton takes it"
+    unmeasured = f"{architecture}, which was not measured on this release; {KERNEL.flag}=triton takes it"
     assert left == ["it is asked what else refuses" if named or by_default else unmeasured]
 
 
@@ -262,7 +274,7 @@ def test_states_in_bfloat16_keep_the_break_unless_a_form_is_named(monkeypatch: p
         state = types.SimpleNamespace(temporal=torch.empty(0, dtype=kept))
         monkeypatch.setattr(runner, "cache", lambda layer_id, state=state: state)
         unmeasured = f"states in {kept}, which were not measured; {KERNEL.flag}=triton takes bfloat16"
-        assert runner.refusal_of(None, None, 0) == ("the layer is asked" if named or measured else unmeasured)
+        assert runner.refusal_of_mixer(None, None, 0) == ("the layer is asked" if named or measured else unmeasured)
 
 
 def test_a_source_that_no_longer_says_what_batches_have_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -330,7 +342,7 @@ def test_a_drifted_source_is_unknown(release_root: Root, drift: str) -> None:
 
 
 @pytest.mark.parametrize("asked", [None, "triton", "reference"])
-@pytest.mark.parametrize("release", [ONE, NEWEST])
+@pytest.mark.parametrize("release", [ONE, "0.5.20", NEWEST])
 def test_it_runs_by_name_and_by_default_where_it_was_measured(
     release_root: Root, release: str, asked: str | None
 ) -> None:
@@ -338,8 +350,8 @@ def test_it_runs_by_name_and_by_default_where_it_was_measured(
     settings = flags.read(found.fixes, found.kernels, {} if asked is None else {KERNEL.flag: asked})
     made = plan.make(found, settings, tree.Source(tree.Folder(release_root(release))))
     (choice,) = (choice for choice in made.kernels if choice.op == KERNEL.op)
-    by_default = "triton" if release == ONE else None
-    assert (choice.impl and choice.impl.name) == asked or by_default
+    by_default = None if release == "0.5.20" else "triton"
+    assert (choice.impl and choice.impl.name) == (asked or by_default)
     assert asked or by_default or "unproven on this release" in choice.rejected["triton"]
 
 

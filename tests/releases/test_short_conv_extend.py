@@ -16,7 +16,7 @@ from cpu_sglang import architectures
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.kernels.short_conv_extend import Shape, adapter
-from sglang_bcg_fixes.kernels.short_conv_extend.declaration import BACKEND, KERNEL, MEASURED_ONCE, OLD_BACKEND
+from sglang_bcg_fixes.kernels.short_conv_extend.declaration import BACKEND, KERNEL, OLD_BACKEND
 from sglang_bcg_fixes.planning import plan, registry
 from sglang_bcg_fixes.source import tree
 from tests import processes, wheels
@@ -327,10 +327,14 @@ def test_a_drifted_source_is_unknown(release_root: Root, drift: str) -> None:
 
 
 @pytest.mark.parametrize("asked", [None, "reference", "triton"])
-def test_it_runs_by_name_alone(release_root: Root, asked: str | None) -> None:
+@pytest.mark.parametrize("release", ["0.5.20", NEWEST])
+def test_it_runs_by_name_and_by_default_where_it_was_measured(
+    release_root: Root, release: str, asked: str | None
+) -> None:
     found = registry.discover()
     settings = flags.read(found.fixes, found.kernels, {} if asked is None else {KERNEL.flag: asked})
-    made = plan.make(found, settings, tree.Source(tree.Folder(release_root(NEWEST))))
+    made = plan.make(found, settings, tree.Source(tree.Folder(release_root(release))))
     (choice,) = (choice for choice in made.kernels if choice.op == KERNEL.op)
-    assert (choice.impl and choice.impl.name) == asked
-    assert asked or MEASURED_ONCE in choice.rejected["triton"]
+    by_default = "triton" if release == NEWEST else None
+    assert (choice.impl and choice.impl.name) == (asked or by_default)
+    assert asked or by_default or "unproven on this release" in choice.rejected["triton"]

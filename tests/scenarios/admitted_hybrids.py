@@ -7,6 +7,7 @@ states that nobody has are NaN, and so is all memory that was freed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import pathlib
@@ -227,7 +228,8 @@ def admission(architecture: str) -> Found:
     """Tell when a layer's mixer is shown, what is captured then, and what is said of it."""
     world, said = World(architecture), heard()
     runner, layers = world.runner, world.runner.model.model.layers
-    show, name = fix.mixers_shown, fix.KNOWN_NAME
+    show: Callable[[Any], contextlib.AbstractContextManager[None]] = fix.mixers_shown
+    name = fix.KNOWN_NAME
     if architecture == BAILING:
         show, name = fix.latent_attention_shown, fix.LATENT_NAME
     before_any = [hasattr(layer, name) for layer in layers]
@@ -255,7 +257,8 @@ def admission(architecture: str) -> Found:
 def heard() -> Said:
     said = Said()
     logging.getLogger().addHandler(said)
-    logging.getLogger("sglang").setLevel(logging.INFO)
+    for name in ("sglang", "sglang_bcg_fixes"):
+        logging.getLogger(name).setLevel(logging.INFO)
     return said
 
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -72,6 +73,10 @@ class Served:
 
     def refuse_model(self, model_runner: Any) -> None:
         """Raise FallBack for a model that has such layers, all of which must keep their break."""
+
+    def refusal_of_mixer(self, mixer: Any, hidden_states: Any, layer_id: int) -> str | None:
+        """Return the reason this mixer keeps its break, or None if it is captured; of layers captured as a whole."""
+        raise NotImplementedError
 
     def unmeasured(self, state: Any, form: str) -> str | None:
         """Return the reason not to capture a layer with such states by default, or None; `form` takes them by name."""
@@ -170,6 +175,16 @@ class Operation:
             self.of_runner[runner] = self.of_backend[backend] = served
             for graph in graphs_of(runner):
                 self.of_graph[graph] = served
+
+    def why_not_all(self, model_runner: Any, mixers: Mapping[int, Any]) -> str | None:
+        """Say why not each of these mixers, by layer, would be captured; None where all would. Nothing is counted."""
+        try:
+            served = self.served(types.SimpleNamespace(model_runner=model_runner, max_num_tokens=CHUNK))
+        except (FallBack, active.CannotRun) as reason:
+            return str(reason)
+        hidden_states = torch.empty(0, 0, dtype=model_runner.dtype, device="meta")
+        refusals = (served.refusal_of_mixer(mixer, hidden_states, number) for number, mixer in mixers.items())
+        return next(filter(None, refusals), None)
 
     def captured(self, batch: Any) -> Any:
         """Return what captures a layer of this batch, if anything does: a runner also warms up without a graph."""

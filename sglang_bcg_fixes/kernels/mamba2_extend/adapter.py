@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from sglang_bcg_fixes.anatomy.forward_batch import prefill_batch, prefill_contex
 from sglang_bcg_fixes.kernels.linear_extend import serving
 from sglang_bcg_fixes.kernels.linear_extend.serving import FallBack, Original
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, refusal
-from sglang_bcg_fixes.kernels.mamba2_extend.declaration import BACKEND, KERNEL, MEASURED
+from sglang_bcg_fixes.kernels.mamba2_extend.declaration import BACKEND, KERNEL, measured_with
 
 Tensor = torch.Tensor
 
@@ -23,13 +24,12 @@ class Served(serving.Served):
 
     def refuse_model(self, model_runner: Any) -> None:
         if not self.selected.required:
-            refuse_unmeasured(model_runner)
+            refuse_unmeasured(model_runner, measured_with(self.selected.forms.values()))
 
     def takes(self, mixer: Any, hidden_states: Any, layer_id: int) -> bool:
-        return self.decide(layer_id, lambda: self.refusal_of(mixer, hidden_states, layer_id))
+        return self.decide(layer_id, lambda: self.refusal_of_mixer(mixer, hidden_states, layer_id))
 
-    def refusal_of(self, mixer: Any, hidden_states: Any, layer_id: int) -> str | None:
-        """Return the reason this layer keeps its break, or None if it is captured."""
+    def refusal_of_mixer(self, mixer: Any, hidden_states: Any, layer_id: int) -> str | None:
         cache = self.cache(layer_id)
         return self.unmeasured(cache.temporal, "triton") or why_not(mixer, hidden_states, cache)
 
@@ -132,11 +132,13 @@ def before_replay(self: Any) -> None:
 # decisions
 
 
-def refuse_unmeasured(model_runner: Any) -> None:
-    """Raise FallBack for a model that `auto` is not measured for."""
+def refuse_unmeasured(model_runner: Any, measured: Iterable[str]) -> None:
+    """Raise FallBack for a model that `auto` is not measured for on this release."""
     architectures = model_runner.model_config.hf_config.architectures
-    if not any(name.startswith(MEASURED) for name in architectures):
-        raise FallBack(f"{', '.join(architectures)}, which was not measured; {KERNEL.flag}=triton takes it")
+    if not any(name.startswith(tuple(measured)) for name in architectures):
+        raise FallBack(
+            f"{', '.join(architectures)}, which was not measured on this release; {KERNEL.flag}=triton takes it"
+        )
 
 
 def shape_of(mixer: Any) -> Shape:

@@ -7,18 +7,22 @@ their work on the device; projections and the gated norm are SGLang's own, captu
 its break. A layer keeps its break in the cases of gdn_extend. A batch runs eagerly if it has more than 512 sequences,
 or verifies or extends a draft. Falcon-H1's break comes from the fix ssm_mixer_captured; without it that model gets no
 prefill graphs, whatever this does. Granite hybrid and, from 0.5.19, NemotronH, which SGLang refuses them, have some
-with the fix hybrids_without_graphs on. By default only NemotronH and Falcon-H1 have these kernels, and on Hopper: no
-other servers were measured.
+with the fix hybrids_without_graphs, Granite by default where it was measured. By default the models of a release have
+these kernels whose servers were faster with them in all that was measured there, on Hopper: NemotronH and Falcon-H1 on
+0.5.12.post1, 0.5.15.post1 and 0.5.17, Granite hybrid on 0.5.23.
 """
 
 from __future__ import annotations
 
-from sglang_bcg_fixes.anatomy.launches import FALCON_H1, LINEAR_INSIDE, NEMOTRON_H, ON_HOPPER, PREFILL_GRAPHS
+from collections.abc import Iterable
+
+from sglang_bcg_fixes.anatomy.launches import LINEAR_INSIDE, ON_HOPPER, PREFILL_GRAPHS, named
 from sglang_bcg_fixes.anatomy.mamba2 import PREPARE
-from sglang_bcg_fixes.concern import slower
+from sglang_bcg_fixes.concern import Condition, Launch, slower
 from sglang_bcg_fixes.kernels import has_triton
 from sglang_bcg_fixes.kernels.linear_extend.places import BACKENDS, RUNNER, STEP, patches
 from sglang_bcg_fixes.model import Accepted, How, Impl, Kernel, PatchPoint
+from sglang_bcg_fixes.source import forms
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected
 
@@ -31,8 +35,12 @@ BREAK = f"{NEMOTRON}:breakable_nemotron_mamba2_with_output"
 BROKEN = f"{NEMOTRON}:nemotron_mamba2_with_output"
 BODIES = "sglang_bcg_fixes.kernels.mamba2_extend.adapter"
 FOLDER = "sglang_bcg_fixes.kernels.mamba2_extend"
-# architectures whose servers were measured
-MEASURED = ("NemotronH", "FalconH1")
+# by the beginning of an architecture's name: the releases whose servers were faster with it
+MEASURED = {
+    "NemotronH": ("0.5.12.post1", "0.5.15.post1", "0.5.17"),
+    "FalconH1": ("0.5.12.post1", "0.5.15.post1", "0.5.17"),
+    "GraniteMoeHybrid": ("0.5.23",),
+}
 
 
 def probe(source: Source) -> Finding:
@@ -41,6 +49,21 @@ def probe(source: Source) -> Finding:
     read = [*map(source.need, (LAYER, PREPARED, MIXER, PREPARE, BREAK, BROKEN, *STEP))]
     read += [source.need(*places) for places in RUNNER]
     return affected("what an extend of such a layer does is known for this source", *read)
+
+
+def measured_with(found: Iterable[str]) -> list[str]:
+    """List the beginnings of architectures' names that were measured on a source with these forms."""
+    having = [forms.releases_with(form) for form in found]
+    return [
+        name
+        for name, releases in MEASURED.items()
+        if any(all(release in known for known in having) for release in releases)
+    ]
+
+
+def is_measured(launch: Launch) -> bool | None:
+    names = measured_with(item.form for item in probe(launch.source).evidence)
+    return named(*(f"{name}*" for name in names)).holds(launch)
 
 
 KERNEL = Kernel(
@@ -59,5 +82,7 @@ KERNEL = Kernel(
     # SGLang imports all models together, where it needs one; other processes are spared the others of these modules
     awaits=(NEMOTRON,),
     bit_exact=False,
-    concerns=slower(NEMOTRON_H | FALCON_H1, PREFILL_GRAPHS, LINEAR_INSIDE, ON_HOPPER),
+    concerns=slower(
+        Condition("a model that was measured on this release", is_measured), PREFILL_GRAPHS, LINEAR_INSIDE, ON_HOPPER
+    ),
 )

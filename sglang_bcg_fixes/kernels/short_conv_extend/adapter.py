@@ -29,7 +29,10 @@ class Served(serving.Served):
 
     def takes(self, layer: Any, hidden_states: Any) -> bool:
         number = layer.layer_idx
-        return self.decide(number, lambda: why_not(layer, hidden_states, self.cache(number)))
+        return self.decide(number, lambda: self.refusal_of_mixer(layer, hidden_states, number))
+
+    def refusal_of_mixer(self, mixer: Any, hidden_states: Any, layer_id: int) -> str | None:
+        return why_not(mixer, hidden_states, self.cache(layer_id))
 
     def mix(self, layer: Any, hidden_states: Tensor) -> Tensor:
         """Run a layer, from its input projection to its output projection, on all rows of a graph."""

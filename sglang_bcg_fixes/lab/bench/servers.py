@@ -115,7 +115,7 @@ def gib_of(name: str) -> int:
 
 
 def is_admitted_by_a_fix(case: cases.Case, source: Source) -> bool:
-    """Tell whether SGLang refuses the model prefill graphs, which a fix that is off by default gives it."""
+    """Tell whether SGLang refuses the model prefill graphs, which a fix gives it if its flag asks."""
     is_nemotron = case.model == mamba2_model.NEMOTRON
     return case.model in WITHOUT_GRAPHS or (is_nemotron and hybrids_without_graphs.counts_layers(source))
 
