@@ -43,21 +43,13 @@ class Mlp(nn.Module):
         return out
 
 
-class Layer(nn.Module):
-    def __init__(self, shape: Shape, number: int) -> None:
-        super().__init__()
-        self.input_layernorm = Norm(shape.hidden)
-        self.post_attention_layernorm = Norm(shape.hidden)
-        is_mixer = shape.kinds[number] == MIXER
-        # named as in checkpoints
-        self.mixer_name = "mamba" if is_mixer else "self_attn"
-        self.add_module(self.mixer_name, Mamba2(shape) if is_mixer else Attention(shape))
-        self.shared_mlp = Mlp(shape)
-
-    def forward(self, x: Tensor, past: Any) -> tuple[Tensor, Any]:
-        mixed, past = getattr(self, self.mixer_name)(self.input_layernorm(x), past)
-        x = x + mixed
-        return x + self.shared_mlp(self.post_attention_layernorm(x)), past
+def layer(shape: Shape, kind: str) -> hybrid.Layer:
+    return hybrid.Layer(
+        input_layernorm=Norm(shape.hidden),
+        **({"mamba": Mamba2(shape)} if kind == MIXER else {"self_attn": Attention(shape)}),
+        post_attention_layernorm=Norm(shape.hidden),
+        shared_mlp=Mlp(shape),
+    )
 
 
 NAMES_IN_CONFIG = {
@@ -87,14 +79,14 @@ class Granite(hybrid.Hybrid):
             raise ValueError(
                 f"{shape.heads} heads of {shape.head_dim}: in Granite they are as wide as its hidden states"
             )
-        super().__init__(shape, (Layer(shape, number) for number in range(shape.layers)), Norm(shape.hidden))
+        super().__init__(shape, (layer(shape, kind) for kind in shape.kinds), Norm(shape.hidden))
 
     def initialize(self) -> None:
         super().initialize()
         layers: list[Any] = list(self.model.layers)
         for layer in layers:
-            if layer.mixer_name == "mamba":
-                layer.mamba.initialize()
+            if isinstance(layer.mixer, Mamba2):
+                layer.mixer.initialize()
         nothing = layers[-1].shared_mlp.output_linear.weight
         nothing.data.zero_()
         nothing.requires_grad_(False)

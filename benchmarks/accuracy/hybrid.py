@@ -69,6 +69,26 @@ def inverse_softplus(x: Tensor) -> Tensor:
     return x.expm1().log()
 
 
+class Layer(nn.Module):
+    """A norm, a mixer, a norm and an MLP, in this order and under their names in checkpoints."""
+
+    def __init__(self, **parts: nn.Module) -> None:
+        super().__init__()
+        self.names = tuple(parts)
+        for name, part in parts.items():
+            self.add_module(name, part)
+
+    @property
+    def mixer(self) -> Any:
+        return getattr(self, self.names[1])
+
+    def forward(self, x: Tensor, past: Any) -> tuple[Tensor, Any]:
+        before_mixer, mixer, before_mlp, mlp = (getattr(self, name) for name in self.names)
+        mixed, past = mixer(before_mixer(x), past)
+        x = x + mixed
+        return x + mlp(before_mlp(x)), past
+
+
 class Stack(nn.Module):
     def __init__(self, shape: Any, layers: Iterable[nn.Module], norm: nn.Module) -> None:
         super().__init__()

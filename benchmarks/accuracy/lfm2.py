@@ -95,21 +95,13 @@ class Mlp(nn.Module):
         return out
 
 
-class Layer(nn.Module):
-    def __init__(self, shape: Shape, number: int) -> None:
-        super().__init__()
-        self.operator_norm = Norm(shape.hidden)
-        self.ffn_norm = Norm(shape.hidden)
-        is_convolution = shape.kinds[number] == CONVOLUTION
-        # named as in checkpoints
-        self.mixer_name = "conv" if is_convolution else "self_attn"
-        self.add_module(self.mixer_name, ShortConvolution(shape) if is_convolution else Attention(shape))
-        self.feed_forward = Mlp(shape)
-
-    def forward(self, x: Tensor, past: Any) -> tuple[Tensor, Any]:
-        mixed, past = getattr(self, self.mixer_name)(self.operator_norm(x), past)
-        x = x + mixed
-        return x + self.feed_forward(self.ffn_norm(x)), past
+def layer(shape: Shape, kind: str) -> hybrid.Layer:
+    return hybrid.Layer(
+        operator_norm=Norm(shape.hidden),
+        **({"conv": ShortConvolution(shape)} if kind == CONVOLUTION else {"self_attn": Attention(shape)}),
+        ffn_norm=Norm(shape.hidden),
+        feed_forward=Mlp(shape),
+    )
 
 
 NAMES_IN_CONFIG = {
@@ -134,7 +126,7 @@ class Lfm2(hybrid.Hybrid):
     names_of_tensors = NAMES_OF_TENSORS
 
     def __init__(self, shape: Shape) -> None:
-        super().__init__(shape, (Layer(shape, number) for number in range(shape.layers)), Norm(shape.hidden))
+        super().__init__(shape, (layer(shape, kind) for kind in shape.kinds), Norm(shape.hidden))
 
     def is_linear(self, layer: int) -> bool:
         return bool(self.shape.kinds[layer] == CONVOLUTION)

@@ -243,20 +243,13 @@ class Mixture(nn.Module):
         return chosen + self.shared_expert_gate(x).sigmoid() * self.shared_expert(x)
 
 
-class Layer(nn.Module):
-    def __init__(self, shape: Shape, number: int) -> None:
-        super().__init__()
-        self.input_layernorm = Norm(shape.hidden)
-        self.post_attention_layernorm = Norm(shape.hidden)
-        # named as in checkpoints
-        self.mixer_name = "self_attn" if shape.is_full(number) else "linear_attn"
-        self.add_module(self.mixer_name, Attention(shape) if shape.is_full(number) else GatedDeltaNet(shape))
-        self.mlp = Mixture(shape)
-
-    def forward(self, x: Tensor, past: Any) -> tuple[Tensor, Any]:
-        mixed, past = getattr(self, self.mixer_name)(self.input_layernorm(x), past)
-        x = x + mixed
-        return x + self.mlp(self.post_attention_layernorm(x)), past
+def layer(shape: Shape, number: int) -> hybrid.Layer:
+    return hybrid.Layer(
+        input_layernorm=Norm(shape.hidden),
+        **({"self_attn": Attention(shape)} if shape.is_full(number) else {"linear_attn": GatedDeltaNet(shape)}),
+        post_attention_layernorm=Norm(shape.hidden),
+        mlp=Mixture(shape),
+    )
 
 
 NAMES_IN_CONFIG = {
@@ -294,13 +287,13 @@ class Qwen3Next(hybrid.Hybrid):
     names_in_config = NAMES_IN_CONFIG
 
     def __init__(self, shape: Shape) -> None:
-        super().__init__(shape, (Layer(shape, number) for number in range(shape.layers)), Norm(shape.hidden))
+        super().__init__(shape, (layer(shape, number) for number in range(shape.layers)), Norm(shape.hidden))
 
     def initialize(self) -> None:
         super().initialize()
         for layer in self.model.layers:
-            if layer.mixer_name == "linear_attn":
-                bias = layer.linear_attn.dt_bias
+            if isinstance(layer.mixer, GatedDeltaNet):
+                bias = layer.mixer.dt_bias
                 bias.data.copy_(hybrid.inverse_softplus(hybrid.forgetting(len(bias))))
 
     def is_linear(self, layer: int) -> bool:
