@@ -301,6 +301,20 @@ def test_accuracies_with_mamba2_are_the_recorded_ones(row: list[str]) -> None:
     assert servers["kernels"]["applied"] and not servers["stock"]["applied"] and not servers["eager"]["applied"]
 
 
+@pytest.mark.parametrize("row", table_with("with breaks"), ids=lambda row: row[0])
+def test_accuracies_of_models_without_graphs_are_the_recorded_ones(row: list[str]) -> None:
+    file = RESULTS / f"accuracy-{row[0].split()[0].lower()}-0.5.23.json"
+    servers = {server["arm"]: server for server in json.loads(file.read_text())["servers"]}
+    for arm, cell in zip(("stock", "patched", "kernels", "reference"), row[1:5], strict=True):
+        shares = {f"{100 * phase['accuracy']:.1f} %" for phase in servers[arm]["phases"].values()}
+        assert shares == {cell.strip("*")}
+    differing = [phase["differs_from"]["stock"] for phase in servers["kernels"]["phases"].values()]
+    assert row[5] == f"**{sum(differing)}** of {len(differing)} x 1,319"
+    # stock replays nothing, and the others nearly everything
+    assert not servers["stock"]["counts"].get("prefill") and not servers["stock"]["applied"]
+    assert servers["kernels"]["counts"]["prefill"]["replayed"] > 1900
+
+
 def test_the_readme_tells_what_a_warm_cache_of_mamba2_answers() -> None:
     for release in ("0.5.15.post1", "0.5.17"):
         shares = {
