@@ -12,20 +12,20 @@ called `attention`, where SGLang looks for grouped queries, and for latent atten
 layers that are feed-forward only: `-` and `E` in hybrid_override_pattern. Until 0.5.18 such layers counted too; 0.5.23
 admits the experts (`E`) again, on GPUs of compute capability 12.0 (RTX 50 series, RTX PRO 6000) only.
 Change: Nothing is answered wrongly without it, so it is for speed alone. By default only what a GPU has shown to be
-faster at every measured length and in throughput is captured: Granite and LFM2 (Lfm2ForCausalLM) on 0.5.23 and Hopper,
-and only where mamba2_extend or short_conv_extend takes every mixer into the graph. There the first token of 253 tokens
-comes after 0.26 and 0.56 of the time without graphs, that of 8,189 after 0.96 of it, and models that were trained for
-it give the same answers. Where one mixer would keep its break, the log says why, and nothing is captured. With
-SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=on all models named above are captured, in every release, also with breaks: on an
-H200 with 0.5.17 the first token of 253 tokens then comes after 0.51 to 0.77 of the time without graphs, that of 8,189
-after 0.96 to 1.06 of it, the most with Ling, whose captured form of latent attention is the slower one for long
-prompts; on 0.5.23 breaks took up to 1.21 times as long at single lengths. docs/kernels.md has the times. On Hopper with
-0.5.12.post1, 0.5.17 and 0.5.23 replays of Granite and LFM2 with breaks had every bit of the eager answers. While a
-server of these models sets up its prefill graphs, layers of Granite and LFM2 show their mixer under a name that it
-knows, and NemotronH's feed-forward layers count, so that its own code numbers the layers and captures them. Each mixer
-runs as an eager break, on the real tokens and with the batch of the replay, into an output whose padded tail is zeroed:
-a short convolution in one of this fix, Granite's Mamba2 mixer in that of ssm_mixer_captured, NemotronH's in SGLang's
-own; but inside the graph where mamba2_extend takes a Mamba2 mixer, or short_conv_extend a short convolution. A
+faster at every measured length and in throughput is captured: Granite without experts and LFM2 (Lfm2ForCausalLM) on
+0.5.23 and Hopper, and only where mamba2_extend or short_conv_extend takes every mixer into the graph. There the first
+token of 253 tokens comes after 0.26 and 0.56 of the time without graphs, that of 8,189 after 0.96 of it, and models
+that were trained for it give the same answers. Where one mixer would keep its break, the log says why, and nothing is
+captured. With SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=on all models named above are captured, in every release, also with
+breaks: on an H200 with 0.5.17 the first token of 253 tokens then comes after 0.51 to 0.77 of the time without graphs,
+that of 8,189 after 0.96 to 1.06 of it, the most with Ling, whose captured form of latent attention is the slower one
+for long prompts; on 0.5.23 breaks took up to 1.21 times as long at single lengths. docs/kernels.md has the times. On
+Hopper with 0.5.12.post1, 0.5.17 and 0.5.23 replays of Granite and LFM2 with breaks had every bit of the eager answers.
+While a server of these models sets up its prefill graphs, layers of Granite and LFM2 show their mixer under a name that
+it knows, and NemotronH's feed-forward layers count, so that its own code numbers the layers and captures them. Each
+mixer runs as an eager break, on the real tokens and with the batch of the replay, into an output whose padded tail is
+zeroed: a short convolution in one of this fix, Granite's Mamba2 mixer in that of ssm_mixer_captured, NemotronH's in
+SGLang's own; but inside the graph where mamba2_extend takes a Mamba2 mixer, or short_conv_extend a short convolution. A
 feed-forward layer looks at one token at a time, and is captured as it is. Ling's layers show their attention as
 `self_attn`, and a linear layer joins the heads of what its break gives back, as heads_not_joined does. Its latent
 attention is captured in the form in which that release captures DeepSeek's: absorbed, and in 0.5.16 expanded. Eager
@@ -92,6 +92,8 @@ MIXERS = {
 }
 # which were faster on a GPU at every length with all mixers inside the graph, and in throughput
 MEASURED = ("GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM")
+# of a layer, and of the configuration; those that were measured have none
+EXPERTS_OF_GRANITE, COUNT_OF_EXPERTS = "block_sparse_moe", "num_local_experts"
 BAILING = f"{MODELS}.bailing_moe_linear"
 # whose linear layers SGLang finds, but not its latent attention, which all its layers have under this name
 BAILING_NAME = "BailingMoeV2_5ForCausalLM"
@@ -237,6 +239,8 @@ def why_not_inside(model_runner: Any, mixers: Mapping[int, Any]) -> Iterator[str
     """Say why a mixer would break the graph: with breaks some prompts were slower than without graphs."""
     if not mixers:
         return
+    if any(getattr(layer, EXPERTS_OF_GRANITE, None) is not None for layer in model_runner.model.model.layers):
+        yield f"experts, which were not measured; {flag_of(ID)}=on admits them"
     op = short_conv_extend.KERNEL.op if mixer_of(model_runner.model) == "conv" else mamba2_extend.KERNEL.op
     if not active.is_used(op):
         yield f"{op} does not run in this process"
@@ -379,6 +383,10 @@ def is_nemotron_with_uncounted_layers(launch: Launch) -> bool | None:
     return named(*NEMOTRON_NAMES).holds(launch)
 
 
+def is_measured(launch: Launch) -> bool | None:
+    return False if COUNT_OF_EXPERTS in launch.keys else named(*MEASURED).holds(launch)
+
+
 FIX = Fix(
     id=ID,
     doc=__doc__,
@@ -400,5 +408,8 @@ FIX = Fix(
         PREFILL_GRAPHS,
         Condition(f"from 0.5.19 a model named {' or '.join(NEMOTRON_NAMES)}", is_nemotron_with_uncounted_layers),
     ),
-    measured=(named(*MEASURED), LINEAR_INSIDE, ON_HOPPER),
+    measured=(
+        Condition(f"a model named {' or '.join(MEASURED)}, without experts", is_measured),
+        *(LINEAR_INSIDE, ON_HOPPER),
+    ),
 )

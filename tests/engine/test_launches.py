@@ -29,6 +29,7 @@ LLAMA = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2}
 HYBRID = {**LLAMA, "architectures": ["FalconH1ForCausalLM"], "mamba_d_ssm": 64}
 TRUE, FALSE = Condition("a", lambda launch: True), Condition("b", lambda launch: False)
 OPEN = Condition("c", lambda launch: None)
+WITH_EXPERTS = " with experts"
 COMMANDS = (
     "--tp 2 --tp-size 4",
     "--tp-size 4 --tp=2",
@@ -184,6 +185,7 @@ def test_no_launch_is_called_faster_with_a_kernel_that_leaves_its_layers_alone(k
     ("release", "architecture", "words", "chip", "is_left"),
     [
         (wheels.NEWEST, "GraniteMoeHybridForCausalLM", "", launches.HOPPER, False),
+        (wheels.NEWEST, f"GraniteMoeHybridForCausalLM{WITH_EXPERTS}", "", launches.HOPPER, True),
         # nobody has said which GPU it is
         (wheels.NEWEST, "Lfm2ForCausalLM", "", "", False),
         (wheels.NEWEST, "Lfm2ForCausalLM", "", launches.BLACKWELL, True),
@@ -202,7 +204,9 @@ def test_a_fix_for_speed_is_called_off_where_it_leaves_a_launch_alone(
     def states(**environ: str) -> list[str]:
         source = releases.in_folder(wheels.unpacked(release))
         examined = examination.examine(known, flags.read([fix], [], environ), source, installed=False)
-        asked = launch(words, {"architectures": [architecture], "kv_lora_rank": 512}, chip, release)
+        config = {"architectures": [architecture.removesuffix(WITH_EXPERTS)], "kv_lora_rank": 512}
+        config["num_local_experts"] = 62 if architecture.endswith(WITH_EXPERTS) else 0
+        asked = launch(words, config, chip, release)
         return [item.state for item in for_launch.answer(examined, asked, "", False).items]
 
     assert states() == [for_launch.OFF if is_left else for_launch.MENDED]

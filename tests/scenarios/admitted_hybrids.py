@@ -77,6 +77,8 @@ class World(gdn_prefill.World):
         ranks = server_args.pop("ranks", 1)
         # each rank normalises whole groups
         self.overrides = {**overrides_of(architecture), **({"group_norm_size": ranks} if ranks > 1 else {})}
+        if not server_args.pop("with_experts", True):
+            self.overrides[fix.COUNT_OF_EXPERTS] = 0
         with tempfile.TemporaryDirectory() as folder:
             one_batch.import_sglang(with_graphs=True)
             model = warm_answers.configured(architecture, pathlib.Path(folder))
@@ -164,13 +166,17 @@ def steps(architecture: str) -> Found:
     return found
 
 
-def with_kernel(architecture: str) -> Found:
+def with_kernel(architecture: str, **world_of: Any) -> Found:
     """Run the same where a kernel of ours takes the mixers into the graph."""
-    world = World(architecture)
+    world = World(architecture, **world_of)
     eager = run_all(world, SCRIPTS)
     breaks = world.capture(prefill.BUCKETS)
     pairs = zip(eager, run_all(world, SCRIPTS), strict=True)
     return {"breaks": breaks, "scripts": [gdn_prefill.compared(*pair) for pair in pairs], "left": world.left()}
+
+
+def with_kernel_and_no_experts(architecture: str) -> Found:
+    return with_kernel(architecture, with_experts=False)
 
 
 def checkpoints(architecture: str) -> Found:
