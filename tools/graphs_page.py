@@ -284,8 +284,8 @@ ADMITTED = (
     *hybrids_without_graphs.NEMOTRON_NAMES,
 )
 WITH_THE_PLUGIN = (
-    f"At its defaults the plugin gives graphs to {' and '.join(hybrids_without_graphs.MEASURED)}, on Hopper and "
-    f"without experts, as a GPU has [measured it](kernels.md#servers-of-other-hybrid-families). With "
+    f"At its defaults the plugin gives graphs to {' and '.join(hybrids_without_graphs.MEASURED)}, on Hopper, as "
+    f"a GPU has [measured it](kernels.md#servers-of-other-hybrid-families). With "
     f"`{ADMITTING.flag}=on` it gives them to {', '.join(ADMITTED)}: [{ADMITTING.id}](fixes/{ADMITTING.id}.md). "
     "These, bold below, need it to answer rightly "
     "with graphs:"

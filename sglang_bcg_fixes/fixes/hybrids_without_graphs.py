@@ -12,10 +12,12 @@ called `attention`, where SGLang looks for grouped queries, and for latent atten
 layers that are feed-forward only: `-` and `E` in hybrid_override_pattern. Until 0.5.18 such layers counted too; 0.5.23
 admits the experts (`E`) again, on GPUs of compute capability 12.0 (RTX 50 series, RTX PRO 6000) only.
 Change: Nothing is answered wrongly without it, so it is for speed alone. By default only what a GPU has shown to be
-faster at every measured length and in throughput is captured: Granite without experts and LFM2 (Lfm2ForCausalLM) on
-0.5.23 and Hopper, and only where mamba2_extend or short_conv_extend takes every mixer into the graph. There the first
-token of 253 tokens comes after 0.26 and 0.56 of the time without graphs, that of 8,189 after 0.96 of it, and models
-that were trained for it give the same answers. Where one mixer would keep its break, the log says why, and nothing is
+faster is captured: Granite without experts up to 4,096 tokens, and LFM2 (Lfm2ForCausalLM) up to 1,024, on 0.5.23 and
+Hopper, and only where mamba2_extend or short_conv_extend takes every mixer into the graph. There the first token of 253
+tokens comes after 0.26 and 0.56 of the time without graphs, that of 1,021 after 0.36 and 0.72, Granite's of 4,093 after
+0.48; longer prompts gain about as little as padding may take, and run eagerly. Models that were trained for it give the
+same answers. Tensor parallelism, quantization, a memory saver, forward hooks and --cuda-graph-prefill-max-context are
+left alone by default: nobody has measured them, or SGLang serves them without graphs only. The log says why nothing is
 captured. With SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=on all models named above are captured, in every release, also with
 breaks: on an H200 with 0.5.17 the first token of 253 tokens then comes after 0.51 to 0.77 of the time without graphs,
 that of 8,189 after 0.96 to 1.06 of it, the most with Ling, whose captured form of latent attention is the slower one
@@ -52,7 +54,6 @@ import logging
 import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.anatomy import latent_attention
@@ -90,8 +91,13 @@ MIXERS = {
     ("Lfm2ForCausalLM", LFM2): "conv",
     ("Lfm2MoeForCausalLM", LFM2_MOE): "conv",
 }
-# which were faster on a GPU at every length with all mixers inside the graph, and in throughput
-MEASURED = ("GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM")
+# which were faster on a GPU with all mixers inside the graph, and the largest size to capture by default: above it,
+# padding may take more than the graph gains
+MEASURED = {"GraniteMoeHybridForCausalLM": 4096, "Lfm2ForCausalLM": 1024}
+LEFT_BY_DEFAULT = (
+    *("--enable-memory-saver", "--forward-hooks", "--quantization", "--enable-lora", "--lora-paths"),
+    *("--cuda-graph-prefill-max-context", "--speculative-algorithm"),
+)
 # of a layer, and of the configuration; those that were measured have none
 EXPERTS_OF_GRANITE, COUNT_OF_EXPERTS = "block_sparse_moe", "num_local_experts"
 BAILING = f"{MODELS}.bailing_moe_linear"
@@ -186,23 +192,22 @@ def admit_measured(original: Callable[..., Any], *, model_runner: Any, **rest: A
         return original(model_runner=model_runner, **rest)
 
 
-def admit_measured_by_method(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
-    with mixers_shown(self, by_default=True):
-        return original(self, *args, **kwargs)
-
-
 @contextlib.contextmanager
 def mixers_shown(model_runner: Any, by_default: bool = False) -> Iterator[None]:
     """Meanwhile layers of the models that are admitted have their mixer under the name that SGLang looks for.
 
-    By default these are the models that were measured, and only with all their mixers inside the graph.
+    By default these are the models that were measured, up to a size, and only with all their mixers inside the graph.
     """
     with contextlib.ExitStack() as stack:
         name = mixer_of(model_runner.model)
         if by_default and type(model_runner.model).__name__ not in MEASURED:
             name = None
         if name is not None and asks_for_breaks(model_runner.server_args):
-            for kind in admitted_layers(model_runner, name, by_default):
+            kinds = admitted_layers(model_runner, name, by_default)
+            if kinds and by_default:
+                settings = prefill_settings()
+                stack.enter_context(replaced(settings, "bs", sizes_to_capture(model_runner.model, settings)))
+            for kind in kinds:
                 # of the class: a part that each layer had twice would have its weights twice
                 stack.enter_context(replaced(kind, KNOWN_NAME, property(operator.attrgetter(name))))
         yield
@@ -231,16 +236,43 @@ def admitted_layers(model_runner: Any, name: str, by_default: bool) -> set[type]
         return set()
     mixers = {number: getattr(layer, name) for number, layer in layers.items()}
     calls = broken_calls(model_runner, name, mixers.values())
-    is_wanted = is_admitted(model_runner, why_not(model_runner, calls, mixers if by_default else {}), by_default)
+    reasons = why_not(model_runner, calls)
+    if by_default:
+        reasons = itertools.chain(reasons, why_unmeasured(model_runner), why_not_inside(model_runner, mixers))
+    is_wanted = is_admitted(model_runner, reasons, by_default)
     return set(map(type, layers.values())) if is_wanted else set()
+
+
+def why_unmeasured(model_runner: Any) -> Iterator[str]:
+    """List what no GPU has measured, or what SGLang itself serves without graphs only."""
+    arguments, settings = model_runner.server_args, prefill_settings()
+    has_experts = any(getattr(layer, EXPERTS_OF_GRANITE, None) is not None for layer in model_runner.model.model.layers)
+    reasons = {
+        "experts": has_experts,
+        "tensor parallelism": int(arguments.tp_size) > 1,
+        "quantization": bool(getattr(model_runner.model_config, "quantization", None)),
+        "a memory saver": bool(arguments.enable_memory_saver),
+        "hooks of layers": bool(getattr(arguments, "forward_hooks", None)),
+        "graphs of a largest context": settings.max_context_size is not None,
+        "no small size to capture": not sizes_to_capture(model_runner.model, settings),
+    }
+    yield from (f"{what}, which nobody has measured" for what, holds in reasons.items() if holds)
+
+
+def prefill_settings() -> Any:
+    """Return SGLang's settings of prefill graphs, in a release that was measured."""
+    from sglang.srt.runtime_context import get_exec
+
+    return get_exec().graph.cuda_graph_config.prefill
+
+
+def sizes_to_capture(model: Any, settings: Any) -> list[int]:
+    """Leave out those whose padding may take more than their graph gains."""
+    return [size for size in settings.bs or () if size <= MEASURED[type(model).__name__]]
 
 
 def why_not_inside(model_runner: Any, mixers: Mapping[int, Any]) -> Iterator[str]:
     """Say why a mixer would break the graph: with breaks some prompts were slower than without graphs."""
-    if not mixers:
-        return
-    if any(getattr(layer, EXPERTS_OF_GRANITE, None) is not None for layer in model_runner.model.model.layers):
-        yield f"experts, which were not measured; {flag_of(ID)}=on admits them"
     op = short_conv_extend.KERNEL.op if mixer_of(model_runner.model) == "conv" else mamba2_extend.KERNEL.op
     if not active.is_used(op):
         yield f"{op} does not run in this process"
@@ -312,13 +344,8 @@ def is_admitted(model_runner: Any, reasons: Iterator[str], by_default: bool = Fa
     return False
 
 
-def why_not(
-    model_runner: Any, calls: Iterable[tuple[str, Any]], inside: Mapping[int, Any] = MappingProxyType({})
-) -> Iterator[str]:
-    """List the reasons to leave this server as it is.
-
-    `calls` have to be broken, each by its fix, and the mixers `inside` to be taken by a kernel, by layer.
-    """
+def why_not(model_runner: Any, calls: Iterable[tuple[str, Any]]) -> Iterator[str]:
+    """List the reasons to leave this server as it is; `calls` have to be broken, each by its fix."""
     from sglang_bcg_fixes.kernels.linear_extend import serving
 
     if not all(fix in wrappers.fixes_in(call) for fix, call in calls):
@@ -332,7 +359,6 @@ def why_not(
     yield from serving.refused_options(arguments, model_runner, *([get_parallel()] if get_parallel else []))
     if serving.is_deterministic():
         yield "deterministic inference"
-    yield from why_not_inside(model_runner, inside)
 
 
 def broken_calls(model_runner: Any, name: str, mixers: Iterable[Any]) -> Iterator[tuple[str, Any]]:
@@ -384,7 +410,9 @@ def is_nemotron_with_uncounted_layers(launch: Launch) -> bool | None:
 
 
 def is_measured(launch: Launch) -> bool | None:
-    return False if COUNT_OF_EXPERTS in launch.keys else named(*MEASURED).holds(launch)
+    is_other = COUNT_OF_EXPERTS in launch.keys or launch.given(*LEFT_BY_DEFAULT)
+    several = launch.number("--tp-size", "--tensor-parallel-size", "--tp") or 1
+    return False if is_other or several > 1 else named(*MEASURED).holds(launch)
 
 
 FIX = Fix(
@@ -396,7 +424,6 @@ FIX = Fix(
         PatchPoint((CAPTURE_PREFILL,), How.AROUND, admit, needed=has_capture_function, asked=True),
         PatchPoint(OLD_CAPTURES, How.AROUND, admit_by_method, needed=has_capture_method, asked=True),
         PatchPoint((CAPTURE_PREFILL,), How.AROUND, admit_measured, needed=has_capture_function, asked=False),
-        PatchPoint(OLD_CAPTURES, How.AROUND, admit_measured_by_method, needed=has_capture_method, asked=False),
         *(PatchPoint((where,), How.AROUND, break_round_the_convolution) for where in CONVOLUTIONS),
     ),
     # its break runs what the other is round
@@ -409,7 +436,7 @@ FIX = Fix(
         Condition(f"from 0.5.19 a model named {' or '.join(NEMOTRON_NAMES)}", is_nemotron_with_uncounted_layers),
     ),
     measured=(
-        Condition(f"a model named {' or '.join(MEASURED)}, without experts", is_measured),
+        Condition(f"a model named {' or '.join(MEASURED)}, as it was measured", is_measured),
         *(LINEAR_INSIDE, ON_HOPPER),
     ),
 )

@@ -61,7 +61,7 @@ class Plan:
     def digest(self) -> str:
         """Equal in two processes exactly when they do the same to the same source."""
         content = [
-            [[d.id, d.action.value, [item.form for item in d.finding.evidence]] for d in self.fixes],
+            [[d.id, d.action.value, d.required, [item.form for item in d.finding.evidence]] for d in self.fixes],
             [[choice.op, choice.name] for choice in self.kernels],
         ]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]

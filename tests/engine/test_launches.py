@@ -190,6 +190,8 @@ def test_no_launch_is_called_faster_with_a_kernel_that_leaves_its_layers_alone(k
         (wheels.NEWEST, "Lfm2ForCausalLM", "", "", False),
         (wheels.NEWEST, "Lfm2ForCausalLM", "", launches.BLACKWELL, True),
         (wheels.NEWEST, "Lfm2ForCausalLM", "--enable-dp-attention --dp-size 2", launches.HOPPER, True),
+        (wheels.NEWEST, "Lfm2ForCausalLM", "--tp 2", launches.HOPPER, True),
+        (wheels.NEWEST, "Lfm2ForCausalLM", "--enable-memory-saver", launches.HOPPER, True),
         (wheels.NEWEST, "Lfm2MoeForCausalLM", "", launches.HOPPER, True),
         (wheels.NEWEST, "BailingMoeV2_5ForCausalLM", "", launches.HOPPER, True),
         ("0.5.20", "GraniteMoeHybridForCausalLM", "", launches.HOPPER, True),

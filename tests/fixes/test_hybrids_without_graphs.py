@@ -176,7 +176,7 @@ def test_by_default_short_convolutions_are_inside(run: Run) -> None:
     ("architecture", "kernel", "reason"),
     [
         # it has some here
-        (GRANITE, {KERNEL.flag: "reference"}, "experts, which were not measured"),
+        (GRANITE, {KERNEL.flag: "reference"}, "experts, which nobody has measured"),
         (LFM2, {short_conv_extend.KERNEL.flag: "off"}, "short_conv_extend does not run in this process"),
         # SGLang keeps windows in bfloat16, and the model is in float16
         (
@@ -450,6 +450,62 @@ def test_a_mixer_without_a_break_and_one_of_attention_alone(caplog: pytest.LogCa
     # SGLang admits it by itself
     granite = model_of(Layer(self_attn=torch.nn.Identity()), name=GRANITE, module=fix.GRANITE)
     assert shown(granite) == [False] and caplog.messages == []
+
+
+def settings_of_graphs(**changed: Any) -> Any:
+    return types.SimpleNamespace(**{"bs": [256, 1024, 2048], "max_context_size": None, **changed})
+
+
+def measured(**changed: Any) -> dict[str, Any]:
+    plain = {"enable_breakable_cuda_graph": True, "tp_size": 1, "enable_memory_saver": False, "forward_hooks": None}
+    unquantized = types.SimpleNamespace(quantization=None)
+    return {"server_args": types.SimpleNamespace(**{**plain, **changed}), "model_config": unquantized}
+
+
+@pytest.mark.usefixtures("broken")
+def test_by_default_large_sizes_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A little gain of a long prompt is less than its padding takes."""
+    model, settings = model_of(Layer(conv=Convolution())), settings_of_graphs()
+    monkeypatch.setattr(fix, "prefill_settings", lambda: settings)
+    monkeypatch.setattr(fix, "why_not_inside", lambda *given: iter(()))
+    with fix.mixers_shown(runner(model, **measured()), by_default=True):
+        assert settings.bs == [256, 1024] and hasattr(model.model.layers[0], fix.KNOWN_NAME)
+    assert settings.bs == [256, 1024, 2048]
+    with fix.mixers_shown(runner(model, **measured())):
+        assert settings.bs == [256, 1024, 2048] and hasattr(model.model.layers[0], fix.KNOWN_NAME)
+
+
+@pytest.mark.usefixtures("broken")
+@pytest.mark.parametrize(
+    ("arguments", "graphs", "quantization", "reason"),
+    [
+        ({"tp_size": 2}, {}, None, "tensor parallelism"),
+        ({"enable_memory_saver": True}, {}, None, "a memory saver"),
+        ({"forward_hooks": [{"hook": "a"}]}, {}, None, "hooks of layers"),
+        ({}, {"max_context_size": 4096}, None, "graphs of a largest context"),
+        ({}, {"bs": [2048]}, None, "no small size to capture"),
+        ({}, {"bs": None}, None, "no small size to capture"),
+        ({}, {}, "fp8", "quantization"),
+    ],
+)
+def test_by_default_what_nobody_has_measured_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    arguments: dict[str, Any],
+    graphs: dict[str, Any],
+    quantization: str | None,
+    reason: str,
+) -> None:
+    caplog.set_level("INFO", "sglang_bcg_fixes")
+    monkeypatch.setattr(fix, "prefill_settings", lambda: settings_of_graphs(**graphs))
+    monkeypatch.setattr(fix, "why_not_inside", lambda *given: iter(()))
+    asked = measured(**arguments)
+    asked["model_config"].quantization = quantization
+    model = model_of(Layer(conv=Convolution()))
+    with fix.mixers_shown(runner(model, **asked), by_default=True):
+        assert not hasattr(model.model.layers[0], fix.KNOWN_NAME)
+    (said,) = caplog.messages
+    assert f"as in SGLang: {reason}, which nobody has measured" in said
 
 
 def attention(**parts: torch.nn.Module) -> Layer:
