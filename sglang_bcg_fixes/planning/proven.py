@@ -50,5 +50,4 @@ def is_proven(op: str, finding: Finding) -> bool:
 
 def with_the_source(rows: Iterable[str], finding: Finding) -> list[str]:
     """Choose the releases, in their order, whose every definition is the one that was found."""
-    having = [forms.releases_with(item.form) for item in finding.evidence]
-    return [release for release in rows if all(release in releases for releases in having)]
+    return forms.with_all(rows, (item.form for item in finding.evidence))

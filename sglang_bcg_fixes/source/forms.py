@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import pathlib
+from collections.abc import Iterable
 from typing import TypedDict
 
 FILE = pathlib.Path(__file__).with_name("forms.json")
@@ -59,6 +60,12 @@ def _by_form() -> dict[str, frozenset[str]]:
 def releases_with(form: str) -> frozenset[str]:
     """The releases that have a definition in this form."""
     return _by_form().get(form, frozenset())
+
+
+def with_all(releases: Iterable[str], found: Iterable[str]) -> list[str]:
+    """Choose the releases, in their order, that have each of these forms."""
+    having = [releases_with(form) for form in found]
+    return [release for release in releases if all(release in known for known in having)]
 
 
 def dump(table: Table, file: pathlib.Path = FILE) -> None:

@@ -13,10 +13,11 @@ import pytest
 import torch
 
 from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.concern import Launch
 from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.linear_extend import serving
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, adapter
-from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL
+from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL, is_measured
 from sglang_bcg_fixes.planning import plan, registry
 from sglang_bcg_fixes.source import tree
 from tests import processes, wheels
@@ -327,6 +328,10 @@ DRIFTED = {
         *(NEWEST, "sglang/srt/models/nemotron_h.py"),
         *("ret = mamba_layer._forward_mamba(hidden_states, forward_batch)", "ret = mamba_layer(hidden_states)"),
     ),
+    "checkpoints are written elsewhere": (
+        *(NEWEST, "sglang/srt/layers/attention/hybrid_linear_attn_backend.py"),
+        *("    def _track_mamba_state_extend(", "    def _keep_mamba_state_extend("),
+    ),
     "the metadata is another": (
         *("0.5.15.post1", "sglang/srt/layers/attention/mamba/mamba2_metadata.py"),
         *("has_initial_states = context_lens_tensor > 0", "has_initial_states = context_lens_tensor > 1"),
@@ -337,8 +342,11 @@ DRIFTED = {
 @pytest.mark.parametrize("drift", DRIFTED)
 def test_a_drifted_source_is_unknown(release_root: Root, drift: str) -> None:
     release, *change = DRIFTED[drift]
-    found = plan.ask(KERNEL, tree.Source(rewritten(release_root(release), *change)))
+    source = tree.Source(rewritten(release_root(release), *change))
+    found = plan.ask(KERNEL, source)
     assert found.verdict.value == "unknown", found
+    # and no launch of it is called faster
+    assert not is_measured(Launch(source, {"architectures": ["GraniteMoeHybridForCausalLM"]}, {}))
 
 
 @pytest.mark.parametrize("asked", [None, "triton", "reference"])

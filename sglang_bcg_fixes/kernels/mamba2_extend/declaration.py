@@ -23,7 +23,8 @@ from sglang_bcg_fixes.kernels import has_triton
 from sglang_bcg_fixes.kernels.linear_extend.places import BACKENDS, RUNNER, STEP, patches
 from sglang_bcg_fixes.model import Accepted, How, Impl, Kernel, PatchPoint
 from sglang_bcg_fixes.source import forms
-from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.finding import Finding, Verdict
+from sglang_bcg_fixes.source.syntax import Drifted
 from sglang_bcg_fixes.source.tree import Source, absent, affected
 
 BACKEND = f"{BACKENDS}:Mamba2AttnBackend"
@@ -53,16 +54,17 @@ def probe(source: Source) -> Finding:
 
 def measured_with(found: Iterable[str]) -> list[str]:
     """List the beginnings of architectures' names that were measured on a source with these forms."""
-    having = [forms.releases_with(form) for form in found]
-    return [
-        name
-        for name, releases in MEASURED.items()
-        if any(all(release in known for known in having) for release in releases)
-    ]
+    read = list(found)
+    return [name for name, releases in MEASURED.items() if forms.with_all(releases, read)]
 
 
 def is_measured(launch: Launch) -> bool | None:
-    names = measured_with(item.form for item in probe(launch.source).evidence)
+    try:
+        found = probe(launch.source)
+    except Drifted:
+        # a source that nobody has read was not measured either
+        return False
+    names = measured_with(item.form for item in found.evidence) if found.verdict is Verdict.AFFECTED else []
     return named(*(f"{name}*" for name in names)).holds(launch)
 
 
