@@ -110,6 +110,7 @@ def test_a_mixer_without_a_break_is_refused_and_served_eagerly(run: Run, release
         ("0.5.17", {}, {"Lfm2ForCausalLM": LFM2}),
         # by default the fix has its break round LFM2's convolutions there
         (NEWEST, {}, {}),
+        (NEWEST, {hybrids_without_graphs.FIX.flag: "on"}, {}),
         (NEWEST, {hybrids_without_graphs.FIX.flag: "off"}, {"Lfm2ForCausalLM": LFM2}),
         (
             NEWEST,

@@ -51,8 +51,7 @@ def test_a_real_runner_is_read_back_and_its_fixes_are_reached(
     release: str, release_root: Callable[[str], pathlib.Path]
 ) -> None:
     arguments = ("-m", "tests.scenarios.runner_read_back", "one_prefill")
-    # it is of fixes; a kernel may be on by default, too
-    found, log = processes.beside(release_root(release), *arguments, SGLANG_BCG_FIXES="auto", SGLANG_BCG_KERNELS="off")
+    found, log = processes.beside(release_root(release), *arguments, SGLANG_BCG_FIXES="auto")
     assert found["built"] == f"{found['runner']} was built" and found["found"]["occasion"] == "the first batch came"
     assert found["found"]["lost"] == {} == found["found"]["wrapped"]
     assert found["found"]["live"] == found["applied"] and found["batches"] == 1, found

@@ -22,12 +22,14 @@ def one_prefill() -> dict[str, Any]:
     one_batch.generate(loaded, prefill._prompts([6, 5]), 2)
     [content] = [status.with_calls(content) for _, content in report.read_all(flags.report_dir())]
     rows = [row for row in content["fixes"] if row["state"] == "applied"]
+    kernels = [op for op, row in content["kernels"].items() if row["state"] == "applied"]
     return {
         "built": built,
         "found": content["read_back"],
         "runner": type(runner).__name__,
         "batches": content["batches"],
-        "applied": [row["id"] for row in rows],
+        # in the order of application
+        "applied": [*kernels, *(row["id"] for row in rows)],
         "calls": {row["id"]: sum(row["calls"].values()) for row in rows},
         "words": {row["id"]: status.calls_words(content, row) for row in rows},
     }
