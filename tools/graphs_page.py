@@ -287,8 +287,7 @@ WITH_THE_PLUGIN = (
     f"At its defaults the plugin gives graphs to {' and '.join(hybrids_without_graphs.MEASURED)}, on Hopper, as "
     f"a GPU has [measured it](kernels.md#servers-of-other-hybrid-families). With "
     f"`{ADMITTING.flag}=on` it gives them to {', '.join(ADMITTED)}: [{ADMITTING.id}](fixes/{ADMITTING.id}.md). "
-    "These, bold below, need it to answer rightly "
-    "with graphs:"
+    "These, bold below, need it to answer rightly with graphs:"
 )
 WHAT_ELSE = (
     "What else concerns your model is in the [matrix](matrix.html), and `bcg-fixes doctor --model FOLDER` says it of "

@@ -12,9 +12,9 @@ from typing import Any
 import hybrid
 import torch
 import torch.nn.functional as F
+from nemotron_h import EPS, Norm
 from torch import Tensor, nn
 
-EPS = 1e-5
 CONVOLUTION, ATTENTION = "conv", "full_attention"
 
 
@@ -33,15 +33,6 @@ class Shape:
     @property
     def layers(self) -> int:
         return len(self.kinds)
-
-
-class Norm(nn.Module):
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (hybrid.normalized(x.float(), EPS) * self.weight.float()).to(x.dtype)
 
 
 class ShortConvolution(nn.Module):

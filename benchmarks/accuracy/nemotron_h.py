@@ -25,7 +25,7 @@ MIXER, ATTENTION, MLP = "M*-"
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a model with these mixers and this attention, whatever its layers are."""
+    """Sizes of a model with these mixers and this attention, whatever its layers are."""
 
     vocabulary: int = 128
     hidden: int = 256
