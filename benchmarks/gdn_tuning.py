@@ -3,6 +3,7 @@
 
     python benchmarks/gdn_tuning.py --json gdn_tuning-cuda.json                 # needs no SGLang
     python benchmarks/gdn_tuning.py --form triton --json gdn_tuning.json        # some minutes
+    python benchmarks/gdn_tuning.py --states bfloat16 --json gdn_tuning-bfloat16.json
     python benchmarks/gdn_tuning.py --once advance --tokens 16384               # for a profiler: one launch, no times
 
 Every tuning changes some of triton.Tuning, which the CUDA form ignores; one whose results have other bits is red and is
@@ -41,6 +42,7 @@ CASES = (
     (16384, 1),
     (16384, 16),
 )
+STATES = ("float32", "bfloat16")
 AS_IT_IS, CHOSEN, FEW_TABLES = "as it is", "chosen", "chosen, tables for these sequences only"
 CHANGES: tuple[dict[str, Any], ...] = (
     {"prepare_registers": None},
@@ -129,8 +131,9 @@ def case_of(
     device: gdn_layer.Device,
     rounds: int,
     form: str = gdn_layer.TRITON,
+    states: str = STATES[0],
 ) -> list[Any]:
-    problem = gdn_layer.Problem(shape, [tokens // sequences] * sequences, device.name)
+    problem = gdn_layer.Problem(shape, [tokens // sequences] * sequences, device.name, states=states)
 
     def call_of(tuning: Tuning, many: bool) -> Callable[[int], Any]:
         return gdn_layer.calls_of_ours(problem, form, tuning, gdn_layer.CAPTURED_SEQUENCES if many else sequences)
@@ -193,6 +196,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", choices=gdn_layer.SHAPES, default="qwen3_next")
     parser.add_argument("--form", choices=(gdn_layer.TRITON, gdn_layer.CUDA), default=gdn_layer.CUDA)
+    parser.add_argument("--states", choices=STATES, default=STATES[0])
     parser.add_argument("--rounds", type=int, default=timing.LEAST_ROUNDS)
     parser.add_argument("--once", choices=("prepare", "advance"), help="profile this one between start and stop")
     parser.add_argument("--tokens", type=int, default=16384, help="of --once (default: %(default)s)")
@@ -204,10 +208,15 @@ def main() -> int:
         once(options.once, options.tokens, options.sequences, shape, options.form)
         return 0
     device, rows = gdn_layer.Cuda(), list[dict[str, Any]]()
-    content = {**environment.header(environment.here()), "shape": options.shape, "form": options.form}
+    content = {
+        **environment.header(environment.here()),
+        "shape": options.shape,
+        "form": options.form,
+        "states": options.states,
+    }
     content |= {"rounds": options.rounds, "rows": rows}
     for tokens, sequences in CASES:
-        rows += case_of(tokens, sequences, shape, device, options.rounds, options.form)
+        rows += case_of(tokens, sequences, shape, device, options.rounds, options.form, options.states)
         device.release()
         # write early, so an interrupted run leaves results
         options.json.write_text(with_a_line_for_each_row(content))

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 
 import pytest
+import torch
 
 from benchmarks import gdn_tuning
 from sglang_bcg_fixes.kernels.gdn_extend import triton
@@ -46,3 +47,22 @@ def test_only_a_tuning_with_the_same_bits_is_timed(monkeypatch: pytest.MonkeyPat
     assert all(rows[name][what] > 0 for name in timed for what in (gdn_tuning.PREPARE, gdn_tuning.ADVANCE))
     assert rows["advance_stages 2"]["why"] == "other bits than the tuning as it is"
     assert rows["strip 5"]["verdict"] == "red" and rows["strip 5"]["why"]
+
+
+@pytest.mark.parametrize("states", gdn_tuning.STATES)
+def test_states_are_of_the_type_asked_for_and_right(monkeypatch: pytest.MonkeyPatch, states: str) -> None:
+    held: list[torch.dtype] = []
+    monkeypatch.setattr(gdn_tuning, "Tuning", few)
+    monkeypatch.setattr(triton, "Tuning", few)
+    monkeypatch.setattr(gdn_tuning, "CHANGES", ())
+    monkeypatch.setattr(timing, "in_turn", once)
+    launch = triton.Call.launch
+
+    def noting(call: triton.Call) -> None:
+        held.append(call.state.dtype)
+        launch(call)
+
+    monkeypatch.setattr(triton.Call, "launch", noting)
+    rows = gdn_tuning.case_of(10, 2, SHAPE, Cpu(), 5, states=states)
+    assert {row["verdict"] for row in rows} == {"green"}, rows
+    assert {str(each) for each in held} == {f"torch.{states}"}

@@ -183,7 +183,9 @@ class Pools:
 class Problem(Pools):
     """A step of `layers` consecutive layers: the same inputs and weights, separate pools, one output."""
 
-    def __init__(self, shape: Shape, lengths: Sequence[int], device: str, kind: str = "bfloat16") -> None:
+    def __init__(
+        self, shape: Shape, lengths: Sequence[int], device: str, kind: str = "bfloat16", states: str = "float32"
+    ) -> None:
         import torch
 
         kept = getattr(torch, kind)
@@ -205,7 +207,7 @@ class Problem(Pools):
             A_log=torch.linspace(-4, 2, heads, device=device),
             dt_bias=normal(heads),
             conv=normal(sequences, shape.channels, shape.width - 1),
-            state=normal(sequences, heads, size, size, dtype=torch.float32),
+            state=normal(sequences, heads, size, size, dtype=getattr(torch, states)),
         )
         # slot 0 is unused: NaN exposes whoever reads it
         self.slots = torch.arange(1, sequences + 1, dtype=torch.int32, device=device)
