@@ -432,6 +432,14 @@ def words_of(model: pathlib.Path) -> int:
     return len(json.loads((model / "tokenizer.json").read_text())["model"]["vocab"])
 
 
+def sees(model: pathlib.Path) -> bool:
+    return "vision_config" in json.loads((model / "config.json").read_text())
+
+
+def numbers_of(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]
+
+
 def draw(file: pathlib.Path) -> pathlib.Path:
     """Draw first-token times and throughput as ratios to stock, with the range of the rounds."""
     import matplotlib
@@ -488,6 +496,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", metavar="NAME", help="one of serving_models.py, or a folder that it made")
     parser.add_argument("--jsonl", type=pathlib.Path)
     parser.add_argument("--arms", default=",".join(ARMS), metavar="A,B", help="in the order of the tables")
+    parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)), metavar="M,N", help="of single prompts")
+    parser.add_argument("--image-lengths", default=",".join(map(str, IMAGE_LENGTHS)), metavar="M,N")
     parser.add_argument("--clients", default=",".join(map(str, CLIENTS)), metavar="M,N", help="of bench_serving")
     parser.add_argument("--rounds", type=int, default=timing.LEAST_ROUNDS)
     parser.add_argument("--logs", type=pathlib.Path, help="where the servers' logs stay")
@@ -511,8 +521,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = options.logs or made
         folder.mkdir(parents=True, exist_ok=True)
         model = model_of(options.model, made)
-        clients = [int(number) for number in options.clients.split(",")]
-        plan, found = Plan(model, arms, options.rounds, clients=clients, words=words_of(model)), []
+        plan = Plan(
+            model,
+            arms,
+            options.rounds,
+            lengths=numbers_of(options.lengths),
+            image_lengths=numbers_of(options.image_lengths) if sees(model) else (),
+            clients=numbers_of(options.clients),
+            words=words_of(model),
+        )
+        found = []
         for some in measure(plan, folder, lambda line: print(line, file=sys.stderr, flush=True)):
             file.add(some)
             found += some

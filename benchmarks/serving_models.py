@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Qwen3.5 in its published sizes with random weights: the text model, its tower, a tokenizer and an image processor.
+"""Models in published sizes with random weights: Qwen3.5 with its tower and image processor, and hybrids of text.
 
     python benchmarks/serving_models.py FOLDER NAME
 
-qwen3_5_4b has 16 of its 32 layers and qwen3_5_35b_a3b 8 of its 40, so that several servers fit on one GPU. Words of
-the tokenizer are numbers. Weights are drawn on the GPU if there is one.
+qwen3_5_4b has 16 of its 32 layers and qwen3_5_35b_a3b 8 of its 40, so that several servers fit on one GPU; their
+weights are drawn on the GPU if there is one. The others are those of `bcg-fixes bench --servers`, with a tokenizer.
+Words of every tokenizer are numbers.
 """
 
 from __future__ import annotations
@@ -13,21 +14,23 @@ import dataclasses
 import json
 import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.lab.bench import hybrid_models, mamba2_model
 from sglang_bcg_fixes.lab.bench.gdn_layer import SHAPES, Shape
 from sglang_bcg_fixes.lab.bench.model import HEAD, PERIOD, gated_attention, linear_attention
 from sglang_bcg_fixes.lab.verify import models
 from sglang_bcg_fixes.lab.verify.models import OF_IMAGES, Shapes, norms, options, weights
 
 POSITIONS = 2304
-# the four markers of images follow the words
+# the four markers of images and the end follow the words
 WORDS, VOCABULARY = 248_064, 248_320
 NUMBERED = {name: WORDS + number for number, name in enumerate(OF_IMAGES)}
 # what an image may have, so that it is not shrunk
 PIXELS = {"shortest_edge": 256**2, "longest_edge": 4096**2}
+END = "<|end|>"
 # safetensors of one file are read at once
 LAYERS_PER_FILE = 4
 
@@ -69,6 +72,9 @@ MODELS = {
     "qwen3_5_4b": Published(16, 2560, 9216, 16, 4, Tower(24, 1024, 4096)),
     "qwen3_5_35b_a3b": Published(8, 2048, 512, 16, 2, Tower(27, 1152, 4304), experts=256, chosen=8),
 }
+Files = dict[str, dict[str, Any]]
+# of text alone
+HYBRIDS = {**mamba2_model.MODELS, **hybrid_models.MODELS}
 
 
 def feed_forward(of: Published) -> Shapes:
@@ -146,19 +152,38 @@ def config(of: Published) -> dict[str, Any]:
     }
 
 
-def processors(of: Published) -> dict[str, dict[str, Any]]:
+def tokenizer(words: int, markers: Sequence[str]) -> Files:
+    """Build files of a tokenizer of numbers.
+
+    Its end is no number: a special token is found inside words, too, so that "1" would cut 217 in three.
+    """
+    specials = (*markers, END)
+    shared: dict[str, Any] = models.TOKENIZER
+    (marker, *_) = shared["added_tokens"]
+    made = {
+        **shared,
+        "added_tokens": [{**marker, "id": words + n, "content": name} for n, name in enumerate(specials)],
+        "model": {**shared["model"], "vocab": {str(number): number for number in range(words)}},
+    }
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": 262144}
+    ends = dict.fromkeys(("unk_token", "pad_token", "eos_token"), END)
+    return {"tokenizer.json": made, "tokenizer_config.json": {**settings, **ends}}
+
+
+def processors(of: Published) -> Files:
     """Files of the tokenizer and the image processor: those of verify's tiny model, with this vocabulary."""
-    made = dict(models.PROCESSORS)
-    tokenizer = json.loads(json.dumps(made["tokenizer.json"]))
+    shared, made = models.PROCESSORS, tokenizer(of.words, OF_IMAGES)
     # the markers are no words: bench_serving draws its prompts from the words
-    tokenizer["model"]["vocab"] = {str(number): number for number in range(of.words)}
-    for number, each in enumerate(tokenizer["added_tokens"]):
-        each["id"] = of.words + number
-    made["tokenizer.json"] = tokenizer
-    made["tokenizer_config.json"] = {**made["tokenizer_config.json"], "model_max_length": 262144}
+    made["tokenizer_config.json"] = {**shared["tokenizer_config.json"], **made["tokenizer_config.json"]}
     for name in ("preprocessor_config.json", "video_preprocessor_config.json"):
-        made[name] = {**made[name], "size": PIXELS}
+        made[name] = {**shared[name], "size": PIXELS}
     return made
+
+
+def make_hybrid(of: models.Model, folder: pathlib.Path) -> None:
+    """Write it with a tokenizer of its words, whose end takes the place of the last."""
+    files = {"config.json": of.config_json(), **tokenizer(models.VOCABULARY - 1, ())}
+    models.write(files, of.tensors(0), folder)
 
 
 def make(of: Published, folder: pathlib.Path) -> None:
@@ -182,9 +207,13 @@ def make(of: Published, folder: pathlib.Path) -> None:
 
 
 def main(folder: str, name: str) -> None:
-    if name not in MODELS:
-        raise SystemExit(f"no model '{name}'{flags.nearest(name, list(MODELS))}; there are {', '.join(MODELS)}")
-    make(MODELS[name], pathlib.Path(folder))
+    if name in MODELS:
+        make(MODELS[name], pathlib.Path(folder))
+    elif name in HYBRIDS:
+        make_hybrid(HYBRIDS[name], pathlib.Path(folder))
+    else:
+        names = [*MODELS, *HYBRIDS]
+        raise SystemExit(f"no model '{name}'{flags.nearest(name, names)}; there are {', '.join(names)}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks import serving, serving_models
-from sglang_bcg_fixes.lab.bench import gdn_layer, rows, timing
+from sglang_bcg_fixes.lab.bench import gdn_layer, hybrid_models, mamba2_model, rows, timing
 from sglang_bcg_fixes.lab.verify import models
 from tests import processes
 
@@ -115,9 +115,21 @@ def test_no_server_outlives_the_measurement(measure: Measure, monkeypatch: pytes
             os.kill(each.process.pid, 0)
 
 
-def test_prompts_of_an_image_are_as_long_as_they_say() -> None:
-    asked = serving.Prompts("test", 50).with_image(300)
-    assert len(asked["text"].split()) - 1 + serving.IMAGE_TOKENS == 300
+def tokens_of(folder: pathlib.Path, text: str) -> list[int]:
+    transformers = pytest.importorskip("transformers")
+    found: list[int] = transformers.AutoTokenizer.from_pretrained(folder)(text).input_ids
+    return found
+
+
+@pytest.mark.parametrize("of", [*serving_models.MODELS.values(), TINY])
+def test_prompts_of_an_image_are_as_long_as_they_say(of: serving_models.Published, tmp_path: pathlib.Path) -> None:
+    for name, content in {"config.json": serving_models.config(of), **serving_models.processors(of)}.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    asked = serving.Prompts("test", of.words).with_image(300)
+    tokens = tokens_of(tmp_path, asked["text"])
+    assert len(tokens) - 1 + serving.IMAGE_TOKENS == 300
+    start, end, image, _ = range(of.words, of.words + 4)
+    assert tokens[:3] == [start, image, end] and max(tokens[3:]) < of.words
     assert asked["image_data"][0].startswith("data:image/png;base64,")
     assert serving.IMAGE_TOKENS == (serving.IMAGE_SIDE // (2 * models.PATCH)) ** 2
 
@@ -132,7 +144,20 @@ def test_a_checkpoint_has_every_layer_and_a_vocabulary_without_markers(tmp_path:
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["image_token_id"] == TINY.words + 2 < TINY.vocabulary
     tokens = json.loads((tmp_path / "tokenizer.json").read_text())["added_tokens"]
-    assert [each["id"] for each in tokens] == [TINY.words + number for number in range(4)]
+    assert [each["id"] for each in tokens] == [TINY.words + number for number in range(5)]
+
+
+def test_a_hybrid_of_text_has_a_tokenizer_of_its_words_and_no_tower(tmp_path: pathlib.Path) -> None:
+    of = hybrid_models.lfm2(mamba2_model.Sizes(64, 96, 4, 2, 16), "c*c")
+    serving_models.make_hybrid(of, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["layer_types"] == ["conv", "full_attention", "conv"]
+    assert serving.words_of(tmp_path) == models.VOCABULARY - 1 and not serving.sees(tmp_path)
+    assert tokens_of(tmp_path, f"5 1010 17 {serving_models.END}") == [5, 1010, 17, models.VOCABULARY - 1]
+
+
+def test_images_are_for_models_that_see(tmp_path: pathlib.Path) -> None:
+    serving_models.make(TINY, tmp_path)
+    assert serving.sees(tmp_path)
 
 
 def test_published_sizes_are_those_of_the_layer_bench() -> None:
