@@ -9,6 +9,9 @@ without a chat at its start. They start together; then all but one are stopped b
 while another is measured. Rounds alternate: each asks every server once, in shuffled order. `stock` and `stock again`
 are the same command: their difference is chance. A server whose first tokens are not near those without prefill graphs
 is not timed.
+
+Clients that ask once come all at once to an idle server: one that answers the first sooner takes the others in more
+steps. With --asks 4 they come as others leave.
 """
 
 from __future__ import annotations
@@ -71,8 +74,8 @@ WITHOUT_CHAT = ("--skip-server-warmup",)
 LENGTHS, IMAGE_LENGTHS = (253, 1021, 4093, 8189), (509, 1021)
 IMAGE_SIDE, IMAGE_TOKENS = 512, 256
 CLIENTS = (16, 64)
-# tokens in, tokens out, and requests for each client
-WORKLOADS = {CHAT: (1024, 256, 1), PREFILL: (4096, 64, 1)}
+# tokens in and tokens out
+WORKLOADS = {CHAT: (1024, 256), PREFILL: (4096, 64)}
 COLOURS = {STOCK: "tab:gray", AGAIN: "lightgray", OURS: "tab:green", WITHOUT: "tab:olive", NONE: "tab:red"}
 # requests whose median is one round's first-token time
 ASKED = 5
@@ -161,6 +164,8 @@ class Plan:
     lengths: Sequence[int] = LENGTHS
     image_lengths: Sequence[int] = IMAGE_LENGTHS
     clients: Sequence[int] = CLIENTS
+    # requests of each client, one after the other
+    asks: int = 1
     words: int = 0
 
     def command(self, arm: str, port: int) -> list[str]:
@@ -374,12 +379,12 @@ def first_tokens(every: Sequence[Server], plan: Plan, kind: str, length: int, sa
 
 def served(every: Sequence[Server], plan: Plan, name: str, clients: int, folder: pathlib.Path, say: Say) -> list[Row]:
     """Rows of output tokens a second; bench_serving's other numbers are in the details of each round."""
-    tokens, new, each_asks = WORKLOADS[name]
+    (tokens, new), requests = WORKLOADS[name], clients * plan.asks
 
     def take(server: Server, number: int) -> dict[str, float]:
-        found = bench_serving(server, plan.model, (tokens, new, clients, clients * each_asks), number, folder)
-        if found["completed"] != clients * each_asks:
-            raise Wrong(f"bench_serving completed {found['completed']} of {clients * each_asks}")
+        found = bench_serving(server, plan.model, (tokens, new, clients, requests), number, folder)
+        if found["completed"] != requests:
+            raise Wrong(f"bench_serving completed {found['completed']} of {requests}")
         return {
             name: found["output_throughput"],
             **{key: round(found[key], 3) for key in ("total_throughput", "median_ttft_ms", "median_tpot_ms")},
@@ -499,6 +504,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)), metavar="M,N", help="of single prompts")
     parser.add_argument("--image-lengths", default=",".join(map(str, IMAGE_LENGTHS)), metavar="M,N")
     parser.add_argument("--clients", default=",".join(map(str, CLIENTS)), metavar="M,N", help="of bench_serving")
+    parser.add_argument(
+        "--asks", type=int, default=1, metavar="N", help="requests of each client (default: %(default)s)"
+    )
     parser.add_argument("--rounds", type=int, default=timing.LEAST_ROUNDS)
     parser.add_argument("--logs", type=pathlib.Path, help="where the servers' logs stay")
     parser.add_argument("--plot-only", type=pathlib.Path, metavar="FILE")
@@ -513,7 +521,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if arm not in ARMS:
             raise SystemExit(f"--arms: no arm '{arm}'{flags.nearest(arm, list(ARMS))}; there are {', '.join(ARMS)}")
     here = environment.look(sys.executable)
-    header = {**environment.header(here), "rounds": options.rounds, "flags": SIZES, "arms": {a: ARMS[a] for a in arms}}
+    header = {
+        **environment.header(here),
+        "rounds": options.rounds,
+        "asks": options.asks,
+        "flags": SIZES,
+        "arms": {a: ARMS[a] for a in arms},
+    }
     file = rows.File(options.jsonl, header)
     with contextlib.ExitStack() as stack:
         stack.enter_context(ended_by_signals())
@@ -528,6 +542,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             lengths=numbers_of(options.lengths),
             image_lengths=numbers_of(options.image_lengths) if sees(model) else (),
             clients=numbers_of(options.clients),
+            asks=options.asks,
             words=words_of(model),
         )
         found = []

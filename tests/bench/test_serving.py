@@ -63,6 +63,23 @@ def test_every_server_is_asked_in_every_round(measure: Measure) -> None:
     assert {row.median for row in throughput} == {4.0}, "the seed is the number of the round, and the first is dropped"
 
 
+def test_each_client_asks_as_often_as_it_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    loads = []
+
+    def benched(server: object, model: object, load: tuple[int, ...], *_: object) -> dict[str, float]:
+        loads.append(load)
+        return {"completed": load[3] - 1}
+
+    def taken(every: object, plan: object, case: object, unit: str, take: Callable[..., object], say: object) -> None:
+        take(None, 0)
+
+    monkeypatch.setattr(serving, "bench_serving", benched)
+    monkeypatch.setattr(serving, "measured", taken)
+    with pytest.raises(serving.Wrong, match="completed 7 of 8"):
+        serving.served([], serving.Plan(tmp_path, asks=4), serving.CHAT, 2, tmp_path, print)
+    assert loads == [(1024, 256, 2, 8)]
+
+
 @pytest.mark.parametrize(
     ("misbehaviour", "why"),
     [("wrong", "off by 5"), ("ends", "ended with exit status 3|no answer"), ("does not start", "it does not start")],
