@@ -41,12 +41,12 @@ CASES = {
 }
 # of the table of times: the columns, and the file, case and measurement of each line
 TIMES = ("stock without prefill graphs", "stock", "stock again", "bcg_fixes")
-LARGE = "serving-qwen3_5_35b_a3b-0.5.23.jsonl"
+LARGE, LARGE_IMAGES = (f"serving-{name}qwen3_5_35b_a3b-0.5.23.jsonl" for name in ("", "images-"))
 LOADS = (("chat-like", 1024), ("prefill-heavy", 4096))
-ALONE, BESIDE = (f"serving-{name}qwen3_5_4b-0.5.23.jsonl" for name in ("again-", ""))
+ALONE, BESIDE, IMAGES = (f"serving-{name}qwen3_5_4b-0.5.23.jsonl" for name in ("again-", "", "images-"))
 MEASURED = (
     *((ALONE, "first token", tokens, 1) for tokens in (253, 1021, 4093, 8189)),
-    *((ALONE, "first token, with an image", tokens, 1) for tokens in (509, 1021)),
+    *((IMAGES, "first token, with an image", tokens, 1) for tokens in (509, 1021)),
     (BESIDE, "chat-like", 1024, 64),
     *((BESIDE, "prefill-heavy", 4096, clients) for clients in (16, 64)),
 )
@@ -256,7 +256,13 @@ def test_the_times_of_35b_a3b_are_the_recorded_medians() -> None:
         )
         assert f"{stock:.1f} and {again:.1f})" in text and ours < min(stock, again)
     page = (RESULTS / "README.md").read_text()
-    lines = [json.loads(line) for line in (RESULTS / LARGE).read_text().splitlines()[1:]]
+    lines = [
+        json.loads(line) for file in (LARGE, LARGE_IMAGES) for line in (RESULTS / file).read_text().splitlines()[1:]
+    ]
+    # of the second run, only what the first has not got
+    lines = list(
+        {(line["arm"], line["measured"], line["tokens"], line["sequences"]): line for line in lines[::-1]}.values()
+    )
     for line in lines:
         form = "{:.1f}" if line["sequences"] == 1 else "{:,.0f}"
         assert form.format(line["median"]) in page, line
