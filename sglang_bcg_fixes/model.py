@@ -118,7 +118,7 @@ class Fix:
     "auto" or "off"; `after` names fixes that are applied before this one. A `guard` watches for models that are not
     written yet, so it is applied where its defect is latent too. `concerns` are the launches that the defect does harm
     to; where there are none it may be any. One that is for speed alone names in `measured` the launches that it changes
-    by default, and is off on a source that `proven.json` has no results of.
+    with "auto", and is off then on a source that `proven.json` has no results of.
     """
 
     id: str

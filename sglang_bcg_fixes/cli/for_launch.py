@@ -237,9 +237,9 @@ def answer(examined: doctor.Examination, launch: Launch, gpu: str, is_here: bool
 
 
 def is_left(decision: Decision[Fix], launch: Launch) -> bool:
-    """Tell whether a fix that is applied by default is known to leave this launch alone."""
-    by_default = decision.action is Action.APPLY and not decision.required
-    return by_default and any(condition.holds(launch) is False for condition in decision.subject.measured)
+    """Tell whether a fix that is applied with "auto" is known to leave this launch alone."""
+    is_auto = decision.action is Action.APPLY and not decision.required
+    return is_auto and any(condition.holds(launch) is False for condition in decision.subject.measured)
 
 
 def worst(concerns: Sequence[Concern], launch: Launch) -> Concern | None:

@@ -11,23 +11,26 @@ other hybrid models it does know, and captures them with a break of the graph at
 called `attention`, where SGLang looks for grouped queries, and for latent attention as `self_attn`. NemotronH has
 layers that are feed-forward only: `-` and `E` in hybrid_override_pattern. Until 0.5.18 such layers counted too; 0.5.23
 admits the experts (`E`) again, on GPUs of compute capability 12.0 (RTX 50 series, RTX PRO 6000) only.
-Change: Nothing is answered wrongly without it, so it is for speed alone. By default only what a GPU has shown to be
-faster is captured: Granite without experts up to 4,096 tokens, and LFM2 (Lfm2ForCausalLM) up to 1,024, on 0.5.23 and
-Hopper, and only where mamba2_extend or short_conv_extend takes every mixer into the graph. There the first token of 253
-tokens comes after 0.26 and 0.56 of the time without graphs, that of 1,021 after 0.36 and 0.72, Granite's of 4,093 after
-0.48; longer prompts gain about as little as padding may take, and run eagerly. Models that were trained for it give the
-same answers. Tensor parallelism, quantization, a memory saver, forward hooks and --cuda-graph-prefill-max-context are
-left alone by default: nobody has measured them, or SGLang serves them without graphs only. The log says why nothing is
-captured. With SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=on all models named above are captured, in every release, also with
-breaks: on an H200 with 0.5.17 the first token of 253 tokens then comes after 0.51 to 0.77 of the time without graphs,
-that of 8,189 after 0.96 to 1.06 of it, the most with Ling, whose captured form of latent attention is the slower one
-for long prompts; on 0.5.23 breaks took up to 1.21 times as long at single lengths. docs/kernels.md has the times. On
-Hopper with 0.5.12.post1, 0.5.17 and 0.5.23 replays of Granite and LFM2 with breaks had every bit of the eager answers.
-While a server of these models sets up its prefill graphs, layers of Granite and LFM2 show their mixer under a name that
-it knows, and NemotronH's feed-forward layers count, so that its own code numbers the layers and captures them. Each
-mixer runs as an eager break, on the real tokens and with the batch of the replay, into an output whose padded tail is
-zeroed: a short convolution in one of this fix, Granite's Mamba2 mixer in that of ssm_mixer_captured, NemotronH's in
-SGLang's own; but inside the graph where mamba2_extend takes a Mamba2 mixer, or short_conv_extend a short convolution. A
+Change: Nothing is answered wrongly without it, so it is for speed alone, and off by default: a prompt alone is answered
+sooner, but HTTP servers of Granite and LFM2 on 0.5.23, asked by 16 clients at once for 256 tokens behind 1,024, gave
+0.78 to 0.94 of the tokens per second of servers without graphs in four runs, and nobody knows why yet. With
+SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=auto only what a GPU has shown to answer sooner is captured: Granite without
+experts up to 4,096 tokens, and LFM2 (Lfm2ForCausalLM) up to 1,024, on 0.5.23 and Hopper, and only where mamba2_extend
+or short_conv_extend takes every mixer into the graph. There the first token of 253 tokens comes after 0.26 and 0.56 of
+the time without graphs, that of 1,021 after 0.36 and 0.72, Granite's of 4,093 after 0.48; longer prompts gain about as
+little as padding may take, and run eagerly. Models that were trained for it give the same answers. Tensor parallelism,
+quantization, a memory saver, forward hooks and --cuda-graph-prefill-max-context are left alone: nobody has measured
+them, or SGLang serves them without graphs only. The log says why nothing is captured. With
+SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=on all models named above are captured, in every release, also with breaks: on an
+H200 with 0.5.17 the first token of 253 tokens then comes after 0.51 to 0.77 of the time without graphs, that of 8,189
+after 0.96 to 1.06 of it, the most with Ling, whose captured form of latent attention is the slower one for long
+prompts; on 0.5.23 breaks took up to 1.21 times as long at single lengths. docs/kernels.md has the times. On Hopper with
+0.5.12.post1, 0.5.17 and 0.5.23 replays of Granite and LFM2 with breaks had every bit of the eager answers. While a
+server of these models sets up its prefill graphs, layers of Granite and LFM2 show their mixer under a name that it
+knows, and NemotronH's feed-forward layers count, so that its own code numbers the layers and captures them. Each mixer
+runs as an eager break, on the real tokens and with the batch of the replay, into an output whose padded tail is zeroed:
+a short convolution in one of this fix, Granite's Mamba2 mixer in that of ssm_mixer_captured, NemotronH's in SGLang's
+own; but inside the graph where mamba2_extend takes a Mamba2 mixer, or short_conv_extend a short convolution. A
 feed-forward layer looks at one token at a time, and is captured as it is. Ling's layers show their attention as
 `self_attn`, and a linear layer joins the heads of what its break gives back, as heads_not_joined does. Its latent
 attention is captured in the form in which that release captures DeepSeek's: absorbed, and in 0.5.16 expanded. Eager
@@ -91,10 +94,10 @@ MIXERS = {
     ("Lfm2ForCausalLM", LFM2): "conv",
     ("Lfm2MoeForCausalLM", LFM2_MOE): "conv",
 }
-# which were faster on a GPU with all mixers inside the graph, and the largest size to capture by default: above it,
-# padding may take more than the graph gains
+# whose prompts alone were answered sooner on a GPU with all mixers inside the graph, and the largest size that `auto`
+# captures: above it, padding may take more than the graph gains
 MEASURED = {"GraniteMoeHybridForCausalLM": 4096, "Lfm2ForCausalLM": 1024}
-LEFT_BY_DEFAULT = (
+LEFT_IF_MEASURED = (
     *("--enable-memory-saver", "--forward-hooks", "--quantization", "--enable-lora", "--lora-paths"),
     *("--cuda-graph-prefill-max-context", "--speculative-algorithm"),
 )
@@ -188,23 +191,23 @@ def admit_by_method(original: Callable[..., Any], self: Any, *args: Any, **kwarg
 
 
 def admit_measured(original: Callable[..., Any], *, model_runner: Any, **rest: Any) -> Any:
-    with mixers_shown(model_runner, by_default=True):
+    with mixers_shown(model_runner, if_measured=True):
         return original(model_runner=model_runner, **rest)
 
 
 @contextlib.contextmanager
-def mixers_shown(model_runner: Any, by_default: bool = False) -> Iterator[None]:
+def mixers_shown(model_runner: Any, if_measured: bool = False) -> Iterator[None]:
     """Meanwhile layers of the models that are admitted have their mixer under the name that SGLang looks for.
 
-    By default these are the models that were measured, up to a size, and only with all their mixers inside the graph.
+    With `if_measured` these are the models that were measured, up to a size, and only with all mixers inside the graph.
     """
     with contextlib.ExitStack() as stack:
         name = mixer_of(model_runner.model)
-        if by_default and type(model_runner.model).__name__ not in MEASURED:
+        if if_measured and type(model_runner.model).__name__ not in MEASURED:
             name = None
         if name is not None and asks_for_breaks(model_runner.server_args):
-            kinds = admitted_layers(model_runner, name, by_default)
-            if kinds and by_default:
+            kinds = admitted_layers(model_runner, name, if_measured)
+            if kinds and if_measured:
                 settings = prefill_settings()
                 stack.enter_context(replaced(settings, "bs", sizes_to_capture(model_runner.model, settings)))
             for kind in kinds:
@@ -228,7 +231,7 @@ def asks_for_breaks(arguments: Any) -> bool:
     return bool(settings.check_cuda_graph_backend(settings.Phase.PREFILL, settings.Backend.BREAKABLE))
 
 
-def admitted_layers(model_runner: Any, name: str, by_default: bool) -> set[type]:
+def admitted_layers(model_runner: Any, name: str, if_measured: bool) -> set[type]:
     """Return the classes of the layers with a mixer; none, with the reason in the log, where the model is refused."""
     layers = {number: layer for number, layer in enumerate(model_runner.model.model.layers) if hasattr(layer, name)}
     # nothing but attention: SGLang itself admits it
@@ -237,9 +240,9 @@ def admitted_layers(model_runner: Any, name: str, by_default: bool) -> set[type]
     mixers = {number: getattr(layer, name) for number, layer in layers.items()}
     calls = broken_calls(model_runner, name, mixers.values())
     reasons = why_not(model_runner, calls)
-    if by_default:
+    if if_measured:
         reasons = itertools.chain(reasons, why_unmeasured(model_runner), why_not_inside(model_runner, mixers))
-    is_wanted = is_admitted(model_runner, reasons, by_default)
+    is_wanted = is_admitted(model_runner, reasons)
     return set(map(type, layers.values())) if is_wanted else set()
 
 
@@ -326,14 +329,13 @@ def feed_forward_counted(model_runner: Any) -> Iterator[None]:
         yield
 
 
-def is_admitted(model_runner: Any, reasons: Iterator[str], by_default: bool = False) -> bool:
+def is_admitted(model_runner: Any, reasons: Iterator[str]) -> bool:
     """Tell whether the model may be captured, and log where one of these is why not."""
     reason = next(reasons, None)
     if reason is None:
         return True
     kind = type(model_runner.model)
-    logger.log(
-        logging.INFO if by_default else logging.WARNING,
+    logger.warning(
         "bcg-fixes %s: no prefill graphs for %s.%s, prefill runs eagerly, as in SGLang: %s. %s=off ends this message",
         ID,
         kind.__module__,
@@ -410,7 +412,7 @@ def is_nemotron_with_uncounted_layers(launch: Launch) -> bool | None:
 
 
 def is_measured(launch: Launch) -> bool | None:
-    is_other = COUNT_OF_EXPERTS in launch.keys or launch.given(*LEFT_BY_DEFAULT)
+    is_other = COUNT_OF_EXPERTS in launch.keys or launch.given(*LEFT_IF_MEASURED)
     several = launch.number("--tp-size", "--tensor-parallel-size", "--tp") or 1
     return False if is_other or several > 1 else named(*MEASURED).holds(launch)
 
@@ -420,6 +422,7 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
+    default="off",
     patches=(
         PatchPoint((CAPTURE_PREFILL,), How.AROUND, admit, needed=has_capture_function, asked=True),
         PatchPoint(OLD_CAPTURES, How.AROUND, admit_by_method, needed=has_capture_method, asked=True),

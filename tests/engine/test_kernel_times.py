@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of Mamba2's times in docs/kernels.md is what was recorded."""
+"""The tables of times in docs/kernels.md are what was recorded."""
 
 from __future__ import annotations
 
 import json
 import re
+import statistics
 from typing import Any
 
+from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.kernels.kda_extend import triton as kda_extend
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, triton
 from sglang_bcg_fixes.lab.bench import mamba2_layer
@@ -109,6 +111,65 @@ def test_the_table_of_other_hybrid_families_is_recorded() -> None:
             cells = [times[arm, tokens, 1] for tokens in (253, 1021, 4093, 8189)] + [times[arm, 1021, 16]]
             assert f"| {title}: {name} | {' | '.join(cells)} |" in lines, title
     assert f"within {max(gaps):.2f} of the first logprobs" in PAGE
+
+
+SERVED = {
+    "stock": "stock",
+    "stock again": "stock again",
+    "graphs turned off": "stock without prefill graphs",
+    "`auto`": "bcg_fixes",
+}
+# of each model: its prompts alone, clients that ask once, and clients that ask four times
+FILES = {
+    "Granite 4": [f"serving-{run}granite_4_h_micro-0.5.23.jsonl" for run in ("", "again-", "asks-")],
+    "LFM2": [f"serving-{run}lfm2_1_2b-0.5.23.jsonl" for run in ("", "", "asks-")],
+}
+LENGTHS = (253, 260, 1021, 1025, 4093, 4097, 8189)
+CHATS = ("chat-like", 1024, 16)
+LOADS = (CHATS, ("chat-like", 1024, 64), ("prefill-heavy", 4096, 16), ("prefill-heavy", 4096, 64))
+Served = dict[tuple[str, int, int], dict[str, dict[str, Any]]]
+
+
+def served(file: str) -> Served:
+    found: Served = {}
+    for line in (RESULTS / file).read_text().splitlines()[1:]:
+        row = json.loads(line)
+        if row["median"] is not None:
+            found.setdefault((row["measured"], row["tokens"], row["sequences"]), {})[row["arm"]] = row
+    return found
+
+
+def share_of_the_middle_one(case: dict[str, dict[str, Any]]) -> float:
+    times = {arm: row["median"] for arm, row in case.items()}
+    mine = times.pop(SERVED["`auto`"])
+    return float(mine / statistics.median(times.values()))
+
+
+def test_the_tables_of_servers_as_users_start_them_are_recorded() -> None:
+    lines, replayed, behind = set(PAGE.splitlines()), [], []
+    for title, files in FILES.items():
+        alone, once, four = map(served, files)
+        for name, arm in SERVED.items():
+            first = [alone[prompt][arm] if (prompt := ("first token", each, 1)) in alone else {} for each in LENGTHS]
+            cells = [f"{row['median']:.1f}" if row else "" for row in first]
+            assert f"| {title}: {name} | {' | '.join(cells)} |" in lines
+            cells = [
+                f"{each[load][arm]['median']:,.0f}" if load in each else "" for load in LOADS for each in (once, four)
+            ]
+            assert f"| {title}: {name} | {' | '.join(cells)} |" in lines
+        for (measured, _, _), case in alone.items():
+            if measured == "first token" and case[SERVED["`auto`"]]["details"]["prefills"]["eager"] == 0:
+                replayed.append(share_of_the_middle_one(case))
+        for found in (once, four):
+            behind.append(share_of_the_middle_one(found[CHATS]))
+            slowest = min(row["median"] for row in found[CHATS].values())
+            assert found[CHATS][SERVED["`auto`"]]["median"] == slowest
+    assert len(replayed) == 8 and len(behind) == 4
+    words = " ".join(PAGE.split())
+    assert f"in {min(replayed):.2f} to {max(replayed):.2f} of the time of the middle one" in words
+    assert f"at {min(behind):.2f} to {max(behind):.2f} of the middle one" in words
+    change = hybrids_without_graphs.FIX.section("Change")
+    assert f"gave {min(behind):.2f} to {max(behind):.2f} of the tokens per second" in change
 
 
 def test_the_table_of_short_convolutions_is_recorded() -> None:

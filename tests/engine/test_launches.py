@@ -197,7 +197,7 @@ def test_no_launch_is_called_faster_with_a_kernel_that_leaves_its_layers_alone(k
         ("0.5.20", "GraniteMoeHybridForCausalLM", "", launches.HOPPER, True),
     ],
 )
-def test_a_fix_for_speed_is_called_off_where_it_leaves_a_launch_alone(
+def test_a_fix_for_speed_is_called_off_where_auto_leaves_a_launch_alone(
     release: str, architecture: str, words: str, chip: str, is_left: bool
 ) -> None:
     fix = hybrids_without_graphs.FIX
@@ -211,7 +211,8 @@ def test_a_fix_for_speed_is_called_off_where_it_leaves_a_launch_alone(
         asked = launch(words, config, chip, release)
         return [item.state for item in for_launch.answer(examined, asked, "", False).items]
 
-    assert states() == [for_launch.OFF if is_left else for_launch.MENDED]
+    assert states() == [for_launch.OFF]
+    assert states(**{fix.flag: "auto"}) == [for_launch.OFF if is_left else for_launch.MENDED]
     assert states(**{fix.flag: "on"}) == [for_launch.MENDED]
 
 

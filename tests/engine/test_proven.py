@@ -38,7 +38,7 @@ PROVEN = {
 }
 KERNELS = {kernel.op: kernel for kernel in (FA_METADATA, GDN_EXTEND, MAMBA2_EXTEND, SHORT_CONV_EXTEND)}
 FIX = hybrids_without_graphs.FIX
-# of the models that are measured: the bench's, and the releases that capture them by default with their mixers inside
+# of the models that are measured: the bench's, and the releases in which kernels capture their mixers by default
 SERVED = {
     *((release, model) for name, model in MODELS.items() for release in MEASURED[name]),
     *((release, "lfm2_1_2b") for release in proven.table()["short_conv_extend"]),
@@ -83,7 +83,7 @@ def test_each_entry_names_results_of_its_release(op: str, release: str, file: st
 
 
 @pytest.mark.parametrize(("release", "model"), sorted(SERVED))
-def test_servers_of_each_family_that_has_it_by_default_were_faster_with_it(release: str, model: str) -> None:
+def test_servers_of_each_family_were_faster_with_it(release: str, model: str) -> None:
     rows = [json.loads(line) for line in (RESULTS / f"bench-{release}-{model}.jsonl").read_text().splitlines()][1:]
     times: dict[tuple[str, int], dict[str, float]] = {}
     for row in rows:
@@ -156,7 +156,9 @@ def test_what_a_kernel_is_worth_is_what_was_measured(op: str, release: str) -> N
 
 
 @pytest.mark.parametrize("release", wheels.RELEASES)
-def test_a_fix_for_speed_alone_is_on_where_results_are_recorded(release_root: Root, release: str) -> None:
+def test_with_auto_a_fix_for_speed_alone_is_applied_where_results_are_recorded(
+    release_root: Root, release: str
+) -> None:
     is_proven = release in proven.table()[FIX.id]
 
     def decided(**environ: str) -> Decision[Fix]:
@@ -164,13 +166,14 @@ def test_a_fix_for_speed_alone_is_on_where_results_are_recorded(release_root: Ro
         (made,) = plan.make(Registry((FIX,), ()), flags.read([FIX], [], environ), source).fixes
         return made
 
-    by_default, asked = decided(), decided(**{FIX.flag: "on"})
-    assert by_default.action is (Action.APPLY if is_proven else Action.OFF)
-    assert is_proven or by_default.reason.startswith(f"only with {FIX.flag}=on: unproven on this release")
+    by_default, auto, asked = decided(), *(decided(**{FIX.flag: state}) for state in ("auto", "on"))
+    assert by_default.action is Action.OFF and by_default.reason == f"{FIX.flag} is off by default"
+    assert auto.action is (Action.APPLY if is_proven else Action.OFF)
+    assert is_proven or auto.reason.startswith(f"only with {FIX.flag}=on: unproven on this release")
     assert asked.action is Action.APPLY
-    bodies = {point.body for decision in (asked, by_default) for point in decision.subject.patches}
+    bodies = {point.body for decision in (asked, auto) for point in decision.subject.patches}
     # each of the two has its own way in, and never the other's
     assert hybrids_without_graphs.admit in bodies or hybrids_without_graphs.admit_by_method in bodies
     if is_proven:
-        assert {point.asked for point in by_default.subject.patches} == {None, False}
+        assert {point.asked for point in auto.subject.patches} == {None, False}
     assert {point.asked for point in asked.subject.patches} == {None, True}

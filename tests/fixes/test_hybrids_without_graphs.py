@@ -42,7 +42,7 @@ RELEASES = (ONE, "0.5.15.post1", "0.5.20", NEWEST)
 GRANITE, LFM2, LFM2_MOE, BAILING, NEMOTRON = LAYERS
 # where SGLang refuses NemotronH; before, it captures it
 COUNTING = ("0.5.19", "0.5.20", "0.5.21", "0.5.22", NEWEST)
-ON = {fix.FIX.flag: "on"}
+ON, AUTO = ({fix.FIX.flag: state} for state in ("on", "auto"))
 STEPS = [
     *((release, architecture) for release in RELEASES for architecture in (GRANITE, LFM2)),
     (NEWEST, LFM2_MOE),
@@ -137,8 +137,9 @@ def test_two_tensor_parallel_ranks_are_right(run: Run, architecture: str) -> Non
     ("release", "architecture"), [(ONE, LFM2), (NEWEST, GRANITE), (NEWEST, LFM2_MOE), (ONE, BAILING), (NEWEST, BAILING)]
 )
 def test_by_default_sglang_refuses_them(run: Run, release: str, architecture: str) -> None:
-    found = run(release, "admission", architecture)
-    assert (fix.ID in found["applied"]) is (release == NEWEST) and "captured nothing" in found["captured"]
+    kernels = dict.fromkeys((KERNEL.flag, short_conv_extend.KERNEL.flag), "reference")
+    found = run(release, "admission", architecture, **kernels)
+    assert fix.ID not in found["applied"] and "captured nothing" in found["captured"]
     assert any(REFUSED in line for line in found["said"])
 
 
@@ -154,16 +155,16 @@ def test_mixers_are_shown_while_graphs_with_breaks_are_set_up(run: Run, release:
     assert found.pop("with breaks") and not any(found.values()), found
 
 
-def test_by_default_granite_is_captured_with_all_mixers_inside(run: Run) -> None:
+def test_where_it_was_measured_granite_is_captured_with_all_mixers_inside(run: Run) -> None:
     kernel = {KERNEL.flag: "reference", "SGLANG_MAMBA_CONV_DTYPE": "float16"}
-    found = run(NEWEST, "with_kernel_and_no_experts", GRANITE, **kernel)
+    found = run(NEWEST, "with_kernel_and_no_experts", GRANITE, **AUTO, **kernel)
     attention = LAYERS[GRANITE].count("attention")
     assert set(found["breaks"].values()) == {attention} and found["left"] == {}
     assert all(max(script["replays"]) == attention + 1 and script["nobody's"] for script in found["scripts"])
 
 
-def test_by_default_short_convolutions_are_inside(run: Run) -> None:
-    kernel = {short_conv_extend.KERNEL.flag: "reference", "SGLANG_MAMBA_CONV_DTYPE": "float16"}
+def test_where_they_were_measured_short_convolutions_are_inside(run: Run) -> None:
+    kernel = {**AUTO, short_conv_extend.KERNEL.flag: "reference", "SGLANG_MAMBA_CONV_DTYPE": "float16"}
     found = run(NEWEST, "steps", LFM2, **kernel)
     attention = LAYERS[LFM2].count("full_attention")
     assert set(found["breaks"].values()) == {attention} and set(found["replayed"]["replays"]) <= {0, attention + 1}
@@ -186,17 +187,17 @@ def test_by_default_short_convolutions_are_inside(run: Run) -> None:
         ),
     ],
 )
-def test_by_default_one_mixer_with_a_break_is_enough_to_leave_a_model(
+def test_with_auto_one_mixer_with_a_break_is_enough_to_leave_a_model(
     run: Run, architecture: str, kernel: dict[str, str], reason: str
 ) -> None:
-    found = run(NEWEST, "admission", architecture, **kernel)
+    found = run(NEWEST, "admission", architecture, **AUTO, **kernel)
     assert fix.ID in found["applied"] and "captured nothing" in found["captured"]
     assert any(f"prefill runs eagerly, as in SGLang: {reason}" in line for line in found["said"]), found["said"]
 
 
 @pytest.mark.parametrize("release", ["0.5.19", NEWEST])
-def test_by_default_sglang_refuses_nemotron(run: Run, release: str) -> None:
-    found = run(release, "counted", NEMOTRON)
+def test_with_auto_sglang_refuses_nemotron(run: Run, release: str) -> None:
+    found = run(release, "counted", NEMOTRON, **AUTO)
     assert (fix.ID in found["applied"]) is (release == NEWEST) and "captured nothing" in found["captured"]
     assert len(found["said"]) == 2 and all(REFUSED in line for line in found["said"])
 
@@ -463,12 +464,12 @@ def measured(**changed: Any) -> dict[str, Any]:
 
 
 @pytest.mark.usefixtures("broken")
-def test_by_default_large_sizes_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_auto_large_sizes_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A little gain of a long prompt is less than its padding takes."""
     model, settings = model_of(Layer(conv=Convolution())), settings_of_graphs()
     monkeypatch.setattr(fix, "prefill_settings", lambda: settings)
     monkeypatch.setattr(fix, "why_not_inside", lambda *given: iter(()))
-    with fix.mixers_shown(runner(model, **measured()), by_default=True):
+    with fix.mixers_shown(runner(model, **measured()), if_measured=True):
         assert settings.bs == [256, 1024] and hasattr(model.model.layers[0], fix.KNOWN_NAME)
     assert settings.bs == [256, 1024, 2048]
     with fix.mixers_shown(runner(model, **measured())):
@@ -488,7 +489,7 @@ def test_by_default_large_sizes_are_not_captured(monkeypatch: pytest.MonkeyPatch
         ({}, {}, "fp8", "quantization"),
     ],
 )
-def test_by_default_what_nobody_has_measured_is_left_alone(
+def test_with_auto_what_nobody_has_measured_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     arguments: dict[str, Any],
@@ -502,7 +503,7 @@ def test_by_default_what_nobody_has_measured_is_left_alone(
     asked = measured(**arguments)
     asked["model_config"].quantization = quantization
     model = model_of(Layer(conv=Convolution()))
-    with fix.mixers_shown(runner(model, **asked), by_default=True):
+    with fix.mixers_shown(runner(model, **asked), if_measured=True):
         assert not hasattr(model.model.layers[0], fix.KNOWN_NAME)
     (said,) = caplog.messages
     assert f"as in SGLang: {reason}, which nobody has measured" in said

@@ -108,14 +108,13 @@ def test_a_mixer_without_a_break_is_refused_and_served_eagerly(run: Run, release
         ("0.5.11", {}, {"Lfm2ForCausalLM": LFM2, **SPARSE}),
         ("0.5.14", {}, {"Lfm2ForCausalLM": LFM2, **SPARSE}),
         ("0.5.17", {}, {"Lfm2ForCausalLM": LFM2}),
-        # by default the fix has its break round LFM2's convolutions there
-        (NEWEST, {}, {}),
-        (NEWEST, {hybrids_without_graphs.FIX.flag: "on"}, {}),
-        (NEWEST, {hybrids_without_graphs.FIX.flag: "off"}, {"Lfm2ForCausalLM": LFM2}),
+        (NEWEST, {}, {"Lfm2ForCausalLM": LFM2}),
+        # the fix has its break round LFM2's convolutions
+        *((NEWEST, {hybrids_without_graphs.FIX.flag: state}, {}) for state in ("auto", "on")),
         (
             NEWEST,
             OFF,
-            {"FalconH1ForCausalLM": FALCON, "GraniteMoeHybridForCausalLM": GRANITE},
+            {"FalconH1ForCausalLM": FALCON, "GraniteMoeHybridForCausalLM": GRANITE, "Lfm2ForCausalLM": LFM2},
         ),
         (
             "0.5.12.post1",
