@@ -200,3 +200,20 @@ def test_the_table_of_kimi_delta_attention_is_recorded() -> None:
     ):
         cells = " | ".join(f"{around}{of(case):,.0f}{around}" for case in cases)
         assert f"| {title} | {cells} |" in section
+
+
+def test_what_states_in_bfloat16_cost_is_recorded() -> None:
+    half, full = (
+        {
+            (row["tokens"], row["sequences"]): row["layer_us"]
+            for row in json.loads((RESULTS / f"gdn_tuning-{kind}.json").read_text())["rows"]
+            if row["tuning"] == "chosen"
+        }
+        for kind in ("bfloat16", "float32")
+    )
+    shares = [half[case] / full[case] for case in full]
+    words = " ".join(PAGE.split())
+    assert f"a layer takes [{min(shares):.2f} to {max(shares):.2f} times as long]" in words
+    alone = [" / ".join(f"{found[tokens, 1]:.0f}" for tokens in (256, 4096, 8192)) for found in (half, full)]
+    assert f"A layer takes {alone[0]} us" in words and f"it takes {alone[1]} with fp32" in words
+    assert f"and {half[256, 64]:.0f} in place of {full[256, 64]:.0f} for 256 tokens in 64" in words
