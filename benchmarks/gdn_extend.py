@@ -111,7 +111,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cases", type=int, default=100, help="random steps of each shape")
     parser.add_argument("--form", choices=FORMS, default="cuda")
-    parser.add_argument("--states", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--states", choices=gdn_layer.STATES, default=gdn_layer.STATES[0])
     parser.add_argument("--shapes", default=",".join(shapes()), metavar="A,B", help="default: %(default)s")
     parser.add_argument("--tokens", type=int, default=9000, help="at most so many in a step")
     parser.add_argument("--lengths", metavar="M,N", help="of each step's sequences, instead of random ones")

@@ -42,7 +42,6 @@ CASES = (
     (16384, 1),
     (16384, 16),
 )
-STATES = ("float32", "bfloat16")
 AS_IT_IS, CHOSEN, FEW_TABLES = "as it is", "chosen", "chosen, tables for these sequences only"
 CHANGES: tuple[dict[str, Any], ...] = (
     {"prepare_registers": None},
@@ -131,7 +130,7 @@ def case_of(
     device: gdn_layer.Device,
     rounds: int,
     form: str = gdn_layer.TRITON,
-    states: str = STATES[0],
+    states: str = gdn_layer.STATES[0],
 ) -> list[Any]:
     problem = gdn_layer.Problem(shape, [tokens // sequences] * sequences, device.name, states=states)
 
@@ -196,7 +195,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", choices=gdn_layer.SHAPES, default="qwen3_next")
     parser.add_argument("--form", choices=(gdn_layer.TRITON, gdn_layer.CUDA), default=gdn_layer.CUDA)
-    parser.add_argument("--states", choices=STATES, default=STATES[0])
+    parser.add_argument("--states", choices=gdn_layer.STATES, default=gdn_layer.STATES[0])
     parser.add_argument("--rounds", type=int, default=timing.LEAST_ROUNDS)
     parser.add_argument("--once", choices=("prepare", "advance"), help="profile this one between start and stop")
     parser.add_argument("--tokens", type=int, default=16384, help="of --once (default: %(default)s)")

@@ -49,7 +49,7 @@ def test_only_a_tuning_with_the_same_bits_is_timed(monkeypatch: pytest.MonkeyPat
     assert rows["strip 5"]["verdict"] == "red" and rows["strip 5"]["why"]
 
 
-@pytest.mark.parametrize("states", gdn_tuning.STATES)
+@pytest.mark.parametrize("states", gdn_layer.STATES)
 def test_states_are_of_the_type_asked_for_and_right(monkeypatch: pytest.MonkeyPatch, states: str) -> None:
     held: list[torch.dtype] = []
     monkeypatch.setattr(gdn_tuning, "Tuning", few)

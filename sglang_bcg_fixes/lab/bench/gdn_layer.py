@@ -37,6 +37,8 @@ EAGER, CAPTURED = "eager", "captured"
 TRITON, CUDA = "triton", "cuda"
 WALL, HOST, DEVICE = "wall time of a layer", "host time of a layer", "device time of a layer"
 SEED, PREFIX, CHUNK = 0, 64, 64
+# types of the states, the usual one first
+STATES = ("float32", "bfloat16")
 
 
 class LayerBenchError(Exception):
@@ -184,7 +186,7 @@ class Problem(Pools):
     """A step of `layers` consecutive layers: the same inputs and weights, separate pools, one output."""
 
     def __init__(
-        self, shape: Shape, lengths: Sequence[int], device: str, kind: str = "bfloat16", states: str = "float32"
+        self, shape: Shape, lengths: Sequence[int], device: str, kind: str = "bfloat16", states: str = STATES[0]
     ) -> None:
         import torch
 
