@@ -7,8 +7,8 @@
 Every server is `python -m sglang.launch_server` with the flags of SIZES, which only let several share a GPU, and
 without a chat at its start. They start together; then all but one are stopped by a signal, so that none takes a core
 while another is measured. Rounds alternate: each asks every server once, in shuffled order. `stock` and `stock again`
-are the same command: their difference is chance. A server whose first tokens are not near those without prefill graphs
-is not timed.
+are the same command: their difference is chance. So are `bcg_fixes` and `bcg_fixes again`, with our own defaults or the
+flags that --flag gives. A server whose first tokens are not near those without prefill graphs is not timed.
 
 Clients that ask once come all at once to an idle server: one that answers the first sooner takes the others in more
 steps. With --asks 4 they come as others leave.
@@ -37,7 +37,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sglang_bcg_fixes import flags
@@ -49,18 +49,21 @@ from sglang_bcg_fixes.lab.verify.servers import PORTS, ended_by_signals, is_free
 
 HERE = pathlib.Path(__file__).parent
 PART = "serving"
-FIRST_TOKEN, WITH_IMAGE, CHAT, PREFILL = "first token", "first token, with an image", "chat-like", "prefill-heavy"
-STOCK, AGAIN, OURS, WITHOUT, NONE = (
+FIRST_TOKEN, WITH_IMAGE = "first token", "first token, with an image"
+CHAT, VARIED, PREFILL = "chat-like", "varied", "prefill-heavy"
+STOCK, AGAIN, OURS, OURS_AGAIN, WITHOUT, NONE = (
     "stock",
     "stock again",
     "bcg_fixes",
+    "bcg_fixes again",
     "bcg_fixes without its kernels",
     "stock without prefill graphs",
 )
 WITH_PLUGIN = {"SGLANG_PLUGINS": "bcg_fixes"}
-ENVIRONMENTS = {OURS: WITH_PLUGIN, WITHOUT: {**WITH_PLUGIN, flags.KERNELS: "off"}}
+ENVIRONMENTS = {OURS: WITH_PLUGIN, OURS_AGAIN: WITH_PLUGIN, WITHOUT: {**WITH_PLUGIN, flags.KERNELS: "off"}}
 NO_PREFILL_GRAPHS = ("--cuda-graph-backend-prefill", "disabled")
-ARMS = {STOCK: (), AGAIN: (), OURS: (), WITHOUT: (), NONE: NO_PREFILL_GRAPHS}
+ARMS = {STOCK: (), AGAIN: (), OURS: (), OURS_AGAIN: (), WITHOUT: (), NONE: NO_PREFILL_GRAPHS}
+ASKED_ARMS = tuple(arm for arm in ARMS if arm != OURS_AGAIN)
 # flags that only say how much of a GPU one of several servers may take
 SIZES = {
     "--max-running-requests": 64,
@@ -74,9 +77,18 @@ WITHOUT_CHAT = ("--skip-server-warmup",)
 LENGTHS, IMAGE_LENGTHS = (253, 1021, 4093, 8189), (509, 1021)
 IMAGE_SIDE, IMAGE_TOKENS = 512, 256
 CLIENTS = (16, 64)
-# tokens in and tokens out
-WORKLOADS = {CHAT: (1024, 256), PREFILL: (4096, 64)}
-COLOURS = {STOCK: "tab:gray", AGAIN: "lightgray", OURS: "tab:green", WITHOUT: "tab:olive", NONE: "tab:red"}
+# tokens in, tokens out, and the least part of both that a request may have
+WORKLOADS = {CHAT: (1024, 256, 1), VARIED: (1024, 256, 0.25), PREFILL: (4096, 64, 1)}
+# requests of one length come and leave together
+ASKED_WORKLOADS = (CHAT, PREFILL)
+COLOURS = {
+    **{STOCK: "tab:gray", AGAIN: "lightgray", OURS: "tab:green", OURS_AGAIN: "lightgreen"},
+    **{WITHOUT: "tab:olive", NONE: "tab:red"},
+}
+TAKEN = (
+    *("total_throughput", "median_ttft_ms", "mean_ttft_ms", "median_tpot_ms", "mean_tpot_ms", "median_itl_ms"),
+    "duration",
+)
 # requests whose median is one round's first-token time
 ASKED = 5
 SEED = 0
@@ -157,7 +169,7 @@ class Plan:
     """Everything that a run of this program may be told."""
 
     model: pathlib.Path
-    arms: Sequence[str] = tuple(ARMS)
+    arms: Sequence[str] = ASKED_ARMS
     rounds: int = timing.LEAST_ROUNDS
     launch: Sequence[str] = LAUNCH
     more: Sequence[str] = ()
@@ -166,6 +178,9 @@ class Plan:
     clients: Sequence[int] = CLIENTS
     # requests of each client, one after the other
     asks: int = 1
+    workloads: Sequence[str] = ASKED_WORKLOADS
+    # of this package, for every server that has it
+    flags: Mapping[str, str] = dataclasses.field(default_factory=dict)
     words: int = 0
 
     def command(self, arm: str, port: int) -> list[str]:
@@ -176,7 +191,8 @@ class Plan:
 
 def start(plan: Plan, arm: str, folder: pathlib.Path) -> Server:
     port, log = free_port(), folder / f"{arm.replace(' ', '_')}.log"
-    environment = {**flags.environment_without_ours(), "SGLANG_PLUGINS": "__none__", **ENVIRONMENTS.get(arm, {})}
+    ours = {**plan.flags, **ENVIRONMENTS[arm]} if arm in ENVIRONMENTS else {}
+    environment = {**flags.environment_without_ours(), "SGLANG_PLUGINS": "__none__", **ours}
     with log.open("wb") as out:
         process = subprocess.Popen(
             plan.command(arm, port),
@@ -361,7 +377,7 @@ def measure(plan: Plan, folder: pathlib.Path, say: Say) -> Iterator[list[Row]]:
         for kind, lengths in ((FIRST_TOKEN, plan.lengths), (WITH_IMAGE, plan.image_lengths)):
             for length in lengths:
                 yield first_tokens(every, plan, kind, length, say)
-        for name in WORKLOADS:
+        for name in plan.workloads:
             for clients in plan.clients:
                 yield served(every, plan, name, clients, folder, say)
 
@@ -379,28 +395,28 @@ def first_tokens(every: Sequence[Server], plan: Plan, kind: str, length: int, sa
 
 def served(every: Sequence[Server], plan: Plan, name: str, clients: int, folder: pathlib.Path, say: Say) -> list[Row]:
     """Rows of output tokens a second; bench_serving's other numbers are in the details of each round."""
-    (tokens, new), requests = WORKLOADS[name], clients * plan.asks
+    load, requests = WORKLOADS[name], clients * plan.asks
 
     def take(server: Server, number: int) -> dict[str, float]:
-        found = bench_serving(server, plan.model, (tokens, new, clients, requests), number, folder)
+        found = bench_serving(server, plan.model, (*load, clients, requests), number, folder)
         if found["completed"] != requests:
             raise Wrong(f"bench_serving completed {found['completed']} of {requests}")
         return {
             name: found["output_throughput"],
-            **{key: round(found[key], 3) for key in ("total_throughput", "median_ttft_ms", "median_tpot_ms")},
+            **{key: round(found[key], 3) for key in TAKEN},
         }
 
-    return measured(every, plan, (name, tokens, clients), rows.TOKENS_PER_SECOND, take, say)
+    return measured(every, plan, (name, load[0], clients), rows.TOKENS_PER_SECOND, take, say)
 
 
 def bench_serving(
-    server: Server, model: pathlib.Path, load: tuple[int, int, int, int], seed: int, folder: pathlib.Path
+    server: Server, model: pathlib.Path, load: tuple[int, int, float, int, int], seed: int, folder: pathlib.Path
 ) -> dict[str, Any]:
     """Run SGLang's own program in this process, which has imported it once, and read the line that it writes."""
-    (tokens, new, clients, asked), out = load, folder / "bench_serving.jsonl"
+    (tokens, new, least, clients, asked), out = load, folder / "bench_serving.jsonl"
     out.unlink(missing_ok=True)
     words = f"""--backend sglang --host 127.0.0.1 --port {server.port} --model {model} --dataset-name random-ids
-        --random-input-len {tokens} --random-output-len {new} --random-range-ratio 1 --num-prompts {asked}
+        --random-input-len {tokens} --random-output-len {new} --random-range-ratio {least} --num-prompts {asked}
         --max-concurrency {clients} --tokenize-prompt --seed {seed} --warmup-requests 0
         --flush-cache --disable-tqdm --output-file {out}"""
     arguments, sys.argv = sys.argv, ["bench_serving", *words.split()]
@@ -500,10 +516,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", metavar="NAME", help="one of serving_models.py, or a folder that it made")
     parser.add_argument("--jsonl", type=pathlib.Path)
-    parser.add_argument("--arms", default=",".join(ARMS), metavar="A,B", help="in the order of the tables")
+    parser.add_argument("--arms", default=",".join(ASKED_ARMS), metavar="A,B", help="in the order of the tables")
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)), metavar="M,N", help="of single prompts")
     parser.add_argument("--image-lengths", default=",".join(map(str, IMAGE_LENGTHS)), metavar="M,N")
     parser.add_argument("--clients", default=",".join(map(str, CLIENTS)), metavar="M,N", help="of bench_serving")
+    parser.add_argument("--workloads", default=",".join(ASKED_WORKLOADS), metavar="A,B", help="of bench_serving")
+    parser.add_argument("--flag", action="append", default=[], metavar="NAME=VALUE", help="of servers with bcg_fixes")
     parser.add_argument(
         "--asks", type=int, default=1, metavar="N", help="requests of each client (default: %(default)s)"
     )
@@ -516,16 +534,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if not options.model or not options.jsonl:
         parser.error("--model and --jsonl are needed")
-    arms = options.arms.split(",")
-    for arm in arms:
-        if arm not in ARMS:
-            raise SystemExit(f"--arms: no arm '{arm}'{flags.nearest(arm, list(ARMS))}; there are {', '.join(ARMS)}")
+    arms, workloads = options.arms.split(","), options.workloads.split(",")
+    for option, given, known in (("--arms", arms, ARMS), ("--workloads", workloads, WORKLOADS)):
+        for name in given:
+            if name not in known:
+                nearest = flags.nearest(name, list(known))
+                raise SystemExit(f"{option}: there is no '{name}'{nearest}; there are {', '.join(known)}")
+    ours = dict(flag.partition("=")[::2] for flag in options.flag)
     here = environment.look(sys.executable)
     header = {
         **environment.header(here),
         "rounds": options.rounds,
         "asks": options.asks,
         "flags": SIZES,
+        "flags_of_ours": ours,
         "arms": {a: ARMS[a] for a in arms},
     }
     file = rows.File(options.jsonl, header)
@@ -543,13 +565,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             image_lengths=numbers_of(options.image_lengths) if sees(model) else (),
             clients=numbers_of(options.clients),
             asks=options.asks,
+            workloads=workloads,
+            flags=ours,
             words=words_of(model),
         )
         found = []
         for some in measure(plan, folder, lambda line: print(line, file=sys.stderr, flush=True)):
             file.add(some)
             found += some
-    return 0 if found and all(row.verdict == GREEN for row in found if row.arm in (OURS, WITHOUT)) else 1
+    return 0 if found and all(row.verdict == GREEN for row in found if row.arm in ENVIRONMENTS) else 1
 
 
 if __name__ == "__main__":

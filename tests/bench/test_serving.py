@@ -33,10 +33,8 @@ def measure(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Measure:
 
     def benched(server: serving.Server, model: pathlib.Path, load: Any, seed: int, folder: pathlib.Path) -> Any:
         serving.first_token(server, {"input_ids": [1]})
-        numbers = dict.fromkeys(
-            ("output_throughput", "total_throughput", "median_ttft_ms", "median_tpot_ms"), 1.0 + seed
-        )
-        return {"completed": load[3], **numbers}
+        numbers = dict.fromkeys(("output_throughput", *serving.TAKEN), 1.0 + seed)
+        return {"completed": load[-1], **numbers}
 
     monkeypatch.setattr(serving, "bench_serving", benched)
     launch = (sys.executable, "-m", "tests.bench.fake_http")
@@ -68,7 +66,7 @@ def test_each_client_asks_as_often_as_it_is_told(monkeypatch: pytest.MonkeyPatch
 
     def benched(server: object, model: object, load: tuple[int, ...], *_: object) -> dict[str, float]:
         loads.append(load)
-        return {"completed": load[3] - 1}
+        return {"completed": load[-1] - 1}
 
     def taken(every: object, plan: object, case: object, unit: str, take: Callable[..., object], say: object) -> None:
         take(None, 0)
@@ -77,7 +75,31 @@ def test_each_client_asks_as_often_as_it_is_told(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(serving, "measured", taken)
     with pytest.raises(serving.Wrong, match="completed 7 of 8"):
         serving.served([], serving.Plan(tmp_path, asks=4), serving.CHAT, 2, tmp_path, print)
-    assert loads == [(1024, 256, 2, 8)]
+    assert loads == [(1024, 256, 1, 2, 8)]
+
+
+def test_flags_are_for_servers_that_have_the_plugin(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    given: dict[str, dict[str, str]] = {}
+
+    def started(command: object, env: dict[str, str], **_: object) -> None:
+        given[arm] = env
+
+    monkeypatch.setattr("subprocess.Popen", started)
+    monkeypatch.setenv("SGLANG_BCG_FIX_OTHER", "on")
+    plan = serving.Plan(tmp_path, flags={"SGLANG_BCG_FIX_SOME": "auto"})
+    for arm in serving.ARMS:
+        serving.start(plan, arm, tmp_path)
+    has_it = {arm for arm, env in given.items() if env.get("SGLANG_BCG_FIX_SOME") == "auto"}
+    assert (
+        has_it == {arm for arm, env in given.items() if env["SGLANG_PLUGINS"] == "bcg_fixes"} == {*serving.ENVIRONMENTS}
+    )
+    assert not any("SGLANG_BCG_FIX_OTHER" in env for env in given.values())
+
+
+def test_names_that_there_are_not_are_named_with_the_nearest(tmp_path: pathlib.Path) -> None:
+    for option, name, nearest in (("--arms", "stok", "stock"), ("--workloads", "chat-lik", "chat-like")):
+        with pytest.raises(SystemExit, match=f"{option}: there is no '{name}'.*{nearest}"):
+            serving.main(["--model", "qwen3_5_4b", "--jsonl", str(tmp_path / "x.jsonl"), option, name])
 
 
 @pytest.mark.parametrize(
