@@ -99,16 +99,18 @@ def is_live(change: Change) -> bool:
 
 
 def change_point(fix_id: str, point: PatchPoint, done: list[Change]) -> None:
-    slot = locate(point.where)
-    before = slot.raw()
+    # first all that this imports: what has waited for it is patched within, and may be this very place
     body = load_body(point.body)
-    after = rebuild(slot.where, before, point.how, body, fix_id)
-    places = [slot]
-    for where in point.aliases:
-        alias = locate((where,))
+    slot, *aliases = places = [locate(where) for where in (point.where, *((alias,) for alias in point.aliases))]
+    while True:
+        before = slot.raw()
+        after = rebuild(slot.where, before, point.how, body, fix_id)
+        # a break imports SGLang's own
+        if slot.raw() is before:
+            break
+    for alias in aliases:
         if alias.raw() is not before:
-            raise PatchError(f"the declared alias {where} holds {describe(alias.raw())}, not {slot.where}")
-        places.append(alias)
+            raise PatchError(f"the declared alias {alias.where} holds {describe(alias.raw())}, not {slot.where}")
     for place in places:
         # written down first, so that a failure halfway is rolled back too
         done.append(Change(place, place.own(), after))

@@ -85,12 +85,14 @@ class Process:
     def carry_out(self, decisions: Iterable[Decision[Any]]) -> None:
         """Patch what SGLang has imported, and the rest when it does: some processes never do.
 
-        To patch imports modules that other decisions wait for. They are carried out within, and the outermost call
-        searches for stale holders and settles all of them.
+        To patch imports modules that other decisions wait for. They are carried out within, though they may be among
+        those that are next here, and the outermost call searches for stale holders and settles all of them.
         """
         is_outermost = not self.is_patching
         self.is_patching = True
         for decision in decisions:
+            if decision.id in self.patched:
+                continue
             if decision.action is not Action.APPLY:
                 self.settle(decision, decision.action.value, decision.reason)
             elif self.is_ready(decision):

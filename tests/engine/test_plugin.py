@@ -66,6 +66,22 @@ def bcg_fixes():
                  PatchPoint(("sglang.srt.target:SECOND",), How.AROUND, "tests.engine.bodies:around")),
     )]
 """
+# to patch the first imports something, and the second has waited for a moment between two imports
+TOGETHER = """
+from sglang_bcg_fixes.api import hookimpl
+from sglang_bcg_fixes.model import Fix, How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding, Verdict
+
+TARGET, OUTER, LATE = "sglang.srt.target:function", "sglang.srt.outer:outer", (How.AROUND, "tests.engine.bodies:around")
+PLACES = {"early_fix": [(OUTER, EARLY)], "late_fix": [(TARGET, LATE), (OUTER, LATE)]}
+
+@hookimpl
+def bcg_fixes():
+    return [
+        Fix(name, "It waits.", (), lambda source: PROBE, {}, tuple(PatchPoint((at,), *how) for at, how in places))
+        for name, places in PLACES.items()
+    ]
+"""
 AFFECTED = "Finding(Verdict.AFFECTED, 'it is extra')"
 Extra = Callable[..., pathlib.Path]
 UNKNOWN = "Finding(Verdict.UNKNOWN, 'nobody has read it')"
@@ -183,6 +199,23 @@ def test_a_module_that_only_the_fix_imports_does_not_apply_it_twice(extra: Extra
     done = scenario(extra(text=text), tmp_path / "reports", "plugin_process", "outer_by_the_fix_alone")
     assert done.returncode == 0, done.stderr
     assert "failed" not in done.stderr and len(done.stderr.splitlines()) == 2, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("how", "called"),
+    [
+        ("How.AROUND, 'tests.engine.bodies:around'", ["around", "around", "outer"]),
+        # it is in no graph; its body has been imported, but not what a break is made by
+        ("How.GRAPH_BREAK, lambda original, x: ['break', *original(x)]", ["around", "outer"]),
+    ],
+)
+def test_what_is_patched_while_another_is_stays_and_is_not_patched_again(
+    extra: Extra, tmp_path: pathlib.Path, how: str, called: list[str]
+) -> None:
+    site = extra(text=TOGETHER.replace("EARLY", f"({how})"))
+    told = tmp_path / "reports"
+    done = scenario(site, told, "plugin_process", "two_together", *called, SGLANG_BCG_FIXES="strict")
+    assert done.returncode == 0 and "applied early_fix, late_fix; " in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("way", ["inside_a_circle", "inside_a_chain"])

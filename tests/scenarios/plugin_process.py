@@ -84,6 +84,13 @@ def outer_by_the_fix_alone() -> None:
     assert process.ledger.read_back(EXTRA) == []
 
 
+def two_together(*called: str) -> None:
+    process = plugin.load()
+    assert importlib.import_module("sglang.srt.outer").outer(1) == [*called, "around", "function", 1, 1]
+    for name in ("early_fix", "late_fix"):
+        assert process.report.state(name) == "applied" and process.ledger.read_back(name) == []
+
+
 def inside_a_circle() -> None:
     process = plugin.load()
     importlib.import_module("sglang.srt.circle")
