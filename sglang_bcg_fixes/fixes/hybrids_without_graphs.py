@@ -11,16 +11,17 @@ other hybrid models it does know, and captures them with a break of the graph at
 called `attention`, where SGLang looks for grouped queries, and for latent attention as `self_attn`. NemotronH has
 layers that are feed-forward only: `-` and `E` in hybrid_override_pattern. Until 0.5.18 such layers counted too; 0.5.23
 admits the experts (`E`) again, on GPUs of compute capability 12.0 (RTX 50 series, RTX PRO 6000) only.
-Change: Nothing is answered wrongly without it, so it is for speed alone, and off by default: a prompt alone is answered
-sooner, but HTTP servers of Granite and LFM2 on 0.5.23, asked by 16 clients at once for 256 tokens behind 1,024, gave
-0.78 to 0.94 of the tokens per second of servers without graphs in four runs, and nobody knows why yet. With
-SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=auto only what a GPU has shown to answer sooner is captured: Granite without
-experts up to 4,096 tokens, and LFM2 (Lfm2ForCausalLM) up to 1,024, on 0.5.23 and Hopper, and only where mamba2_extend
-or short_conv_extend takes every mixer into the graph. There the first token of 253 tokens comes after 0.26 and 0.56 of
-the time without graphs, that of 1,021 after 0.36 and 0.72, Granite's of 4,093 after 0.48; longer prompts gain about as
-little as padding may take, and run eagerly. Models that were trained for it give the same answers. Tensor parallelism,
-quantization, a memory saver, forward hooks and --cuda-graph-prefill-max-context are left alone: nobody has measured
-them, or SGLang serves them without graphs only. The log says why nothing is captured. With
+Change: Nothing is answered wrongly without it, so it is for speed alone, and off by default: prompts are answered
+sooner, and for 16 clients whose requests have a quarter to all of 1,024 tokens in and 256 out an HTTP server on 0.5.23
+gave 1.37 and 1.39 times the tokens per second of one without graphs with Granite, 1.06 and 1.04 times with LFM2. But
+where all of them have one length, come together and leave together, it gave 0.78 to 0.94 in four runs, and 0.92 to 1.00
+in those after them. With SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=auto only what a GPU has shown to answer sooner is
+captured: Granite without experts up to 4,096 tokens, and LFM2 (Lfm2ForCausalLM) up to 1,024, on 0.5.23 and Hopper, and
+only where mamba2_extend or short_conv_extend takes every mixer into the graph. There the first token of 253 tokens
+comes after 0.26 and 0.56 of the time without graphs, that of 1,021 after 0.36 and 0.72, Granite's of 4,093 after 0.48;
+longer prompts gain about as little as padding may take, and run eagerly. Models that were trained for it give the same
+answers. Tensor parallelism, quantization, a memory saver, forward hooks and --cuda-graph-prefill-max-context are left
+alone: nobody has measured them, or SGLang serves them without graphs only. The log says why nothing is captured. With
 SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=on all models named above are captured, in every release, also with breaks: on an
 H200 with 0.5.17 the first token of 253 tokens then comes after 0.51 to 0.77 of the time without graphs, that of 8,189
 after 0.96 to 1.06 of it, the most with Ling, whose captured form of latent attention is the slower one for long

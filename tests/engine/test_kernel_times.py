@@ -6,10 +6,10 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
-from sglang_bcg_fixes.kernels.kda_extend import triton as kda_extend
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, triton
 from sglang_bcg_fixes.lab.bench import mamba2_layer
 from tests import processes
@@ -124,6 +124,7 @@ FILES = {
     "Granite 4": [f"serving-{run}granite_4_h_micro-0.5.23.jsonl" for run in ("", "again-", "asks-")],
     "LFM2": [f"serving-{run}lfm2_1_2b-0.5.23.jsonl" for run in ("", "", "asks-")],
 }
+CHANGE = " ".join(hybrids_without_graphs.FIX.section("Change").split())
 LENGTHS = (253, 260, 1021, 1025, 4093, 4097, 8189)
 CHATS = ("chat-like", 1024, 16)
 LOADS = (CHATS, ("chat-like", 1024, 64), ("prefill-heavy", 4096, 16), ("prefill-heavy", 4096, 64))
@@ -168,8 +169,54 @@ def test_the_tables_of_servers_as_users_start_them_are_recorded() -> None:
     words = " ".join(PAGE.split())
     assert f"in {min(replayed):.2f} to {max(replayed):.2f} of the time of the middle one" in words
     assert f"at {min(behind):.2f} to {max(behind):.2f} of the middle one" in words
-    change = hybrids_without_graphs.FIX.section("Change")
-    assert f"gave {min(behind):.2f} to {max(behind):.2f} of the tokens per second" in change
+    assert f"it gave {min(behind):.2f} to {max(behind):.2f} in four runs" in CHANGE
+
+
+def test_the_table_of_16_clients_is_recorded() -> None:
+    granite, lfm2, twelve = (
+        served(f"serving-{run}-0.5.23.jsonl") for run in ("16-granite_4_h_micro", "16-lfm2_1_2b", "twelve-lfm2_1_2b")
+    )
+    varied = ("varied", 1024, 16)
+    columns = (granite[CHATS], granite[varied], lfm2[CHATS], twelve[CHATS], lfm2[varied])
+    arms = {**SERVED, "`auto` again": "bcg_fixes again", "the plugin, without graphs": "bcg_fixes without its kernels"}
+    for name, arm in arms.items():
+        cells = (f"{column[arm]['median']:,.0f}" if arm in column else "" for column in columns)
+        assert f"| {name} | {' | '.join(cells)} |" in PAGE
+
+    def shares(column: dict[str, dict[str, Any]], of: Callable[[dict[str, Any]], float]) -> list[float]:
+        ours = [of(column[arm]) for arm in ("bcg_fixes", "bcg_fixes again") if arm in column]
+        middle = statistics.median(
+            of(row) for arm, row in column.items() if arm not in ("bcg_fixes", "bcg_fixes again")
+        )
+        return [one / middle for one in ours]
+
+    def rounds(name: str) -> Callable[[dict[str, Any]], float]:
+        return lambda row: statistics.median(each[name] for each in row["details"]["rounds"])
+
+    def told(values: Iterable[float], between: str = " and ") -> str:
+        return between.join(f"{value:.2f}" for value in values)
+
+    speeds = [shares(column, lambda row: row["median"]) for column in columns]
+    words = " ".join(PAGE.split())
+    waits = [shares(column, rounds("median_ttft_ms")) for column in (granite[varied], lfm2[varied])]
+    of_one_length = [*speeds[2], *speeds[3]]
+    assert (
+        f"Granite gives {told(speeds[0])} of the middle one without graphs, LFM2 {told(of_one_length[:2], ', ')} and"
+        in words
+    )
+    assert f"and {told(of_one_length[2:])}. **Where they do not, Granite gives {told(speeds[1])} of its tokens" in words
+    assert f"per second, LFM2 {told(speeds[4])}**" in words
+    assert f"come after {told(waits[0])} of the time, LFM2's after {told(waits[1])}" in words
+    steps = [share for column in columns for share in shares(column, rounds("median_itl_ms"))]
+    assert f"Decode steps take {min(steps):.2f} to {max(steps):.2f} times as long" in words
+    assert (
+        f"gave {told(speeds[1])} times the tokens per second" in CHANGE
+        and f"{told(speeds[4])} times with LFM2" in CHANGE
+    )
+    later = [*speeds[0], *of_one_length]
+    assert f"and {min(later):.2f} to {max(later):.2f} in those after them" in CHANGE
+    prefills = [sum(twelve[CHATS][arm]["details"]["prefills"].values()) for arm in ("bcg_fixes", "stock")]
+    assert "{} prefills in place of {} in the twelve rounds".format(*prefills) in words
 
 
 def test_the_table_of_short_convolutions_is_recorded() -> None:
@@ -185,18 +232,16 @@ def test_the_table_of_short_convolutions_is_recorded() -> None:
 
 
 def test_the_table_of_kimi_delta_attention_is_recorded() -> None:
-    def layer(file: str, part: str, **wanted: str) -> dict[tuple[int, int], dict[str, Any]]:
-        rows = json.loads((RESULTS / file).read_text())[part]
-        return {(row["tokens"], row["sequences"]): row for row in rows if wanted.items() <= row.items()}
-
-    first = layer("kda_extend-before.json", "times")
-    now = layer("kda_tuning.json", "rows", tuning=f"advance_stages {kda_extend.Tuning().advance_stages}")
+    first, now = (
+        {(row["tokens"], row["sequences"]): row for row in json.loads((RESULTS / file).read_text())["times"]}
+        for file in ("kda_extend-before.json", "kda_extend-times.json")
+    )
     cases = ((256, 1), (256, 64), (1024, 1), (8192, 1), (8192, 8), (8192, 64))
     section = PAGE.partition("## Kimi delta attention")[2].partition("## Short convolutions")[0]
     for title, around, of in (
-        ("SGLang's", "", lambda case: first[case]["SGLang's"]),
+        ("SGLang's", "", lambda case: now[case]["SGLang's"]),
         ("before", "", lambda case: first[case]["triton"]),
-        ("`triton`", "**", lambda case: now[case]["layer_us"]),
+        ("`triton`", "**", lambda case: now[case]["triton"]),
     ):
         cells = " | ".join(f"{around}{of(case):,.0f}{around}" for case in cases)
         assert f"| {title} | {cells} |" in section

@@ -305,12 +305,14 @@ def test_accuracies_with_mamba2_are_the_recorded_ones(row: list[str]) -> None:
 
 @pytest.mark.parametrize("row", table_with("with breaks"), ids=lambda row: row[0])
 def test_accuracies_of_models_without_graphs_are_the_recorded_ones(row: list[str]) -> None:
-    file = RESULTS / f"accuracy-{row[0].split()[0].lower()}-0.5.23.json"
+    model, release, *caches = row[0].split(", ")
+    file = RESULTS / f"accuracy-{model.split()[0].lower()}-{release}.json"
     servers = {server["arm"]: server for server in json.loads(file.read_text())["servers"]}
+    phases = [name for name in servers["stock"]["phases"] if caches in ([], ["warm" if "warm" in name else "cold"])]
     for arm, cell in zip(("stock", "patched", "kernels", "reference"), row[1:5], strict=True):
-        shares = {f"{100 * phase['accuracy']:.1f} %" for phase in servers[arm]["phases"].values()}
-        assert shares == {cell.strip("*")}
-    differing = [phase["differs_from"]["stock"] for phase in servers["kernels"]["phases"].values()]
+        shares = sorted({f"{100 * servers[arm]['phases'][name]['accuracy']:.1f}" for name in phases})
+        assert cell.strip("*") == f"{' to '.join(dict.fromkeys((shares[0], shares[-1])))} %"
+    differing = [servers["kernels"]["phases"][name]["differs_from"]["reference"] for name in phases]
     assert row[5] == f"**{sum(differing)}** of {len(differing)} x 1,319"
     # stock replays nothing, and the others nearly everything
     assert not servers["stock"]["counts"].get("prefill") and not servers["stock"]["applied"]
