@@ -88,6 +88,8 @@ def decorate(inner: Callable[..., Any], capture_stub: Callable[..., Any] | None)
     return eager_on_graph(True, **arguments)(inner)
 
 
+# asked by layers and in every step: where the first package is missing, to look for it takes longer than they do
+@functools.cache
 def load(name: str) -> ModuleType:
     """A module of the breakable-graph package, wherever this release keeps it."""
     for package in PACKAGES:
