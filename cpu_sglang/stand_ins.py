@@ -9,6 +9,7 @@ attribute raises NotImplementedError when it is called, except the few functions
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -40,6 +41,9 @@ PACKAGES_WITH_CUDA_BUILDS_ONLY = frozenset(
         "vllm._custom_ops",
     }
 )
+
+# of kernels that are built when they are first called
+BUILDER = "sglang.kernels.jit.utils.compile.ninja"
 
 _installed = False
 _rope_replaced = False
@@ -187,6 +191,13 @@ def _pretend_an_sm_count(count: int = 4) -> None:
         vars(torch.cuda)["get_device_properties"] = lambda *_: properties
 
 
+def _build_no_cuda_kernels() -> None:
+    """Have SGLang find at once that it cannot have its CUDA kernels; a compiler takes ten seconds, and cannot link."""
+    # others before 0.5.18, and nothing that runs here asks for one of theirs
+    with contextlib.suppress(ModuleNotFoundError):
+        vars(importlib.import_module(BUILDER))["build"] = _NeedsGpu(f"{BUILDER}.build")
+
+
 def install() -> None:
     """Call before sglang is imported. Calling it again does nothing."""
     global _installed
@@ -258,3 +269,4 @@ def after_import() -> None:
         return model_config
 
     update_config.update_intermediate_size = update_intermediate_size
+    _build_no_cuda_kernels()

@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a release finds here in place of what needs a GPU."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+
+import pytest
+
+from tests import processes
+from tests.wheels import NEWEST
+
+ASKED = processes.code("""
+    import importlib
+    from cpu_sglang import one_batch, stand_ins
+    one_batch.import_sglang()
+    kernels = importlib.import_module("sglang.kernels.ops.kvcache.set_mla_kv_buffer")
+    print("RESULT", int(kernels.can_use_set_mla_kv_buffer(128, 32)))
+""")
+
+
+# the first one whose kernels are built by a module of their own
+@pytest.mark.parametrize("release", ["0.5.18", "0.5.21", NEWEST])
+def test_no_compiler_is_started_for_a_cuda_kernel(
+    release_root: Callable[[str], pathlib.Path], release: str, tmp_path: pathlib.Path
+) -> None:
+    done = processes.on_cpu(release_root(release), "-c", ASKED, environment={"HOME": str(tmp_path)})
+    assert processes.result(done) == 0
+    assert "exists only in a CUDA build" in done.stdout + done.stderr
