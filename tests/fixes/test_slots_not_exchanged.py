@@ -31,11 +31,13 @@ def run(release_root: Callable[[str], pathlib.Path]) -> Run:
 
 @pytest.mark.forms_of(FIX)
 @pytest.mark.parametrize("release", AFFECTED)
-def test_the_next_boundary_leaves_the_last_checkpoint_alone(run: Run, release: str) -> None:
-    found = run(release, ARRIVALS)
+def test_the_next_boundary_leaves_the_last_checkpoint_alone(run: Run, release: str, everything: bool) -> None:
+    # those that are wrong, and one that is not
+    number = len(ARRIVALS) if everything or release == AFFECTED[0] else 3
+    found = run(release, ARRIVALS[:number])
     assert found["applied"] == [FIX]
-    assert found["without"] == [[16, False], [16, False], [16, True], [16, True], [32, True]]
-    assert found["with"] == [[16, True], [16, True], [16, True], [16, True], [32, True]]
+    assert found["without"] == [[16, False], [16, False], [16, True], [16, True], [32, True]][:number]
+    assert found["with"] == [[16, True], [16, True], [16, True], [16, True], [32, True]][:number]
 
 
 def test_a_mixed_step_exchanges_nothing(run: Run) -> None:
