@@ -21,6 +21,7 @@ from sglang_bcg_fixes.lab.bench.rows import COLD, HOT
 from sglang_bcg_fixes.lab.verify import environment
 from sglang_bcg_fixes.source import releases
 from tests import processes, wheels
+from tests.bench import forked
 from tests.bench.cpu_device import Cpu
 
 SHAPE = gdn_layer.Shape(layers=2, key_heads=1, value_heads=2, head=16)
@@ -164,7 +165,7 @@ def test_every_release_has_what_the_layer_is_built_of(
     assert wanted | {"conv_weights", "bias", "activation", "A_log", "dt_bias"} <= set(layer.parameters)
 
 
-# one release is enough to see that a wrong layer is seen
+# one release is enough to see that a wrong layer is seen, and that a process is started as on a user's machine
 @pytest.mark.parametrize(
     ("version", "wrong"),
     [
@@ -192,7 +193,10 @@ def test_the_command_on_a_real_layer(
     paths = [root, processes.REPOSITORY]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    monkeypatch.setenv("WRONG_KERNEL", wrong)
+    if wrong:
+        monkeypatch.setenv("WRONG_KERNEL", wrong)
+    if version != "0.5.12.post1":
+        monkeypatch.setattr(command, "subprocess", forked.SUBPROCESS)
     file = tmp_path / "made" / "found.jsonl"
     status = main.main(["bench", "--layer", "--quick", "--shapes", "qwen3_next", "--jsonl", str(file)])
     printed = capsys.readouterr().out

@@ -17,6 +17,7 @@ from sglang_bcg_fixes.lab.bench import command, mamba2_layer, rows
 from sglang_bcg_fixes.lab.verify import environment
 from sglang_bcg_fixes.source import releases
 from tests import processes, wheels
+from tests.bench import forked
 
 Root = Callable[[str], pathlib.Path]
 # one of each form of mixer, metadata and scan
@@ -48,6 +49,8 @@ def test_the_command_on_a_real_layer(
     monkeypatch.setattr(command, "FEW_SEQUENCES", (2,))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, [root, processes.REPOSITORY])))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
+    if version != FORMS[0]:
+        monkeypatch.setattr(command, "subprocess", forked.SUBPROCESS)
     file = tmp_path / "found.jsonl"
     status = main.main(["bench", "--layer", "--quick", "--shapes", "nemotron_h_8b", "--jsonl", str(file)])
     assert status == 0, capsys.readouterr().out
