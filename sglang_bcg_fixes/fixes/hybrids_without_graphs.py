@@ -13,8 +13,8 @@ layers that are feed-forward only: `-` and `E` in hybrid_override_pattern. Until
 admits the experts (`E`) again, on GPUs of compute capability 12.0 (RTX 50 series, RTX PRO 6000) only.
 Change: Nothing is answered wrongly without it, so it is for speed alone, and off by default: prompts are answered
 sooner, and for 16 clients whose requests have a quarter to all of 1,024 tokens in and 256 out an HTTP server on 0.5.23
-gave 1.37 and 1.39 times the tokens per second of one without graphs with Granite, 1.06 and 1.04 times with LFM2. But
-where all of them have one length, come together and leave together, it gave 0.78 to 0.94 in four runs, and 0.92 to 1.00
+gave 1.36 to 1.39 times the tokens per second of one without graphs with Granite, 1.04 to 1.06 times with LFM2. But
+where all of them have one length, come together and leave together, it gave 0.78 to 0.94 in four runs, and 0.92 to 1.05
 in those after them. With SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=auto only what a GPU has shown to answer sooner is
 captured: Granite without experts up to 4,096 tokens, and LFM2 (Lfm2ForCausalLM) up to 1,024, on 0.5.23 and Hopper, and
 only where mamba2_extend or short_conv_extend takes every mixer into the graph. There the first token of 253 tokens

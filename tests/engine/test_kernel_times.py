@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
@@ -173,48 +173,44 @@ def test_the_tables_of_servers_as_users_start_them_are_recorded() -> None:
 
 
 def test_the_table_of_16_clients_is_recorded() -> None:
-    granite, lfm2, twelve = (
-        served(f"serving-{run}-0.5.23.jsonl") for run in ("16-granite_4_h_micro", "16-lfm2_1_2b", "twelve-lfm2_1_2b")
-    )
+    runs = ("16-granite_4_h_micro", "16-again-granite_4_h_micro", "16-lfm2_1_2b", "twelve-lfm2_1_2b")
+    granite, again, lfm2, twelve = (served(f"serving-{run}-0.5.23.jsonl") for run in runs)
     varied = ("varied", 1024, 16)
-    columns = (granite[CHATS], granite[varied], lfm2[CHATS], twelve[CHATS], lfm2[varied])
+    of_granite = (granite[CHATS], again[CHATS], granite[varied], again[varied])
+    columns = (*of_granite, lfm2[CHATS], twelve[CHATS], lfm2[varied])
     arms = {**SERVED, "`auto` again": "bcg_fixes again", "the plugin, without graphs": "bcg_fixes without its kernels"}
     for name, arm in arms.items():
         cells = (f"{column[arm]['median']:,.0f}" if arm in column else "" for column in columns)
         assert f"| {name} | {' | '.join(cells)} |" in PAGE
 
-    def shares(column: dict[str, dict[str, Any]], of: Callable[[dict[str, Any]], float]) -> list[float]:
-        ours = [of(column[arm]) for arm in ("bcg_fixes", "bcg_fixes again") if arm in column]
-        middle = statistics.median(
-            of(row) for arm, row in column.items() if arm not in ("bcg_fixes", "bcg_fixes again")
-        )
-        return [one / middle for one in ours]
+    def shares(of: Callable[[dict[str, Any]], float], *columns: dict[str, dict[str, Any]]) -> list[float]:
+        found, ours = [], ("bcg_fixes", "bcg_fixes again")
+        for column in columns:
+            middle = statistics.median(of(row) for arm, row in column.items() if arm not in ours)
+            found += [of(column[arm]) / middle for arm in ours if arm in column]
+        return found
 
     def rounds(name: str) -> Callable[[dict[str, Any]], float]:
         return lambda row: statistics.median(each[name] for each in row["details"]["rounds"])
 
-    def told(values: Iterable[float], between: str = " and ") -> str:
-        return between.join(f"{value:.2f}" for value in values)
+    def speed(row: dict[str, Any]) -> float:
+        return float(row["median"])
 
-    speeds = [shares(column, lambda row: row["median"]) for column in columns]
+    def told(values: list[float]) -> str:
+        return f"{min(values):.2f} to {max(values):.2f}"
+
     words = " ".join(PAGE.split())
-    waits = [shares(column, rounds("median_ttft_ms")) for column in (granite[varied], lfm2[varied])]
-    of_one_length = [*speeds[2], *speeds[3]]
-    assert (
-        f"Granite gives {told(speeds[0])} of the middle one without graphs, LFM2 {told(of_one_length[:2], ', ')} and"
-        in words
-    )
-    assert f"and {told(of_one_length[2:])}. **Where they do not, Granite gives {told(speeds[1])} of its tokens" in words
-    assert f"per second, LFM2 {told(speeds[4])}**" in words
-    assert f"come after {told(waits[0])} of the time, LFM2's after {told(waits[1])}" in words
-    steps = [share for column in columns for share in shares(column, rounds("median_itl_ms"))]
-    assert f"Decode steps take {min(steps):.2f} to {max(steps):.2f} times as long" in words
-    assert (
-        f"gave {told(speeds[1])} times the tokens per second" in CHANGE
-        and f"{told(speeds[4])} times with LFM2" in CHANGE
-    )
-    later = [*speeds[0], *of_one_length]
-    assert f"and {min(later):.2f} to {max(later):.2f} in those after them" in CHANGE
+    of_one_length = [shares(speed, *of_granite[:2]), shares(speed, lfm2[CHATS], twelve[CHATS])]
+    of_varied = [shares(speed, *of_granite[2:]), shares(speed, lfm2[varied])]
+    said = "Granite gives {} of the middle one without graphs, LFM2 {}. **Where they do not, Granite gives {} times its"
+    assert said.format(*map(told, [*of_one_length, of_varied[0]])) in words
+    assert f"tokens per second, LFM2 {told(of_varied[1])} times**" in words
+    waits = [shares(rounds("median_ttft_ms"), *of_granite[2:]), shares(rounds("median_ttft_ms"), lfm2[varied])]
+    assert "come after {} of the time, LFM2's after {}".format(*map(told, waits)) in words
+    assert f"Decode steps take {told(shares(rounds('median_itl_ms'), *columns))} times as long" in words
+    times = "gave {} times the tokens per second of one without graphs with Granite, {} times with LFM2"
+    assert times.format(*map(told, of_varied)) in CHANGE
+    assert f"and {told([*of_one_length[0], *of_one_length[1]])} in those after them" in CHANGE
     prefills = [sum(twelve[CHATS][arm]["details"]["prefills"].values()) for arm in ("bcg_fixes", "stock")]
     assert "{} prefills in place of {} in the twelve rounds".format(*prefills) in words
 
