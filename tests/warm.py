@@ -285,6 +285,8 @@ def enter(asked: dict[str, Any]) -> None:
 
 def use(asked: dict[str, Any]) -> None:
     """All of it but the path's folders, which this process has."""
+    # with a model and the interpreter's objects a collection takes long, and a program that waits for one asks for it
+    gc.set_threshold(100_000, 50, 100)
     nothing = os.open(os.devnull, os.O_RDONLY)
     # behind what the import of a release has written there
     files = [os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for name in asked["files"]]
