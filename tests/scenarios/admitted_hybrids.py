@@ -156,13 +156,12 @@ def steps(architecture: str) -> Found:
     world = World(architecture)
     eager, too_long = run_all(world, SCRIPTS), run_all(world, TOO_LONG)
     found: Found = {"breaks": world.capture(prefill.BUCKETS)}
-    found["replayed"] = report(eager, run_all(world, SCRIPTS))
-    found["too long"] = report(too_long, run_all(world, TOO_LONG))
     # NaN in every padded row, from the embedding on: padding has token 0, which no prompt has
     layers = world.runner.model.model
     with torch.no_grad():
         getattr(layers, "word_embeddings" if architecture == BAILING else "embed_tokens").weight[0] = float("nan")
     found["poisoned"] = report(eager, run_all(world, SCRIPTS))
+    found["too long"] = report(too_long, run_all(world, TOO_LONG))
     return found
 
 
