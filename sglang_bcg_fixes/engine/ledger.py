@@ -18,6 +18,8 @@ class Ledger:
         self._changes: dict[str, list[Change]] = {}
         # changed since the last `check`
         self._unchecked: list[Patched] = []
+        # patched within another that failed, and not again
+        self._failed: dict[str, Exception] = {}
 
     def applied(self) -> list[str]:
         return list(self._changes)
@@ -33,6 +35,7 @@ class Ledger:
         if fix.id in self._changes:
             raise PatchError(f"{fix.id} is applied already")
         done: list[Change] = []
+        began = len(self._unchecked)
         try:
             for point in fix.patches:
                 change_point(fix.id, point, done)
@@ -40,7 +43,16 @@ class Ledger:
             if problems:
                 raise PatchError("; ".join(problems))
         except BaseException:
-            put_back(done)
+            # what was patched within may stand around ours: all come off, and the others are patched anew
+            within = self._unchecked[began:]
+            del self._unchecked[began:]
+            done += (change for other in within for change in self._changes.pop(other.id))
+            put_back(sorted(done, key=lambda change: change.number))
+            for other in within:
+                try:
+                    self.change(other)
+                except Exception as error:
+                    self._failed[other.id] = error
             raise
         self._changes[fix.id] = done
         self._unchecked.append(fix)
@@ -48,6 +60,7 @@ class Ledger:
     def check(self) -> dict[str, Exception]:
         """Search once for stale holders of all that was changed; by id, why a fix was undone."""
         unchecked, self._unchecked = self._unchecked, []
+        failed, self._failed = self._failed, {}
         changes = sorted((change for fix in unchecked for change in self._changes[fix.id]), key=lambda c: c.number)
         try:
             refuse_stale_holders(changes)
@@ -55,8 +68,8 @@ class Ledger:
             put_back(changes)
             for fix in unchecked:
                 del self._changes[fix.id]
-            return {unchecked[0].id: error} if len(unchecked) == 1 else self._one_by_one(unchecked)
-        return {}
+            return failed | ({unchecked[0].id: error} if len(unchecked) == 1 else self._one_by_one(unchecked))
+        return failed
 
     def _one_by_one(self, fixes: list[Patched]) -> dict[str, Exception]:
         """Apply what can be; only so does each answer for its own stale holders."""

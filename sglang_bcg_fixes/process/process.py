@@ -42,6 +42,8 @@ class Process:
         self.is_patching = False
         self.patched: dict[str, Decision[Any]] = {}
         self.failed: dict[str, Exception] = {}
+        # hooks whose module came while something was patched, and what is lost without each
+        self.unwatched: list[tuple[Patch, str]] = []
         self.last_line = ""
         self.has_warned_of_report = False
         self.metrics = Metrics()
@@ -100,8 +102,14 @@ class Process:
             else:
                 self.wait(decision)
         if is_outermost:
-            self.is_patching = False
-            self.conclude()
+            try:
+                self.conclude()
+            finally:
+                self.is_patching = False
+            # behind the fixes: one that is undone would take a hook around it along
+            hooks, self.unwatched = self.unwatched, []
+            for hook, loss in hooks:
+                self.watch([hook], loss)
 
     def is_ready(self, decision: Decision[Any]) -> bool:
         """Tell whether SGLang has imported it, and whether importing its other modules now is safe."""
@@ -120,17 +128,18 @@ class Process:
             self.failed[decision.id] = error
 
     def conclude(self) -> None:
-        failed = {**self.failed, **self.ledger.check()}
-        patched = list(self.patched.values())
-        self.patched.clear()
-        self.failed.clear()
-        for decision in patched:
-            problem = failed.get(decision.id)
-            if problem is None:
-                self.settle(decision, report.APPLIED, decision.reason)
-                continue
-            logger.error("bcg-fixes: %s could not be applied and was rolled back", decision.whose, exc_info=problem)
-            self.settle(decision, report.FAILED, f"{type(problem).__name__}: {problem}")
+        # to log it may import something, and so patch more
+        while self.patched:
+            self.failed |= self.ledger.check()
+            for decision in list(self.patched.values()):
+                problem = self.failed.pop(decision.id, None)
+                if problem is None:
+                    self.settle(decision, report.APPLIED, decision.reason)
+                else:
+                    whose = decision.whose
+                    logger.error("bcg-fixes: %s could not be applied and was rolled back", whose, exc_info=problem)
+                    self.settle(decision, report.FAILED, f"{type(problem).__name__}: {problem}")
+                del self.patched[decision.id]
 
     def wait(self, decision: Decision[Any]) -> None:
         modules = decision.modules
@@ -168,6 +177,9 @@ class Process:
             [module] = modules_of(hook)
             if module not in sys.modules:
                 self.watcher.call_after(module, functools.partial(self.watch, [hook], loss))
+                continue
+            if self.is_patching:
+                self.unwatched.append((hook, loss))
                 continue
             try:
                 self.watches.change(hook)

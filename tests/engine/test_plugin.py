@@ -72,8 +72,10 @@ from sglang_bcg_fixes.api import hookimpl
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding, Verdict
 
-TARGET, OUTER, LATE = "sglang.srt.target:function", "sglang.srt.outer:outer", (How.AROUND, "tests.engine.bodies:around")
-PLACES = {"early_fix": [(OUTER, EARLY)], "late_fix": [(TARGET, LATE), (OUTER, LATE)]}
+TARGET, METHOD, OUTER = "sglang.srt.target:function", "sglang.srt.target:Thing.method", "sglang.srt.outer:outer"
+FORWARD = "sglang.srt.model_executor.model_runner:ModelRunner.forward"
+AROUND, OUTSIDE, MISNAMED = ((How.AROUND, f"tests.engine.bodies:{name}") for name in ("around", "outer", "misnamed"))
+PLACES = {"early_fix": EARLY, "late_fix": LATE}
 
 @hookimpl
 def bcg_fixes():
@@ -85,6 +87,10 @@ def bcg_fixes():
 AFFECTED = "Finding(Verdict.AFFECTED, 'it is extra')"
 Extra = Callable[..., pathlib.Path]
 UNKNOWN = "Finding(Verdict.UNKNOWN, 'nobody has read it')"
+
+
+def together(extra: Extra, early: str, late: str) -> pathlib.Path:
+    return extra(text=TOGETHER.replace("EARLY", early).replace("LATE", late))
 
 
 @pytest.fixture
@@ -204,18 +210,42 @@ def test_a_module_that_only_the_fix_imports_does_not_apply_it_twice(extra: Extra
 @pytest.mark.parametrize(
     ("how", "called"),
     [
-        ("How.AROUND, 'tests.engine.bodies:around'", ["around", "around", "outer"]),
+        ("AROUND", ["around", "around", "outer"]),
         # it is in no graph; its body has been imported, but not what a break is made by
-        ("How.GRAPH_BREAK, lambda original, x: ['break', *original(x)]", ["around", "outer"]),
+        ("(How.GRAPH_BREAK, lambda original, x: ['break', *original(x)])", ["around", "outer"]),
     ],
 )
 def test_what_is_patched_while_another_is_stays_and_is_not_patched_again(
     extra: Extra, tmp_path: pathlib.Path, how: str, called: list[str]
 ) -> None:
-    site = extra(text=TOGETHER.replace("EARLY", f"({how})"))
+    site = together(extra, f"[(OUTER, {how})]", "[(TARGET, AROUND), (OUTER, AROUND)]")
     told = tmp_path / "reports"
     done = scenario(site, told, "plugin_process", "two_together", *called, SGLANG_BCG_FIXES="strict")
     assert done.returncode == 0 and "applied early_fix, late_fix; " in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("way", "early", "late"),
+    [
+        (
+            "one_fails_around_and_beneath_the_other",
+            "[(TARGET, AROUND), (OUTER, AROUND), (METHOD, AROUND), (FORWARD, MISNAMED)]",
+            "[(OUTER, OUTSIDE), (TARGET, OUTSIDE), (METHOD, OUTSIDE)]",
+        ),
+        ("an_import_while_one_is_told", "[(OUTER, MISNAMED)]", "[(TARGET, OUTSIDE), (OUTER, OUTSIDE)]"),
+        ("an_import_while_one_is_told", "[(OUTER, MISNAMED)]", "[('sglang.srt.circle:begin', OUTSIDE)]"),
+        (
+            "a_hook_around_one_that_fails",
+            *("[(FORWARD, OUTSIDE), (TARGET, OUTSIDE)]", "[(METHOD, AROUND), (FORWARD, AROUND)]"),
+        ),
+    ],
+)
+def test_one_that_fails_takes_no_other_along(
+    extra: Extra, tmp_path: pathlib.Path, way: str, early: str, late: str
+) -> None:
+    done = scenario(together(extra, early, late), tmp_path / "reports", "plugin_process", way)
+    assert done.returncode == 0 and "failed early_fix" in done.stderr and "applied late_fix" in done.stderr, done.stderr
+    assert "applied already" not in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("way", ["inside_a_circle", "inside_a_chain"])

@@ -12,10 +12,11 @@ import os
 import pathlib
 import subprocess
 import sys
-from typing import Any
+from typing import Any, TextIO
 from unittest import mock
 
 from sglang_bcg_fixes import plugin
+from sglang_bcg_fixes.engine import call_counts
 from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.process import report
 from tests.scenarios import named
@@ -89,6 +90,39 @@ def two_together(*called: str) -> None:
     assert importlib.import_module("sglang.srt.outer").outer(1) == [*called, "around", "function", 1, 1]
     for name in ("early_fix", "late_fix"):
         assert process.report.state(name) == "applied" and process.ledger.read_back(name) == []
+
+
+def one_fails_around_and_beneath_the_other() -> None:
+    process = plugin.load()
+    target = importlib.import_module("sglang.srt.target")
+    assert process.ledger.applied() == ["late_fix"] and process.ledger.read_back("late_fix") == []
+    assert target.function(1) == ["outer", "function", 1, 1]
+    assert sys.modules["sglang.srt.outer"].outer(1) == ["outer", "outer", "outer", "function", 1, 1]
+    assert target.Thing().method(1)[:2] == ["outer", "method"]
+
+
+def an_import_while_one_is_told() -> None:
+    class Importing(logging.StreamHandler[TextIO]):
+        def format(self, record: logging.LogRecord) -> str:
+            importlib.import_module("sglang.srt.circle")
+            return super().format(record)
+
+    process = plugin.load()
+    # what is there already lets nothing be patched within
+    importlib.import_module("tests.engine.bodies")
+    logging.getLogger().addHandler(Importing())
+    importlib.import_module("sglang.srt.outer")
+    assert process.ledger.applied() == ["late_fix"] and process.ledger.read_back("late_fix") == []
+    assert process.report.state("late_fix") == "applied"
+
+
+def a_hook_around_one_that_fails() -> None:
+    process = plugin.load()
+    # it keeps what the first one changes
+    importlib.import_module("sglang.srt.lists")
+    importlib.import_module("sglang.srt.model_executor.model_runner").ModelRunner().forward(1)
+    assert process.ledger.applied() == ["late_fix"] and process.ledger.read_back("late_fix") == []
+    assert call_counts.TALLY.sum("batches") == 1 and process.watches.read_back("batches") == []
 
 
 def inside_a_circle() -> None:
