@@ -19,7 +19,6 @@ CONTEXT = (
 )
 
 
-@functools.cache
 def breakable_context() -> Any:
     return graph_break.load("context")
 

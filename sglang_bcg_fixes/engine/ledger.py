@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 
 from sglang_bcg_fixes.engine.holders import rebind_copies, refuse_stale_holders
 from sglang_bcg_fixes.engine.slots import MISSING, Change, PatchError, core, locate
@@ -48,11 +49,7 @@ class Ledger:
             del self._unchecked[began:]
             done += (change for other in within for change in self._changes.pop(other.id))
             put_back(sorted(done, key=lambda change: change.number))
-            for other in within:
-                try:
-                    self.change(other)
-                except Exception as error:
-                    self._failed[other.id] = error
+            self._failed |= one_by_one(within, self.change)
             raise
         self._changes[fix.id] = done
         self._unchecked.append(fix)
@@ -68,17 +65,7 @@ class Ledger:
             put_back(changes)
             for fix in unchecked:
                 del self._changes[fix.id]
-            return failed | ({unchecked[0].id: error} if len(unchecked) == 1 else self._one_by_one(unchecked))
-        return failed
-
-    def _one_by_one(self, fixes: list[Patched]) -> dict[str, Exception]:
-        """Apply what can be; only so does each answer for its own stale holders."""
-        failed: dict[str, Exception] = {}
-        for fix in fixes:
-            try:
-                self.apply(fix)
-            except Exception as error:
-                failed[fix.id] = error
+            return failed | ({unchecked[0].id: error} if len(unchecked) == 1 else one_by_one(unchecked, self.apply))
         return failed
 
     def read_back(self, fix_id: str) -> list[str]:
@@ -104,6 +91,17 @@ class Ledger:
     def _differences(changes: list[Change]) -> list[str]:
         held = ((change.slot.where, change.slot.today()) for change in changes if not is_live(change))
         return [f"{where} holds {describe(value)}" for where, value in held]
+
+
+def one_by_one(fixes: list[Patched], patch: Callable[[Patched], None]) -> dict[str, Exception]:
+    """Patch what can be; only so does each answer for its own failure."""
+    failed: dict[str, Exception] = {}
+    for fix in fixes:
+        try:
+            patch(fix)
+        except Exception as error:
+            failed[fix.id] = error
+    return failed
 
 
 def is_live(change: Change) -> bool:

@@ -14,7 +14,7 @@ from tests import programs, warm
 
 
 class Popen:
-    """Takes the place of `subprocess.Popen` for a program whose output is read to its end."""
+    """A stand-in for `subprocess.Popen`, for a program whose output is read to its end."""
 
     def __init__(self, command: list[str], stdout: int, text: bool, env: Mapping[str, str]) -> None:
         assert command[0] == sys.executable and text
@@ -30,7 +30,7 @@ class Popen:
         pass
 
     def kill(self) -> None:
-        """It has ended."""
+        """Do nothing: it has ended."""
 
 
 # in place of the whole module, as it is known to who starts them: the first process is started as ever

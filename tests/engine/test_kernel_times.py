@@ -140,10 +140,16 @@ def served(file: str) -> Served:
     return found
 
 
-def share_of_the_middle_one(case: dict[str, dict[str, Any]]) -> float:
-    times = {arm: row["median"] for arm, row in case.items()}
-    mine = times.pop(SERVED["`auto`"])
-    return float(mine / statistics.median(times.values()))
+def speed(row: dict[str, Any]) -> float:
+    return float(row["median"])
+
+
+def shares_of_the_middle_one(*cases: dict[str, dict[str, Any]], of: Callable[..., float] = speed) -> list[float]:
+    found, ours = [], ("bcg_fixes", "bcg_fixes again")
+    for case in cases:
+        middle = statistics.median(of(row) for arm, row in case.items() if arm not in ours)
+        found += [of(case[arm]) / middle for arm in ours if arm in case]
+    return found
 
 
 def test_the_tables_of_servers_as_users_start_them_are_recorded() -> None:
@@ -160,9 +166,9 @@ def test_the_tables_of_servers_as_users_start_them_are_recorded() -> None:
             assert f"| {title}: {name} | {' | '.join(cells)} |" in lines
         for (measured, _, _), case in alone.items():
             if measured == "first token" and case[SERVED["`auto`"]]["details"]["prefills"]["eager"] == 0:
-                replayed.append(share_of_the_middle_one(case))
+                replayed += shares_of_the_middle_one(case)
         for found in (once, four):
-            behind.append(share_of_the_middle_one(found[CHATS]))
+            behind += shares_of_the_middle_one(found[CHATS])
             slowest = min(row["median"] for row in found[CHATS].values())
             assert found[CHATS][SERVED["`auto`"]]["median"] == slowest
     assert len(replayed) == 8 and len(behind) == 4
@@ -183,31 +189,22 @@ def test_the_table_of_16_clients_is_recorded() -> None:
         cells = (f"{column[arm]['median']:,.0f}" if arm in column else "" for column in columns)
         assert f"| {name} | {' | '.join(cells)} |" in PAGE
 
-    def shares(of: Callable[[dict[str, Any]], float], *columns: dict[str, dict[str, Any]]) -> list[float]:
-        found, ours = [], ("bcg_fixes", "bcg_fixes again")
-        for column in columns:
-            middle = statistics.median(of(row) for arm, row in column.items() if arm not in ours)
-            found += [of(column[arm]) / middle for arm in ours if arm in column]
-        return found
-
     def rounds(name: str) -> Callable[[dict[str, Any]], float]:
         return lambda row: statistics.median(each[name] for each in row["details"]["rounds"])
-
-    def speed(row: dict[str, Any]) -> float:
-        return float(row["median"])
 
     def told(values: list[float]) -> str:
         return f"{min(values):.2f} to {max(values):.2f}"
 
     words = " ".join(PAGE.split())
-    of_one_length = [shares(speed, *of_granite[:2]), shares(speed, lfm2[CHATS], twelve[CHATS])]
-    of_varied = [shares(speed, *of_granite[2:]), shares(speed, lfm2[varied])]
+    of_one_length = [shares_of_the_middle_one(*of_granite[:2]), shares_of_the_middle_one(lfm2[CHATS], twelve[CHATS])]
+    of_varied = [shares_of_the_middle_one(*of_granite[2:]), shares_of_the_middle_one(lfm2[varied])]
     said = "Granite gives {} of the middle one without graphs, LFM2 {}. **Where they do not, Granite gives {} times its"
     assert said.format(*map(told, [*of_one_length, of_varied[0]])) in words
     assert f"tokens per second, LFM2 {told(of_varied[1])} times**" in words
-    waits = [shares(rounds("median_ttft_ms"), *of_granite[2:]), shares(rounds("median_ttft_ms"), lfm2[varied])]
+    waits = [shares_of_the_middle_one(*some, of=rounds("median_ttft_ms")) for some in (of_granite[2:], (lfm2[varied],))]
     assert "the median first token comes after {} of the time, LFM2's after {}".format(*map(told, waits)) in words
-    assert f"time between two tokens is {told(shares(rounds('median_itl_ms'), *columns))} times as long" in words
+    steps = shares_of_the_middle_one(*columns, of=rounds("median_itl_ms"))
+    assert f"time between two tokens is {told(steps)} times as long" in words
     times = "gave {} times the tokens per second of one without graphs with Granite, {} times with LFM2"
     assert times.format(*map(told, of_varied)) in CHANGE
     assert f"and {told([*of_one_length[0], *of_one_length[1]])} in those after them" in CHANGE

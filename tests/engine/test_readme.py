@@ -289,6 +289,11 @@ def test_accuracies_are_the_recorded_ones(row: list[str]) -> None:
     assert accuracies(release, "patched") == {patched} and accuracies(release, "reference") == {refused}
 
 
+def range_of(server: dict[str, Any], phases: list[str]) -> str:
+    shares = sorted({f"{100 * server['phases'][name]['accuracy']:.1f}" for name in phases})
+    return f"{' to '.join(dict.fromkeys((shares[0], shares[-1])))} %"
+
+
 @pytest.mark.parametrize("row", table_with("no replay allowed"), ids=lambda row: row[0])
 def test_accuracies_with_mamba2_are_the_recorded_ones(row: list[str]) -> None:
     release, _, cache = row[0].partition(", ")
@@ -296,8 +301,7 @@ def test_accuracies_with_mamba2_are_the_recorded_ones(row: list[str]) -> None:
     servers = {server["arm"]: server for server in found}
     phases = [name for name in servers["stock"]["phases"] if name.startswith("warm") == (cache == "warm")]
     for arm, cell in zip(("stock", "eager", "kernels", "reference"), row[1:5], strict=True):
-        shares = sorted({f"{100 * servers[arm]['phases'][name]['accuracy']:.1f}" for name in phases})
-        assert cell.strip("*") == f"{' to '.join(dict.fromkeys((shares[0], shares[-1])))} %"
+        assert cell.strip("*") == range_of(servers[arm], phases)
     differing = sum(servers["kernels"]["phases"][name]["differs_from"]["reference"] for name in phases)
     assert row[5] == f"**{differing}** of {len(phases)} x 1,319"
     assert servers["kernels"]["applied"] and not servers["stock"]["applied"] and not servers["eager"]["applied"]
@@ -310,8 +314,7 @@ def test_accuracies_of_models_without_graphs_are_the_recorded_ones(row: list[str
     servers = {server["arm"]: server for server in json.loads(file.read_text())["servers"]}
     phases = [name for name in servers["stock"]["phases"] if caches in ([], ["warm" if "warm" in name else "cold"])]
     for arm, cell in zip(("stock", "patched", "kernels", "reference"), row[1:5], strict=True):
-        shares = sorted({f"{100 * servers[arm]['phases'][name]['accuracy']:.1f}" for name in phases})
-        assert cell.strip("*") == f"{' to '.join(dict.fromkeys((shares[0], shares[-1])))} %"
+        assert cell.strip("*") == range_of(servers[arm], phases)
     differing = [servers["kernels"]["phases"][name]["differs_from"]["reference"] for name in phases]
     assert row[5] == f"**{sum(differing)}** of {len(differing)} x 1,319"
     # stock replays nothing, and the others nearly everything

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a release finds here in place of what needs a GPU."""
+"""Stand-ins for what needs a GPU, as a release finds them."""
 
 from __future__ import annotations
 
