@@ -284,9 +284,9 @@ ADMITTED = (
     *hybrids_without_graphs.NEMOTRON_NAMES,
 )
 WITH_THE_PLUGIN = (
-    f"With `{ADMITTING.flag}=auto` the plugin gives graphs to {' and '.join(hybrids_without_graphs.MEASURED)}, on "
-    f"Hopper, where a GPU has [measured it](kernels.md#servers-of-other-hybrid-families). With `=on` it gives them to "
-    f"{', '.join(ADMITTED)}: [{ADMITTING.id}](fixes/{ADMITTING.id}.md). "
+    f"At its defaults the plugin gives graphs to {' and '.join(hybrids_without_graphs.MEASURED)}, without experts "
+    "and on Hopper, where a GPU has [measured it](kernels.md#servers-of-other-hybrid-families). With "
+    f"`{ADMITTING.flag}=on` it gives them to {', '.join(ADMITTED)}: [{ADMITTING.id}](fixes/{ADMITTING.id}.md). "
     "These, bold below, need it to answer rightly with graphs:"
 )
 WHAT_ELSE = (

@@ -121,9 +121,9 @@ def admitted(table: Table) -> list[str]:
     """The arm with a fix that its flag asks for, where it is recorded."""
     fix = hybrids_without_graphs.FIX
     text = (
-        f"With `{fix.flag}=on` ([off](fixes/{fix.id}.md) by default), prefill of these "
-        "models is captured, with a break at each mixer and at each attention. Every answer must have the bits of the "
-        "eager one."
+        f"With `{fix.flag}=on` ([by default](fixes/{fix.id}.md) only where a GPU has measured it, which is nothing "
+        "here), prefill of these models is captured, with a break at each mixer and at each attention. Every answer "
+        "must have the bits of the eager one."
     )
     lines = [textwrap.fill(text, 120, break_on_hyphens=False), ""]
     lines += ["| architecture | releases | stock | with it |", "|---|---|---|---|"]

@@ -11,35 +11,34 @@ other hybrid models it does know, and captures them with a break of the graph at
 called `attention`, where SGLang looks for grouped queries, and for latent attention as `self_attn`. NemotronH has
 layers that are feed-forward only: `-` and `E` in hybrid_override_pattern. Until 0.5.18 such layers counted too; 0.5.23
 admits the experts (`E`) again, on GPUs of compute capability 12.0 (RTX 50 series, RTX PRO 6000) only.
-Change: Nothing is answered wrongly without it, so it is for speed alone, and off by default: short prompts are answered
-sooner, and for 16 clients whose requests have a quarter to all of 1,024 tokens in and 256 out an HTTP server on 0.5.23
-gave 1.36 to 1.39 times the tokens per second of one without graphs with Granite, 1.04 to 1.06 times with LFM2. But
-where all of them have one length, come together and leave together, it gave 0.78 to 0.94 in four runs, and 0.92 to 1.05
-in those after them. With SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=auto only what a GPU has shown to answer sooner is
-captured: Granite without experts up to 4,096 tokens, and LFM2 (Lfm2ForCausalLM) up to 1,024, on 0.5.23 and Hopper, and
-only where mamba2_extend or short_conv_extend takes every mixer into the graph. There the first token of 253 tokens
-comes after 0.26 and 0.56 of the time without graphs, that of 1,021 after 0.36 and 0.72, Granite's of 4,093 after 0.48;
-longer prompts gain about as little as padding may take, and run eagerly. Models that were trained for it give the same
-answers. Tensor parallelism, quantization, a memory saver, forward hooks and --cuda-graph-prefill-max-context are left
-alone: nobody has measured them, or SGLang serves them without graphs only. The log says why nothing is captured. With
-SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=on all models named above are captured, in every release, also with breaks: on an
-H200 with 0.5.17 the first token of 253 tokens then comes after 0.51 to 0.77 of the time without graphs, that of 8,189
-after 0.96 to 1.06 of it, the most with Ling, whose captured form of latent attention is the slower one for long
-prompts; on 0.5.23 breaks took up to 1.21 times as long at single lengths. docs/kernels.md has the times. On Hopper with
-0.5.12.post1, 0.5.17 and 0.5.23 replays of Granite and LFM2 with breaks had every bit of the eager answers. While a
-server of these models sets up its prefill graphs, layers of Granite and LFM2 show their mixer under a name that it
-knows, and NemotronH's feed-forward layers count, so that its own code numbers the layers and captures them. Each mixer
-runs as an eager break, on the real tokens and with the batch of the replay, into an output whose padded tail is zeroed:
-a short convolution in one of this fix, Granite's Mamba2 mixer in that of ssm_mixer_captured, NemotronH's in SGLang's
-own; but inside the graph where mamba2_extend takes a Mamba2 mixer, or short_conv_extend a short convolution. A
-feed-forward layer looks at one token at a time, and is captured as it is. Ling's layers show their attention as
-`self_attn`, and a linear layer joins the heads of what its break gives back, as heads_not_joined does. Its latent
-attention is captured in the form in which that release captures DeepSeek's: absorbed, and in 0.5.16 expanded. Eager
-prefill computes some batches in the other form, so replays give differently rounded logprobs; with the same form every
-bit is equal. 0.5.16 and 0.5.17 prefill eagerly behind a cached prefix, as they do DeepSeek. Other models, drafts,
+Change: Nothing is answered wrongly without it, so it is for speed alone. By default only what has gained on a GPU is
+captured: Granite without experts up to 4,096 tokens, on 0.5.23 and Hopper, and only where mamba2_extend takes every
+mixer into the graph. For 16 clients whose requests have a quarter to all of 1,024 tokens in and 256 out an HTTP server
+of Granite gave 1.36 to 1.39 times the tokens per second of one without graphs. Where all of them have one length, come
+together and leave together, it gave 0.78 to 0.81 in the first two runs, and 0.99 to 1.05 in those after them. The first
+token of a prompt alone comes after 0.26 of the time without graphs with 253 tokens, 0.36 with 1,021 and 0.48 with
+4,093; longer prompts gain about as little as padding may take, and run eagerly. A model that was trained for it gives
+the same answers. Tensor parallelism, quantization, a memory saver, forward hooks and --cuda-graph-prefill-max-context
+are left alone: nobody has measured them, or SGLang serves them without graphs only. The log says why nothing is
+captured. LFM2 is left alone, too: it gave 1.04 to 1.06 times the tokens per second with varied lengths, and 0.92 to
+0.99 with one. With SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=on all models named above are captured, in every release, also
+with breaks: on an H200 with 0.5.17 the first token of 253 tokens then comes after 0.51 to 0.77 of the time without
+graphs, that of 8,189 after 0.96 to 1.06 of it, the most with Ling, whose captured form of latent attention is the
+slower one for long prompts; on 0.5.23 breaks took up to 1.21 times as long at single lengths. docs/kernels.md has the
+times. On Hopper with 0.5.12.post1, 0.5.17 and 0.5.23 replays of Granite and LFM2 with breaks had every bit of the eager
+answers. While a server of these models sets up its prefill graphs, layers of Granite and LFM2 show their mixer under a
+name that it knows, and NemotronH's feed-forward layers count, so that its own code numbers the layers and captures
+them. Each mixer runs as an eager break, on the real tokens and with the batch of the replay, into an output whose
+padded tail is zeroed: a short convolution in one of this fix, Granite's Mamba2 mixer in that of ssm_mixer_captured,
+NemotronH's in SGLang's own; but inside the graph where mamba2_extend takes a Mamba2 mixer, or short_conv_extend a short
+convolution. A feed-forward layer looks at one token at a time, and is captured as it is. Ling's layers show their
+attention as `self_attn`, and a linear layer joins the heads of what its break gives back, as heads_not_joined does. Its
+latent attention is captured in the form in which that release captures DeepSeek's: absorbed, and in 0.5.16 expanded.
+Eager prefill computes some batches in the other form, so replays give differently rounded logprobs; with the same form
+every bit is equal. 0.5.16 and 0.5.17 prefill eagerly behind a cached prefix, as they do DeepSeek. Other models, drafts,
 whatever SGLang admits by itself, and other kinds of prefill graphs are left as they were. So are these models, and one
-warning says why, where a mixer would not break, where Ling's attention is not on fa3 or a fix that its replays need is
-off (mla_dispatch_unaware before 0.5.16, mla_replay_prepared_as_mha in 0.5.17), and with speculation, LoRA, DP
+line of the log says why, where a mixer would not break, where Ling's attention is not on fa3 or a fix that its replays
+need is off (mla_dispatch_unaware before 0.5.16, mla_replay_prepared_as_mha in 0.5.17), and with speculation, LoRA, DP
 attention, pipeline stages, context parallelism, two-batch overlap, a hierarchical cache and deterministic inference,
 which nobody has tried. Attention may be SGLang's own choice, fa3 on Hopper and flashinfer elsewhere. SGLang refuses
 --attention-backend triton to Lfm2ForCausalLM, and before 0.5.18 it ends with "layer_id=0 not in full attention layers"
@@ -52,7 +51,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import itertools
 import logging
 import operator
@@ -95,9 +93,9 @@ MIXERS = {
     ("Lfm2ForCausalLM", LFM2): "conv",
     ("Lfm2MoeForCausalLM", LFM2_MOE): "conv",
 }
-# whose prompts alone were answered sooner on a GPU with all mixers inside the graph, and the largest size that `auto`
-# captures: above it, padding may take more than the graph gains
-MEASURED = {"GraniteMoeHybridForCausalLM": 4096, "Lfm2ForCausalLM": 1024}
+# which gained on a GPU with all mixers inside the graph, and the largest size that `auto` captures: above it, padding
+# may take more than the graph gains
+MEASURED = {"GraniteMoeHybridForCausalLM": 4096}
 LEFT_IF_MEASURED = (
     *("--enable-memory-saver", "--forward-hooks", "--quantization", "--enable-lora", "--lora-paths"),
     *("--cuda-graph-prefill-max-context", "--speculative-algorithm"),
@@ -243,7 +241,8 @@ def admitted_layers(model_runner: Any, name: str, if_measured: bool) -> set[type
     reasons = why_not(model_runner, calls)
     if if_measured:
         reasons = itertools.chain(reasons, why_unmeasured(model_runner), why_not_inside(model_runner, mixers))
-    is_wanted = is_admitted(model_runner, reasons)
+    # a default that leaves a model as SGLang serves it is nothing to warn of
+    is_wanted = is_admitted(model_runner, reasons, logging.INFO if if_measured else logging.WARNING)
     return set(map(type, layers.values())) if is_wanted else set()
 
 
@@ -277,12 +276,13 @@ def sizes_to_capture(model: Any, settings: Any) -> list[int]:
 
 def why_not_inside(model_runner: Any, mixers: Mapping[int, Any]) -> Iterator[str]:
     """Say why a mixer would break the graph: with breaks some prompts were slower than without graphs."""
-    op = short_conv_extend.KERNEL.op if mixer_of(model_runner.model) == "conv" else mamba2_extend.KERNEL.op
+    op = mamba2_extend.KERNEL.op
     if not active.is_used(op):
         yield f"{op} does not run in this process"
         return
-    operation = importlib.import_module(f"sglang_bcg_fixes.kernels.{op}.adapter").OPERATION
-    reason = operation.why_not_all(model_runner, mixers)
+    from sglang_bcg_fixes.kernels.mamba2_extend import adapter
+
+    reason = adapter.OPERATION.why_not_all(model_runner, mixers)
     if reason:
         yield f"{op}: {reason}"
 
@@ -330,13 +330,14 @@ def feed_forward_counted(model_runner: Any) -> Iterator[None]:
         yield
 
 
-def is_admitted(model_runner: Any, reasons: Iterator[str]) -> bool:
+def is_admitted(model_runner: Any, reasons: Iterator[str], level: int = logging.WARNING) -> bool:
     """Tell whether the model may be captured, and log where one of these is why not."""
     reason = next(reasons, None)
     if reason is None:
         return True
     kind = type(model_runner.model)
-    logger.warning(
+    logger.log(
+        level,
         "bcg-fixes %s: no prefill graphs for %s.%s, prefill runs eagerly, as in SGLang: %s. %s=off ends this message",
         ID,
         kind.__module__,
@@ -423,12 +424,11 @@ FIX = Fix(
     doc=__doc__,
     upstream=(),
     probe=probe,
-    default="off",
     patches=(
         PatchPoint((CAPTURE_PREFILL,), How.AROUND, admit, needed=has_capture_function, asked=True),
         PatchPoint(OLD_CAPTURES, How.AROUND, admit_by_method, needed=has_capture_method, asked=True),
         PatchPoint((CAPTURE_PREFILL,), How.AROUND, admit_measured, needed=has_capture_function, asked=False),
-        *(PatchPoint((where,), How.AROUND, break_round_the_convolution) for where in CONVOLUTIONS),
+        *(PatchPoint((where,), How.AROUND, break_round_the_convolution, asked=True) for where in CONVOLUTIONS),
     ),
     # its break runs what the other is round
     after=("short_conv_prefix_ignored",),

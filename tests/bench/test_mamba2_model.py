@@ -25,7 +25,7 @@ from tests.wheels import NEWEST
 
 Root = Callable[[str], pathlib.Path]
 RELEASES = ("0.5.15.post1", NEWEST)
-# from 0.5.19 NemotronH has prefill graphs by a fix that is off by default
+# from 0.5.19 NemotronH has prefill graphs by a fix that its flag asks for
 ADMITTED = ("0.5.19", NEWEST)
 WITH_GRAPHS = [
     *((release, name) for release in ("0.5.15.post1", "0.5.17", NEWEST) for name in (NEMOTRON, FALCON)),

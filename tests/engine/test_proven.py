@@ -156,9 +156,7 @@ def test_what_a_kernel_is_worth_is_what_was_measured(op: str, release: str) -> N
 
 
 @pytest.mark.parametrize("release", wheels.RELEASES)
-def test_with_auto_a_fix_for_speed_alone_is_applied_where_results_are_recorded(
-    release_root: Root, release: str
-) -> None:
+def test_a_fix_for_speed_alone_is_on_where_results_are_recorded(release_root: Root, release: str) -> None:
     is_proven = release in proven.table()[FIX.id]
 
     def decided(**environ: str) -> Decision[Fix]:
@@ -166,14 +164,14 @@ def test_with_auto_a_fix_for_speed_alone_is_applied_where_results_are_recorded(
         (made,) = plan.make(Registry((FIX,), ()), flags.read([FIX], [], environ), source).fixes
         return made
 
-    by_default, auto, asked = decided(), *(decided(**{FIX.flag: state}) for state in ("auto", "on"))
-    assert by_default.action is Action.OFF and by_default.reason == f"{FIX.flag} is off by default"
-    assert auto.action is (Action.APPLY if is_proven else Action.OFF)
-    assert is_proven or auto.reason.startswith(f"only with {FIX.flag}=on: unproven on this release")
+    by_default, asked = decided(), decided(**{FIX.flag: "on"})
+    assert by_default.action is (Action.APPLY if is_proven else Action.OFF)
+    assert is_proven or by_default.reason.startswith(f"only with {FIX.flag}=on: unproven on this release")
     assert asked.action is Action.APPLY
-    bodies = {point.body for decision in (asked, auto) for point in decision.subject.patches}
-    # each of the two has its own way in, and never the other's
+    bodies = {point.body for point in asked.subject.patches}
+    # each of the two has its own way in, and never the other's; LFM2's layers are patched for who asks
     assert hybrids_without_graphs.admit in bodies or hybrids_without_graphs.admit_by_method in bodies
+    assert hybrids_without_graphs.break_round_the_convolution in bodies
     if is_proven:
-        assert {point.asked for point in auto.subject.patches} == {None, False}
-    assert {point.asked for point in asked.subject.patches} == {None, True}
+        assert {point.body for point in by_default.subject.patches} == {hybrids_without_graphs.admit_measured}
+    assert hybrids_without_graphs.admit_measured not in bodies

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import pathlib
 import sys
 import types
@@ -43,6 +44,8 @@ GRANITE, LFM2, LFM2_MOE, BAILING, NEMOTRON = LAYERS
 # where SGLang refuses NemotronH; before, it captures it
 COUNTING = ("0.5.19", "0.5.20", "0.5.21", "0.5.22", NEWEST)
 ON, AUTO = ({fix.FIX.flag: state} for state in ("on", "auto"))
+# windows as the model's, which is in half precision here
+INSIDE = {"SGLANG_MAMBA_CONV_DTYPE": "float16"}
 STEPS = [
     *((release, architecture) for release in RELEASES for architecture in (GRANITE, LFM2)),
     (NEWEST, LFM2_MOE),
@@ -133,13 +136,23 @@ def test_two_tensor_parallel_ranks_are_right(run: Run, architecture: str) -> Non
 
 
 @pytest.mark.parametrize(
-    ("release", "architecture"), [(ONE, LFM2), (NEWEST, GRANITE), (NEWEST, LFM2_MOE), (ONE, BAILING), (NEWEST, BAILING)]
+    ("release", "architecture", "environment"),
+    [
+        *((release, architecture, {}) for release in (ONE, NEWEST) for architecture in (LFM2, BAILING)),
+        (NEWEST, LFM2_MOE, {}),
+        # as it would be captured there, if a GPU had shown that release
+        ("0.5.20", GRANITE, {}),
+        (NEWEST, LFM2, AUTO),
+    ],
 )
-def test_by_default_sglang_refuses_them(run: Run, release: str, architecture: str) -> None:
+def test_by_default_sglang_refuses_them_and_nothing_is_said(
+    run: Run, release: str, architecture: str, environment: dict[str, str]
+) -> None:
     kernels = dict.fromkeys((KERNEL.flag, short_conv_extend.KERNEL.flag), "reference")
-    found = run(release, "admission", architecture, **kernels)
-    assert fix.ID not in found["applied"] and "captured nothing" in found["captured"]
-    assert any(REFUSED in line for line in found["said"])
+    found = run(release, "capture_without_experts", architecture, **INSIDE, **kernels, **environment)
+    assert (fix.ID in found["applied"]) is (release == NEWEST) and "captured nothing" in found["captured"]
+    ((_, said),) = found["said"]
+    assert REFUSED in said
 
 
 @pytest.mark.parametrize(
@@ -154,49 +167,45 @@ def test_mixers_are_shown_while_graphs_with_breaks_are_set_up(run: Run, release:
     assert found.pop("with breaks") and not any(found.values()), found
 
 
-def test_where_it_was_measured_granite_is_captured_with_all_mixers_inside(run: Run) -> None:
-    kernel = {KERNEL.flag: "reference", "SGLANG_MAMBA_CONV_DTYPE": "float16"}
-    found = run(NEWEST, "with_kernel_and_no_experts", GRANITE, **AUTO, **kernel)
+@pytest.mark.parametrize("form", ["auto", "reference"])
+def test_by_default_granite_is_captured_with_all_mixers_inside(run: Run, form: str) -> None:
+    found = run(NEWEST, "with_kernel_and_no_experts", GRANITE, **INSIDE, **{KERNEL.flag: form})
     attention = LAYERS[GRANITE].count("attention")
     assert set(found["breaks"].values()) == {attention} and found["left"] == {}
     assert all(max(script["replays"]) == attention + 1 and script["nobody's"] for script in found["scripts"])
 
 
-def test_where_they_were_measured_short_convolutions_are_inside(run: Run) -> None:
-    kernel = {**AUTO, short_conv_extend.KERNEL.flag: "reference", "SGLANG_MAMBA_CONV_DTYPE": "float16"}
-    found = run(NEWEST, "steps", LFM2, **kernel)
-    attention = LAYERS[LFM2].count("full_attention")
-    assert set(found["breaks"].values()) == {attention} and set(found["poisoned"]["replays"]) <= {0, attention + 1}
-    # a source that no GPU has shown
-    found = run("0.5.20", "admission", LFM2, **kernel)
-    assert fix.ID not in found["applied"] and "captured nothing" in found["captured"]
-
-
 @pytest.mark.parametrize(
-    ("architecture", "kernel", "reason"),
+    ("scenario", "environment", "reason"),
     [
         # it has some here
-        (GRANITE, {KERNEL.flag: "reference"}, "experts, which nobody has measured"),
-        (LFM2, {short_conv_extend.KERNEL.flag: "off"}, "short_conv_extend does not run in this process"),
+        ("capture", {KERNEL.flag: "reference"}, "experts, which nobody has measured"),
+        ("capture_without_experts", {KERNEL.flag: "off"}, "mamba2_extend does not run in this process"),
         # SGLang keeps windows in bfloat16, and the model is in float16
         (
-            LFM2,
-            {short_conv_extend.KERNEL.flag: "reference"},
-            "short_conv_extend: no kernel for windows in torch.bfloat16",
+            "capture_without_experts",
+            {KERNEL.flag: "reference", "SGLANG_MAMBA_CONV_DTYPE": "bfloat16"},
+            "mamba2_extend: no kernel for windows in torch.bfloat16",
+        ),
+        (
+            "capture_without_experts",
+            {KERNEL.flag: "reference", flag_of(fix.SSM_BREAK): "off"},
+            "a mixer would not break the graph",
         ),
     ],
 )
-def test_with_auto_one_mixer_with_a_break_is_enough_to_leave_a_model(
-    run: Run, architecture: str, kernel: dict[str, str], reason: str
+def test_by_default_one_mixer_with_a_break_is_enough_to_leave_granite(
+    run: Run, scenario: str, environment: dict[str, str], reason: str
 ) -> None:
-    found = run(NEWEST, "admission", architecture, **AUTO, **kernel)
+    found = run(NEWEST, scenario, GRANITE, **{**INSIDE, **environment})
     assert fix.ID in found["applied"] and "captured nothing" in found["captured"]
-    assert any(f"prefill runs eagerly, as in SGLang: {reason}" in line for line in found["said"]), found["said"]
+    (level, said), (_, refused) = found["said"]
+    assert level == logging.INFO and f"prefill runs eagerly, as in SGLang: {reason}" in said and REFUSED in refused
 
 
 @pytest.mark.parametrize("release", ["0.5.19", NEWEST])
-def test_with_auto_sglang_refuses_nemotron(run: Run, release: str) -> None:
-    found = run(release, "counted", NEMOTRON, **AUTO)
+def test_by_default_sglang_refuses_nemotron(run: Run, release: str) -> None:
+    found = run(release, "counted", NEMOTRON)
     assert (fix.ID in found["applied"]) is (release == NEWEST) and "captured nothing" in found["captured"]
     assert len(found["said"]) == 2 and all(REFUSED in line for line in found["said"])
 
@@ -209,7 +218,7 @@ def test_feed_forward_layers_count_unless_the_server_does_what_nobody_has_tried(
     assert REFUSED in refused and set(found["captured"].values()) == {breaks_of(NEMOTRON)}
 
 
-@pytest.mark.parametrize("environment", [{}, ON], ids=["off", "on"])
+@pytest.mark.parametrize("environment", [{}, ON], ids=["by default", "on"])
 def test_before_sglang_counts_layers_nothing_changes_for_nemotron(run: Run, environment: dict[str, str]) -> None:
     found = run("0.5.18", "steps", NEMOTRON, **environment)
     assert set(found["breaks"].values()) == {breaks_of(NEMOTRON)}
@@ -394,6 +403,13 @@ class Convolution(torch.nn.Module):
         return hidden_states
 
 
+class Backend:
+    """Runs Granite's mixers."""
+
+    def forward(self) -> None:
+        """It is not called."""
+
+
 class Layer(torch.nn.Module):
     def __init__(self, **parts: torch.nn.Module) -> None:
         super().__init__()
@@ -417,7 +433,8 @@ def shown(model: Any, **changed: Any) -> list[bool]:
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "runtime_context", lambda: None)
-    monkeypatch.setattr(wrappers, "fixes_in", lambda call: {fix.ID} if call is Convolution.forward else set())
+    breaks = {Convolution.forward: {fix.ID}, Backend.forward: {fix.SSM_BREAK}}
+    monkeypatch.setattr(wrappers, "fixes_in", lambda call: breaks.get(call, set()))
 
 
 @pytest.mark.usefixtures("broken")
@@ -448,31 +465,50 @@ def test_a_mixer_without_a_break_and_one_of_attention_alone(caplog: pytest.LogCa
     assert "a mixer would not break the graph" in said
     caplog.clear()
     # SGLang admits it by itself
-    granite = model_of(Layer(self_attn=torch.nn.Identity()), name=GRANITE, module=fix.GRANITE)
-    assert shown(granite) == [False] and caplog.messages == []
+    of_attention = model_of(Layer(self_attn=torch.nn.Identity()), name=GRANITE, module=fix.GRANITE)
+    assert shown(of_attention) == [False] and caplog.messages == []
 
 
 def settings_of_graphs(**changed: Any) -> Any:
-    return types.SimpleNamespace(**{"bs": [256, 1024, 2048], "max_context_size": None, **changed})
+    return types.SimpleNamespace(**{"bs": [256, 4096, 5120], "max_context_size": None, **changed})
+
+
+def granite() -> Any:
+    return model_of(Layer(mamba=torch.nn.Identity()), name=GRANITE, module=fix.GRANITE)
 
 
 def measured(**changed: Any) -> dict[str, Any]:
     plain = {"enable_breakable_cuda_graph": True, "tp_size": 1, "enable_memory_saver": False, "forward_hooks": None}
     unquantized = types.SimpleNamespace(quantization=None)
-    return {"server_args": types.SimpleNamespace(**{**plain, **changed}), "model_config": unquantized}
+    backend = types.SimpleNamespace(linear_attn_backend=Backend())
+    arguments = types.SimpleNamespace(**{**plain, **changed})
+    return {"server_args": arguments, "model_config": unquantized, "attn_backend": backend}
 
 
 @pytest.mark.usefixtures("broken")
-def test_with_auto_large_sizes_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_by_default_large_sizes_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A little gain of a long prompt is less than its padding takes."""
-    model, settings = model_of(Layer(conv=Convolution())), settings_of_graphs()
+    model, settings = granite(), settings_of_graphs()
     monkeypatch.setattr(fix, "prefill_settings", lambda: settings)
     monkeypatch.setattr(fix, "why_not_inside", lambda *given: iter(()))
     with fix.mixers_shown(runner(model, **measured()), if_measured=True):
-        assert settings.bs == [256, 1024] and hasattr(model.model.layers[0], fix.KNOWN_NAME)
-    assert settings.bs == [256, 1024, 2048]
+        assert settings.bs == [256, 4096] and hasattr(model.model.layers[0], fix.KNOWN_NAME)
+    assert settings.bs == [256, 4096, 5120]
     with fix.mixers_shown(runner(model, **measured())):
-        assert settings.bs == [256, 1024, 2048] and hasattr(model.model.layers[0], fix.KNOWN_NAME)
+        assert settings.bs == [256, 4096, 5120] and hasattr(model.model.layers[0], fix.KNOWN_NAME)
+
+
+@pytest.mark.usefixtures("broken")
+def test_by_default_lfm2_is_left_alone_and_nothing_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "sglang_bcg_fixes")
+    monkeypatch.setattr(fix, "prefill_settings", settings_of_graphs)
+    monkeypatch.setattr(fix, "why_not_inside", lambda *given: iter(()))
+    model = model_of(Layer(conv=Convolution()))
+    with fix.mixers_shown(runner(model, **measured()), if_measured=True):
+        assert not hasattr(model.model.layers[0], fix.KNOWN_NAME)
+    assert caplog.messages == []
 
 
 @pytest.mark.usefixtures("broken")
@@ -483,12 +519,12 @@ def test_with_auto_large_sizes_are_not_captured(monkeypatch: pytest.MonkeyPatch)
         ({"enable_memory_saver": True}, {}, None, "a memory saver"),
         ({"forward_hooks": [{"hook": "a"}]}, {}, None, "hooks of layers"),
         ({}, {"max_context_size": 4096}, None, "graphs of a largest context"),
-        ({}, {"bs": [2048]}, None, "no small size to capture"),
+        ({}, {"bs": [5120]}, None, "no small size to capture"),
         ({}, {"bs": None}, None, "no small size to capture"),
         ({}, {}, "fp8", "quantization"),
     ],
 )
-def test_with_auto_what_nobody_has_measured_is_left_alone(
+def test_by_default_what_nobody_has_measured_is_left_alone(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     arguments: dict[str, Any],
@@ -501,11 +537,12 @@ def test_with_auto_what_nobody_has_measured_is_left_alone(
     monkeypatch.setattr(fix, "why_not_inside", lambda *given: iter(()))
     asked = measured(**arguments)
     asked["model_config"].quantization = quantization
-    model = model_of(Layer(conv=Convolution()))
+    model = granite()
     with fix.mixers_shown(runner(model, **asked), if_measured=True):
         assert not hasattr(model.model.layers[0], fix.KNOWN_NAME)
-    (said,) = caplog.messages
-    assert f"as in SGLang: {reason}, which nobody has measured" in said
+    (said,) = caplog.records
+    assert f"as in SGLang: {reason}, which nobody has measured" in said.getMessage()
+    assert said.levelno == logging.INFO
 
 
 def attention(**parts: torch.nn.Module) -> Layer:

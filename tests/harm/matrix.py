@@ -36,7 +36,7 @@ ARMS = {
     STOCK: {"SGLANG_PLUGINS": "__none__"},
     PATCHED: {"SGLANG_PLUGINS": "bcg_fixes"},
     OFF: {"SGLANG_PLUGINS": "bcg_fixes", "SGLANG_BCG_FIXES": "off"},
-    # with a fix that is off by default
+    # with a fix that by default leaves most of these alone
     ADMITTED: {"SGLANG_PLUGINS": "bcg_fixes", hybrids_without_graphs.FIX.flag: "on"},
     # with the forms that run on a CPU; the windows of convolutions are as the model's, half precision here
     INSIDE: {

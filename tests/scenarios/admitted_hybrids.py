@@ -259,6 +259,16 @@ def admission(architecture: str) -> Found:
     return {**found, "captured": captured(world), "said": about_graphs(said)}
 
 
+def capture(architecture: str, **world_of: Any) -> Found:
+    """Tell what a server captures, and what it says of it at which level."""
+    world, said = World(architecture, **world_of), heard()
+    return {"captured": captured(world), "said": [line for line in said.lines if is_about_graphs(line[1])]}
+
+
+def capture_without_experts(architecture: str) -> Found:
+    return capture(architecture, with_experts=False)
+
+
 def heard() -> Said:
     said = Said()
     logging.getLogger().addHandler(said)
@@ -268,7 +278,11 @@ def heard() -> Said:
 
 
 def about_graphs(said: Said) -> list[str]:
-    return [line for _, line in said.lines if "Disable p" in line or "bcg-fixes hybrids" in line]
+    return [line for _, line in said.lines if is_about_graphs(line)]
+
+
+def is_about_graphs(line: str) -> bool:
+    return "Disable p" in line or "bcg-fixes hybrids" in line
 
 
 def captured(world: World) -> Found | str:
