@@ -33,6 +33,8 @@ CHANGES: tuple[dict[str, Any], ...] = (
     {"tile": 128, "side": 16},
     {"prepare_programs": 1056},
     {"prepare_warps": 2},
+    {"relates": False},
+    {"relates": True},
     {FEW: ()},
     {FEW: {"part": 16}},
     {FEW: {"part": 32}},
@@ -67,7 +69,7 @@ def name_of(change: dict[str, Any]) -> str:
     def words(values: Any) -> str:
         return " ".join(f"{field} {value}" for field, value in values.items()) if isinstance(values, dict) else values
 
-    return ", ".join(f"{name} {words(values) or 'none'}" for name, values in change.items())
+    return ", ".join(f"{name} {'none' if values == () else words(values)}" for name, values in change.items())
 
 
 def case_of(

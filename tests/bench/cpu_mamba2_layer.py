@@ -15,6 +15,7 @@ import sys
 from typing import Any
 
 from cpu_sglang import one_batch
+from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
 from sglang_bcg_fixes.kernels.mamba2_extend import reference, triton
 from sglang_bcg_fixes.lab.bench import gdn_layer, mamba2_layer, timing
 from tests.bench.cpu_device import Cpu, once
@@ -59,7 +60,7 @@ if __name__ == "__main__":
     gdn_layer.Cuda = Cpu  # type: ignore[assignment, misc]
     mamba2_layer.SHAPES = {"nemotron_h_8b": TINY}
     # the interpreter runs every program of a grid, also those that find nothing to do
-    walk = triton.Walk(programs=2, warps=4, stages=1, part=64)
+    walk = Walk(programs=2, warps=4, stages=1, part=64)
     few = triton.Tuning(walk, (walk,), prepare_programs=2)
     triton.tuning_for = lambda shape: few
     timing.in_turn = once  # type: ignore[assignment]

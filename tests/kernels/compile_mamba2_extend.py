@@ -13,7 +13,7 @@ from tests.kernels.compile_gdn_extend import FLOAT, HALF, INTEGER, compiled
 
 POINTERS = {
     **dict.fromkeys(("x", "dt", "weights", "bias", "conv", "mixed", "windows", "output"), HALF),
-    **dict.fromkeys(("A", "D", "dt_bias", "gates"), FLOAT),
+    **dict.fromkeys(("A", "D", "dt_bias", "gates", "near"), FLOAT),
     **dict.fromkeys(("chunks", "counts", "sequences"), INTEGER),
     **dict.fromkeys(("least_step", "most_step"), "fp32"),
 }
@@ -56,6 +56,10 @@ def main() -> None:
             pointers = {**POINTERS, "state": kept}
             launched = {"num_warps": tuning.prepare_warps, "num_stages": 1}
             made = [compiled(form.prepare, sizes | of_chunks, pointers, capability, **launched)]
+            if tuning.relates:
+                of_groups = {"GROUPS": shape.groups, "FIELDS": metadata.CHUNK_FIELDS}
+                launched = {"num_warps": 4, "num_stages": 1}
+                made.append(compiled(form.relate, sizes | of_groups, pointers, capability, **launched))
             for walk in (*tuning.few, tuning.many):
                 of_sequences = {
                     "GROUPS": shape.groups,
@@ -63,6 +67,7 @@ def main() -> None:
                     "PART": walk.part_of(shape),
                     "FIELDS": metadata.SEQUENCE_FIELDS,
                     "STAGES": walk.stages,
+                    "RELATED": tuning.relates,
                     "ADD_BEHIND": capability > 90,
                 }
                 launched = {"num_warps": walk.warps, "num_stages": walk.stages}

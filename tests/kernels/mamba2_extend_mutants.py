@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from sglang_bcg_fixes.kernels.linear_extend import convolution, metadata
+from sglang_bcg_fixes.kernels.linear_extend import convolution, metadata, walks
+from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape
 from sglang_bcg_fixes.kernels.mamba2_extend import triton as form
 from tests.kernels import mamba2_extend_cases as cases
@@ -22,12 +23,13 @@ SHAPE = Shape(heads=4, groups=2, head=16, states=16, width=4)
 
 # few programs, so that each has several items of work, and blocks of heads of which one is not whole; a sequence alone
 # is walked as few
-def tuning(part: int) -> form.Tuning:
-    few, many = form.Walk(4, 4, 1, part), form.Walk(2, 4, 1, part)
-    return form.Tuning(many, (few,), prepare_programs=3, strip=4)
+def tuning(part: int, **others: Any) -> form.Tuning:
+    few, many = Walk(4, 4, 1, part), Walk(2, 4, 1, part)
+    return form.Tuning(many, (few,), prepare_programs=3, relate_programs=3, strip=4, **others)
 
 
-TUNING, IN_PARTS = tuning(64), tuning(16)
+TUNING, IN_PARTS, RELATED = tuning(64), tuning(16), tuning(64, relates=True)
+TUNINGS = {"": TUNING, "in parts": IN_PARTS, "related": RELATED}
 CHUNK = 16
 AROUND = cases.Surroundings(padding=5, more_tokens=9, max_sequences=8, columns_between=3)
 EXACT = 0.001
@@ -51,7 +53,7 @@ STEPS: dict[str, Callable[[], cases.Step]] = {
     "wide": lambda: cases.draw(Shape(2, 2, 32, 16, 4), [20], device="cpu", dtype=torch.float16),
     "states of 32": lambda: cases.draw(Shape(1, 1, 16, 32, 4), [20], device="cpu", dtype=torch.float16),
 }
-PARTS = {"tables": metadata, "convolution": convolution}
+PARTS = {"tables": metadata, "convolution": convolution, "walks": walks}
 # which of the steps has to notice, and what is written instead of what
 MUTANTS = {
     "bends where it is straight": ("long steps", "tl.where(x > SOFTPLUS_LINEAR, x, exact)", "exact"),
@@ -103,8 +105,19 @@ MUTANTS = {
     "leaves the checkpoint in the slot": ("tracked", "(track_slot - slot) * state_slot", "0 * state_slot"),
     "walks one sequence twice": ("long", "(held >= least_sequences)", "(held >= 0)"),
     "walks many sequences twice": ("mixed", "(held <= most_sequences)", "(held <= 99)"),
-    "leaves two sequences": ("two", "least = most + 1\n", "least = most + 2\n"),
-    "leaves one sequence": ("long", "        least = 1\n", "        least = 2\n"),
+    "walks: leaves two sequences": ("two", "least = most + 1\n", "least = most + 2\n"),
+    "walks: leaves one sequence": ("long", "    least = 1\n", "    least = 2\n"),
+    "relates the first group": (
+        "long, related",
+        "(group * capacity + taken).to(tl.int64)[:, None] * CHUNK",
+        "taken[:, None] * CHUNK",
+    ),
+    "relates B with itself": ("long, related", "tl.dot(b, tl.trans(c)), mask", "tl.dot(b, tl.trans(b)), mask"),
+    "relates one chunk too few": (
+        "long, related",
+        "real_chunks * GROUPS, tl.num",
+        "(real_chunks - 1) * GROUPS, tl.num",
+    ),
     "takes one part for another": ("wide, in parts", "(item % PARTS) * PART", "0 * PART"),
     "convolution: reads a window without a prefix": ("mixed", "mask=exists & has_window", "mask=exists"),
     "convolution: forgets the bias": ("long", "mixed += tl.load(bias + channels).to(tl.float32)[None, :]", "pass"),
@@ -124,17 +137,15 @@ MUTANTS = {
 def faults(case: str, modules: tuple[Any, Any]) -> list[str]:
     name, _, how = case.partition(", ")
     drawn = STEPS[name]()
-    return cases.faults(
-        drawn, cases.Launched(drawn, IN_PARTS if how else TUNING, AROUND, CHUNK, modules).run(), CHUNK, EXACT
-    )
+    return cases.faults(drawn, cases.Launched(drawn, TUNINGS[how], AROUND, CHUNK, modules).run(), CHUNK, EXACT)
 
 
 def noticed(name: str, folder: pathlib.Path) -> bool:
     case, old, new = MUTANTS[name]
     part = PARTS.get(name.partition(": ")[0], form)
     module = mutants.changed(part, old, new, folder)
-    if part is convolution:
-        module = mutants.on(module, convolution, form, folder)
+    if part in (convolution, walks):
+        module = mutants.on(module, part, form, folder)
     modules = (form, module) if part is metadata else (module, metadata)
     return mutants.is_noticed(lambda: faults(case, modules))
 

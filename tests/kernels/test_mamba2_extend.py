@@ -13,14 +13,15 @@ import pytest
 import torch
 
 from benchmarks import mamba2_extend, random_steps
-from sglang_bcg_fixes.kernels.linear_extend import metadata, serving
+from sglang_bcg_fixes.kernels.linear_extend import generations, metadata, serving
+from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, refusal, stepwise
 from sglang_bcg_fixes.kernels.mamba2_extend import triton as form
 from sglang_bcg_fixes.model import Accepted, Rejected
 from tests import processes
 from tests.kernels import linear_extend_cases, mutants
 from tests.kernels import mamba2_extend_cases as cases
-from tests.kernels.mamba2_extend_mutants import AROUND, CHUNK, EXACT, MUTANTS, TUNING, faults, step
+from tests.kernels.mamba2_extend_mutants import AROUND, CHUNK, EXACT, MUTANTS, RELATED, TUNING, faults, step
 
 # of results in bfloat16, which are rounded by as much
 OF_HALVES = 0.01
@@ -62,9 +63,17 @@ def test_against_the_reference(name: str) -> None:
 def test_with_products_added_behind_as_on_blackwell(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lengths, options = STEPS[name]
     drawn, asked = step(lengths, **options), itertools.count()
-    monkeypatch.setattr(form, "adds_behind", lambda output: next(asked) >= 0)
+    monkeypatch.setattr(generations, "is_newer_than_hopper", lambda output: next(asked) >= 0)
     assert cases.faults(drawn, run(drawn), CHUNK, EXACT) == []
     assert next(asked) > 0
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_with_products_computed_once_for_all_heads_of_a_group(name: str) -> None:
+    lengths, options = STEPS[name]
+    drawn = step(lengths, **options)
+    once = cases.Launched(drawn, RELATED, AROUND, CHUNK).run()
+    assert cases.differences(once, run(drawn), drawn.tokens) == []
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -123,7 +132,7 @@ def test_many_sequences() -> None:
 @pytest.mark.parametrize("part", [16, 32])
 def test_heads_in_parts(part: int) -> None:
     drawn = cases.draw(Shape(1, 1, 32, 16, 4), [20], device="cpu", dtype=torch.float16)
-    tuning = dataclasses.replace(TUNING, few=(form.Walk(2, 4, 1, part),))
+    tuning = dataclasses.replace(TUNING, few=(Walk(2, 4, 1, part),))
     launched = cases.Launched(drawn, tuning, AROUND, CHUNK)
     assert cases.faults(drawn, launched.run(), CHUNK, EXACT) == []
 
@@ -209,13 +218,15 @@ def test_where_it_runs(capability: tuple[int, int], runs: bool, monkeypatch: pyt
         assert isinstance(answer, Rejected) and f"sm_{capability[0]}{capability[1]}" in answer.reason
 
 
-# of Nemotron-H-8B, a half and one of its eight ranks, Falcon-H1-34B, Nemotron-Nano-9B-v2, and Granite-4.0-H-Small:
-# channels of a tile, rows of a part with many sequences, and with few: up to how many, by rows of a part
+# of Nemotron-H-8B, a half and one of its eight ranks, Falcon-H1-34B and a half, Nemotron-Nano-9B-v2, and
+# Granite-4.0-H-Small: channels of a tile, rows of a part with many sequences, and with few: up to how many, by rows of
+# a part
 PUBLISHED = {
     Shape(128, 8, 64, 128, 4): (128, 64, {64: 1}),
     Shape(64, 4, 64, 128, 4): (128, 64, {32: 1, 64: 2}),
     Shape(16, 1, 64, 128, 4): (64, 64, {16: 2, 64: 8}),
     Shape(32, 2, 128, 256, 4): (64, 64, {32: 1}),
+    Shape(16, 1, 128, 256, 4): (64, 64, {16: 1, 32: 2}),
     Shape(128, 8, 80, 128, 4): (128, 16, {}),
     Shape(128, 1, 64, 128, 4): (128, 64, {64: 1}),
 }
@@ -226,6 +237,8 @@ def test_tiles_of_published_shapes(shape: Shape) -> None:
     tuning = form.tuning_for(shape)
     few = {walk.part_of(shape): walk.most_sequences(shape) for walk in tuning.few}
     assert (form.tile_of(shape, tuning), tuning.many.part_of(shape), few) == PUBLISHED[shape]
+    # B.C is computed once for all heads of a group where that was measured to pay
+    assert tuning.relates is (shape.states == 256)
     assert shape.inner % form.tile_of(shape, tuning) == shape.states % form.tile_of(shape, tuning) == 0
 
 
@@ -277,12 +290,14 @@ def test_the_compiler_takes_every_kernel() -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
-    assert {kernel["name"] for kernel in found} == {"prepare", "advance"}
+    assert {kernel["name"] for kernel in found} == {"prepare", "relate", "advance"}
     assert {kernel["capability"] for kernel in found} == {90, 100}
     for kernel in found:
         assert kernel["shared"] <= 232448 - 1024, kernel
+        # a kernel of which the compiler makes nothing has hardly any
+        assert kernel["registers"] >= 24, kernel
         # on Blackwell nobody has chosen a tuning
-        assert kernel["stack"] <= (512 if kernel["capability"] == 90 else 640), kernel
+        assert kernel["stack"] <= (512 if kernel["capability"] == 90 else 672), kernel
         if kernel["name"] == "advance" and kernel["part"] % 64 == 0 and kernel["capability"] == 90:
             # the state goes from registers to its product
             assert kernel["wgmma from registers"] >= kernel["states"] // 16, kernel

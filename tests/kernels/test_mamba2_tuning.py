@@ -6,13 +6,14 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import gdn_tuning, mamba2_tuning
+from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
 from sglang_bcg_fixes.kernels.mamba2_extend import triton
 from sglang_bcg_fixes.lab.bench import mamba2_layer, timing
 from tests.bench.cpu_device import Cpu, once
 
 SHAPE = mamba2_layer.Shape(1, 2, 1, 32, 32, chunk=64)
 # the interpreter runs every program of a grid, also those that find nothing to do
-WALK = triton.Walk(2, 4, 1, part=64)
+WALK = Walk(2, 4, 1, part=64)
 FEW = triton.Tuning(WALK, (WALK,), prepare_programs=2)
 
 

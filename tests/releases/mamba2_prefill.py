@@ -67,12 +67,15 @@ def short(model: str) -> Found:
 
 def few_programs(model: str) -> World:
     """Take the interpreter's time for work only: there every program takes its time, work or none."""
+    from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
     from sglang_bcg_fixes.kernels.mamba2_extend import triton
 
     world = World(model)
     installed: Any = triton
-    walk = triton.Walk(programs=2, warps=4, stages=1, part=64)
-    installed.tuning_for = lambda shape: triton.Tuning(walk, (walk,) * bool(walk.most_sequences(shape)), 2)
+    walk = Walk(programs=2, warps=4, stages=1, part=64)
+    installed.tuning_for = lambda shape: triton.Tuning(
+        walk, (walk,) * bool(walk.most_sequences(shape)), prepare_programs=2
+    )
     return world
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from sglang_bcg_fixes.model import Accepted, Rejected
@@ -19,3 +21,8 @@ def is_one_of(device: int, *generations: int) -> Accepted | Rejected:
         return Accepted()
     names = " and ".join(f"sm_{generation}0" for generation in generations)
     return Rejected(f"it is made for {names}, and this is an sm_{major}{minor}")
+
+
+def is_newer_than_hopper(tensor: Any) -> bool:
+    """Tell whether a tensor is on such a GPU, for which Triton compiles products in another way."""
+    return tensor.is_cuda and torch.cuda.get_device_capability(tensor.device)[0] > HOPPER

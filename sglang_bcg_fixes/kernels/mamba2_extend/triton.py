@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extend of Mamba2 in two Triton kernels, with the same launches for every batch of a captured graph.
+"""Extend of Mamba2 in two or three Triton kernels, with the same launches for every batch of a captured graph.
 
-`prepare` is parallel over tokens: convolution, step sizes, and their running sums in each chunk. `advance` walks along
-each sequence: state and output. Both are persistent and read their work from the tables on the device. A chunk begins
-where its sequence does, so nothing depends on neighbours.
+`prepare` is parallel over tokens: convolution, step sizes, and their running sums in each chunk. `relate` is parallel
+over chunks, for layers whose states are so large that B_j.C_i is worth computing once for all heads of a group.
+`advance` walks along each sequence: state and output. They are persistent and read their work from the tables on the
+device. A chunk begins where its sequence does, so nothing depends on neighbours.
 
 Per chunk, with G the running sum of d A from the chunk's first token and S [head, states] the state before it:
 
@@ -33,6 +34,7 @@ from sglang_bcg_fixes.kernels.linear_extend.convolution import (
     turn_window,
 )
 from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK_FIELDS, SEQUENCE_FIELDS, Tables
+from sglang_bcg_fixes.kernels.linear_extend.walks import MULTIPROCESSORS, Walk, launches, of_few_sequences
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape
 from sglang_bcg_fixes.model import Accepted, Rejected
 
@@ -167,9 +169,43 @@ def prepare(
                     tl.store(into + number * stride, nothing, mask=row < end - number)
 
 
+@triton.jit(do_not_specialize=["rows_of_output", "capacity", "max_chunks"])
+def relate(
+    mixed,
+    near,
+    chunks,
+    counts,
+    rows_of_output,
+    capacity,
+    max_chunks,
+    GROUPS: tl.constexpr,
+    STATES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    FIELDS: tl.constexpr,
+):
+    """Process work items: B_j.C_i of a group in a chunk."""
+    real_chunks = tl.minimum(tl.load(counts), max_chunks)
+    in_chunk = tl.arange(0, CHUNK)
+    number = tl.arange(0, STATES)
+    for item in range(tl.program_id(0), real_chunks * GROUPS, tl.num_programs(0)):
+        group = item % GROUPS
+        of_chunk = chunks + (item // GROUPS) * FIELDS
+        rows = tl.load(of_chunk) + in_chunk
+        end = tl.minimum(tl.load(of_chunk + 2), rows_of_output)
+        if tl.load(of_chunk + 3) >= 0:
+            is_real = (rows < end)[:, None]
+            row = (group * capacity + rows).to(tl.int64)[:, None]
+            of_b = mixed + row * STATES + number[None, :]
+            b = tl.load(of_b, mask=is_real, other=0.0)
+            c = tl.load(of_b + capacity.to(tl.int64) * (GROUPS * STATES), mask=is_real, other=0.0)
+            # [from, to]
+            tl.store(near + row * CHUNK + in_chunk[None, :], tl.dot(b, tl.trans(c)), mask=is_real)
+
+
 @triton.jit(do_not_specialize=["rows_of_output", "capacity", "least_sequences", "most_sequences"])
 def advance(
     mixed,
+    near,
     gates,
     D,
     output,
@@ -190,6 +226,7 @@ def advance(
     FIELDS: tl.constexpr,
     STAGES: tl.constexpr,
     TRACK: tl.constexpr,
+    RELATED: tl.constexpr,
     ADD_BEHIND: tl.constexpr,
 ):
     """Process work items: PART rows of a head of a sequence, longest sequences first.
@@ -241,17 +278,23 @@ def advance(
                 gate = tl.load(of_gates + in_chunk)
                 last = tl.load(of_gates + CHUNK - 1)
                 step = tl.load(of_gates + CHUNK + in_chunk)
+                wide = x.to(tl.float32)
+                # rounding may leave the whole sum a little above a partial one
+                to_end = tl.exp2(tl.minimum(last - gate, 0.0, propagate_nan=tl.PropagateNan.ALL)) * step
+                # early: it goes through shared memory, and meanwhile products run
+                learned = (wide * to_end[None, :]).to(kind)
                 # [from, to]
                 is_past = in_chunk[:, None] <= in_chunk[None, :]
                 decay = tl.exp2(tl.where(is_past, gate[None, :] - gate[:, None], -float("inf")))
-                weights = (tl.dot(b, tl.trans(c)) * (decay * step[:, None])).to(kind)
+                if RELATED:
+                    of_near = near + (group * capacity + taken).to(tl.int64)[:, None] * CHUNK + in_chunk[None, :]
+                    products = tl.load(of_near)
+                else:
+                    products = tl.dot(b, tl.trans(c))
+                weights = (products * (decay * step[:, None])).to(kind)
                 found = tl.dot(S.to(kind), tl.trans(c)) * tl.exp2(gate)[None, :]
                 found = tl.dot(x, weights, acc=found)
-                wide = x.to(tl.float32)
                 found += wide * through
-                # rounding may leave the whole sum a little above a partial one
-                to_end = tl.exp2(tl.minimum(last - gate, 0.0, propagate_nan=tl.PropagateNan.ALL)) * step
-                learned = (wide * to_end[None, :]).to(kind)
                 if ADD_BEHIND:
                     S = tl.fma(S, tl.broadcast_to(tl.exp2(last), S.shape), tl.dot(learned, b))
                 else:
@@ -265,35 +308,14 @@ def advance(
 
 
 @dataclasses.dataclass(frozen=True)
-class Walk:
-    """Launch parameters of one form of `advance`: no bit of a result depends on them."""
-
-    programs: int
-    warps: int
-    stages: int
-    part: int
-
-    def part_of(self, shape: Shape) -> int:
-        """Return the largest power of two that divides a head, up to `part`."""
-        return min(self.part, shape.head & -shape.head)
-
-    def most_sequences(self, shape: Shape) -> int:
-        """Return up to how many sequences have no more items than there are programs."""
-        return self.programs // (shape.heads * (shape.head // self.part_of(shape)))
-
-
-@dataclasses.dataclass(frozen=True)
 class Tuning:
-    """Launch parameters, chosen by a layer's shape alone: its bits do not depend on a step's size.
-
-    A graph is captured before it is known how many sequences a step has, so `advance` is launched in several forms, and
-    all but one of them end at once. In those with few sequences every item has a multiprocessor, and its shared memory,
-    to itself.
-    """
+    """Launch parameters, chosen by a layer's shape alone: its bits do not depend on a step's size."""
 
     many: Walk
     # for ever more sequences
     few: tuple[Walk, ...] = ()
+    relates: bool = False
+    relate_programs: int = 528
     prepare_programs: int = 2112
     prepare_warps: int = 4
     strip: int = 16
@@ -301,27 +323,21 @@ class Tuning:
     tile: int = 64
 
 
-# more of a state than this per thread, and its registers go to memory
+# more of a state of many sequences than this per thread, and its registers go to memory
 STATES_OF_FOUR_WARPS = 128
-# fewer multiprocessors than these also work: their programs then take turns
-MULTIPROCESSORS = 132
 # so many have enough channels for larger items of `prepare`
 MANY_HEADS = 64
 
 
 def tuning_for(shape: Shape) -> Tuning:
     """Return the tuning of a layer of this shape."""
-    warps = 4 if shape.states <= STATES_OF_FOUR_WARPS else 8
-    many = Walk(2 * MULTIPROCESSORS, warps, stages=2, part=64)
+    is_large = shape.states > STATES_OF_FOUR_WARPS
+    many = Walk(2 * MULTIPROCESSORS, 8 if is_large else 4, stages=2, part=64)
     # three stages do not fit with more states and parts of 64
-    parts = (16, 32, 64) if shape.states <= STATES_OF_FOUR_WARPS else (32,)
-    walks = [Walk(MULTIPROCESSORS, warps, stages=3, part=part) for part in parts]
-    few = [walk for walk in walks if walk.most_sequences(shape)]
-    # the finest for one sequence, and the one for the most
-    few = few[:1] + [walk for walk in few[-1:] if walk.most_sequences(shape) > few[0].most_sequences(shape)]
-    if shape.heads < MANY_HEADS:
-        return Tuning(many, tuple(few))
-    return Tuning(many, tuple(few), side=16, tile=128)
+    parts = (16, 32) if is_large else (16, 32, 64)
+    few = of_few_sequences((Walk(MULTIPROCESSORS, 4, stages=3, part=part) for part in parts), shape)
+    sizes = {} if shape.heads < MANY_HEADS else {"side": 16, "tile": 128}
+    return Tuning(many, few, relates=is_large, **sizes)
 
 
 def tile_of(shape: Shape, tuning: Tuning) -> int:
@@ -335,6 +351,8 @@ class Scratch:
 
     # B of every group, then C of every group, convolved
     mixed: Any
+    # of each group and token, if it is related: B.C with every token of its chunk
+    near: Any
     # of a chunk's tokens, by head: G, then d
     gates: Any
     # of each program of `prepare`: exchanged between its threads
@@ -349,6 +367,7 @@ class Scratch:
 
         return cls(
             mixed=empty(2 * shape.groups, rows, shape.states),
+            near=empty(shape.groups, rows if tuning.relates else 0, tables.chunk, kind=torch.float32),
             gates=empty(tables.chunks_of(rows), shape.heads, 2 * tables.chunk, kind=torch.float32),
             windows=empty(tuning.prepare_programs, power_of_two(shape.width - 1) * tile_of(shape, tuning)),
         )
@@ -356,11 +375,6 @@ class Scratch:
 
 def ready(device: int) -> Accepted | Rejected:
     return generations.is_one_of(device, generations.HOPPER, generations.BLACKWELL)
-
-
-def adds_behind(output: Any) -> bool:
-    """Tell whether a product is added to the state behind it: for sm_100 Triton 3.6 fails on a summand of a loop."""
-    return output.is_cuda and torch.cuda.get_device_capability(output.device)[0] > generations.HOPPER
 
 
 @dataclasses.dataclass(frozen=True)
@@ -430,19 +444,33 @@ class Call:
             num_stages=1,
         )
 
+    def relate(self) -> None:
+        scratch, tables, shape = self.scratch, self.tables, self.shape
+        relate[(self.tuning.relate_programs,)](
+            scratch.mixed,
+            scratch.near,
+            tables.chunks,
+            tables.counts,
+            self.output.shape[0],
+            scratch.mixed.shape[1],
+            scratch.gates.shape[0],
+            GROUPS=shape.groups,
+            STATES=shape.states,
+            CHUNK=tables.chunk,
+            FIELDS=CHUNK_FIELDS,
+            num_warps=4,
+            num_stages=1,
+        )
+
     def advance(self) -> None:
-        least = 1
-        for walk in self.tuning.few:
-            most = walk.most_sequences(self.shape)
-            self.walk(walk, least, most)
-            least = most + 1
-        if least <= self.tables.max_sequences:
-            self.walk(self.tuning.many, least, self.tables.max_sequences)
+        for launch in launches(self.tuning.few, self.tuning.many, self.shape, self.tables.max_sequences):
+            self.walk(*launch)
 
     def walk(self, walk: Walk, least_sequences: int, most_sequences: int) -> None:
         scratch, tables, shape = self.scratch, self.tables, self.shape
         advance[(walk.programs,)](
             scratch.mixed,
+            scratch.near,
             scratch.gates,
             self.D,
             self.output,
@@ -463,13 +491,17 @@ class Call:
             FIELDS=SEQUENCE_FIELDS,
             STAGES=walk.stages,
             TRACK=self.tracking,
-            ADD_BEHIND=adds_behind(self.output),
+            RELATED=self.tuning.relates,
+            # for sm_100 Triton 3.6 fails on a summand of a loop
+            ADD_BEHIND=generations.is_newer_than_hopper(self.output),
             num_warps=walk.warps,
             num_stages=walk.stages,
         )
 
     def launch(self) -> None:
         self.prepare()
+        if self.tuning.relates:
+            self.relate()
         self.advance()
 
 
