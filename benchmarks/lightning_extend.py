@@ -52,7 +52,7 @@ def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, devic
 
 def faults(step: cases.Step, around: Surroundings, **others: Any) -> list[str]:
     def launched(each: cases.Step, beside: Surroundings) -> cases.Launched:
-        return cases.Launched(each, triton.TUNING, beside)
+        return cases.Launched(each, triton.tuning_for(each.shape, each.q), beside)
 
     return list(faults_of_graphs(step, around, launched, OF_CHECKPOINT, **others))
 

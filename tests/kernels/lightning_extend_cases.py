@@ -12,7 +12,7 @@ import torch
 
 from sglang_bcg_fixes.kernels.lightning_extend import Shape
 from sglang_bcg_fixes.kernels.lightning_extend import triton as form
-from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata, stepwise
+from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata
 from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK
 from tests.kernels import lightning_reference, linear_extend_cases
 from tests.kernels.linear_extend_cases import NAN, NOTHING, Surroundings, requests, slots_of
@@ -93,11 +93,11 @@ def draw(
 def as_others(of: Any) -> Any:
     """Show a form as those of other layers are called."""
 
-    def extend(*projections: Any, shape: Shape, conv: Any, scratch: Any, output: Any, **others: Any) -> None:
+    def extend(*projections: Any, shape: Shape, conv: Any, output: Any, **others: Any) -> None:
         by_heads = (each.unflatten(1, (shape.heads, shape.head)) for each in projections)
         of.run(*by_heads, output.flatten(1), scale=SCALE, **others)
 
-    return types.SimpleNamespace(extend=extend, Scratch=stepwise.Scratch)
+    return types.SimpleNamespace(extend=extend, Scratch=of.Scratch)
 
 
 class Launched(linear_extend_cases.Launched):

@@ -14,12 +14,13 @@ import torch
 from sglang_bcg_fixes.kernels.lightning_extend import Shape
 from sglang_bcg_fixes.kernels.lightning_extend import triton as form
 from sglang_bcg_fixes.kernels.linear_extend import metadata
+from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
 from tests.kernels import lightning_extend_cases as cases
 from tests.kernels import linear_extend_cases, mutants
 
 SHAPE = Shape(heads=3, head=32)
-# few programs, so that each has several items of work, and heads in two parts
-TUNING = form.Tuning(programs=2, clearing_programs=2, part=16)
+# few programs, so that each has several items of work, and heads in two parts; a sequence alone is walked as few
+TUNING = form.Tuning(Walk(2, 4, 1, part=16), (Walk(6, 4, 1, part=16),), relate_programs=2, clearing_programs=2)
 CHUNK = 16
 AROUND = linear_extend_cases.Surroundings(padding=5, more_tokens=9, max_sequences=8, columns_between=3)
 EXACT = 0.00001
@@ -34,6 +35,7 @@ def step(lengths: list[int], **options: Any) -> cases.Step:
 STEPS: dict[str, Callable[[], cases.Step]] = {
     "mixed": functools.partial(step, [5, 0, 18, 2], fresh=[2], gone=[0]),
     "long": functools.partial(step, [40]),
+    "two": functools.partial(step, [20, 3]),
     "tracked": functools.partial(step, [20, 16, 16], tracked={0: 19, 1: 16}),
     "at once": functools.partial(step, [40], decays="at once"),
     "halves": functools.partial(step, [80], dtype=torch.bfloat16),
@@ -51,12 +53,25 @@ MUTANTS = {
     "takes powers of two": ("long", "tl.load(decay + head) * LOG2_E", "tl.load(decay + head)"),
     "scales the past alone": (
         "long",
-        "(found + _product_of(values, near, SPLIT)) * scale",
-        "found * scale + _product_of(values, near, SPLIT)",
+        "(found + tl.dot(values.to(tl.float32), high)) * scale",
+        "found * scale + tl.dot(values.to(tl.float32), high)",
     ),
     "mixes keys and queries up": ("long", "tl.dot(keys, tl.trans(queries))", "tl.dot(queries, tl.trans(keys))"),
     "forgets low halves of states": ("halves", "tl.dot(low, given, acc=tl.dot(high, given))", "tl.dot(high, given)"),
-    "forgets low halves of a chunk": ("halves", "tl.dot(given, low, acc=tl.dot(given, high))", "tl.dot(given, high)"),
+    "forgets low halves of a chunk": (
+        "halves",
+        "tl.dot(values, low, acc=tl.dot(values, high))",
+        "tl.dot(values, high)",
+    ),
+    "takes high halves for low ones": (
+        "halves",
+        "of_near + rows_of_output.to(tl.int64) * (HEADS * CHUNK), mask",
+        "of_near, mask",
+    ),
+    "relates the first head": ("long", "(head * rows_of_output + rows)", "rows"),
+    "relates one chunk too few": ("long", "real_chunks * HEADS, tl.num", "(real_chunks - 1) * HEADS, tl.num"),
+    "walks one sequence twice": ("long", "(held >= least_sequences)", "(held >= 0)"),
+    "walks many sequences twice": ("two", "(held <= most_sequences)", "(held <= 99)"),
     "takes the first values": ("long", "(item % PARTS) * PART + tl.arange", "tl.arange"),
     "reads behind the end": ("mixed", "is_real = (rows < end)[:, None]", "is_real = (rows < rows_of_output)[:, None]"),
     "reads fresh states": ("mixed", "mask=has_prefix & (start < end)", "mask=start < end"),

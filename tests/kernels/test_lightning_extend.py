@@ -167,15 +167,21 @@ def test_the_compiler_takes_every_kernel() -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(done.stdout)
-    assert {kernel["name"] for kernel in found} == {"advance", "clear"}
+    assert {kernel["name"] for kernel in found} == {"relate", "advance", "clear"}
+    assert {kernel["capability"] for kernel in found} == {90, 100}
     for kernel in found:
         assert kernel["shared"] <= 232448 - 1024, kernel
-        # TF32 takes more registers than there are, by little
-        assert kernel["stack"] <= (192 if kernel["kind"] == "*fp32" else 16), kernel
+        # a kernel of which the compiler makes nothing has hardly any
+        assert kernel["registers"] >= 24, kernel
+        # on Blackwell nobody has chosen a tuning
+        assert kernel["stack"] <= (384 if kernel["kind"] == "*bf16" else 192), kernel
+        if kernel.get("part", 0) >= 64:
+            # the state goes from registers to its product
+            assert kernel["wgmma from registers"] > 0, kernel
 
 
 def test_the_gpu_script_finds_faults_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(form, "TUNING", TUNING)
+    monkeypatch.setattr(form, "tuning_for", lambda shape, q: TUNING)
     source, found = random.Random(0), []
     for seed in range(3):
         drawn = lightning_extend.draw(lightning_extend.SHAPES["small"], source, 130, seed, "cpu")

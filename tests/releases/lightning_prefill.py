@@ -20,6 +20,7 @@ from sglang_bcg_fixes.anatomy.runners import PREFILL, PREFILL_MODULE
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.kernels.lightning_extend import triton
 from sglang_bcg_fixes.kernels.linear_extend import serving
+from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
 from tests.releases import gdn_prefill
 from tests.releases.gdn_prefill import CHUNKED, LONG, RAGGED, Found, compared, scenario
 
@@ -56,7 +57,9 @@ class World(gdn_prefill.World):
     def __init__(self, model: str, **server_args: Any) -> None:
         super().__init__(model, **server_args)
         # on the interpreter every program takes its time, work or none
-        triton.TUNING = triton.Tuning(programs=2, clearing_programs=2)
+        installed: Any = triton
+        walk = Walk(programs=2, warps=4, stages=1, part=32)
+        installed.tuning_for = lambda shape, q: triton.Tuning(walk, relate_programs=2, clearing_programs=2)
         one_batch.derive(self.runner.model)
         if model == "bailing_full":
             attend_as_captured(self.runner)

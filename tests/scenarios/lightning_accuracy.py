@@ -21,6 +21,7 @@ def main(kind: str) -> None:
     one_batch.import_sglang()
     from sglang_bcg_fixes.kernels.lightning_extend import seg_la, triton
     from sglang_bcg_fixes.kernels.linear_extend import accuracy
+    from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
     from tests.kernels import lightning_reference
 
     dtype, generator, device = getattr(torch, kind), torch.Generator().manual_seed(0), torch.device("cpu")
@@ -31,7 +32,8 @@ def main(kind: str) -> None:
     output, state = lightning_reference.recurrent(
         lightning_reference.Inputs(LENGTHS, q, k, v, decay, SCALE, before), torch.float64
     )
-    tuning = triton.Tuning(programs=2, clearing_programs=2)
+    walk = Walk(programs=2, warps=4, stages=1, part=32)
+    tuning = triton.Tuning(walk, relate_programs=2, clearing_programs=2)
     found: dict[str, Any] = {}
     for name, form, others in (("ours", triton, {"tuning": tuning}), ("SGLang's", seg_la, {})):
         tables: Any = form.Tables(sum(LENGTHS), len(LENGTHS), device)

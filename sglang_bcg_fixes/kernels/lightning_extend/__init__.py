@@ -6,7 +6,7 @@
     can_keep_checkpoints()                 tell whether `extend` writes states from inside an extend
     refusal(shape, ...)                    the reason a layer is not supported, asked once
 
-`seg_la.py` runs SGLang's own kernels with the launch of the largest batch; `triton.py` does it in two launches of ours.
+`seg_la.py` runs SGLang's own kernels with the launch of the largest batch; `triton.py` does it in launches of ours.
 
 For `extend`:
 
