@@ -72,10 +72,32 @@ def test_what_the_walks_of_few_sequences_gain_and_cost_is_recorded() -> None:
             few = most_of_few(mamba2_layer.SHAPES[shape].of_kernel)
             alone += [share] if sequences == 1 else []
             too_many += [share] if sequences > few else []
-    assert len(alone) == 15 and len(too_many) == 9
+    assert len(alone) == 20 and len(too_many) == 13
     assert f"One sequence takes {min(alone):.2f} to {max(alone):.2f} of the time without them." in SECTION
-    costs = f"they cost {100 * (min(too_many) - 1):.0f} to {100 * (max(too_many) - 1):.0f} %"
+    costs = f"they cost {round(100 * (min(too_many) - 1))} to {round(100 * (max(too_many) - 1))} %"
     assert costs in SECTION
+
+
+def test_where_products_of_a_chunk_are_computed_once_is_where_it_pays() -> None:
+    shares: dict[bool, list[float]] = {}
+    for (shape, tokens, _), each in of_tunings().items():
+        is_large = mamba2_layer.SHAPES[shape].states == 256
+        assert triton.tuning_for(mamba2_layer.SHAPES[shape].of_kernel).relates is is_large
+        # the smaller of the two with 256 states has fewer parts that would each compute them
+        if not is_large or (shape == "falcon_h1_7b" and tokens >= 1024):
+            shares.setdefault(is_large, []).append(each["relates True"] / each["relates False"])
+    assert len(shares[True]) == 6 and len(shares[False]) == 21
+    low, high, least, most = (of(shares[kind]) for kind in (True, False) for of in (min, max))
+    assert f"takes {low:.2f} to {high:.2f} of the time without it with Falcon-H1-7B from 1,024 tokens on" in SECTION
+    assert f"and {least:.2f} to {most:.2f} of it with 128 states" in SECTION
+    whole = json.loads((RESULTS / "mamba2_tuning.json").read_text())["rows"]
+    (row,) = (
+        row
+        for row in whole
+        if (row["shape"], row["tokens"], row["sequences"], row["tuning"]) == ("nemotron_h_8b", 8192, 1, NOW)
+    )
+    parts = "of Nemotron-H's {layer_us:.0f}, `prepare` takes {prepare_us:.0f}"
+    assert parts.format(**row) in SECTION and f"and `advance` {row['advance_us']:.0f}," in SECTION
 
 
 ARMS = {
@@ -214,6 +236,49 @@ def test_the_table_of_16_clients_is_recorded() -> None:
     assert "gave {} times the tokens per second with varied lengths, and {} with one".format(*of_lfm2) in CHANGE
     prefills = [sum(twelve[CHATS][arm]["details"]["prefills"].values()) for arm in ("bcg_fixes", "stock")]
     assert "needed {} prefills in place of {} in the twelve rounds".format(*prefills) in words
+
+
+def test_the_table_of_servers_with_our_defaults_is_recorded() -> None:
+    file = RESULTS / "serving-default-granite_4_h_micro-0.5.23.jsonl"
+    assert json.loads(file.read_text().splitlines()[0])["header"]["flags_of_ours"] == {}
+    found = served(file.name)
+    arms = ("stock", "stock without prefill graphs", "bcg_fixes", "bcg_fixes again")
+    for title, load, form in (
+        ("first token of 253 tokens alone, ms", ("first token", 253, 1), "{:.1f}"),
+        ("varied lengths, tokens/s", ("varied", 1024, 16), "{:,.0f}"),
+    ):
+        assert f"| {title} | {' | '.join(form.format(found[load][arm]['median']) for arm in arms)} |" in PAGE
+    assert CHATS not in found
+
+
+def test_the_table_of_lightning_attention_is_recorded() -> None:
+    section = PAGE.partition("## Lightning attention")[2].partition("## Kimi delta attention")[0]
+    cells, words = re.sub(r"\*\*", "", section), " ".join(section.split())
+    rows = json.loads((RESULTS / "lightning_extend.json").read_text())["times"]
+    cases = ((256, 1), (1024, 1), (8192, 1), (16384, 1), (8192, 8), (8192, 64), (256, 64))
+    shares: dict[str, list[float]] = {}
+    for kind in ("bfloat16", "fp32"):
+        of_kind = {
+            (row["tokens"], row["sequences"]): row
+            for row in rows
+            if row["dtype"] == f"torch.{kind.replace('fp', 'float')}"
+        }
+        for name in ("SGLang's", "seg_la", "triton"):
+            title = name if name == "SGLang's" else f"`{name}`"
+            assert f"| {kind}, {title} | {' | '.join(f'{of_kind[case][name]:,.0f}' for case in cases)} |" in cells
+        shares[kind] = [row["triton"] / row["SGLang's"] for row in of_kind.values()]
+    half, wide = shares["bfloat16"], sorted(shares["fp32"])
+    faster, slower = [each for each in wide if each < 1], [each for each in wide if each > 1]
+    assert len(half) == len(wide) == 15 and len(faster) == 11
+    assert f"takes {min(half):.2f} to {max(half):.2f} of the time of SGLang's kernels at all 15 points" in words
+    assert (
+        f"in fp32 {faster[0]:.2f} to {faster[-1]:.2f} at 11 of 15 and {slower[0]:.2f} to {slower[-1]:.2f} at" in words
+    )
+    of_one_launch = [row["seg_la"] / row["SGLang's"] for row in rows]
+    assert f"takes {min(of_one_launch):.1f} to {max(of_one_launch):.1f} times as long" in words
+    assert all(row["seg_la has SGLang's bits"] for row in rows)
+    steps = json.loads((RESULTS / "lightning_extend-steps.json").read_text())["steps"]
+    assert [each for each in steps.values()] == [{"steps": 12, "faults": []}] * 3
 
 
 def test_the_table_of_short_convolutions_is_recorded() -> None:
