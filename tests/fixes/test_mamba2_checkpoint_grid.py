@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from sglang_bcg_fixes.fixes import mamba2_checkpoint_grid
 from tests import processes
 from tests.fixes import settings
 from tests.wheels import NEWEST
@@ -70,3 +74,80 @@ def test_pages_chunks_and_pieces_of_other_sizes(run: Run, server: str) -> None:
 
 def test_a_release_that_looks_them_up_right_is_left_as_it_is(run: Run) -> None:
     assert run(NEWEST) == {"applied": [], "without": RIGHT}
+
+
+CHUNK, HEADS, HEAD, STATES = 16, 2, 3, 4
+Tensor = torch.Tensor
+
+
+def states_after(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, tokens: Sequence[int], state: Tensor) -> list[Tensor]:
+    """Return the state before the first of these tokens, and after each."""
+    found = [state]
+    for token in tokens:
+        step = dt[0, token][:, None, None]
+        found.append((step * A[:, None, None]).exp() * found[-1] + step * x[0, token][:, :, None] * B[0, token][0])
+    return found
+
+
+def scanned(x: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, **others: Any) -> tuple[Tensor, Tensor]:
+    """Scan as SGLang does: the state at each boundary of the batch, and that at the end of each prompt."""
+    bounds, initial = others["cu_seqlens"].tolist(), others["initial_states"]
+    # nobody asks for a state where a prompt begins
+    kept = torch.full((-(-x.shape[1] // CHUNK), HEADS, HEAD, STATES), torch.nan)
+    ends = []
+    for number, (start, end) in enumerate(itertools.pairwise(bounds)):
+        before = torch.zeros(HEADS, HEAD, STATES) if initial is None else initial[number]
+        after = states_after(x, dt, A, B, range(start, end), before)
+        for boundary in range(-(-(start + 1) // CHUNK) * CHUNK, end, CHUNK):
+            kept[boundary // CHUNK] = after[boundary - start]
+        ends.append(after[-1])
+    return kept[None], torch.stack(ends)
+
+
+@pytest.mark.parametrize("has_prefixes", [True, False], ids=["behind a prefix", "without one"])
+@pytest.mark.parametrize("seed", range(8))
+def test_states_between_boundaries_are_those_of_each_prompt(seed: int, has_prefixes: bool) -> None:
+    source = torch.Generator().manual_seed(seed)
+
+    def numbers(low: int, high: int, count: int) -> list[int]:
+        return torch.randint(low, high, (count,), generator=source).tolist()
+
+    lengths = numbers(1, 40, 6)
+    first, total = [0, *itertools.accumulate(lengths[:-1])], sum(lengths)
+    starts = torch.tensor([*first, total], dtype=torch.int32)
+    # anywhere behind the first token, also before the first boundary that a prompt has, and at its end
+    places = [
+        start + 1 + chosen % length for start, length, chosen in zip(first, lengths, numbers(0, 999, 6), strict=True)
+    ]
+    places[-1] = total
+    tracked = [number for number in range(6) if number != seed % 5]
+    slots = torch.arange(20, 26)
+    x, dt, B = (torch.randn(1, total, *of, generator=source) for of in ((HEADS, HEAD), (HEADS,), (1, STATES)))
+    dt, A = dt.abs(), -torch.rand(HEADS, generator=source)
+    initial = torch.randn(6, HEADS, HEAD, STATES, generator=source) if has_prefixes else None
+    mixed = SimpleNamespace(chunk_size=CHUNK, seq_idx=torch.zeros(1, total, dtype=torch.int32))
+    metadata = SimpleNamespace(
+        track_ssm_h_src=torch.zeros(0),
+        mixed_metadata=mixed,
+        query_start_loc=starts,
+        num_prefill_tokens=total,
+        track_conv_indices=torch.tensor([[places[number] - 1] for number in tracked]),
+        _query_start_loc_to_chunk_indices_offsets=lambda *_: (torch.zeros(1), torch.zeros(1)),
+    )
+    mask = torch.tensor([number in tracked for number in range(6)])
+    batch = SimpleNamespace(mamba_track_mask=mask, mamba_track_indices=slots)
+    mamba2_checkpoint_grid.look_up(None, SimpleNamespace(forward_metadata=metadata), batch)
+    given = {"cu_seqlens": starts, "initial_states": initial, "seq_idx": mixed.seq_idx}
+    (kept, ends), (stock, same_ends) = (call(x, dt, A, B, B, **given) for call in (with_pieces, scanned))
+    assert torch.equal(ends, same_ends) and torch.equal(kept[:, : stock.shape[1]].nan_to_num(), stock.nan_to_num())
+    inside = [number for number in tracked if places[number] < first[number] + lengths[number]]
+    assert len(inside) >= 3 and metadata.track_ssm_h_dst.tolist() == slots[inside].tolist()
+    for number, place in zip(inside, metadata.track_ssm_h_src.tolist(), strict=True):
+        before = torch.zeros(HEADS, HEAD, STATES) if initial is None else initial[number]
+        wanted = states_after(x, dt, A, B, range(first[number], places[number]), before)[-1]
+        assert torch.allclose(kept[0, place], wanted, atol=1e-5)
+
+
+def with_pieces(*given: Tensor, **others: Any) -> tuple[Tensor, Tensor]:
+    found: tuple[Tensor, Tensor] = mamba2_checkpoint_grid.scan(scanned, *given, **others)
+    return found

@@ -5,11 +5,15 @@ from __future__ import annotations
 
 import json
 import pathlib
+import sys
 from collections.abc import Callable
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from sglang_bcg_fixes.fixes import page_larger_than_state_chunk
 from tests import processes
 from tests.fixes import settings
 from tests.wheels import NEWEST
@@ -60,3 +64,23 @@ def test_with_pages_as_large_as_the_chunk_nothing_changes(run: Run) -> None:
 
 def test_a_release_that_looks_it_up_right_is_left_as_it_is(run: Run) -> None:
     assert run(NEWEST, **LARGE) == {"applied": [], "without": RIGHT}
+
+
+def test_a_prompt_that_ends_at_a_boundary_is_not_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments: Any = ModuleType("sglang.srt.server_args")
+    arguments.get_global_server_args = lambda: SimpleNamespace(mamba_cache_chunk_size=128)
+    kernels: Any = ModuleType(page_larger_than_state_chunk.KERNELS[0])
+    kernels.CHUNK_SIZE = 64
+    for module in (ModuleType("sglang"), ModuleType("sglang.srt"), arguments, kernels):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    # four prompts, the third of which has no checkpoint; states are kept every 64 tokens: 4, 4, 3 and 5 of them
+    batch = SimpleNamespace(
+        extend_seq_lens=torch.tensor([200, 256, 150, 300]),
+        extend_prefix_lens=torch.tensor([128, 0, 0, 64]),
+        mamba_track_seqlens=torch.tensor([328, 256, 150, 364]),
+        mamba_track_mask=torch.tensor([True, True, False, True]),
+    )
+    slots = torch.empty(0)
+    found, of_slots = page_larger_than_state_chunk.look_up((torch.empty(0), slots), None, torch.empty(0), batch)
+    # the state after 128 tokens of the first, and after 256 of the fourth
+    assert found.tolist() == [2, 4 + 4 + 3 + 4] and of_slots is slots

@@ -53,7 +53,8 @@ def test_a_release_that_exchanges_them_once_is_left_as_it_is(run: Run) -> None:
     assert run("0.5.17", [(LATER, 22)]) == {"applied": [], "without": [[32, True]]}
 
 
-def test_a_session_gets_the_slots_of_an_ended_turn_exchanged() -> None:
+@pytest.mark.parametrize("i", [0, 1])
+def test_a_session_gets_the_slots_of_an_ended_turn_exchanged(i: int) -> None:
     """A session takes them from the request while the result is handled."""
     taken = []
 
@@ -62,8 +63,10 @@ def test_a_session_gets_the_slots_of_an_ended_turn_exchanged() -> None:
         req.mamba_next_track_idx = None
 
     pool = SimpleNamespace(enable_mamba_extra_buffer_lazy=False, get_mamba_ping_pong_other_idx=lambda index: 1 - index)
-    batch = SimpleNamespace(req_to_token_pool=pool, mamba_track_mask_cpu=[True], mamba_track_buffer_indices=[0])
+    batch = SimpleNamespace(
+        req_to_token_pool=pool, mamba_track_mask_cpu=[i == 0, i == 1], mamba_track_buffer_indices=[0, 1]
+    )
     (point,) = (point for point in slots_not_exchanged.FIX.patches if point.body is slots_not_exchanged.exchange)
     patched = wrappers.rebuild(point.where[0], handle, point.how, slots_not_exchanged.exchange, FIX)
-    patched(None, SimpleNamespace(mamba_next_track_idx=0), batch, None, 0, None)
-    assert taken == [1]
+    patched(None, SimpleNamespace(mamba_next_track_idx=i), batch, None, i, None)
+    assert taken == [1 - i]
