@@ -249,6 +249,12 @@ def test_the_table_of_servers_with_our_defaults_is_recorded() -> None:
     ):
         assert f"| {title} | {' | '.join(form.format(found[load][arm]['median']) for arm in arms)} |" in PAGE
     assert CHATS not in found
+    of_sglang, ours = (
+        sorted(round(found["first token", 253, 1][arm]["details"]["seconds_to_start"]) for arm in some)
+        for some in (arms[:2], arms[2:])
+    )
+    ready = "Granite was ready after {} and {} s, SGLang's own servers after {} and {} s"
+    assert ready.format(*ours, *of_sglang) in " ".join(PAGE.split())
 
 
 def test_the_table_of_lightning_attention_is_recorded() -> None:
