@@ -13,7 +13,7 @@ import torch
 
 from sglang_bcg_fixes.kernels.lightning_extend import Shape
 from sglang_bcg_fixes.kernels.lightning_extend import triton as form
-from sglang_bcg_fixes.kernels.linear_extend import metadata
+from sglang_bcg_fixes.kernels.linear_extend import metadata, walks
 from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
 from tests.kernels import lightning_extend_cases as cases
 from tests.kernels import linear_extend_cases, mutants
@@ -70,8 +70,8 @@ MUTANTS = {
     ),
     "relates the first head": ("long", "(head * rows_of_output + rows)", "rows"),
     "relates one chunk too few": ("long", "real_chunks * HEADS, tl.num", "(real_chunks - 1) * HEADS, tl.num"),
-    "walks one sequence twice": ("long", "(held >= least_sequences)", "(held >= 0)"),
-    "walks many sequences twice": ("two", "(held <= most_sequences)", "(held <= 99)"),
+    "walks: walks one sequence twice": ("long", "(held >= least_sequences)", "(held >= 0)"),
+    "walks: walks many sequences twice": ("two", "(held <= most_sequences)", "(held <= 99)"),
     "takes the first values": ("long", "(item % PARTS) * PART + tl.arange", "tl.arange"),
     "reads behind the end": ("mixed", "is_real = (rows < end)[:, None]", "is_real = (rows < rows_of_output)[:, None]"),
     "reads fresh states": ("mixed", "mask=has_prefix & (start < end)", "mask=start < end"),
@@ -105,8 +105,11 @@ def faults(case: str, modules: tuple[Any, Any]) -> list[str]:
 
 def noticed(name: str, folder: pathlib.Path) -> bool:
     case, old, new = MUTANTS[name]
-    changed = mutants.changed(form, old, new, folder)
-    return mutants.is_noticed(lambda: faults(case, (changed, metadata)))
+    is_of_walks = name.startswith("walks: ")
+    module = mutants.changed(walks if is_of_walks else form, old, new, folder)
+    if is_of_walks:
+        module = mutants.on(module, walks, form, folder)
+    return mutants.is_noticed(lambda: faults(case, (module, metadata)))
 
 
 if __name__ == "__main__":

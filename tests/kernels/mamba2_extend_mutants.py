@@ -103,8 +103,8 @@ MUTANTS = {
     "leaves no checkpoint": ("tracked", "if TRACK and (piece == 0)", "if TRACK and (piece == 2)"),
     "leaves the checkpoint at the end": ("tracked", "if TRACK and (piece == 0)", "if TRACK and (piece == 1)"),
     "leaves the checkpoint in the slot": ("tracked", "(track_slot - slot) * state_slot", "0 * state_slot"),
-    "walks one sequence twice": ("long", "(held >= least_sequences)", "(held >= 0)"),
-    "walks many sequences twice": ("mixed", "(held <= most_sequences)", "(held <= 99)"),
+    "walks: walks one sequence twice": ("long", "(held >= least_sequences)", "(held >= 0)"),
+    "walks: walks many sequences twice": ("mixed", "(held <= most_sequences)", "(held <= 99)"),
     "walks: leaves two sequences": ("two", "least = most + 1\n", "least = most + 2\n"),
     "walks: leaves one sequence": ("long", "    least = 1\n", "    least = 2\n"),
     "relates the first group": (

@@ -29,7 +29,7 @@ from sglang_bcg_fixes.kernels.lightning_extend import Shape
 from sglang_bcg_fixes.kernels.linear_extend import generations
 from sglang_bcg_fixes.kernels.linear_extend.convolution import LOG2_E
 from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK_FIELDS, SEQUENCE_FIELDS, Tables
-from sglang_bcg_fixes.kernels.linear_extend.walks import MULTIPROCESSORS, Walk, launches, of_few_sequences
+from sglang_bcg_fixes.kernels.linear_extend.walks import MULTIPROCESSORS, Walk, launches, of_few_sequences, walked
 from sglang_bcg_fixes.model import Accepted, Rejected
 
 __all__ = ["Scratch", "Tables", "Tuning", "can_keep_checkpoints", "extend", "ready", "tuning_for"]
@@ -124,8 +124,7 @@ def advance(
     Do nothing unless the step has from least_sequences to most_sequences.
     """
     PARTS: tl.constexpr = HEAD // PART
-    held = tl.load(counts + 2)
-    items = tl.where((held >= least_sequences) & (held <= most_sequences), held, 0) * (HEADS * PARTS)
+    items = walked(counts, least_sequences, most_sequences) * (HEADS * PARTS)
     in_chunk = tl.arange(0, CHUNK)
     key = tl.arange(0, HEAD)
     for item in range(tl.program_id(0), items, tl.num_programs(0)):

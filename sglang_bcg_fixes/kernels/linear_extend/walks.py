@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a kernel that walks along sequences is launched, without knowing how many a step has.
+"""Launch a kernel that walks along sequences, without knowing how many a step has.
 
 A graph is captured before that is known, so the kernel is launched in several forms, and all but one of them end at
 once. In those with few sequences every item has a multiprocessor, and its shared memory, to itself.
@@ -10,6 +10,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
+
+import triton
+import triton.language as tl
 
 # fewer multiprocessors than these also work: their programs then take turns
 MULTIPROCESSORS = 132
@@ -59,3 +62,10 @@ def launches(few: Sequence[Walk], many: Walk, shape: Heads, max_sequences: int) 
         least = most + 1
     if least <= max_sequences:
         yield many, least, max_sequences
+
+
+@triton.jit
+def walked(counts, least_sequences, most_sequences):
+    """Return how many sequences this launch walks along: all of the step, or none."""
+    held = tl.load(counts + 2)
+    return tl.where((held >= least_sequences) & (held <= most_sequences), held, 0)

@@ -34,7 +34,7 @@ from sglang_bcg_fixes.kernels.linear_extend.convolution import (
     turn_window,
 )
 from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK_FIELDS, SEQUENCE_FIELDS, Tables
-from sglang_bcg_fixes.kernels.linear_extend.walks import MULTIPROCESSORS, Walk, launches, of_few_sequences
+from sglang_bcg_fixes.kernels.linear_extend.walks import MULTIPROCESSORS, Walk, launches, of_few_sequences, walked
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape
 from sglang_bcg_fixes.model import Accepted, Rejected
 
@@ -236,8 +236,7 @@ def advance(
     PARTS: tl.constexpr = HEAD // PART
     OF_GROUP: tl.constexpr = HEADS // GROUPS
     kind: tl.constexpr = output.dtype.element_ty
-    held = tl.load(counts + 2)
-    items = tl.where((held >= least_sequences) & (held <= most_sequences), held, 0) * (HEADS * PARTS)
+    items = walked(counts, least_sequences, most_sequences) * (HEADS * PARTS)
     in_chunk = tl.arange(0, CHUNK)
     number = tl.arange(0, STATES)
     for item in range(tl.program_id(0), items, tl.num_programs(0)):
