@@ -284,7 +284,7 @@ def test_the_table_of_lightning_attention_is_recorded() -> None:
     assert f"takes {min(of_one_launch):.1f} to {max(of_one_launch):.1f} times as long" in words
     assert all(row["seg_la has SGLang's bits"] for row in rows)
     steps = json.loads((RESULTS / "lightning_extend-steps.json").read_text())["steps"]
-    assert [each for each in steps.values()] == [{"steps": 12, "faults": []}] * 3
+    assert list(steps.values()) == [{"steps": 12, "faults": []}] * 3
 
 
 def test_the_table_of_short_convolutions_is_recorded() -> None:

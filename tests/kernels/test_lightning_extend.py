@@ -173,11 +173,12 @@ def test_the_compiler_takes_every_kernel() -> None:
         assert kernel["shared"] <= 232448 - 1024, kernel
         # a kernel of which the compiler makes nothing has hardly any
         assert kernel["registers"] >= 24, kernel
-        # on Blackwell nobody has chosen a tuning
-        assert kernel["stack"] <= (384 if kernel["kind"] == "*bf16" else 192), kernel
         if kernel.get("part", 0) >= 64:
-            # the state goes from registers to its product
-            assert kernel["wgmma from registers"] > 0, kernel
+            # the state goes from registers to its product, and in part to memory, which was measured to pay
+            assert kernel["wgmma from registers"] > 0 and kernel["stack"] <= 384, kernel
+        else:
+            # TF32 takes more registers than there are, by little
+            assert kernel["stack"] <= (192 if kernel["kind"] == "*fp32" else 64), kernel
 
 
 def test_the_gpu_script_finds_faults_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,13 +224,18 @@ def tuning_for(shape: Shape, q: Any) -> Tuning:
     """Return the tuning of a layer of this shape with queries like these."""
     many, parts = Walk(2 * MULTIPROCESSORS, 4, stages=2, part=32), [16, 32]
     # as TF32 larger parts round otherwise, and for sm_100 Triton makes an empty kernel of the largest
-    if q.dtype is torch.bfloat16 and not generations.is_newer_than_hopper(q):
+    if splits(q.dtype) and not generations.is_newer_than_hopper(q):
         many, parts = Walk(MULTIPROCESSORS, 8, stages=2, part=128), [16, 32, 64]
     return Tuning(many, of_few_sequences((Walk(MULTIPROCESSORS, 4, stages=3, part=part) for part in parts), shape))
 
 
 # of a tile of zeros
 MOST_COLUMNS = 128
+
+
+def splits(dtype: Any) -> bool:
+    """Tell whether fp32 numbers are multiplied by such inputs in halves, and not as TF32."""
+    return dtype is torch.bfloat16
 
 
 def ready(device: int) -> Accepted | Rejected:
@@ -251,7 +256,7 @@ class Scratch:
     @classmethod
     def for_rows(cls, rows: int, tables: Tables, shape: Shape, dtype: Any, tuning: Tuning | None = None) -> Scratch:
         """Allocate for an output of so many rows."""
-        halves, kind = (2, dtype) if dtype is torch.bfloat16 else (1, torch.float32)
+        halves, kind = (2, dtype) if splits(dtype) else (1, torch.float32)
         return cls(torch.empty(halves, shape.heads, rows, tables.chunk, dtype=kind, device=tables.counts.device))
 
 
@@ -284,7 +289,7 @@ def run(
     tuning = tuning or tuning_for(shape, q)
     if rows > tables.max_tokens:
         raise ValueError(f"{rows} rows, but the tables were made for {tables.max_tokens} tokens")
-    is_split = q.dtype is torch.bfloat16
+    split = splits(q.dtype)
     relate[(tuning.relate_programs,)](
         q,
         k,
@@ -300,7 +305,7 @@ def run(
         HEAD=head,
         CHUNK=tables.chunk,
         FIELDS=CHUNK_FIELDS,
-        SPLIT=is_split,
+        SPLIT=split,
         num_warps=4,
         num_stages=1,
     )
@@ -330,7 +335,7 @@ def run(
             FIELDS=SEQUENCE_FIELDS,
             STAGES=walk.stages,
             TRACK=tracking,
-            SPLIT=is_split,
+            SPLIT=split,
             num_warps=walk.warps,
             num_stages=walk.stages,
         )
