@@ -4,7 +4,8 @@
     git show main:csrc/gdn_extend/gdn_extend.cuh > before.cuh
     python benchmarks/gdn_variants.py before=before.cuh now=csrc/gdn_extend/gdn_extend.cuh --json gdn_variants.json
 
-Every source runs under this checkout's Python, so its structs must be the same; needs no SGLang. A variant that is off
+Every source runs under this checkout's Python, so its structs must be the same; how `prepare` is launched is read from
+the source. Needs no SGLang. A variant that is off
 from the fp32 reference, whose replay differs from its eager run, or that the compiler has made slow, is red. Bits that
 differ from the first variant's are told, and not red.
 """
@@ -16,6 +17,7 @@ import dataclasses
 import functools
 import hashlib
 import pathlib
+import re
 import sys
 from typing import Any
 from unittest import mock
@@ -47,6 +49,15 @@ class Variant:
     digest: str
     kernels: cuda.Kernels
     slow: list[str]
+    blocks_of_multiprocessor: int = cuda.BLOCKS_OF_MULTIPROCESSOR
+
+
+def constants(header: str) -> dict[str, int]:
+    """Evaluate a header's integers, each of which may name those before it."""
+    found: dict[str, int] = {}
+    for name, expression in re.findall(r"^constexpr int (k\w+) = ([^;]*);", header, re.MULTILINE):
+        found[name] = eval(expression.replace("/", "//"), {"__builtins__": {}}, found)
+    return found
 
 
 def compiled(header: pathlib.Path) -> Variant:
@@ -58,9 +69,14 @@ def compiled(header: pathlib.Path) -> Variant:
     torch.cuda.synchronize()
     functions = driver.load(cubin, PROGRAM.kernels)
     loaded = program.Loaded(functions, str(header), lambda: torch.cuda.current_stream().cuda_stream)
-    with mock.patch.object(program, "load", lambda *_: loaded):
+    numbers = constants(source.decode())
+    with (
+        mock.patch.object(program, "load", lambda *_: loaded),
+        mock.patch.object(cuda, "PREPARE_SHARED_BYTES", numbers["kPrepareSharedBytes"]),
+    ):
         kernels = cuda.on_device.__wrapped__(0)
-    return Variant(hashlib.sha256(source).hexdigest()[:16], kernels, nvrtc.slow_code(log))
+    digest = hashlib.sha256(source).hexdigest()[:16]
+    return Variant(digest, kernels, nvrtc.slow_code(log), numbers["kBlocksOfMultiprocessor"])
 
 
 @dataclasses.dataclass
@@ -74,7 +90,10 @@ class Judged:
 
 
 def judged(variant: Variant, problem: gdn_layer.Problem, wanted: accuracy.Results, device: gdn_layer.Device) -> Judged:
-    with mock.patch.object(cuda, "on_device", lambda device: variant.kernels):
+    with (
+        mock.patch.object(cuda, "on_device", lambda device: variant.kernels),
+        mock.patch.object(cuda, "BLOCKS_OF_MULTIPROCESSOR", variant.blocks_of_multiprocessor),
+    ):
         arm = gdn_tuning.build("", gdn_layer.calls_of_ours(problem, gdn_layer.CUDA), problem, device)
         replayed = gdn_tuning.results(arm, problem, device)
         errors = problem.errors(wanted)

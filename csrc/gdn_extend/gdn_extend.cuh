@@ -193,6 +193,16 @@ __device__ __forceinline__ void cp_async_16(u32 to, const void* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(__cvta_generic_to_global(from)) : "memory");
 }
 
+// the same, or writes zeros
+__device__ __forceinline__ void cp_async_16_or_zeros(u32 to, const void* from, bool copies) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(__cvta_generic_to_global(from)),
+                 "r"(copies ? 16 : 0)
+                 : "memory");
+}
+
+// waits until all cp.async of this thread have landed
+__device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 // arrives once all earlier cp.async of this thread have landed
 __device__ __forceinline__ void cp_async_mbarrier_arrive(u32 barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
@@ -260,6 +270,14 @@ __device__ __forceinline__ void set_global(void* to, int4 value) {
                  : "memory");
 }
 
+// the same, if it exists
+__device__ __forceinline__ void set_global_if(bool exists, void* to, int4 value) {
+    asm volatile(
+        "{\n.reg .pred p;\nsetp.ne.b32 p, %0, 0;\n@p st.global.v4.b32 [%1], {%2, %3, %4, %5};\n}" ::"r"(int(exists)),
+        "l"(__cvta_generic_to_global(to)), "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w)
+        : "memory");
+}
+
 // stores four 8x8 matrices of halves from a wgmma accumulator; lanes 8n to 8n + 7 give the addresses of the n-th one's
 // rows
 __device__ __forceinline__ void stmatrix_x4(u32 to, u32 first, u32 second, u32 third, u32 fourth) {
@@ -273,6 +291,31 @@ __device__ __forceinline__ void stmatrix_x4_trans(u32 to, u32 first, u32 second,
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(first),
                  "r"(second), "r"(third), "r"(fourth)
                  : "memory");
+}
+
+// loads four 8x8 matrices of halves as wgmma's and mma's operands have them; lanes as for stmatrix_x4
+__device__ __forceinline__ void ldmatrix_x4(u32 (&found)[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared::cta.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(found[0]), "=r"(found[1]), "=r"(found[2]), "=r"(found[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+// the same, transposed
+__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&found)[4], u32 from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(found[0]), "=r"(found[1]), "=r"(found[2]), "=r"(found[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+// d [16, 8] = left [16, 16] right [16, 8] of a warp, in fp16
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const u32 (&left)[4], u32 right, u32 right_below) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%10, %10, %10, %10};"
+        : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+        : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "r"(right), "r"(right_below), "f"(0.0f));
 }
 
 // packs two halves, the first one in the lower bits
@@ -1151,13 +1194,16 @@ constexpr int kPast = kWidth - 1;
 constexpr int kEight = 8;
 constexpr int kRowPieces = kKeys / kEight;
 constexpr int kStrip = kChunk / (kGroup / kRowPieces);
-// rows whose loads are in flight at a time
+// rows of it that are computed side by side
 constexpr int kAtOnce = kWidth;
 // value heads of a key head that are computed side by side
 constexpr int kMembers = 2;
 // rows of a diagonal block of the triangular system; each thread solves one column by substitution
-constexpr int kBlock = kChunk / 2;
-static_assert(kMembers * 2 * kBlock == kGroup, "a column for each thread");
+constexpr int kBlock = 16;
+static_assert(kMembers * kChunk == kGroup, "a column for each thread");
+// rows of two blocks, whose columns are a warp's
+constexpr int kHalf = 2 * kBlock;
+static_assert(kHalf == kWarp && 2 * kHalf == kChunk, "two warps for each member");
 
 constexpr int kChunkFields = 8;
 // 2^-160 is zero in fp32, and fp32 still resolves the sum of 64 such gates
@@ -1169,19 +1215,21 @@ constexpr float kNormEpsilon = 1e-6f;
 // 1 / sqrt(kKeys)
 constexpr float kScale = 0.08838834764831845f;
 
-// Shared memory. Each member has the diagonal blocks (fp32) and then T where the queries were, the blocks' inverses
-// (fp16) where the keys were, what is below the blocks (fp16), and P.
+// Shared memory. Where the queries were, each member has its diagonal blocks (fp32), then T; where the keys were, P,
+// then what invert() needs; and beside them what is below the diagonal blocks (fp16): the lower half's rows, with the
+// upper half's only such block where they have none.
 constexpr int kQueriesAt = 0;
 constexpr int kKeysAt = 2 * kTile;
+constexpr int kScoresAt = kKeysAt;
 constexpr int kBelowAt = 4 * kTile;
-constexpr int kScoresAt = 6 * kTile;
-constexpr int kWindowsAt = 8 * kTile;
+constexpr int kBelowBytes = kHalf * kRowBytes;
+constexpr int kWindowsAt = kBelowAt + kMembers * kBelowBytes;
 constexpr int kWindowBytes = 2 * kPast * kKeys;
 constexpr int kGatesAt = kWindowsAt + 2 * kWindowBytes;
 constexpr int kGainsAt = kGatesAt + 4 * kMembers * kChunk;
 constexpr int kSumsAt = kGainsAt + 4 * kMembers * kChunk;
 constexpr int kPrepareSharedBytes = kSumsAt + 4 * kGroup / kWarp;
-constexpr int kBlocksOfMultiprocessor = 3;
+constexpr int kBlocksOfMultiprocessor = 4;
 static_assert(kBlocksOfMultiprocessor * (kPrepareSharedBytes + 1024) <= 228 * 1024,
               "more shared memory than an SM has");
 constexpr int kBlockBytes = 4 * kBlock * kBlock;
@@ -1243,6 +1291,10 @@ __device__ __forceinline__ void turn_window(const GdnPrepare& job, const Chunk& 
     }
 }
 
+__device__ __forceinline__ int4 piece_of(const u32 (&pairs)[4]) {
+    return make_int4(pairs[0], pairs[1], pairs[2], pairs[3]);
+}
+
 template <bool kBf16>
 __device__ __forceinline__ void widen(float (&wide)[kEight], int4 piece) {
     const int two[4] = {piece.x, piece.y, piece.z, piece.w};
@@ -1250,32 +1302,46 @@ __device__ __forceinline__ void widen(float (&wide)[kEight], int4 piece) {
     for (int each = 0; each < kEight; ++each) wide[each] = widened<kBf16>(u16(u32(two[each / 2]) >> 16 * (each % 2)));
 }
 
-// SiLU of the causal convolution of a chunk's rows of one head. Queries and keys are normalised to length `scale` and
-// go into the tiles; values are stored to `into` with row stride `into_row`. A thread walks along eight rows of eight
-// channels.
+// A thread's share of a chunk's rows of one head: it walks along eight rows of eight channels.
+struct Strip {
+    int piece = own_thread() % kRowPieces;
+    int first = own_thread() / kRowPieces * kStrip;
+
+    // of its first row in tiles
+    __device__ __forceinline__ u32 place(u32 tiles) const {
+        return tiles + piece / kPieces * kTile + first * kRowBytes + piece % kPieces * 16;
+    }
+};
+
+// The place of the n-th row after one whose number in its eight rows has none of the bits of n.
+__device__ __forceinline__ u32 rows_on(u32 place, int n) { return (place ^ (16 * n)) + n * kRowBytes; }
+
+// Copy a chunk's inputs of one head to tiles, asynchronously, with zeros past the end; and to the window those before
+// it, unless turn_window() does.
+__device__ __forceinline__ void fetch(const GdnPrepare& job, const Chunk& chunk, int first_channel, u32 window,
+                                      u32 tiles) {
+    const Strip strip;
+    const int first_row = chunk.first_row + strip.first, past = strip.first / kStrip;
+    const u16* const x = job.x + first_channel + strip.piece * kEight;
+#pragma unroll
+    for (int number = 0; number < kStrip; ++number) {
+        const int row = first_row + number;
+        cp_async_16_or_zeros(rows_on(strip.place(tiles), number), x + i64(row) * job.x_row, row < chunk.end);
+    }
+    if (past < kPast && chunk.first_row > chunk.start) {
+        cp_async_16_or_zeros(window + 2 * (past * kKeys + strip.piece * kEight),
+                             x + i64(chunk.first_row - kPast + past) * job.x_row, true);
+    }
+}
+
+// SiLU of the causal convolution of a chunk's rows of one head, which fetch() has copied. Queries and keys are
+// normalised to length `scale` and replace their inputs; values are stored to `into` with row stride `into_row`. All
+// threads have to get here.
 template <bool kBf16, bool kIsNormed>
 __device__ __forceinline__ void convolve(const GdnPrepare& job, const Chunk& chunk, int first_channel, u32 window,
                                          u16* into, int into_row, float scale, u32 tiles) {
-    const int piece = own_thread() % kRowPieces, channel = first_channel + piece * kEight;
-    int in_chunk = own_thread() / kRowPieces * kStrip;
-    const u16* const x = job.x + channel;
-    const auto input = [&](int row) {
-        int4 found = make_int4(0, 0, 0, 0);
-        if (row >= chunk.start && row < chunk.end) {
-            found = __ldg(reinterpret_cast<const int4*>(x + i64(row) * job.x_row));
-        }
-        return found;
-    };
-    int4 earlier[kPast], next[kAtOnce];
-#pragma unroll
-    for (int number = 0; number < kPast; ++number) {
-        const int row = chunk.first_row + in_chunk + number - kPast;
-        // rows before the sequence are in the window
-        const int past = kPast + row - chunk.start;
-        earlier[number] = past >= kPast ? input(row) : shared_piece(window + 2 * (past * kKeys + piece * kEight));
-    }
-#pragma unroll
-    for (int number = 0; number < kAtOnce; ++number) next[number] = input(chunk.first_row + in_chunk + number);
+    const Strip strip;
+    const int channel = first_channel + strip.piece * kEight;
     // each channel's taps, widened to fp32 at their use
     int4 taps[kWidth], bias = make_int4(0, 0, 0, 0);
 #pragma unroll
@@ -1283,25 +1349,32 @@ __device__ __forceinline__ void convolve(const GdnPrepare& job, const Chunk& chu
         taps[part] = __ldg(reinterpret_cast<const int4*>(job.weights + channel * kWidth) + part);
     }
     if (job.bias) bias = __ldg(reinterpret_cast<const int4*>(job.bias + channel));
-    float inputs[kWidth][kEight];
+    const int first_row = chunk.first_row + strip.first, count = chunk.end - first_row;
+    u32 place = strip.place(tiles);
+    u16* to = into + i64(first_row) * into_row + strip.piece * kEight;
+    float inputs[kWidth][kEight], first[kEight];
+    widen<kBf16>(first, bias);
+    cp_async_wait_all();
+    __syncthreads();
 #pragma unroll
-    for (int number = 0; number < kPast; ++number) widen<kBf16>(inputs[number], earlier[number]);
+    for (int number = 0; number < kPast; ++number) {
+        const u32 above = rows_on(place - kEightRows, kStrip - kPast + number);
+        const u32 before = window + 2 * (number * kKeys + strip.piece * kEight);
+        widen<kBf16>(inputs[number], shared_piece(strip.first > 0 ? above : before));
+    }
+    // the rows above are other threads', who replace them
+    if (kIsNormed) __syncthreads();
 #pragma unroll 1
-    for (const int end = in_chunk + kStrip; in_chunk < end;) {
+    for (int in_strip = 0; in_strip < kStrip;) {
         int4 now[kAtOnce];
 #pragma unroll
-        for (int number = 0; number < kAtOnce; ++number) now[number] = next[number];
-        if (in_chunk + kAtOnce < end) {
+        for (int number = 0; number < kAtOnce; ++number) now[number] = shared_piece(rows_on(place, number));
 #pragma unroll
-            for (int number = 0; number < kAtOnce; ++number) {
-                next[number] = input(chunk.first_row + in_chunk + kAtOnce + number);
-            }
-        }
-#pragma unroll
-        for (int number = 0; number < kAtOnce; ++number, ++in_chunk) {
+        for (int number = 0; number < kAtOnce; ++number, ++in_strip) {
             widen<kBf16>(inputs[(number + kPast) % kWidth], now[number]);
             float mixed[kEight], squares = 0, factor = 1;
-            widen<kBf16>(mixed, bias);
+#pragma unroll
+            for (int each = 0; each < kEight; ++each) mixed[each] = first[each];
 #pragma unroll
             for (int part = 0; part < kWidth; ++part) {
                 float of_two[kEight];
@@ -1330,13 +1403,14 @@ __device__ __forceinline__ void convolve(const GdnPrepare& job, const Chunk& chu
                 two[pair] = halves<kBf16>(mixed[2 * pair] * factor, mixed[2 * pair + 1] * factor);
             }
             const int4 made = make_int4(two[0], two[1], two[2], two[3]);
-            const int row = chunk.first_row + in_chunk;
             if (kIsNormed) {
-                set_shared(tiles + piece / kPieces * kTile + swizzled(in_chunk, piece % kPieces), made);
-            } else if (row < chunk.end) {
-                set_global(into + i64(row) * into_row + piece * kEight, made);
+                set_shared(rows_on(place, number), made);
+            } else {
+                set_global_if(in_strip < count, to, made);
+                to += into_row;
             }
         }
+        place = rows_on(place, kAtOnce);
     }
 }
 
@@ -1387,159 +1461,269 @@ __device__ __forceinline__ void gate(const GdnPrepare& job, const Chunk& chunk, 
     }
 }
 
-// Offset of an element of a diagonal block; each row's groups of four are swizzled to avoid bank conflicts.
+// Offset of an element of a diagonal block, which lies column by column; groups of four in two columns are swizzled to
+// avoid bank conflicts.
 __device__ __forceinline__ u32 in_block(int row, int column) {
-    return 4 * (row * kBlock + ((column / 4) ^ (row % 4 * 2)) * 4 + column % 4);
+    return 4 * (column / 2 * 2 * kBlock + ((column % 2 * 4 + row / 4) ^ (column / 2 % 4 * 2)) * 4 + row % 4);
+}
+
+// A 16x16 block of a tile, for stmatrix_x4 and ldmatrix_x4, from a lane's address in the tile's first one: from one
+// block to another, the swizzle changes nothing but two bits.
+__device__ __forceinline__ u32 in_first_block() { return swizzled(own_thread() % 16, own_thread() % kWarp / 16); }
+__device__ __forceinline__ u32 block_at(u32 in_first, int row, int column) {
+    return (in_first + row * kBlock * kRowBytes) ^ (32 * column);
 }
 
 // Copy a member's tile to its rows of the scratch.
 __device__ __forceinline__ void store_rows(const GdnPrepare& job, const Chunk& chunk, u16* rows, int head, u32 tile) {
-    const int piece = own_thread() % kPieces;
+    const int piece = own_thread() % kPieces, first = own_thread() / kPieces;
     const i64 of_head = i64(head) * job.capacity - job.first_token;
+    u16* const to = rows + (of_head + chunk.first_row + first) * kChunk + piece * kEight;
+    const int count = chunk.end - chunk.first_row - first;
+    const u32 from = tile + swizzled(first, piece);
 #pragma unroll
-    for (int step = 0; step < kChunk * kPieces / kGroup; ++step) {
-        const int in_chunk = own_thread() / kPieces + step * (kGroup / kPieces), row = chunk.first_row + in_chunk;
-        if (row < chunk.end) {
-            set_global(rows + (of_head + row) * kChunk + piece * kEight,
-                       shared_piece(tile + swizzled(in_chunk, piece)));
-        }
+    for (int step = 0; step < kRowSteps; ++step) {
+        const int down = step * kRowsAtOnce;
+        set_global_if(down < count, to + down * kChunk, shared_piece(from + down * kRowBytes));
     }
 }
 
-// From k k^T and q k^T: P, and the triangular system A, cut in blocks. A lane computes its addresses once: from one
-// eight of columns to another, the swizzles change nothing but two bits of them.
+// From k k^T and q k^T: P, and the triangular system A, cut in blocks. A warp has the rows of one of them.
 template <bool kBf16>
 __device__ __forceinline__ void weigh(const float (&kk)[32], const float (&qk)[32], int member, u32 memory) {
-    const int lane = own_thread() % kWarp, warp = own_thread() / kWarp, own_half = 16 * warp / kBlock;
-    const int own_row = 16 * warp + lane / 4, own_column = 2 * (lane % 4);
+    const int lane = own_thread() % kWarp, warp = own_thread() / kWarp;
+    const int own_row = lane / 4, own_column = 2 * (lane % 4);
     const u32 gates = memory + kGatesAt + 4 * member * kChunk, gains = memory + kGainsAt + 4 * member * kChunk;
-    // a lane's address for stmatrix: one of the warp's sixteen rows, of the first or the second eight of columns
-    const int given = swizzled(16 * warp + lane % 16, lane / 16);
-    const u32 scores = memory + kScoresAt + member * kTile + given, below = memory + kBelowAt + member * kTile + given;
-    const u32 block = memory + kQueriesAt + member * kTile + own_half * kBlockBytes;
-    const u32 in_own_block = block + in_block(own_row % kBlock, own_column);
+    const u32 given = in_first_block();
+    const u32 scores = memory + kScoresAt + member * kTile + given;
+    const u32 below = memory + kBelowAt + member * kBelowBytes + given;
+    const u32 own_block = memory + kQueriesAt + (member * kChunk / kBlock + warp) * kBlockBytes;
+    const u32 in_own_block = own_block + in_block(own_row, own_column);
     float gate[2], gain[2];
 #pragma unroll
     for (int lower = 0; lower < 2; ++lower) {
-        gate[lower] = shared_float(gates + 4 * (own_row + 8 * lower));
-        gain[lower] = shared_float(gains + 4 * (own_row + 8 * lower));
+        gate[lower] = shared_float(gates + 4 * (kBlock * warp + own_row + 8 * lower));
+        gain[lower] = shared_float(gains + 4 * (kBlock * warp + own_row + 8 * lower));
     }
 #pragma unroll
-    for (int first_eight = 0; first_eight < kEights; first_eight += 2) {
+    for (int block = 0; block < kChunk / kBlock; ++block) {
+        if (block > warp) {
+            stmatrix_x4(block_at(scores, warp, block), 0, 0, 0, 0);
+            continue;
+        }
         u32 of_scores[4], of_below[4];
 #pragma unroll
         for (int part = 0; part < 4; ++part) {
-            const int eight = first_eight + part / 2, lower = part % 2, at = 4 * eight + 2 * lower;
-            const int row = own_row + 8 * lower, column = own_column + 8 * eight;
-            const float2 earlier = shared_pair(gates + 4 * column);
-            const float first = column <= row ? power_of_two(gate[lower] - earlier.x) : 0.0f;
-            const float second = column + 1 <= row ? power_of_two(gate[lower] - earlier.y) : 0.0f;
+            const int right = part / 2, lower = part % 2, at = 8 * block + 4 * right + 2 * lower;
+            const int row = own_row + 8 * lower, column = own_column + 8 * right;
+            const float2 earlier = shared_pair(gates + 4 * (kBlock * block + column));
+            const float first = block < warp || column <= row ? power_of_two(gate[lower] - earlier.x) : 0.0f;
+            const float second = block < warp || column + 1 <= row ? power_of_two(gate[lower] - earlier.y) : 0.0f;
             of_scores[part] = halves<kBf16>(qk[at] * first, qk[at + 1] * second);
             const float2 pair = make_float2(kk[at] * first * gain[lower], kk[at + 1] * second * gain[lower]);
             of_below[part] = halves<false>(pair.x, pair.y);
-            if (own_half == 8 * eight / kBlock) {
+            if (block == warp) {
                 // only the part below a block's diagonal is ever read
-                const int eight_of_block = eight % (kBlock / 8);
-                set_shared((in_own_block ^ (32 * eight_of_block)) + 4 * kBlock * 8 * lower, pair);
+                const u32 to = (in_own_block + 8 * right * 4 * kBlock) ^ (32 * lower);
+                set_shared(to, pair.x);
+                set_shared(to ^ (4 * kBlock), pair.y);
             }
         }
-        stmatrix_x4(scores ^ (16 * first_eight), of_scores[0], of_scores[1], of_scores[2], of_scores[3]);
-        if (own_half > 8 * first_eight / kBlock) {
-            stmatrix_x4(below ^ (16 * first_eight), of_below[0], of_below[1], of_below[2], of_below[3]);
+        stmatrix_x4(block_at(scores, warp, block), of_scores[0], of_scores[1], of_scores[2], of_scores[3]);
+        if (block < warp) {
+            const u32 to = warp == 1 ? block_at(below, 0, 3) : block_at(below, warp - 2, block);
+            stmatrix_x4(to, of_below[0], of_below[1], of_below[2], of_below[3]);
         }
     }
 }
 
-// One column of (I + A)^-1 of a diagonal block, by substitution in fp32.
+// One column of (I + A)^-1 of a diagonal block, by substitution in fp32. What is solved is subtracted from all later
+// rows at once, so none of them waits for another.
 __device__ __forceinline__ void substitute(float (&solved)[kBlock], int column, u32 block) {
 #pragma unroll
-    for (int row = 0; row < kBlock; ++row) {
-        float x = row == column ? 1.0f : 0.0f;
+    for (int row = 0; row < kBlock; ++row) solved[row] = row == column ? 1.0f : 0.0f;
 #pragma unroll
-        for (int four = 0; four < (row + 3) / 4; ++four) {
-            const float4 found = shared_four(block + in_block(row, 4 * four));
-            const float earlier[4] = {found.x, found.y, found.z, found.w};
+    for (int earlier = 0; earlier < kBlock - 1; ++earlier) {
+#pragma unroll
+        for (int four = (earlier + 1) / 4; four < kBlock / 4; ++four) {
+            const float4 found = shared_four(block + in_block(4 * four, earlier));
+            const float of_rows[4] = {found.x, found.y, found.z, found.w};
 #pragma unroll
             for (int each = 0; each < 4; ++each) {
-                if (4 * four + each < row) x -= earlier[each] * solved[4 * four + each];
+                const int row = 4 * four + each;
+                if (row > earlier) solved[row] -= of_rows[each] * solved[earlier];
             }
         }
-        solved[row] = x;
     }
 }
 
-// T of two heads, from the blocks of the system. Entries of the inverse are k_i.(contractions) k_j, so at most 1, and
-// fp16 rounds them as finely as tf32 would. All threads have to get here.
+// `invert` makes T of two heads, from the blocks of the system. A warp has a half of a member: two diagonal blocks,
+// whose inverses are D1 and D2, and A between them. The half's inverse is D1 and D2, and -D2 A D1 below D1; of two
+// halves' inverses H1 and H2, and the A between them, the whole is H1 and H2, and -H2 A H1 below H1. Entries of an
+// inverse are k_i.(contractions) k_j, so at most 1, and fp16 rounds them as finely as tf32 would.
+//
+// The tile where a member's keys were has the columns of the inverse as rows. A row's half with its own two blocks is
+// that inverse; the other half, which no product needs, hands T's columns over to the lanes that have its rows.
+
+__device__ __forceinline__ u32 in_own_half(u32 in_first, int half, int row, int column) {
+    return block_at(in_first, 2 * half + row, 2 * half + column);
+}
+
+// Leave a solved column of a diagonal block, and the same of T.
 template <bool kBf16>
-__device__ __forceinline__ void invert(u32 memory) {
+__device__ __forceinline__ void leave_column(const float (&solved)[kBlock], float gain, int column, u32 inverse) {
+    const int block = column / kBlock, free = 4 * (1 - column / kHalf);
+#pragma unroll
+    for (int eight = 0; eight < 2; ++eight) {
+        u32 of_inverse[4], of_T[4];
+#pragma unroll
+        for (int pair = 0; pair < 4; ++pair) {
+            const float first = solved[8 * eight + 2 * pair], second = solved[8 * eight + 2 * pair + 1];
+            of_inverse[pair] = halves<false>(first, second);
+            of_T[pair] = halves<kBf16>(first * gain, second * gain);
+        }
+        set_shared(inverse + swizzled(column, 2 * block + eight), piece_of(of_inverse));
+        set_shared(inverse + swizzled(column, free + eight), piece_of(of_T));
+        // a half is zero above its second block
+        const int4 zeros = make_int4(0, 0, 0, 0);
+        if (block % 2 == 1) set_shared(inverse + swizzled(column, 2 * (block - 1) + eight), zeros);
+    }
+}
+
+// A product of 16x16 blocks, rounded: halves of its four 8x8 matrices, as they are in a left operand. The right operand
+// has columns as rows, or is transposed.
+__device__ __forceinline__ void multiply_blocks(float (&product)[2][4], const u32 (&left)[4], const u32 (&right)[4]) {
+    mma_m16n8k16(product[0], left, right[0], right[2]);
+    mma_m16n8k16(product[1], left, right[1], right[3]);
+}
+
+// Complete a half's inverse, and T in that half's rows. `below` is the half's block of A; all but gains are lanes'
+// addresses in a first block.
+template <bool kBf16>
+__device__ __forceinline__ void join_blocks(u32 inverse, u32 T, u32 below, u32 gains, int half) {
+    u32 left[4], right[4], turned[4];
+    float product[2][4];
+    ldmatrix_x4_trans(turned, in_own_half(inverse, half, 1, 1));
+    left[0] = turned[0], left[1] = turned[2], left[2] = turned[1], left[3] = turned[3];
+    ldmatrix_x4_trans(turned, below);
+    right[0] = turned[0], right[1] = turned[2], right[2] = turned[1], right[3] = turned[3];
+    multiply_blocks(product, left, right);
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+        const float* const pair = &product[part / 2][part % 2 * 2];
+        left[part] = halves<false>(-pair[0], -pair[1]);
+    }
+    ldmatrix_x4(right, in_own_half(inverse, half, 0, 0));
+    multiply_blocks(product, left, right);
+    u32 of_inverse[4], of_T[4];
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+        const float* const pair = &product[part / 2][part % 2 * 2];
+        const float2 gain = shared_pair(gains + 4 * (half * kHalf + part / 2 * 8));
+        of_inverse[part] = halves<false>(pair[0], pair[1]);
+        of_T[part] = halves<kBf16>(pair[0] * gain.x, pair[1] * gain.y);
+    }
+    stmatrix_x4_trans(in_own_half(inverse, half, 0, 1), of_inverse[0], of_inverse[2], of_inverse[1], of_inverse[3]);
+    stmatrix_x4(in_own_half(T, half, 1, 0), of_T[0], of_T[1], of_T[2], of_T[3]);
+#pragma unroll
+    for (int block = 0; block < 2; ++block) {
+        ldmatrix_x4_trans(turned, block_at(inverse, 2 * half + block, 2 * (1 - half)));
+        stmatrix_x4(in_own_half(T, half, block, block), turned[0], turned[2], turned[1], turned[3]);
+        // T is zero above its diagonal blocks, and a warp of each half clears a row of those right of both
+        stmatrix_x4(block_at(T, half, 2 + block), 0, 0, 0, 0);
+    }
+    stmatrix_x4(in_own_half(T, half, 0, 1), 0, 0, 0, 0);
+}
+
+// Complete T of both members below their upper halves.
+template <bool kBf16>
+__device__ __forceinline__ void join_halves(u32 memory) {
     const int lane = own_thread() % kWarp, warp = own_thread() / kWarp;
-    const int own_member = own_thread() / kChunk, own_half = own_thread() / kBlock % 2, own = own_thread() % kChunk;
-    float solved[kBlock];
-    substitute(solved, own % kBlock, memory + kQueriesAt + own_member * kTile + own_half * kBlockBytes);
-    const u32 own_inverse = memory + kKeysAt + own_member * kTile, own_T = memory + kQueriesAt + own_member * kTile;
-#pragma unroll
-    for (int row = 0; row < kBlock; ++row) {
-        const int in_chunk = own_half * kBlock + row;
-        set_shared(own_inverse + pair_of(in_chunk, own), u16(halves<false>(solved[row], 0.0f)));
-    }
-    fence_proxy_async();
-    // also: all blocks have been read
-    __syncthreads();
-    const float own_gain = shared_float(memory + kGainsAt + 4 * own_thread());
-#pragma unroll
-    for (int row = 0; row < kBlock; ++row) {
-        const int in_chunk = own_half * kBlock + row;
-        set_shared(own_T + pair_of(in_chunk, own), u16(halves<kBf16>(solved[row] * own_gain, 0.0f)));
-        // T is zero above the diagonal blocks
-        if (own_half == 1) set_shared(own_T + pair_of(row, own), u16(0));
-    }
+    float product[kMembers][32];
+    u32 left[kMembers][8];
+    // columns right of the upper half, and rows above the lower one, are never read
+    wgmma_fence();
 #pragma unroll
     for (int member = 0; member < kMembers; ++member) {
         const u64 inverse = descriptor(memory + kKeysAt + member * kTile);
-        const u64 below = descriptor(memory + kBelowAt + member * kTile);
-        float product[32];
-        u32 left[8];
-        // columns right of the first half, and rows above the second half, are never read
-        wgmma_fence();
-#pragma unroll
-        for (int step = 2; step < 4; ++step) {
-            wgmma_m64n64k16<false, false, true>(product, further(inverse, step * kAlongRow),
-                                                further(below, step * kSixteenRows), step > 2);
-        }
-        wgmma_commit();
-        wgmma_wait<0>(product);
-#pragma unroll
-        for (int pair = 0; pair < 8; ++pair) left[pair] = halves<false>(product[2 * pair], product[2 * pair + 1]);
-        wgmma_fence();
+        const u64 below = descriptor(memory + kBelowAt + member * kBelowBytes);
 #pragma unroll
         for (int step = 0; step < 2; ++step) {
-            wgmma_m64n64k16<false, true>(product, &left[4 * step], further(inverse, step * kSixteenRows), step > 0);
-        }
-        wgmma_commit();
-        wgmma_wait<0>(product);
-        if (16 * warp >= kBlock) {
-#pragma unroll
-            for (int pair = 0; pair < 8; ++pair) {
-                const int row = 16 * warp + lane / 4 + pair % 2 * 8, column = pair / 2 * 8 + 2 * (lane % 4);
-                const float2 gains = shared_pair(memory + kGainsAt + 4 * (member * kChunk + column));
-                set_shared(memory + kQueriesAt + member * kTile + pair_of(row, column),
-                           halves<kBf16>(-product[2 * pair] * gains.x, -product[2 * pair + 1] * gains.y));
-            }
+            wgmma_m64n64k16<false, true, true>(product[member], further(inverse, (step + 2) * kSixteenRows),
+                                               further(below, step * kSixteenRows), step > 0);
         }
     }
+    wgmma_commit();
+    wgmma_wait<0>(product[0], product[1]);
+#pragma unroll
+    for (int member = 0; member < kMembers; ++member) {
+#pragma unroll
+        for (int pair = 0; pair < 8; ++pair) {
+            left[member][pair] = halves<false>(-product[member][2 * pair], -product[member][2 * pair + 1]);
+        }
+    }
+    wgmma_fence();
+#pragma unroll
+    for (int member = 0; member < kMembers; ++member) {
+        const u64 inverse = descriptor(memory + kKeysAt + member * kTile);
+#pragma unroll
+        for (int step = 0; step < 2; ++step) {
+            wgmma_m64n64k16<false, false>(product[member], &left[member][4 * step], further(inverse, step * kAlongRow),
+                                          step > 0);
+        }
+    }
+    wgmma_commit();
+    wgmma_wait<0>(product[0], product[1]);
+    if (warp * kBlock < kHalf) return;
+#pragma unroll
+    for (int member = 0; member < kMembers; ++member) {
+        const u32 T = memory + kQueriesAt + member * kTile + in_first_block();
+        const u32 gains = memory + kGainsAt + 4 * (member * kChunk + 2 * (lane % 4));
+#pragma unroll
+        for (int block = 0; block < 2; ++block) {
+            u32 of_T[4];
+#pragma unroll
+            for (int part = 0; part < 4; ++part) {
+                const float* const pair = &product[member][8 * block + 2 * part];
+                const float2 gain = shared_pair(gains + 4 * (block * kBlock + part / 2 * 8));
+                of_T[part] = halves<kBf16>(pair[0] * gain.x, pair[1] * gain.y);
+            }
+            stmatrix_x4(block_at(T, warp, block), of_T[0], of_T[1], of_T[2], of_T[3]);
+        }
+    }
+}
+
+// All threads have to get here.
+template <bool kBf16>
+__device__ __forceinline__ void invert(u32 memory) {
+    const int member = own_thread() / kChunk, column = own_thread() % kChunk, half = own_thread() / kHalf % 2;
+    const u32 inverse = memory + kKeysAt + member * kTile, T = memory + kQueriesAt + member * kTile;
+    const u32 below = memory + kBelowAt + member * kBelowBytes, gains = memory + kGainsAt;
+    const float own_gain = shared_float(gains + 4 * own_thread());
+    float solved[kBlock];
+    substitute(solved, column % kBlock, memory + kQueriesAt + own_thread() / kBlock * kBlockBytes);
+    // all blocks and P have been read
+    __syncthreads();
+    leave_column<kBf16>(solved, own_gain, column, inverse);
+    __syncwarp();
+    const u32 given = in_first_block();
+    join_blocks<kBf16>(inverse + given, T + given, block_at(below + given, half, 3 - half),
+                       gains + 4 * (member * kChunk + 2 * (own_thread() % 4)), half);
+    fence_proxy_async();
+    __syncthreads();
+    join_halves<kBf16>(memory);
 }
 
 // Copy queries or keys from their tiles to their rows of the scratch.
 __device__ __forceinline__ void store_tiles(const Chunk& chunk, u16* rows, u32 tiles) {
-    const int piece = own_thread() % kRowPieces;
+    const int piece = own_thread() % kRowPieces, first = own_thread() / kRowPieces;
+    u16* const to = rows + i64(chunk.first_row + first) * kKeys + piece * kEight;
+    const int count = chunk.end - chunk.first_row - first;
+    const u32 from = tiles + piece / kPieces * kTile + swizzled(first, piece % kPieces);
 #pragma unroll
-    for (int step = 0; step < kChunk * kRowPieces / kGroup; ++step) {
-        const int in_chunk = own_thread() / kRowPieces + step * (kGroup / kRowPieces);
-        const int row = chunk.first_row + in_chunk;
-        if (row < chunk.end) {
-            set_global(rows + i64(row) * kKeys + piece * kEight,
-                       shared_piece(tiles + piece / kPieces * kTile + swizzled(in_chunk, piece % kPieces)));
-        }
+    for (int step = 0; step < kStrip; ++step) {
+        const int down = step * (kGroup / kRowPieces);
+        set_global_if(down < count, to + down * kKeys, shared_piece(from + down * kRowBytes));
     }
 }
 
@@ -1575,19 +1759,27 @@ __device__ __forceinline__ void make_matrices(const GdnPrepare& job, int number,
     const int group = job.value_heads / job.key_heads;
     const u32 queries = memory + kQueriesAt, keys = memory + kKeysAt, windows = memory + kWindowsAt;
     const i64 of_head = (i64(key_head) * job.capacity - job.first_token) * kKeys;
+    fetch(job, chunk, of_queries, windows, queries);
+    fetch(job, chunk, of_keys, windows + kWindowBytes, keys);
     if (chunk.first_row == chunk.start) {
         turn_window(job, chunk, of_queries, windows);
         turn_window(job, chunk, of_keys, windows + kWindowBytes);
-        __syncthreads();
     }
-    convolve<kBf16, true>(job, chunk, of_queries, windows, nullptr, 0, kScale, queries);
-    convolve<kBf16, true>(job, chunk, of_keys, windows + kWindowBytes, nullptr, 0, 1.0f, keys);
+    gate<kBf16>(job, chunk, number, key_head * group, at_most(group, kMembers), memory);
+    // one copy of the code for both
+#pragma unroll 1
+    for (int is_keys = 0; is_keys < 2; ++is_keys) {
+        const int channel = is_keys ? of_keys : of_queries;
+        convolve<kBf16, true>(job, chunk, channel, windows + is_keys * kWindowBytes, nullptr, 0,
+                              is_keys ? 1.0f : kScale, is_keys ? keys : queries);
+    }
     for (int first = 0; first < group; first += kMembers) {
         const int heads = at_most(group - first, kMembers), head = key_head * group + first;
         if (first > 0) {
             // the heads before have overwritten them
             load_tiles(chunk, job.queries + of_head, queries);
             load_tiles(chunk, job.keys + of_head, keys);
+            gate<kBf16>(job, chunk, number, head, heads, memory);
         }
         fence_proxy_async();
         __syncthreads();
@@ -1600,8 +1792,7 @@ __device__ __forceinline__ void make_matrices(const GdnPrepare& job, int number,
             store_tiles(chunk, job.keys + of_head, keys);
         }
         wgmma_wait<0>(kk, qk);
-        // its barrier also ends the products' reads of the tiles that are written next
-        gate<kBf16>(job, chunk, number, head, heads, memory);
+        // the tiles are written next
         __syncthreads();
         for (int member = 0; member < heads; ++member) weigh<kBf16>(kk, qk, member, memory);
         __syncthreads();
@@ -1621,13 +1812,12 @@ __device__ __forceinline__ void make_matrices(const GdnPrepare& job, int number,
 template <bool kBf16>
 __device__ __forceinline__ void make_values(const GdnPrepare& job, const Chunk& chunk, int head, u32 memory) {
     const int first_channel = (2 * job.key_heads) * kKeys + head * kValues;
-    if (chunk.first_row == chunk.start) {
-        turn_window(job, chunk, first_channel, memory + kWindowsAt);
-        __syncthreads();
-    }
-    convolve<kBf16, false>(job, chunk, first_channel, memory + kWindowsAt, job.output + head * kValues,
-                           job.value_heads * kValues, 1.0f, 0);
-    // the next item reuses the window
+    const u32 window = memory + kWindowsAt;
+    fetch(job, chunk, first_channel, window, memory);
+    if (chunk.first_row == chunk.start) turn_window(job, chunk, first_channel, window);
+    convolve<kBf16, false>(job, chunk, first_channel, window, job.output + head * kValues, job.value_heads * kValues,
+                           1.0f, memory);
+    // the next item reuses the inputs' place
     __syncthreads();
 }
 
@@ -1646,23 +1836,23 @@ __device__ __forceinline__ void prepare(const GdnPrepare& job) {
     const u32 memory = shared_memory();
     const int first_chunk = job.bounds[job.span];
     const int chunks = at_most(job.bounds[job.span + 1] - first_chunk, job.max_chunks);
+    int item = blockIdx.x;
+    for (; item < chunks * job.key_heads; item += gridDim.x) {
+        make_matrices<kBf16>(job, item / job.key_heads, item % job.key_heads, memory);
+    }
+    for (item -= chunks * job.key_heads; item < chunks * job.value_heads; item += gridDim.x) {
+        const int number = item / job.value_heads, head = item % job.value_heads;
+        const Chunk chunk(job, job.chunks + (first_chunk + number) * kChunkFields);
+        if (chunk.slot >= 0) {
+            make_values<kBf16>(job, chunk, head, memory);
+        } else {
+            make_zeros(job, chunk.first_row, chunk.end, head);
+        }
+    }
     // rows of this span past the last token
     const int tail = at_least(job.counts[1], job.first_token), tail_chunks = chunks_of(job.last_token - tail);
-    const int matrices = chunks * job.key_heads, items = matrices + (chunks + tail_chunks) * job.value_heads;
-    for (int item = blockIdx.x; item < items; item += gridDim.x) {
-        const int number = (item - matrices) / job.value_heads, head = (item - matrices) % job.value_heads;
-        if (item < matrices) {
-            make_matrices<kBf16>(job, item / job.key_heads, item % job.key_heads, memory);
-        } else if (number >= chunks) {
-            make_zeros(job, tail + (number - chunks) * kChunk, job.last_token, head);
-        } else {
-            const Chunk chunk(job, job.chunks + (first_chunk + number) * kChunkFields);
-            if (chunk.slot >= 0) {
-                make_values<kBf16>(job, chunk, head, memory);
-            } else {
-                make_zeros(job, chunk.first_row, chunk.end, head);
-            }
-        }
+    for (item -= chunks * job.value_heads; item < tail_chunks * job.value_heads; item += gridDim.x) {
+        make_zeros(job, tail + item / job.value_heads * kChunk, job.last_token, item % job.value_heads);
     }
 }
 

@@ -177,6 +177,8 @@ struct Products {
     }
 };
 inline Products products[kMostThreads];
+// copies of each thread that nobody has waited for
+inline std::vector<std::function<void()>> copies[kMostThreads];
 inline bool at_once;
 
 static void issue(const Product& product) {
@@ -243,6 +245,7 @@ static void forget_all(unsigned seed) {
     std::fill(std::begin(fenced_at), std::end(fenced_at), now);
     barriers.clear();
     for (Products& each : products) each.clear();
+    for (auto& each : copies) each.clear();
     at_once = seed % 2;
 }
 
@@ -269,6 +272,21 @@ void cp_async_16(unsigned to, const void* from) {
     std::memset(host::in_shared(to, 16), 0xff, 16);
     const unsigned thread = threadIdx.x;
     host::later([=] { host::write(to, from, 16, thread); });
+}
+
+void cp_async_16_or_zeros(unsigned to, const void* from, bool copies) {
+    if (reinterpret_cast<uintptr_t>(from) % 16) host::stop("a misaligned copy");
+    std::memset(host::in_shared(to, 16), 0xff, 16);
+    const unsigned thread = threadIdx.x;
+    host::copies[thread].push_back([=] {
+        constexpr unsigned char zeros[16] = {};
+        host::write(to, copies ? from : zeros, 16, thread);
+    });
+}
+
+void cp_async_wait_all() {
+    for (const auto& copy : host::copies[threadIdx.x]) copy();
+    host::copies[threadIdx.x].clear();
 }
 
 void cp_async_mbarrier_arrive(unsigned barrier) {

@@ -112,6 +112,8 @@ void mbarrier_arrive(unsigned barrier);
 void mbarrier_wait(unsigned barrier, unsigned parity);
 
 void cp_async_16(unsigned to, const void* from);
+void cp_async_16_or_zeros(unsigned to, const void* from, bool copies);
+void cp_async_wait_all();
 void cp_async_mbarrier_arrive(unsigned barrier);
 
 void fence_proxy_async();
@@ -128,6 +130,9 @@ inline void set_shared(unsigned to, int4 value) { host::write(to, value); }
 inline void set_global(void* to, int4 value) {
     if (reinterpret_cast<uintptr_t>(to) % 16) host::stop("a misaligned store");
     std::memcpy(to, &value, 16);
+}
+inline void set_global_if(bool exists, void* to, int4 value) {
+    if (exists) set_global(to, value);
 }
 inline float4 shared_four(unsigned from) { return host::read<float4>(from); }
 inline uint16_t shared_half(unsigned from) { return host::read<uint16_t>(from); }
@@ -158,6 +163,50 @@ inline void stmatrix_x4_trans(unsigned to, unsigned first, unsigned second, unsi
         turned[row] = all[4 * row + column / 2].registers[lane / 8] >> 16 * (column % 2) & 0xffff;
     }
     host::write(to, turned);
+}
+
+inline void ldmatrix_x4(unsigned (&found)[4], unsigned from) {
+    const host::Handed* all = host::hand_over({{}, from}, "ldmatrix");
+    const int lane = threadIdx.x % host::kWarp;
+    for (int matrix = 0; matrix < 4; ++matrix) {
+        const unsigned char* row = host::in_shared(all[8 * matrix + lane / 4].address, 16);
+        std::memcpy(&found[matrix], row + 4 * (lane % 4), 4);
+    }
+}
+
+inline void ldmatrix_x4_trans(unsigned (&found)[4], unsigned from) {
+    const host::Handed* all = host::hand_over({{}, from}, "ldmatrix");
+    const int lane = threadIdx.x % host::kWarp;
+    for (int matrix = 0; matrix < 4; ++matrix) {
+        uint16_t pair[2];
+        for (int each = 0; each < 2; ++each) {
+            const unsigned char* row = host::in_shared(all[8 * matrix + 2 * (lane % 4) + each].address, 16);
+            std::memcpy(&pair[each], row + 2 * (lane / 4), 2);
+        }
+        std::memcpy(&found[matrix], pair, 4);
+    }
+}
+
+inline void mma_m16n8k16(float (&d)[4], const unsigned (&left)[4], unsigned right, unsigned right_below) {
+    const int lane = threadIdx.x % host::kWarp;
+    const auto half = [](unsigned both, int k) { return host::as_float<false>(both >> 16 * (k % 2) & 0xffff); };
+    float lefts[2][16], rights[16][2];
+    const host::Handed* all = host::hand_over({{left[0], left[1], left[2], left[3]}, 0}, "mma");
+    for (int row = 0; row < 2; ++row) {
+        for (int k = 0; k < 16; ++k) {
+            lefts[row][k] = half(all[lane / 4 * 4 + k % 8 / 2].registers[row + 2 * (k / 8)], k);
+        }
+    }
+    all = host::hand_over({{right, right_below}, 0}, "mma");
+    for (int column = 0; column < 2; ++column) {
+        for (int k = 0; k < 16; ++k) {
+            rights[k][column] = half(all[(2 * (lane % 4) + column) * 4 + k % 8 / 2].registers[k / 8], k);
+        }
+    }
+    for (int each = 0; each < 4; ++each) {
+        d[each] = 0;
+        for (int k = 0; k < 16; ++k) d[each] += lefts[each / 2][k] * rights[k][each % 2];
+    }
 }
 
 template <bool kBf16>

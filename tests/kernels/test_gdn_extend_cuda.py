@@ -509,20 +509,57 @@ MUTANTS = {
         "__syncthreads(); float kk[32]",
     ),
     "prepare: inverses that are not fenced": (
-        "fence_proxy_async(); // also: all blocks",
-        "// also: all blocks",
+        "fence_proxy_async(); __syncthreads(); join_halves",
+        "__syncthreads(); join_halves",
     ),
     "prepare: a window that stays as it was": ("own[past * job.conv_past] = after[past];", ""),
     "prepare: one input for another": ("inputs[(number + each) % kWidth]", "inputs[(number + each + 1) % kWidth]"),
+    "prepare: inputs that are not waited for": ("cp_async_wait_all(); __syncthreads();", "__syncthreads();"),
+    "prepare: inputs that other threads still copy": ("cp_async_wait_all(); __syncthreads();", "cp_async_wait_all();"),
+    "prepare: inputs that are replaced before all have read": ("if (kIsNormed) __syncthreads();", ""),
+    "prepare: no inputs before a chunk": ("past < kPast && chunk.first_row > chunk.start", "false"),
+    "prepare: inputs behind the sequence": ("job.x_row, row < chunk.end);", "job.x_row, true);"),
+    "prepare: a row too far in the scratch": (
+        "to + down * kChunk, shared_piece",
+        "to + (down + 1) * kChunk, shared_piece",
+    ),
+    "prepare: rows of the next sequence": (
+        "set_global_if(down < count, to + down * kKeys",
+        "set_global_if(true, to + down * kKeys",
+    ),
+    "prepare: values of the next sequence": ("set_global_if(in_strip < count", "set_global_if(true"),
     "prepare: gates that begin anew in the middle": ("if (token >= kWarp) sum = first_half + sum;", ""),
-    "prepare: what is written before all have read": ("// also: all blocks have been read __syncthreads();", ""),
+    "prepare: what is written before all have read": ("// all blocks and P have been read __syncthreads();", ""),
     "prepare: a later token in the past": ("column + 1 <= row", "column <= row"),
-    "prepare: two eights of a row changed for each other": ("lane % 16, lane / 16)", "lane % 16, 1 - lane / 16)"),
-    "prepare: the upper rows of a block twice": ("+ 4 * kBlock * 8 * lower, pair", ", pair"),
-    "prepare: an eight of a block where the first one is": ("in_own_block ^ (32 * eight_of_block)", "in_own_block"),
+    "prepare: two eights of a row changed for each other": (
+        "swizzled(own_thread() % 16, own_thread() % kWarp / 16)",
+        "swizzled(own_thread() % 16, 1 - own_thread() % kWarp / 16)",
+    ),
+    "prepare: the upper rows of a block twice": ("^ (32 * lower)", ""),
+    "prepare: an eight of a block where the first one is": ("in_own_block + 8 * right * 4 * kBlock", "in_own_block"),
+    "prepare: a block where another one is": ("block_at(below, 0, 3)", "block_at(below, 0, 2)"),
+    "prepare: scores of later tokens": ("stmatrix_x4(block_at(scores, warp, block), 0, 0, 0, 0);", ""),
+    "prepare: no zeros above a block of the inverse": (
+        "if (block % 2 == 1) set_shared(inverse + swizzled(column, 2 * (block - 1) + eight), zeros);",
+        "",
+    ),
+    "prepare: no zeros above a block of T": ("stmatrix_x4(in_own_half(T, half, 0, 1), 0, 0, 0, 0);", ""),
+    "prepare: no zeros above half of T": ("stmatrix_x4(block_at(T, half, 2 + block), 0, 0, 0, 0);", ""),
     "prepare: no keys for the next kernel": ("store_tiles(chunk, job.keys + of_head, keys);", ""),
-    "prepare: the wrong sign below the blocks": ("-product[2 * pair] * gains.x", "product[2 * pair] * gains.x"),
-    "prepare: the gain of another head": ("kGainsAt + 4 * (member * kChunk + column)", "kGainsAt + 4 * column"),
+    "prepare: the wrong sign below a block": ("halves<false>(-pair[0], -pair[1])", "halves<false>(pair[0], pair[1])"),
+    "prepare: the wrong sign below a half": (
+        "halves<false>(-product[member][2 * pair], -product",
+        "halves<false>(product[member][2 * pair], product",
+    ),
+    "prepare: the gain of another head in a half": (
+        "gains + 4 * (member * kChunk + 2 * (own_thread() % 4))",
+        "gains + 4 * (2 * (own_thread() % 4))",
+    ),
+    "prepare: the gain of another head below a half": (
+        "kGainsAt + 4 * (member * kChunk + 2 * (lane % 4))",
+        "kGainsAt + 4 * (2 * (lane % 4))",
+    ),
+    "prepare: the gain of another token": ("4 * (half * kHalf + part / 2 * 8)", "4 * (part / 2 * 8)"),
 }
 # more chunks than the ring has places
 LONG = functools.partial(step, [330])
@@ -567,6 +604,12 @@ def test_without_a_mistake_nothing_is_noticed(kernels: cuda.Kernels, monkeypatch
 
 def test_every_kernel_of_the_header_is_launched() -> None:
     assert sorted(PROGRAM.kernels) == sorted(SIGNATURES) == sorted(DECLARED)
+
+
+def test_variants_are_launched_as_their_sources_say() -> None:
+    found = gdn_variants.constants(TEXT)
+    assert found["kPrepareSharedBytes"] == cuda.PREPARE_SHARED_BYTES
+    assert found["kBlocksOfMultiprocessor"] == cuda.BLOCKS_OF_MULTIPROCESSOR
 
 
 @pytest.mark.parametrize("kernel", PROGRAM.kernels)

@@ -48,7 +48,8 @@ def test_it_is_fast_or_refused(version: str, source: program.Program, capability
 
 
 def test_products_that_wait_for_one_another_are_refused(version: str, tmp_path: pathlib.Path) -> None:
-    never = headers.mutant(GDN_EXTEND.file, 'asm volatile("wgmma.fence.sync.aligned;" ::: "memory");', "", tmp_path)
+    wait = 'asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kLeft) : "memory");'
+    never = headers.mutant(GDN_EXTEND.file, wait, "", tmp_path)
     entries = [found[1] for found in ENTRY.finditer(never.read_text())]
     assert sorted(entries) == sorted(GDN_EXTEND.kernels)
     text = ENTRY.sub(lambda found: found[0] if found[1] == WITH_PRODUCTS else "", never.read_text())
