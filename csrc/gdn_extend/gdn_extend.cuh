@@ -677,6 +677,31 @@ __device__ __forceinline__ void load_maps(const GdnAdvance& job, const Cut& cut,
     }
 }
 
+// Offset of four floats of a state in a stage, swizzled so that a consumer's reads have no bank conflicts.
+__device__ __forceinline__ u32 in_state(int row, int four) { return 4 * kKeys * row + 16 * (four ^ (row % 8 * 2)); }
+
+// A block's first state is the consumers' to load, because nothing would hide the way through the ring. Blocks of one
+// part have no other one.
+__device__ __forceinline__ bool comes_early(const GdnAdvance& job, int number) {
+    const u64 places = reinterpret_cast<u64>(job.state) | static_cast<u64>(4 * job.state_slot);
+    return number != static_cast<int>(blockIdx.x) && places % 16 == 0;
+}
+
+// Copy the state before an item to a stage, beside the items before. No other item writes it.
+__device__ __forceinline__ void load_early(const GdnAdvance& job, const Cut& cut, const Item<kAdvance>& item,
+                                           Pipeline& pipe) {
+    constexpr int kFours = kKeys / 4;
+    static_assert(4 * kStateSize <= kStageOfTwoParts, "a state does not fit into a stage");
+    const float* const state = job.state + item.slot * job.state_slot + i64(item.head) * kStateSize;
+    const u32 tiles = cut.tiles(pipe.stage);
+    mbarrier_wait(cut.empty(pipe.stage), pipe.phase ^ 1);
+#pragma unroll 2
+    for (int four = threadIdx.x % kGroup; four < kValues * kFours; four += kGroup)
+        cp_async_16(tiles + in_state(four / kFours, four % kFours), state + 4 * four);
+    cp_async_mbarrier_arrive(cut.full(pipe.stage));
+    pipe.advance(cut.stages);
+}
+
 // Producer warpgroup: eight threads copy the 128 bytes of a row, 16 rows at a time.
 template <Kernel kKernel>
 __device__ __forceinline__ void load(const GdnAdvance& job, const Cut& cut) {
@@ -687,6 +712,9 @@ __device__ __forceinline__ void load(const GdnAdvance& job, const Cut& cut) {
     for (int number = blockIdx.x; number < cut.items; number += gridDim.x) {
         const Item<kKernel> item(job, cut, number);
         if constexpr (kKernel == kAdvanceSegments) load_maps(job, cut, item, pipe, outputs);
+        if constexpr (kKernel == kAdvance) {
+            if (item.begin < item.stop && comes_early(job, number)) load_early(job, cut, item, pipe);
+        }
         const i64 of_keys = i64(item.head / group) * job.capacity - job.first_token;
         const i64 of_values = i64(item.head) * job.capacity - job.first_token;
         for (int first_row = item.begin; first_row < item.stop; first_row += kChunk) {
@@ -779,6 +807,21 @@ __device__ __forceinline__ void load_state(float (&S)[64], const float* state) {
         S[4 * eight + 2] = lower.x;
         S[4 * eight + 3] = lower.y;
     }
+}
+
+// The same of what load_early() has copied.
+__device__ __forceinline__ void take_state(float (&S)[64], const Cut& cut, int row, int column, Pipeline& pipe) {
+    const u32 first = cut.tiles(pipe.stage) + in_state(row, column / 4) + 4 * (column % 4);
+    mbarrier_wait(cut.full(pipe.stage), pipe.phase);
+#pragma unroll
+    for (int eight = 0; eight < kKeys / 8; ++eight) {
+        const u32 upper = first ^ (32 * eight);
+        const float2 pairs[2] = {shared_pair(upper), shared_pair(upper + 8 * 4 * kKeys)};
+#pragma unroll
+        for (int each = 0; each < 4; ++each) S[4 * eight + each] = each % 2 ? pairs[each / 2].y : pairs[each / 2].x;
+    }
+    leave_stage(cut.empty(pipe.stage));
+    pipe.advance(cut.stages);
 }
 
 __device__ __forceinline__ void scale(float (&S)[64], float factor) {
@@ -1003,7 +1046,11 @@ __device__ __forceinline__ void compute(const GdnAdvance& job, const Cut& cut, i
         const bool is_last = item.segment == item.segments - 1;
         const int column = item.head * kValues + part * kPart;
         if constexpr (kKernel == kAdvance) {
-            load_state(S, state);
+            if (comes_early(job, number)) {
+                take_state(S, cut, own_part * kPart + own_row, own_column, pipe);
+            } else {
+                load_state(S, state);
+            }
         } else {
             begin_segment<kBf16>(S, state, item, in_head, job, cut, pipe);
         }

@@ -469,6 +469,11 @@ MUTANTS = {
         "mbarrier_wait(cut.full(pipe.stage), pipe.phase); fence_proxy_async(); wgmma_wait<0>(o, S);",
         "fence_proxy_async(); mbarrier_wait(cut.full(pipe.stage), pipe.phase); wgmma_wait<0>(o, S);",
     ),
+    "advance: an early state of the other half": (
+        "take_state(S, cut, own_part * kPart + own_row",
+        "take_state(S, cut, own_row",
+    ),
+    "advance: half of an early state": ("four < kValues * kFours", "four < kPart * kFours"),
     "carry: M where B is": ("is_map = kKernel == kCarry && share > 0 && share % 2 == 0;", "is_map = false;"),
     "carry: the state before is not kept": ("store_state(carried + kStateSize + in_head, S);", ""),
     "carry: a segment too many": ("begin = start + segment * tokens;", "begin = start;"),
@@ -600,6 +605,16 @@ def found_in(
 
 def test_without_a_mistake_nothing_is_noticed(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(found_in(kernels, [TRACKED, LONG, IN_SEGMENTS], monkeypatch)) == []
+
+
+def test_states_without_alignment_do_not_come_early(
+    right: ctypes.CDLL, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # of any state here, as of one whose slots are an odd number of pairs apart
+    never = headers.mutant(PROGRAM.file, "places % 16 == 0", "places % 16 == 8", tmp_path)
+    kernel = "bcg_gdn_advance_f16"
+    without = {**dict.fromkeys(SIGNATURES, right), kernel: library(never, tmp_path, [kernel])}
+    assert list(found_in(launched(without), [TRACKED, LONG], monkeypatch)) == []
 
 
 def test_every_kernel_of_the_header_is_launched() -> None:
