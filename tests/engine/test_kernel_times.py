@@ -315,6 +315,63 @@ def test_the_table_of_kimi_delta_attention_is_recorded() -> None:
         assert f"| {title} | {cells} |" in section
 
 
+OF_HEADS = {
+    "16, 32": "qwen3_next",
+    "8, 16": "qwen3_next_tp2",
+    "4, 8": "qwen3_next_tp4",
+    "2, 8": "qwen3_5_397b_tp8",
+    "2, 4": "qwen3_next_tp8",
+}
+
+
+def test_the_table_of_the_delta_net_is_recorded() -> None:
+    times = {
+        (row["shape"], row["tokens"], row["sequences"], row["variant"]): row
+        for row in json.loads((RESULTS / "gdn_variants-16_warps.json").read_text())["rows"]
+    }
+    table = PAGE.partition("| key, value heads | tokens | sequences |")[2].partition("\n\n")[0]
+    shares, met = [], []
+    for line in table.splitlines()[2:]:
+        heads, tokens, sequences, *_, now, goal = (cell.strip() for cell in line.strip("|").split("|"))
+        case = (OF_HEADS[heads], int(tokens.replace(",", "")), int(sequences))
+        new, old = times[(*case, "e3")], times[(*case, "before")]
+        assert new["verdict"] == old["verdict"] == "green"
+        assert now == f"**{new['layer_us']:.1f}**"
+        shares.append(new["layer_us"] / old["layer_us"])
+        met.append(new["layer_us"] / float(goal))
+    assert len(shares) == 12 and min(met) > 1 and sorted(met)[1] < 1.015
+    assert f"It takes {min(shares):.2f} to {max(shares):.2f} of the time of the day before" in PAGE
+    alone = times["qwen3_next", 16384, 1, "e3"]
+    assert f"`prepare` takes {alone['prepare_us']:.0f} us and `advance` {alone['advance_us']:.0f}." in PAGE
+
+
+def test_the_tables_of_servers_on_0_5_23_are_recorded() -> None:
+    def cells(file: str, arm: str) -> list[str]:
+        rows = [json.loads(line) for line in (RESULTS / file).read_text().splitlines()[1:]]
+        assert all(row["verdict"] == "green" for row in rows)
+        mine = {(row["tokens"], row["sequences"]): row for row in rows if row["arm"] == arm}
+        times = [f"{mine[tokens, 1]['median']:.1f}" for tokens in (253, 1021, 4093, 8189)]
+        return [*times, f"{mine[1021, 16]['median']:,.0f}"]
+
+    columns = [
+        *(cells("bench-0.5.23-nemotron_h_8b.jsonl", ARMS[name]) for name in ("no prefill graphs", "inside")),
+        *(cells("bench-0.5.23-nemotron_h_8b-breaks.jsonl", arm) for arm in ARMS.values()),
+        *(cells("bench-0.5.23-falcon_h1_7b.jsonl", arm) for arm in ARMS.values()),
+    ]
+    page = PAGE.replace("**", "")
+    for row in zip(*columns, strict=True):
+        assert f" | {' | '.join(row)} |" in page, row
+    for name, arm in ARMS.items():
+        assert f"| Ling 2.5: {name} | {' | '.join(cells('bench-0.5.23-ling_2_5.jsonl', arm))} |" in page
+    arms = ("stock without prefill graphs", "bcg_fixes", "bcg_fixes again")
+    asked = served("serving-falcon_h1_7b-0.5.23.jsonl")
+    for tokens in (253, 1021, 4093, 8189):
+        alone = [f"{asked['first token', tokens, 1][arm]['median']:.1f}" for arm in arms]
+        assert f"| first token, {tokens:,} tokens, ms | {' | '.join(alone)} |" in page
+    loaded = [f"{asked['varied', 1024, 16][arm]['median']:,.0f}" for arm in arms]
+    assert f"| 16 clients, varied lengths, tokens/s | {' | '.join(loaded)} |" in page
+
+
 def test_what_states_in_bfloat16_cost_is_recorded() -> None:
     half, full = (
         {
