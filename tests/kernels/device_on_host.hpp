@@ -65,6 +65,13 @@ uint64_t exchanged(long round, int lane);
 // Runs a kernel on its parameters. Returns a message about what went wrong, or null.
 const char* run(void (*kernel)(const void*), const void* parameters, unsigned blocks, unsigned threads, unsigned seed);
 
+constexpr int kMostThreads = 1024;
+// How often a thread has met its block and its warp by what also orders memory.
+struct Met {
+    long block, warp;
+};
+inline Met met[kMostThreads];
+
 inline void check_mask(unsigned mask) {
     if (mask != 0xffffffffu) stop("a warp operation without all lanes is not modelled");
 }
@@ -82,9 +89,15 @@ T shuffle(T value, int source, const char* purpose) {
 
 }  // namespace host
 
-inline void __syncwarp() { host::meet_warp("__syncwarp"); }
+inline void __syncwarp() {
+    host::meet_warp("__syncwarp");
+    ++host::met[threadIdx.x].warp;
+}
 
-inline void __syncthreads() { host::meet_block("__syncthreads"); }
+inline void __syncthreads() {
+    host::meet_block("__syncthreads");
+    ++host::met[threadIdx.x].block;
+}
 
 template <typename T>
 T __shfl_up_sync(unsigned mask, T value, int distance) {

@@ -13,7 +13,6 @@
 
 namespace host {
 
-constexpr int kMostThreads = 1024;
 inline std::map<unsigned, Barrier> barriers;
 
 // when a half of shared memory was written, by which thread, and when each thread has fenced
@@ -28,6 +27,56 @@ void write(unsigned address, const void* values, unsigned size, unsigned thread)
     std::memcpy(in_shared(address, size), values, size);
     const unsigned first = (address - kFirstAddress) / 2;
     for (unsigned half = first; half < first + size / 2; ++half) written[half] = {++now, thread};
+}
+
+// Who touched a half of shared memory last.
+struct Access {
+    Met met;
+    unsigned thread;
+    By by;
+    // so did another thread of its warp, or the same one in another way
+    bool has_others;
+};
+constexpr int kReaders = 4;
+struct Touched {
+    Access written;
+    // by warp
+    Access read[kReaders];
+};
+inline Touched touched[kMostSharedBytes / 2];
+
+static bool is_unordered(const Access& before, const Access& now) {
+    if (before.met.block != now.met.block) return false;
+    if (before.thread / kWarp != now.thread / kWarp) return true;
+    if (before.met.warp != now.met.warp) return false;
+    // what a warp does as one it does in order
+    if (before.by == now.by && (now.by == By::kWarp || now.by == By::kProduct)) return false;
+    // a copy that has landed is its thread's
+    if (before.by == By::kCopy && before.thread == now.thread) return false;
+    return before.has_others || before.thread != now.thread || before.by != now.by;
+}
+
+void touch(unsigned address, unsigned size, bool writes, By by) {
+    // mbarriers order memory in ways that are not modelled
+    if (!barriers.empty()) return;
+    in_shared(address, size);
+    const Access now{met[threadIdx.x], threadIdx.x, by, false};
+    const unsigned first = (address - kFirstAddress) / 2;
+    for (unsigned half = first; half < first + size / 2; ++half) {
+        Touched& found = touched[half];
+        bool is_race = is_unordered(found.written, now);
+        for (const Access& read : found.read) is_race |= writes && is_unordered(read, now);
+        if (is_race) stop("threads touch the same shared memory without a barrier in between");
+        if (writes) {
+            found.written = now;
+        } else {
+            Access& read = found.read[now.thread / kWarp % kReaders];
+            const bool is_same = read.met.block == now.met.block && read.met.warp == now.met.warp;
+            const bool has_others = is_same && (read.has_others || read.thread != now.thread || read.by != by);
+            read = now;
+            read.has_others = has_others;
+        }
+    }
 }
 
 static void check_fenced(unsigned address) {
@@ -86,7 +135,7 @@ struct Matrix {
     // the sixteen of a row of the left operand or a column of the right one
     void load(int outer, uint16_t (&to)[16]) const {
         if (is_transposed) {
-            for (int inner = 0; inner < 16; ++inner) to[inner] = read<uint16_t>(place(outer, inner));
+            for (int inner = 0; inner < 16; ++inner) std::memcpy(to + inner, in_shared(place(outer, inner), 2), 2);
         } else {
             // eight of them lie together
             for (int inner : {0, 8}) std::memcpy(to + inner, in_shared(place(outer, inner), 16), 16);
@@ -100,6 +149,18 @@ struct Matrix {
     void check_columns(int columns) const {
         for (int at = threadIdx.x % 128; at < 16 * columns; at += 128) check_fenced(place(at / 16, at % 16));
     }
+    // of these each warp reads its rows and all columns
+    void touch_rows() const {
+        const int first = threadIdx.x % 128 / kWarp * 16;
+        for (int at = threadIdx.x % kWarp; at < 256; at += kWarp) {
+            touch(place(first + at / 16, at % 16), 2, false, By::kProduct);
+        }
+    }
+    void touch_columns(int columns) const {
+        for (int at = threadIdx.x % kWarp; at < 16 * columns; at += kWarp) {
+            touch(place(at / 16, at % 16), 2, false, By::kProduct);
+        }
+    }
 };
 
 // One thread's share of a product, and where it goes.
@@ -110,6 +171,12 @@ struct Product {
     Matrix left, right;
     // of the four lanes that have this thread's rows, where the left operand is in registers
     unsigned fragment[4][4];
+
+    // read from when it is issued until it has been waited for
+    void touch_operands() const {
+        if (!is_left_here) left.touch_rows();
+        right.touch_columns(columns);
+    }
 
     void add_to(float* found) const {
         if (is_bf16) {
@@ -182,6 +249,7 @@ inline std::vector<std::function<void()>> copies[kMostThreads];
 inline bool at_once;
 
 static void issue(const Product& product) {
+    product.touch_operands();
     Products& mine = products[threadIdx.x];
     const int number = product.columns / 2;
     float* const registers = product.registers;
@@ -221,6 +289,7 @@ void wait_for_products(unsigned left) {
     if (!mine.open.empty()) stop("products that were not closed are waited for");
     while (mine.closed.size() > left) {
         for (const Product& product : mine.closed.front()) {
+            product.touch_operands();
             if (!at_once) product.add_to(mine.find(product.registers)->values.data());
         }
         mine.closed.pop_front();
@@ -244,6 +313,9 @@ static void forget_all(unsigned seed) {
     // what blocks before have written is nobody's
     std::fill(std::begin(fenced_at), std::end(fenced_at), now);
     barriers.clear();
+    // nor what they have touched
+    const long next = met[0].block + 1;
+    for (Met& each : met) each = {next, 0};
     for (Products& each : products) each.clear();
     for (auto& each : copies) each.clear();
     at_once = seed % 2;
@@ -276,9 +348,11 @@ void cp_async_16(unsigned to, const void* from) {
 
 void cp_async_16_or_zeros(unsigned to, const void* from, bool copies) {
     if (reinterpret_cast<uintptr_t>(from) % 16) host::stop("a misaligned copy");
+    host::touch(to, 16, true, host::By::kCopy);
     std::memset(host::in_shared(to, 16), 0xff, 16);
     const unsigned thread = threadIdx.x;
     host::copies[thread].push_back([=] {
+        host::touch(to, 16, true, host::By::kThread);
         constexpr unsigned char zeros[16] = {};
         host::write(to, copies ? from : zeros, 16, thread);
     });

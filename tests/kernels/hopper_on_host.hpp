@@ -7,6 +7,8 @@
 // too late and overwriting them too early is found. Operands are laid out as in the PTX manual, in the 128-byte
 // swizzle; the swizzle depends on address bits, so an address inside eight rows works as it does there.
 //
+// Where threads meet by __syncthreads and __syncwarp alone, what two of them touch in between is a race if one writes.
+//
 // wgmma reads shared memory through the async proxy. What was written there, by st.shared or cp.async, has to be fenced
 // before, by the thread that wrote it or by the one that issues the product; else a GPU may multiply what was there.
 //
@@ -30,18 +32,31 @@ inline unsigned char* in_shared(unsigned address, unsigned size) {
     return shared + (address - kFirstAddress);
 }
 
+// What touches shared memory: a thread, a warp as one, a product, or a copy under way.
+enum class By { kThread, kWarp, kProduct, kCopy };
+// Stops if another thread touches the same without a barrier in between, and one of them writes.
+void touch(unsigned address, unsigned size, bool writes, By by);
+
 void write(unsigned address, const void* values, unsigned size, unsigned thread);
 
 template <typename T>
-void write(unsigned address, const T& value) {
+void write(unsigned address, const T& value, By by = By::kThread) {
+    touch(address, sizeof(T), true, by);
     write(address, &value, sizeof(T), threadIdx.x);
 }
 
 template <typename T>
 T read(unsigned address) {
+    touch(address, sizeof(T), false, By::kThread);
     T found;
     std::memcpy(&found, in_shared(address, sizeof(T)), sizeof(T));
     return found;
+}
+
+// The 16 bytes that ldmatrix reads from an address.
+inline const unsigned char* row_of_matrix(unsigned address) {
+    touch(address, 16, false, By::kWarp);
+    return in_shared(address, 16);
 }
 
 // What lanes of a warp hand each other.
@@ -152,7 +167,7 @@ inline void stmatrix_x4(unsigned to, unsigned first, unsigned second, unsigned t
     const int lane = threadIdx.x % host::kWarp, row = lane % 8;
     unsigned straight[4];
     for (int pair = 0; pair < 4; ++pair) straight[pair] = all[4 * row + pair].registers[lane / 8];
-    host::write(to, straight);
+    host::write(to, straight, host::By::kWarp);
 }
 
 inline void stmatrix_x4_trans(unsigned to, unsigned first, unsigned second, unsigned third, unsigned fourth) {
@@ -162,15 +177,14 @@ inline void stmatrix_x4_trans(unsigned to, unsigned first, unsigned second, unsi
     for (int row = 0; row < 8; ++row) {
         turned[row] = all[4 * row + column / 2].registers[lane / 8] >> 16 * (column % 2) & 0xffff;
     }
-    host::write(to, turned);
+    host::write(to, turned, host::By::kWarp);
 }
 
 inline void ldmatrix_x4(unsigned (&found)[4], unsigned from) {
     const host::Handed* all = host::hand_over({{}, from}, "ldmatrix");
     const int lane = threadIdx.x % host::kWarp;
     for (int matrix = 0; matrix < 4; ++matrix) {
-        const unsigned char* row = host::in_shared(all[8 * matrix + lane / 4].address, 16);
-        std::memcpy(&found[matrix], row + 4 * (lane % 4), 4);
+        std::memcpy(&found[matrix], host::row_of_matrix(all[8 * matrix + lane / 4].address) + 4 * (lane % 4), 4);
     }
 }
 
@@ -180,8 +194,8 @@ inline void ldmatrix_x4_trans(unsigned (&found)[4], unsigned from) {
     for (int matrix = 0; matrix < 4; ++matrix) {
         uint16_t pair[2];
         for (int each = 0; each < 2; ++each) {
-            const unsigned char* row = host::in_shared(all[8 * matrix + 2 * (lane % 4) + each].address, 16);
-            std::memcpy(&pair[each], row + 2 * (lane / 4), 2);
+            const unsigned row = all[8 * matrix + 2 * (lane % 4) + each].address;
+            std::memcpy(&pair[each], host::row_of_matrix(row) + 2 * (lane / 4), 2);
         }
         std::memcpy(&found[matrix], pair, 4);
     }

@@ -550,6 +550,20 @@ MUTANTS = {
     ),
     "prepare: no zeros above a block of T": ("stmatrix_x4(in_own_half(T, half, 0, 1), 0, 0, 0, 0);", ""),
     "prepare: no zeros above half of T": ("stmatrix_x4(block_at(T, half, 2 + block), 0, 0, 0, 0);", ""),
+    "prepare: columns that other lanes still write": ("__syncwarp(); const u32 given", "const u32 given"),
+    "prepare: tiles that products still read": ("// the tiles are written next __syncthreads();", ""),
+    "prepare: blocks that other warps still write": (
+        "weigh<kBf16>(kk, qk, member, memory); __syncthreads();",
+        "weigh<kBf16>(kk, qk, member, memory);",
+    ),
+    "prepare: rows of T that other warps still write": (
+        "invert<kBf16>(memory); __syncthreads();",
+        "invert<kBf16>(memory);",
+    ),
+    "prepare: inputs where the values before still are": (
+        "// the next item reuses the inputs' place __syncthreads();",
+        "",
+    ),
     "prepare: no keys for the next kernel": ("store_tiles(chunk, job.keys + of_head, keys);", ""),
     "prepare: the wrong sign below a block": ("halves<false>(-pair[0], -pair[1])", "halves<false>(pair[0], pair[1])"),
     "prepare: the wrong sign below a half": (
