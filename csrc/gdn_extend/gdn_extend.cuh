@@ -1637,8 +1637,17 @@ __device__ __forceinline__ void leave_column(const float (&solved)[kBlock], floa
     }
 }
 
-// A product of 16x16 blocks, rounded: halves of its four 8x8 matrices, as they are in a left operand. The right operand
-// has columns as rows, or is transposed.
+// Load a 16x16 block, transposed.
+__device__ __forceinline__ void load_turned(u32 (&found)[4], u32 from) {
+    u32 matrices[4];
+    ldmatrix_x4_trans(matrices, from);
+    found[0] = matrices[0];
+    found[1] = matrices[2];
+    found[2] = matrices[1];
+    found[3] = matrices[3];
+}
+
+// product = left right of 16x16 blocks, in two eights of columns. The right operand has its columns as rows.
 __device__ __forceinline__ void multiply_blocks(float (&product)[2][4], const u32 (&left)[4], const u32 (&right)[4]) {
     mma_m16n8k16(product[0], left, right[0], right[2]);
     mma_m16n8k16(product[1], left, right[1], right[3]);
@@ -1648,12 +1657,10 @@ __device__ __forceinline__ void multiply_blocks(float (&product)[2][4], const u3
 // addresses in a first block.
 template <bool kBf16>
 __device__ __forceinline__ void join_blocks(u32 inverse, u32 T, u32 below, u32 gains, int half) {
-    u32 left[4], right[4], turned[4];
+    u32 left[4], right[4];
     float product[2][4];
-    ldmatrix_x4_trans(turned, in_own_half(inverse, half, 1, 1));
-    left[0] = turned[0], left[1] = turned[2], left[2] = turned[1], left[3] = turned[3];
-    ldmatrix_x4_trans(turned, below);
-    right[0] = turned[0], right[1] = turned[2], right[2] = turned[1], right[3] = turned[3];
+    load_turned(left, in_own_half(inverse, half, 1, 1));
+    load_turned(right, below);
     multiply_blocks(product, left, right);
 #pragma unroll
     for (int part = 0; part < 4; ++part) {
@@ -1674,8 +1681,9 @@ __device__ __forceinline__ void join_blocks(u32 inverse, u32 T, u32 below, u32 g
     stmatrix_x4(in_own_half(T, half, 1, 0), of_T[0], of_T[1], of_T[2], of_T[3]);
 #pragma unroll
     for (int block = 0; block < 2; ++block) {
-        ldmatrix_x4_trans(turned, block_at(inverse, 2 * half + block, 2 * (1 - half)));
-        stmatrix_x4(in_own_half(T, half, block, block), turned[0], turned[2], turned[1], turned[3]);
+        u32 turned[4];
+        load_turned(turned, block_at(inverse, 2 * half + block, 2 * (1 - half)));
+        stmatrix_x4(in_own_half(T, half, block, block), turned[0], turned[1], turned[2], turned[3]);
         // T is zero above its diagonal blocks, and a warp of each half clears a row of those right of both
         stmatrix_x4(block_at(T, half, 2 + block), 0, 0, 0, 0);
     }
