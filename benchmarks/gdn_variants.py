@@ -3,6 +3,7 @@
 
     git show main:csrc/gdn_extend/gdn_extend.cuh > before.cuh
     python benchmarks/gdn_variants.py before=before.cuh now=csrc/gdn_extend/gdn_extend.cuh --json gdn_variants.json
+    python benchmarks/gdn_variants.py now=csrc/gdn_extend/gdn_extend.cuh --uneven --json gdn_variants-uneven.json
 
 Every source runs under this checkout's Python, so its structs must be the same; how `prepare` is launched is read from
 the source. Needs no SGLang. A variant that is off
@@ -39,6 +40,9 @@ from benchmarks import gdn_tuning
 ON_ONE_GPU = ((256, 1), (1024, 1), (4096, 1), (8192, 1), (16384, 1), (8192, 8), (16384, 16), (256, 64), (4096, 16))
 CASES = [("qwen3_next", *case) for case in ON_ONE_GPU]
 CASES += [(name, 8192, 1) for name in gdn_layer.BY_NAME if "_tp" in name]
+# with 32 heads on 132 multiprocessors, the last blocks of those between have little to do
+BALANCED, BETWEEN = (4, 8, 16), (5, 9, 10, 11, 12)
+UNEVEN = [("qwen3_next", 1024 * sequences, sequences) for sequences in sorted(BALANCED + BETWEEN)]
 ROUNDS, WARM_UP = 9, 2
 
 
@@ -145,6 +149,7 @@ def case_of(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("sources", nargs="+", metavar="NAME=HEADER")
+    parser.add_argument("--uneven", action="store_true", help="4 to 16 sequences of 1024 tokens, instead of the usual")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"at least {timing.LEAST_ROUNDS}")
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("gdn_variants.json"))
     options = parser.parse_args()
@@ -157,7 +162,7 @@ def main() -> int:
     content["variants"] = {name: {"sha256": each.digest, "slow code": each.slow} for name, each in variants.items()}
     content["rows"] = rows
     with torch.no_grad():
-        for name, tokens, sequences in CASES:
+        for name, tokens, sequences in UNEVEN if options.uneven else CASES:
             lengths = [tokens // sequences] * sequences
             rows += case_of(variants, name, gdn_layer.SHAPES[name], lengths, device, options.rounds)
             device.release()
