@@ -395,7 +395,8 @@ def faults_of_graphs(
         if slot < 0 or not step.lengths[number] or len(step.slots) == 1:
             continue
         alone = step.alone(number)
-        # a form may cut a sequence that is in one span, and Triton compiles for how far a layer's rows lie apart
+        # a form may cut a sequence that is in one span, and Triton 3.8 sums gates in an order that depends on how far
+        # rows lie apart, which is the same for all of a layer
         beside = Surroundings(padding=7, span=around.span, columns_between=around.columns_between)
         after = launched(alone, beside).run()
         if not same_bits(after.output[: alone.tokens], eager.output[step.rows(number)]):
