@@ -687,7 +687,8 @@ __device__ __forceinline__ bool comes_early(const GdnAdvance& job, int number) {
     return number != static_cast<int>(blockIdx.x) && places % 16 == 0;
 }
 
-// Copy the state before an item to a stage, beside the items before. No other item writes it.
+// Copy the state before an item to a stage, beside the items before. None of them writes it, but where sequences share
+// a slot, as in a dummy run, whose states nobody reads.
 __device__ __forceinline__ void load_early(const GdnAdvance& job, const Cut& cut, const Item<kAdvance>& item,
                                            Pipeline& pipe) {
     constexpr int kFours = kKeys / 4;

@@ -383,7 +383,7 @@ def test_what_states_in_bfloat16_cost_is_recorded() -> None:
     )
     shares = [half[case] / full[case] for case in full]
     words = " ".join(PAGE.split())
-    assert f"a layer took [{min(shares):.2f} to {max(shares):.2f} times as long]" in words
+    assert f"A layer took [{min(shares):.2f} to {max(shares):.2f} times as long]" in words
     alone = [" / ".join(f"{found[tokens, 1]:.0f}" for tokens in (256, 4096, 8192)) for found in (half, full)]
     assert f"A layer took {alone[0]} us" in words and f"it took {alone[1]} with fp32" in words
     assert f"and {half[256, 64]:.0f} in place of {full[256, 64]:.0f} for 256 tokens in 64" in words

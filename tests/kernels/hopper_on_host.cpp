@@ -34,8 +34,8 @@ struct Access {
     Met met;
     unsigned thread;
     By by;
-    // so did another thread of its warp, or the same one in another way
-    bool has_others;
+    // so did another thread of its warp; and something else than that
+    bool has_others, is_mixed;
 };
 constexpr int kReaders = 4;
 struct Touched {
@@ -50,17 +50,18 @@ static bool is_unordered(const Access& before, const Access& now) {
     if (before.thread / kWarp != now.thread / kWarp) return true;
     if (before.met.warp != now.met.warp) return false;
     // what a warp does as one it does in order
-    if (before.by == now.by && (now.by == By::kWarp || now.by == By::kProduct)) return false;
+    if (before.by == now.by && !before.is_mixed && (now.by == By::kWarp || now.by == By::kProduct)) return false;
     // a copy that has landed is its thread's
     if (before.by == By::kCopy && before.thread == now.thread) return false;
-    return before.has_others || before.thread != now.thread || before.by != now.by;
+    return before.has_others || before.is_mixed || before.thread != now.thread || before.by != now.by;
 }
 
 void touch(unsigned address, unsigned size, bool writes, By by) {
     // mbarriers order memory in ways that are not modelled
     if (!barriers.empty()) return;
     in_shared(address, size);
-    const Access now{met[threadIdx.x], threadIdx.x, by, false};
+    if (threadIdx.x / kWarp >= kReaders) stop("more warps than races are looked for among");
+    const Access now{met[threadIdx.x], threadIdx.x, by, false, false};
     const unsigned first = (address - kFirstAddress) / 2;
     for (unsigned half = first; half < first + size / 2; ++half) {
         Touched& found = touched[half];
@@ -70,11 +71,13 @@ void touch(unsigned address, unsigned size, bool writes, By by) {
         if (writes) {
             found.written = now;
         } else {
-            Access& read = found.read[now.thread / kWarp % kReaders];
-            const bool is_same = read.met.block == now.met.block && read.met.warp == now.met.warp;
-            const bool has_others = is_same && (read.has_others || read.thread != now.thread || read.by != by);
+            Access& read = found.read[now.thread / kWarp];
+            const Access before = read;
             read = now;
-            read.has_others = has_others;
+            if (before.met.block == now.met.block && before.met.warp == now.met.warp) {
+                read.has_others = before.has_others || before.thread != now.thread;
+                read.is_mixed = before.is_mixed || before.by != by;
+            }
         }
     }
 }
@@ -314,7 +317,9 @@ static void forget_all(unsigned seed) {
     std::fill(std::begin(fenced_at), std::end(fenced_at), now);
     barriers.clear();
     // nor what they have touched
-    const long next = met[0].block + 1;
+    long next = 0;
+    // a block that was stopped has threads before and behind its last barrier
+    for (const Met& each : met) next = std::max(next, each.block + 1);
     for (Met& each : met) each = {next, 0};
     for (Products& each : products) each.clear();
     for (auto& each : copies) each.clear();

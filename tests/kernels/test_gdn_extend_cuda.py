@@ -621,14 +621,21 @@ def test_without_a_mistake_nothing_is_noticed(kernels: cuda.Kernels, monkeypatch
     assert list(found_in(kernels, [TRACKED, LONG, IN_SEGMENTS], monkeypatch)) == []
 
 
-def test_states_without_alignment_do_not_come_early(
-    right: ctypes.CDLL, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+def pairs_between_slots(pool: torch.Tensor) -> torch.Tensor:
+    """As between_slots, with two numbers behind each slot: every other one is not aligned to 16 bytes."""
+    rows, size = len(pool) + 2, pool[0].numel()
+    return pool.new_empty(rows, size + 2)[:, :size].view(rows, *pool.shape[1:])
+
+
+def test_states_that_are_not_aligned_do_not_come_early(
+    kernels: cuda.Kernels, right: ctypes.CDLL, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # of any state here, as of one whose slots are an odd number of pairs apart
-    never = headers.mutant(PROGRAM.file, "places % 16 == 0", "places % 16 == 8", tmp_path)
+    monkeypatch.setattr(linear_extend_cases, "between_slots", pairs_between_slots)
     kernel = "bcg_gdn_advance_f16"
-    without = {**dict.fromkeys(SIGNATURES, right), kernel: library(never, tmp_path, [kernel])}
-    assert list(found_in(launched(without), [TRACKED, LONG], monkeypatch)) == []
+    always = library(headers.mutant(PROGRAM.file, "&& places % 16 == 0", "", tmp_path), tmp_path, [kernel])
+    mutated = launched({**dict.fromkeys(SIGNATURES, right), kernel: always})
+    assert list(found_in(kernels, [TRACKED, LONG], monkeypatch)) == []
+    assert "a misaligned copy" in next(found_in(mutated, [TRACKED, LONG], monkeypatch))
 
 
 def test_every_kernel_of_the_header_is_launched() -> None:

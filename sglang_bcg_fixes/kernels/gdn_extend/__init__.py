@@ -30,7 +30,8 @@ For `extend`:
 - Of both pools, only the slots in the tables are read and written, in place. The state is always read, because SGLang
   zeroes it when it hands out a slot; in bf16 it is rounded where it is stored, at the end of a step or span. The
   convolution's window is read only if the prefix is not empty. Slots below 0, and sequences without tokens, touch
-  nothing. A slot that two sequences of a step share (slot 0, in a dummy run) ends up with the result of either.
+  nothing. A slot that two sequences of a step share (slot 0, in a dummy run) ends up with the result of either, or of
+  a mix of what both left there.
 - A sequence's results have the same bits whatever its neighbours and its position are, and however many rows and table
   entries follow it. NaN in one sequence stays there. Segments depend on its length, the heads and the number of spans.
 - Nothing in the scratch outlives the call: all layers may share it, and inside a capture it may come from the graph's
