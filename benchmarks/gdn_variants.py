@@ -6,9 +6,8 @@
     python benchmarks/gdn_variants.py now=csrc/gdn_extend/gdn_extend.cuh --uneven --json gdn_variants-uneven.json
 
 Every source runs under this checkout's Python, so its structs must be the same; how `prepare` is launched is read from
-the source. Needs no SGLang. A variant that is off
-from the fp32 reference, whose replay differs from its eager run, or that the compiler has made slow, is red. Bits that
-differ from the first variant's are told, and not red.
+the source. Needs no SGLang. A variant that is off from the fp32 reference, whose replay differs from its eager run, or
+that the compiler has made slow, is red. Bits that differ from the first variant's are told, and not red.
 """
 
 from __future__ import annotations

@@ -245,14 +245,6 @@ __device__ __forceinline__ void set_shared(u32 to, float value) {
     asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(value) : "memory");
 }
 
-__device__ __forceinline__ void set_shared(u32 to, u32 value) {
-    asm volatile("st.shared.b32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
-}
-
-__device__ __forceinline__ void set_shared(u32 to, float2 values) {
-    asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(to), "f"(values.x), "f"(values.y) : "memory");
-}
-
 __device__ __forceinline__ void set_shared(u32 to, u16 value) {
     asm volatile("st.shared.b16 [%0], %1;" ::"r"(to), "h"(value) : "memory");
 }

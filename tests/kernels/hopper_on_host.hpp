@@ -138,8 +138,6 @@ inline float2 shared_pair(unsigned from) { return host::read<float2>(from); }
 inline int4 shared_piece(unsigned from) { return host::read<int4>(from); }
 
 inline void set_shared(unsigned to, float value) { host::write(to, value); }
-inline void set_shared(unsigned to, unsigned value) { host::write(to, value); }
-inline void set_shared(unsigned to, float2 values) { host::write(to, values); }
 inline void set_shared(unsigned to, uint16_t value) { host::write(to, value); }
 inline void set_shared(unsigned to, int4 value) { host::write(to, value); }
 inline void set_global(void* to, int4 value) {
