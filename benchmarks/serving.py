@@ -2,6 +2,7 @@
 """Time users gain: HTTP servers with default flags, asked in turn, alone and by SGLang's own bench_serving.
 
     python benchmarks/serving.py --model qwen3_5_4b --jsonl FILE         # or a folder that serving_models.py made
+    python benchmarks/serving.py --model qwen3_5_4b --jsonl FILE --server-argument=--tp-size=2
     python benchmarks/serving.py --plot-only FILE
 
 Every server is `python -m sglang.launch_server` with the flags of SIZES, which only let several share a GPU, and
@@ -172,6 +173,7 @@ class Plan:
     arms: Sequence[str] = ASKED_ARMS
     rounds: int = timing.LEAST_ROUNDS
     launch: Sequence[str] = LAUNCH
+    # of every server, after our own: the last of an option counts
     more: Sequence[str] = ()
     lengths: Sequence[int] = LENGTHS
     image_lengths: Sequence[int] = IMAGE_LENGTHS
@@ -523,6 +525,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workloads", default=",".join(ASKED_WORKLOADS), metavar="A,B", help="of bench_serving")
     parser.add_argument("--flag", action="append", default=[], metavar="NAME=VALUE", help="of servers with bcg_fixes")
     parser.add_argument(
+        "--server-argument", action="append", default=[], metavar="=ARG", help="of every server, as =--tp-size=2"
+    )
+    parser.add_argument(
         "--asks", type=int, default=1, metavar="N", help="requests of each client (default: %(default)s)"
     )
     parser.add_argument("--rounds", type=int, default=timing.LEAST_ROUNDS)
@@ -548,6 +553,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "asks": options.asks,
         "flags": SIZES,
         "flags_of_ours": ours,
+        "server_arguments": options.server_argument,
         "arms": {a: ARMS[a] for a in arms},
     }
     file = rows.File(options.jsonl, header)
@@ -561,6 +567,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             model,
             arms,
             options.rounds,
+            more=options.server_argument,
             lengths=numbers_of(options.lengths),
             image_lengths=numbers_of(options.image_lengths) if sees(model) else (),
             clients=numbers_of(options.clients),

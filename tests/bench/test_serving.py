@@ -16,7 +16,7 @@ import pytest
 
 from benchmarks import serving, serving_models
 from sglang_bcg_fixes.lab.bench import gdn_layer, hybrid_models, mamba2_model, rows, timing
-from sglang_bcg_fixes.lab.verify import models
+from sglang_bcg_fixes.lab.verify import environment, models
 from tests import processes
 
 ARMS = (serving.STOCK, serving.OURS, serving.NONE)
@@ -94,6 +94,28 @@ def test_flags_are_for_servers_that_have_the_plugin(monkeypatch: pytest.MonkeyPa
         has_it == {arm for arm, env in given.items() if env["SGLANG_PLUGINS"] == "bcg_fixes"} == {*serving.ENVIRONMENTS}
     )
     assert not any("SGLANG_BCG_FIX_OTHER" in env for env in given.values())
+
+
+def test_arguments_are_for_every_server_and_in_the_header(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    commands: list[list[str]] = []
+
+    def measured(plan: serving.Plan, *_: object) -> list[list[rows.Row]]:
+        commands.extend(plan.command(arm, 20000) for arm in plan.arms)
+        return []
+
+    monkeypatch.setattr(serving, "measure", measured)
+    monkeypatch.setattr(environment, "look", lambda _: {})
+    serving_models.make(TINY, tmp_path / "tiny")
+    file = tmp_path / "x.jsonl"
+    more = ["--tp-size=2", "--mem-fraction-static=0.5"]
+    serving.main(
+        ["--model", str(tmp_path / "tiny"), "--jsonl", str(file), *(f"--server-argument={one}" for one in more)]
+    )
+    # after our own, since the last of an option counts
+    assert len(commands) == len(serving.ASKED_ARMS) and all(command[-2:] == more for command in commands)
+    assert rows.read(file)[0]["server_arguments"] == more
 
 
 def test_names_that_there_are_not_are_named_with_the_nearest(tmp_path: pathlib.Path) -> None:
