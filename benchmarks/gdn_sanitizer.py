@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run the tools of NVIDIA's compute-sanitizer over the delta net's CUDA form, side by side, and keep what they say.
+
+    python benchmarks/gdn_sanitizer.py --json gdn_sanitizer.json
+
+Each tool watches steps of gdn_extend.py: random ones, and one with a sequence that is cut into segments. A step that
+gdn_extend.py finds wrong counts as well. A row is green if the tool has ended and reported nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import dataclasses
+import json
+import pathlib
+import re
+import subprocess
+import sys
+import time
+from typing import Any
+
+from sglang_bcg_fixes.lab.bench.rows import GREEN, RED
+from sglang_bcg_fixes.lab.verify import environment
+
+HERE = pathlib.Path(__file__).parent
+PROGRAM = "compute-sanitizer"
+SHAPE = "qwen3_next_tp8"
+STEPS = {
+    "random": ("--cases", "3", "--tokens", "700"),
+    "segments": ("--cases", "1", "--lengths", "3137,7"),
+}
+SUMMARY = re.compile(r"=+ ((?:ERROR|RACECHECK) SUMMARY: .*)")
+# addresses, blocks and threads differ from report to report
+NUMBERS = re.compile(r"0x[0-9a-f]+|\(\d+,\d+,\d+\)|\b\d+")
+MOST_REPORTS = 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Watched:
+    """A tool, the kernels that it watches by a part of their names, and the steps."""
+
+    tool: str
+    kernels: str
+    steps: str
+
+    def command(self) -> list[str]:
+        watching = ["--kernel-name", f"kns={self.kernels}"] if self.kernels else []
+        step = [str(HERE / "gdn_extend.py"), "--shapes", SHAPE, *STEPS[self.steps]]
+        return [PROGRAM, "--tool", self.tool, "--print-limit", "100", *watching, sys.executable, *step]
+
+
+OURS, PREPARE = "bcg_gdn", "bcg_gdn_prepare"
+WATCHED = [
+    *(Watched(tool, OURS, steps) for tool in ("memcheck", "synccheck") for steps in STEPS),
+    # it has to see what other kernels write
+    *(Watched("initcheck", "", steps) for steps in STEPS),
+    Watched("racecheck", PREPARE, "random"),
+    *(Watched("racecheck", OURS, steps) for steps in STEPS),
+]
+
+
+def reports(said: str) -> dict[str, int]:
+    """Lines of a report that name a kernel of ours, without what differs from report to report."""
+    lines = (NUMBERS.sub("N", line.strip("= ")) for line in said.splitlines() if OURS in line and line.startswith("="))
+    return dict(collections.Counter(lines).most_common(MOST_REPORTS))
+
+
+def run(watched: Watched, seconds: float) -> dict[str, Any]:
+    command, began = watched.command(), time.monotonic()
+    row = dataclasses.asdict(watched)
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        return {**row, "verdict": RED, "why": f"not done within {seconds:.0f} s"}
+    said = done.stdout + done.stderr
+    summary = SUMMARY.findall(said)
+    steps = re.search(r"\d+ steps, \d+ faults", said)
+    row |= {"seconds": round(time.monotonic() - began, 1), "summary": summary, "steps_said": steps and steps.group()}
+    row |= {"reports": reports(said)}
+    nothing = len(summary) == 1 and re.search(r"SUMMARY: 0 ", summary[0])
+    if nothing and not done.returncode:
+        return {**row, "verdict": GREEN, "why": ""}
+    return {**row, "verdict": RED, "why": f"exit status {done.returncode}: {' '.join(said.split())[-300:]}"}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--seconds", type=float, default=300, help="at most so many for each (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=len(WATCHED), help="so many side by side (default: all)")
+    parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("gdn_sanitizer.json"))
+    options = parser.parse_args()
+    version = subprocess.run([PROGRAM, "--version"], capture_output=True, text=True).stdout
+    content: dict[str, Any] = environment.header(environment.here()) | {"shape": SHAPE, "steps": STEPS}
+    content["compute-sanitizer"] = re.findall(r"Version (\S+)", version)
+    content["rows"] = rows = []
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        for done in concurrent.futures.as_completed(pool.submit(run, each, options.seconds) for each in WATCHED):
+            rows.append(done.result())
+            print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+            # write early, so an interrupted run leaves results
+            options.json.write_text(json.dumps(content, indent=1) + "\n")
+    return 0 if all(row["verdict"] == GREEN for row in rows) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
