@@ -32,8 +32,8 @@ STEPS = {
     "segments": ("--cases", "1", "--lengths", "3137,7"),
 }
 SUMMARY = re.compile(r"=+ ((?:ERROR|RACECHECK) SUMMARY: .*)")
-# addresses, blocks and threads differ from report to report
-NUMBERS = re.compile(r"0x[0-9a-f]+|\(\d+,\d+,\d+\)|\b\d+")
+# the instruction, and how often it was: the line of the source says enough
+PLACE = re.compile(r"\+0x[0-9a-f]+| \[\d+ hazards\]")
 MOST_REPORTS = 20
 
 
@@ -62,8 +62,8 @@ WATCHED = [
 
 
 def reports(said: str) -> dict[str, int]:
-    """Lines of a report that name a kernel of ours, without what differs from report to report."""
-    lines = (NUMBERS.sub("N", line.strip("= ")) for line in said.splitlines() if OURS in line and line.startswith("="))
+    """Lines of a report that name code of ours, without what differs from report to report."""
+    lines = (PLACE.sub("", line.strip("= ")) for line in said.splitlines() if line.startswith("=") and "bcg" in line)
     return dict(collections.Counter(lines).most_common(MOST_REPORTS))
 
 
