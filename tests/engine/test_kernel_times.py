@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import statistics
@@ -343,6 +344,103 @@ def test_the_table_of_the_delta_net_is_recorded() -> None:
     assert f"It takes {min(shares):.2f} to {max(shares):.2f} of the time of the day before" in PAGE
     alone = times["qwen3_next", 16384, 1, "e3"]
     assert f"`prepare` takes {alone['prepare_us']:.0f} us and `advance` {alone['advance_us']:.0f}." in PAGE
+
+
+def share_of(times: Times, case: tuple[str, int, int], over: str, under: str) -> float:
+    return times[case][over] / times[case][under]
+
+
+def test_the_delta_net_beside_sglangs_kernels_is_recorded() -> None:
+    def of_a_layer(file: str) -> tuple[Times, dict[tuple[str, int, int], float]]:
+        times, floors = Times(), {}
+        for line in (RESULTS / file).read_text().splitlines()[1:]:
+            row: dict[str, Any] = json.loads(line)
+            case = (row["shape"], row["tokens"], row["sequences"])
+            if row["measured"].startswith("device") and row["l2"] == "hot":
+                times.setdefault(case, {})[row["arm"]] = row["median"]
+                floors[case] = row["details"]["floor_us"]
+        return times, floors
+
+    (now, floors), (before, _) = map(of_a_layer, ("bench-0.5.23-layer-16_warps.jsonl", "bench-0.5.23-layer.jsonl"))
+    arms = (SGLANG, BEFORE, "bcg_fixes cuda, captured")
+    table = PAGE.partition("| tokens | sequences | SGLang's | `triton` | `cuda` | floor |")[2].partition("\n\n")[0]
+    lines = table.splitlines()[2:]
+    assert len(lines) == 8 and len(now) == 20
+    for line in lines:
+        tokens, sequences, *cells = (cell.strip(" *") for cell in line.strip("|").split("|"))
+        case = ("qwen3_next", int(tokens.replace(",", "")), int(sequences))
+        assert cells == [*(f"{now[case][arm]:,.0f}" for arm in arms), f"{floors[case]:.1f}"], line
+
+    def told(of: Callable[[Any], float], form: str = "{:.1f}") -> str:
+        shares = [of(case) for case in now]
+        return f"{form.format(min(shares))} to {form.format(max(shares))}"
+
+    words, (_, triton, cuda) = " ".join(PAGE.split()), arms
+    of_sglang, of_triton = (told(functools.partial(share_of, now, over=each, under=cuda)) for each in (SGLANG, triton))
+    faster = f"`cuda` is {of_sglang} times as fast as SGLang's kernels and {of_triton} times as fast as `triton`"
+    assert f"{faster}, and takes {told(lambda case: now[case][cuda] / floors[case])} times the floor" in words
+    of_then = told(lambda case: now[case][SGLANG] / before[case][SGLANG], "{:.2f}")
+    assert f"SGLang's are {of_then} times those of two days before" in words
+
+
+def test_numbers_of_sequences_that_do_not_divide_the_gpu_are_recorded() -> None:
+    rows = {row["sequences"]: row for row in json.loads((RESULTS / "gdn_variants-uneven.json").read_text())["rows"]}
+    assert all(row["verdict"] == "green" for row in rows.values())
+
+    def share(sequences: int) -> float | None:
+        low, high = (4, 8) if sequences < 8 else (8, 16)
+        if sequences in (low, high):
+            return None
+        least, most = (rows[each]["layer_us"] for each in (low, high))
+        return float(rows[sequences]["layer_us"] / (least + (most - least) * (sequences - low) / (high - low)))
+
+    shares = {each: share(each) for each in rows}
+    for title, cells in (
+        ("sequences", [str(each) for each in rows]),
+        ("a layer", [f"{row['layer_us']:.1f}" for row in rows.values()]),
+        ("`advance` of it", [f"{row['advance_us']:.1f}" for row in rows.values()]),
+        ("of what is expected", [f"{each:.2f}" if each else "" for each in shares.values()]),
+    ):
+        assert f"| {title} | {' | '.join(cells)} |".replace("|  |", "| |") in PAGE, title
+    assert [each for each, found in shares.items() if found and found > 1.15] == [5]
+
+
+def test_faults_of_todays_delta_net_are_recorded() -> None:
+    def faults(file: str, shape: str) -> list[str]:
+        found = json.loads((RESULTS / file).read_text())[shape]
+        return [fault for fault in found["faults"] if int(re.findall(r"seed (\d+)", fault)[0]) < 40]
+
+    words = " ".join(PAGE.split())
+    (fault,), (before, *_) = (
+        faults(file, "qwen3_5_4b") for file in ("gdn_extend-16_warps-qwen3_5_4b.json", "gdn_extend-56.json")
+    )
+    assert not faults("gdn_extend-16_warps-small.json", "small")
+    what, off = fault.rsplit(" ", 1)
+    assert before.startswith(what)
+    assert f"one was off, by {float(off):.4f}, which was off by {float(before.split()[-1]):.4f} before" in words
+    worst = []
+    for tokens, suffix in ((16384, ""), (65536, "-65536")):
+        found = json.loads((RESULTS / f"gdn_extend-hardly_forget{suffix}.json").read_text())["hardly forget"]
+        assert (found["tokens"], found["seeds"]) == (tokens, 10)
+        worst.append(max(each["worst"] for each in found["errors"].values()))
+    first, second = worst
+    assert f"[{first:.4f} after 16,384 tokens]" in words and f"[{second:.4f} after 65,536]" in words
+    assert f": {first / 0.005:.2f} and {second / 0.005:.2f} of the tolerance" in words
+
+
+def test_what_compute_sanitizer_says_of_the_delta_net_is_recorded() -> None:
+    rows = json.loads((RESULTS / "gdn_sanitizer.json").read_text())["rows"]
+    (red,) = (row for row in rows if row["verdict"] != "green")
+    assert (red["tool"], red["steps"], red["summary"]) == (
+        *("racecheck", "segments"),
+        ["RACECHECK SUMMARY: 6 hazards displayed (6 errors, 0 warnings)"],
+    )
+    tools = {
+        tool: sorted(row["steps"] for row in rows if row["tool"] == tool) for tool in {row["tool"] for row in rows}
+    }
+    both = ["random", "segments"]
+    assert tools == {"memcheck": both, "synccheck": both, "initcheck": both, "racecheck": ["random", *both]}
+    assert all(row["steps_said"] == f"{3 if row['steps'] == 'random' else 1} steps, 0 faults" for row in rows)
 
 
 def test_the_tables_of_servers_on_0_5_23_are_recorded() -> None:
