@@ -82,7 +82,7 @@ def entry_points() -> dict[str, list[str]]:
 
 
 def headers() -> list[pathlib.Path]:
-    return sorted((HERE / "csrc").glob("*/*.cuh"))
+    return sorted((HERE / "csrc").rglob("*.cuh"))
 
 
 def program_of(header: pathlib.Path) -> program.Program:
@@ -108,7 +108,8 @@ def compile_ahead(header: pathlib.Path, architecture: str, target: pathlib.Path)
     command = [nvcc, "-cubin", "-x", "cu", *nvrtc.OPTIONS, f"-gencode={virtual},{real}", str(header), "-o", str(target)]
     print(" ".join(command), flush=True)
     subprocess.run(command, check=True)
-    target.write_bytes(cubins.seal(cubins.key(header.read_bytes(), architecture), target.read_bytes()))
+    source = program.text_of(header).encode()
+    target.write_bytes(cubins.seal(cubins.key(source, architecture), target.read_bytes()))
 
 
 class BuildWithKernels(build_py):
@@ -126,6 +127,9 @@ class BuildWithKernels(build_py):
             target = pathlib.Path(self.build_lib) / "sglang_bcg_fixes" / header.relative_to(HERE)
             target.parent.mkdir(parents=True, exist_ok=True)
             self.copy_file(str(header), str(target))
+            if header.parent == HERE / "csrc":
+                # what those of operations include
+                continue
             for architecture in filter(program_of(header).runs_on, architectures()):
                 compile_ahead(header, architecture, target.with_suffix(f".{architecture}.cubin"))
 

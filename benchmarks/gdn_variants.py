@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Several sources of the CUDA form beside one another on a GPU: times, errors, and whether they have the same bits.
 
-    git show main:csrc/gdn_extend/gdn_extend.cuh > before.cuh
-    python benchmarks/gdn_variants.py before=before.cuh now=csrc/gdn_extend/gdn_extend.cuh --json gdn_variants.json
-    python benchmarks/gdn_variants.py now=csrc/gdn_extend/gdn_extend.cuh --uneven --json gdn_variants-uneven.json
+    git worktree add ../before main; SOURCE=csrc/gdn_extend/gdn_extend.cuh
+    python benchmarks/gdn_variants.py before=../before/$SOURCE now=$SOURCE --json gdn_variants.json
+    python benchmarks/gdn_variants.py now=$SOURCE --uneven --json gdn_variants-uneven.json
 
 Every source runs under this checkout's Python, so its structs must be the same; how `prepare` is launched is read from
 the source. Needs no SGLang. A variant that is off from the fp32 reference, whose replay differs from its eager run, or
@@ -64,7 +64,7 @@ def constants(header: str) -> dict[str, int]:
 
 
 def compiled(header: pathlib.Path) -> Variant:
-    source = header.read_bytes()
+    source = program.text_of(header).encode()
     options = ["--gpu-architecture=sm_90a", *nvrtc.OPTIONS, nvrtc.WARN_OF_SPILLS]
     compiler = nvrtc.compiler(int(str(torch.version.cuda).split(".")[0]))
     cubin, log = compiler.cubin(source, PROGRAM.header, options)

@@ -14,6 +14,8 @@ struct Barrier {
     int arrivals = 0;
     int missing = 0;
     long round = 0;
+    // when a thread that has arrived had fenced last
+    unsigned long fenced = 0;
 };
 
 // Waits for this round of a barrier to end.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sglang_bcg_fixes.kernels.cuda import nvrtc
+from sglang_bcg_fixes.kernels.cuda import nvrtc, program
 from tests.kernels import on_host
 
 # stack, stores and loads of spilled registers
@@ -24,7 +24,8 @@ def c_struct(header: pathlib.Path, name: str) -> str:
     body = re.search(rf"struct {name} \{{(.*?)\n\}};", header.read_text(), re.DOTALL)
     assert body, name
     codes = {"*": "Q", "i64": "q", "int": "i"}
-    lines = [line.strip() for line in body.group(1).splitlines() if line.strip() and not line.strip().startswith("//")]
+    # neither comments nor functions
+    lines = [line.strip() for line in body.group(1).splitlines() if re.fullmatch(r"[^/(]*;", line.strip())]
     return "".join(codes["*" if "*" in line else line.split()[0]] for line in lines)
 
 
@@ -64,7 +65,7 @@ def nvrtc_log(source: bytes, name: str, architecture: str, compiler: nvrtc.Compi
 
 def mutant(header: pathlib.Path, right: str, wrong: str, folder: pathlib.Path) -> pathlib.Path:
     """The header with other text in the place of some of its own, however that is broken into lines."""
-    text = header.read_text()
+    text = program.text_of(header)
     pattern = r"\s+".join(map(re.escape, right.split()))
     assert re.search(pattern, text), f"the header has changed: {right}"
     mutated = folder / "mutant.cuh"
@@ -77,3 +78,9 @@ def seen(compare: Callable[[], list[str]]) -> list[str]:
         return compare()
     except on_host.KernelFault as fault:
         return [str(fault)]
+
+
+def assert_compiled_well(source: program.Program, log: str) -> None:
+    assert resources(log) == dict.fromkeys(source.kernels, NOTHING_SPILLED), log
+    # what ptxas says where products wait for one another, or registers are not what was asked for
+    assert "(C75" not in log, log

@@ -22,6 +22,8 @@ struct Written {
 };
 inline Written written[kMostSharedBytes / 2];
 inline unsigned long fenced_at[kMostThreads], now;
+// when a thread had fenced from which this one has heard by an mbarrier
+inline unsigned long heard_at[kMostThreads];
 
 void write(unsigned address, const void* values, unsigned size, unsigned thread) {
     std::memcpy(in_shared(address, size), values, size);
@@ -85,7 +87,8 @@ void touch(unsigned address, unsigned size, bool writes, By by) {
 static void check_fenced(unsigned address) {
     in_shared(address, 2);
     const Written& last = written[(address - kFirstAddress) / 2];
-    if (last.at > std::max(fenced_at[last.thread], fenced_at[threadIdx.x])) {
+    const unsigned long heard = last.thread == threadIdx.x ? 0 : heard_at[threadIdx.x];
+    if (last.at > std::max({fenced_at[last.thread], fenced_at[threadIdx.x], heard})) {
         stop("a product reads what no proxy fence has followed");
     }
 }
@@ -315,6 +318,7 @@ static void forget_all(unsigned seed) {
     std::memset(shared, 0xff, sizeof(shared));
     // what blocks before have written is nobody's
     std::fill(std::begin(fenced_at), std::end(fenced_at), now);
+    std::fill(std::begin(heard_at), std::end(heard_at), 0);
     barriers.clear();
     // nor what they have touched
     long next = 0;
@@ -335,13 +339,18 @@ inline const bool is_hopper = [] {
 
 namespace bcg {
 
-void mbarrier_init(unsigned barrier, int arrivals) { host::barriers[barrier] = {arrivals, arrivals, 0}; }
+void mbarrier_init(unsigned barrier, int arrivals) { host::barriers[barrier] = {arrivals, arrivals, 0, 0}; }
 
-void mbarrier_arrive(unsigned barrier) { host::count(host::barrier_at(barrier)); }
+void mbarrier_arrive(unsigned barrier) {
+    host::Barrier& found = host::barrier_at(barrier);
+    found.fenced = std::max(found.fenced, host::fenced_at[threadIdx.x]);
+    host::count(found);
+}
 
 void mbarrier_wait(unsigned barrier, unsigned parity) {
     const host::Barrier& found = host::barrier_at(barrier);
     while ((found.round & 1) == parity) host::wait_at(found, found.round);
+    host::heard_at[threadIdx.x] = std::max(host::heard_at[threadIdx.x], found.fenced);
 }
 
 void cp_async_16(unsigned to, const void* from) {

@@ -10,7 +10,8 @@
 // Where threads meet by __syncthreads and __syncwarp alone, what two of them touch in between is a race if one writes.
 //
 // wgmma reads shared memory through the async proxy. What was written there, by st.shared or cp.async, has to be fenced
-// before, by the thread that wrote it or by the one that issues the product; else a GPU may multiply what was there.
+// before: by the thread that wrote it, by the one that issues the product, or by one that has arrived at an mbarrier in
+// between; else a GPU may multiply what was there.
 //
 // What is done at each instruction is in hopper_on_host.cpp; see device_on_host.hpp.
 #pragma once
@@ -249,6 +250,11 @@ void wgmma_m64n64k16(float (&d)[32], uint64_t left, uint64_t right, int adds) {
 template <bool kBf16, bool kTransposeRight>
 void wgmma_m64n64k16(float (&d)[32], const unsigned* left, uint64_t right, int adds) {
     host::multiply(kBf16, d, 64, left, {right, kTransposeRight}, adds);
+}
+
+template <bool kBf16>
+void wgmma_m64n128k16(float (&d)[64], uint64_t left, uint64_t right) {
+    host::multiply(kBf16, d, 128, host::Operand{left, true}, {right, true}, true);
 }
 
 template <bool kBf16>

@@ -13,7 +13,9 @@ import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+
+import pytest
 
 from sglang_bcg_fixes import flags
 from tests import wheels
@@ -104,6 +106,14 @@ def precompiled(device: str) -> tempfile.TemporaryDirectory[str]:
     folder = tempfile.TemporaryDirectory()
     compile_with("-x", "c++-header", str(HERE / device), "-o", f"{folder.name}/{device}.gch")
     return folder
+
+
+def assert_compiles(lines: Iterable[str], folder: pathlib.Path) -> None:
+    if not compiler():
+        pytest.skip("no g++ here")
+    source = folder / "checks.cpp"
+    source.write_text("\n".join(lines))
+    run_compiler("-std=c++17", "-w", "-fsyntax-only", f"-I{HERE}", str(source))
 
 
 def compile_with(*arguments: str) -> str:

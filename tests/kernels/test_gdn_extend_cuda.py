@@ -7,9 +7,6 @@ import ctypes
 import dataclasses
 import functools
 import pathlib
-import re
-import struct
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,8 +22,8 @@ from sglang_bcg_fixes.lab.bench import gdn_layer, timing
 from sglang_bcg_fixes.model import Rejected
 from tests.bench.cpu_device import Cpu, once
 from tests.kernels import gdn_extend_cases as cases
-from tests.kernels import headers, linear_extend_cases, on_host
-from tests.kernels.gdn_extend_on_host import FEW_BLOCKS, HOST, SIGNATURES, TEXT, device, launched, library
+from tests.kernels import headers, linear_extend_cases
+from tests.kernels.gdn_extend_on_host import FEW_BLOCKS, ON_HOST, SIGNATURES, TEXT, launched, library
 
 SHAPE = Shape(key_heads=1, value_heads=2, keys=128, values=128, width=4)
 # of triton's kernels, where they take the place of ours
@@ -38,29 +35,7 @@ MANY_BLOCKS = 64
 ARCHITECTURE = "90a"
 
 
-@dataclasses.dataclass(frozen=True)
-class Declared:
-    """The parameters that cuda.py launches a kernel with."""
-
-    threads: int
-    layout: struct.Struct
-    shared_bytes: int
-
-
-def declared() -> dict[str, Declared]:
-    found: dict[str, Declared] = {}
-
-    def launcher(
-        kernel: str, threads: int, layout: struct.Struct, stream: object, shared_bytes: int = 0
-    ) -> on_host.Launch:
-        found[kernel] = Declared(threads, layout, shared_bytes)
-        return lambda *_: None
-
-    device(launcher, 1)
-    return found
-
-
-DECLARED = declared()
+DECLARED = ON_HOST.declared()
 
 
 @pytest.fixture(scope="session")
@@ -70,7 +45,8 @@ def right(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture(scope="session")
 def kernels(right: ctypes.CDLL) -> cuda.Kernels:
-    return launched(dict.fromkeys(SIGNATURES, right))
+    made: cuda.Kernels = launched(dict.fromkeys(SIGNATURES, right))
+    return made
 
 
 @pytest.fixture(params=[FEW_BLOCKS, MANY_BLOCKS], ids=["two parts", "one part"])
@@ -244,7 +220,7 @@ def test_the_length_and_the_heads_decide_about_segments() -> None:
 @pytest.mark.usefixtures("segments")
 @pytest.mark.parametrize(("rows", "kernels"), [(384, ["advance"]), (385, ["carry", "advance_segments"])])
 def test_only_an_output_of_enough_rows_is_cut(rows: int, kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    made, launches = recorded()
+    made, launches = ON_HOST.recorded()
     monkeypatch.setattr(cuda, "on_device", lambda device: made)
     run(step([rows]), cases.Surroundings())
     assert [kernel for kernel, *_ in launches] == [f"bcg_gdn_{kernel}_f16" for kernel in ("prepare", *kernels)]
@@ -348,17 +324,8 @@ def test_other_sizes_are_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
         assert cases.differences(ours, theirs, drawn.tokens) == []
 
 
-def recorded() -> tuple[cuda.Kernels, list[tuple[Any, ...]]]:
-    launches: list[tuple[Any, ...]] = []
-
-    def launcher(kernel: str, *_: object) -> on_host.Launch:
-        return lambda *numbers: launches.append((kernel, *numbers))
-
-    return device(launcher, FEW_BLOCKS), launches
-
-
 def test_what_a_kernel_cannot_read_is_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, launches = recorded()
+    made, launches = ON_HOST.recorded()
     monkeypatch.setattr(cuda, "on_device", lambda device: made)
     for drawn, around in (
         (step([5]), dataclasses.replace(AROUND, columns_between=3)),
@@ -371,7 +338,7 @@ def test_what_a_kernel_cannot_read_is_tritons(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("place", [1, 2], ids=["a", "b"])
 def test_gates_of_another_type_are_prepared_by_triton(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, launches = recorded()
+    made, launches = ON_HOST.recorded()
     monkeypatch.setattr(cuda, "on_device", lambda device: made)
     launched = cases.Launched(step([5]), TUNING, AROUND, modules=FORM)
     launched.inputs[place] = launched.inputs[place].float()
@@ -382,7 +349,7 @@ def test_gates_of_another_type_are_prepared_by_triton(place: int, monkeypatch: p
 
 def test_the_grid_and_the_parameters_follow_from_shapes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compare launches: what a graph keeps of one must not depend on the tensors' contents."""
-    made, launches = recorded()
+    made, launches = ON_HOST.recorded()
     monkeypatch.setattr(cuda, "on_device", lambda device: made)
     launched = cases.Launched(step([70, 3, 64]), TUNING, dataclasses.replace(AROUND, span=64), modules=FORM)
     launched.fill()
@@ -655,40 +622,16 @@ def test_the_packing_is_the_headers_struct(kernel: str) -> None:
 
 
 def test_the_constants_are_the_headers(tmp_path: pathlib.Path) -> None:
-    def of_header(name: str) -> str:
-        return "k" + "".join(word.capitalize() for word in name.split("_"))
-
-    numbers = {
-        name: value
-        for module in (metadata, cuda)
-        for name, value in vars(module).items()
-        if isinstance(value, int) and re.search(rf"\b{of_header(name)}\b", TEXT)
-    }
-    assert {"CHUNK", "SEQUENCE_FIELDS", "KEYS", "VALUES", "THREADS", "SHARED_BYTES"} <= set(numbers)
-    checks = [f'static_assert(bcg::{of_header(name)} == {value}, "{name}");' for name, value in numbers.items()]
-    for kernel, (threads, _) in SIGNATURES.items():
-        checks.append(f'static_assert({threads} == {DECLARED[kernel].threads}, "threads of {kernel}");')
-    source = tmp_path / "constants.cpp"
-    source.write_text("\n".join([f'#include "{HOST}"', f'#include "{PROGRAM.file}"', *checks]))
-    if not on_host.compiler():
-        pytest.skip("no g++ here")
-    command = [str(on_host.compiler()), "-std=c++17", "-w", "-fsyntax-only", f"-I{on_host.HERE}", str(source)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stderr
-
-
-def assert_compiled_well(log: str) -> None:
-    assert headers.resources(log) == dict.fromkeys(PROGRAM.kernels, headers.NOTHING_SPILLED), log
-    # what ptxas says where products wait for one another, or registers are not what was asked for
-    assert "(C75" not in log, log
+    needed = {"CHUNK", "SEQUENCE_FIELDS", "KEYS", "VALUES", "THREADS", "SHARED_BYTES"}
+    ON_HOST.assert_constants((metadata, cuda), needed, tmp_path)
 
 
 def test_nvcc_compiles_it_well(tmp_path: pathlib.Path) -> None:
-    assert_compiled_well(headers.nvcc_log(PROGRAM.file, ARCHITECTURE, tmp_path))
+    headers.assert_compiled_well(PROGRAM, headers.nvcc_log(PROGRAM.file, ARCHITECTURE, tmp_path))
 
 
 def test_nvrtc_compiles_it_well(nvrtc_13: nvrtc.Compiler) -> None:
-    assert_compiled_well(headers.nvrtc_log(PROGRAM.source(), PROGRAM.header, ARCHITECTURE, nvrtc_13))
+    headers.assert_compiled_well(PROGRAM, headers.nvrtc_log(PROGRAM.source(), PROGRAM.header, ARCHITECTURE, nvrtc_13))
 
 
 def test_products_that_wait_for_one_another_are_noticed(tmp_path: pathlib.Path, nvrtc_13: nvrtc.Compiler) -> None:

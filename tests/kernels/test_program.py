@@ -214,6 +214,25 @@ def test_a_driver_that_refuses_is_a_reason(small: program.Program, fake_driver: 
     assert isinstance(answer, Rejected) and "no kernel image is available" in answer.reason
 
 
+def test_a_header_is_compiled_with_those_that_it_includes(tmp_path: pathlib.Path) -> None:
+    (tmp_path / "parts").mkdir()
+    (tmp_path / "parts" / "whole.cuh").write_text('int first;\n#include "../shared.cuh"\nint last;\n')
+    (tmp_path / "shared.cuh").write_text("int shared;\n")
+    text = program.text_of(tmp_path / "parts" / "whole.cuh")
+    # a compiler names the file and the line that somebody wrote
+    assert text.split("\n") == [
+        "int first;",
+        '#line 1 "shared.cuh"',
+        "int shared;",
+        '#line 3 "whole.cuh"',
+        "int last;",
+        "",
+    ]
+    (tmp_path / "shared.cuh").unlink()
+    with pytest.raises(program.Unavailable, match=r"shared\.cuh cannot be read"):
+        program.text_of(tmp_path / "parts" / "whole.cuh")
+
+
 def test_a_header_that_is_missing_is_a_reason(small: program.Program, fake_driver: ctypes.CDLL) -> None:
     small.file.unlink()
     answer = program.installed(small)

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import logging
 import pathlib
+import re
 import struct
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ PACKAGE = pathlib.Path(__file__).parents[2]
 SOURCES = next((place for place in (PACKAGE / "csrc", PACKAGE.parent / "csrc") if place.is_dir()), PACKAGE / "csrc")
 # CUDA versions that torch has been built for since SGLang 0.5.11
 CUDA_MAJORS = (13, 12)
+INCLUDE = re.compile(r'^#include "(.*)"$', re.MULTILINE)
 
 Capability = tuple[int, int]
 
@@ -48,10 +50,21 @@ class Program:
         return self.only in (None, architecture)
 
     def source(self) -> bytes:
-        try:
-            return self.file.read_bytes()
-        except OSError as error:
-            raise Unavailable(f"{self.file} cannot be read ({error.strerror}); reinstall sglang-bcg-fixes") from error
+        return text_of(self.file).encode()
+
+
+def text_of(header: pathlib.Path) -> str:
+    """Read a header as one text, with those that it includes in their places; messages of compilers name each."""
+
+    def included(found: re.Match[str]) -> str:
+        file, line = header.parent / found[1], text.count("\n", 0, found.end()) + 2
+        return f'#line 1 "{file.name}"\n{text_of(file)}#line {line} "{header.name}"'
+
+    try:
+        text = header.read_text()
+    except OSError as error:
+        raise Unavailable(f"{header} cannot be read ({error.strerror}); reinstall sglang-bcg-fixes") from error
+    return INCLUDE.sub(included, text)
 
 
 @dataclasses.dataclass(frozen=True)
