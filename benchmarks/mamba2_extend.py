@@ -2,6 +2,7 @@
 """The kernels of mamba2_extend on a GPU: random steps against the reference, replayed, and each sequence alone.
 
     python benchmarks/mamba2_extend.py --cases 20
+    python benchmarks/mamba2_extend.py --cases 20 --form cuda
     compute-sanitizer --tool memcheck python benchmarks/mamba2_extend.py --cases 3 --tokens 700
 
 Steps are those of tests/kernels/test_mamba2_extend.py at a model's sizes, and random ones: prefixes, sequences without
@@ -21,8 +22,8 @@ from typing import Any
 
 import torch
 
-from sglang_bcg_fixes.kernels.linear_extend import accuracy
-from sglang_bcg_fixes.kernels.mamba2_extend import Shape, triton
+from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata
+from sglang_bcg_fixes.kernels.mamba2_extend import Shape, cuda, triton
 from sglang_bcg_fixes.lab.bench import mamba2_layer
 from sglang_bcg_fixes.lab.verify import environment
 
@@ -59,11 +60,14 @@ def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, devic
     )
 
 
-def faults(step: cases.Step, around: cases.Surroundings, **others: Any) -> list[str]:
+FORMS: dict[str, Any] = {"triton": triton, "cuda": cuda}
+
+
+def faults(step: cases.Step, around: cases.Surroundings, form: str = "triton", **others: Any) -> list[str]:
     def launched(each: cases.Step, beside: cases.Surroundings) -> cases.Launched:
         # Triton 3.8 sums gates in an order that depends on how far rows lie apart, which is the same for all of a layer
         beside = dataclasses.replace(beside, columns_between=around.columns_between)
-        return cases.Launched(each, triton.tuning_for(each.shape), beside)
+        return cases.Launched(each, triton.tuning_for(each.shape), beside, modules=(FORMS[form], metadata))
 
     return list(faults_of_graphs(step, around, launched, OF_CHECKPOINT, **others))
 
@@ -72,16 +76,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cases", type=int, default=20, help="random steps of each shape")
     parser.add_argument("--shapes", default=",".join(shapes()), metavar="A,B", help="default: %(default)s")
+    parser.add_argument("--form", choices=FORMS, default="triton")
     parser.add_argument("--tokens", type=int, default=9000, help="at most so many in a step")
     parser.add_argument("--json", type=pathlib.Path, help="write the counts there")
     options = parser.parse_args()
-    counts: dict[str, Any] = environment.header(environment.here()) | {"form": "triton"}
+    counts: dict[str, Any] = environment.header(environment.here()) | {"form": options.form}
     wrong = 0
     for name in options.shapes.split(","):
         source, found = random.Random(name), []
         for seed in range(options.cases):
             step = draw(shapes()[name], source, options.tokens, seed)
-            mine = faults(step, random_steps.surroundings(step, source))
+            mine = faults(step, random_steps.surroundings(step, source), options.form)
             found += [f"{name}, seed {seed}, {step.lengths}: {fault}" for fault in mine[:3]]
         print(*found[:20], f"{name}: {options.cases} steps, {len(found)} faults", sep="\n", file=sys.stderr, flush=True)
         counts[name] = {"steps": options.cases, "faults": found}

@@ -82,10 +82,10 @@ def case_of(
 ) -> list[dict[str, Any]]:
     problem = mamba2_layer.Problem(shape, [tokens // sequences] * sequences, device.name, kind)
     chosen = triton.tuning_for(shape.of_kernel)
-    made = {AS_IT_IS: functools.partial(mamba2_layer.calls_of_ours, problem, chosen)}
+    made = {AS_IT_IS: functools.partial(mamba2_layer.calls_of_ours, problem, tuning=chosen)}
     for change in CHANGES:
         made[name_of(change)] = functools.partial(
-            mamba2_layer.calls_of_ours, problem, changed(chosen, change, shape.of_kernel)
+            mamba2_layer.calls_of_ours, problem, tuning=changed(chosen, change, shape.of_kernel)
         )
     return [{"tokens": tokens, "sequences": sequences, **row} for row in compared(problem, made, device, rounds)]
 

@@ -11,12 +11,14 @@ import pytest
 from sglang_bcg_fixes.kernels.cuda import nvrtc, program
 from sglang_bcg_fixes.kernels.fa_metadata.program import PROGRAM as FA_METADATA
 from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM as GDN_EXTEND
+from sglang_bcg_fixes.kernels.mamba2_extend.program import PROGRAM as MAMBA2_EXTEND
 from tests import compilers
 from tests.kernels import headers
 
 HOPPER, BLACKWELL = (9, 0), (10, 0)
 PAIRS = [
     (GDN_EXTEND, HOPPER),
+    (MAMBA2_EXTEND, HOPPER),
     *((FA_METADATA, capability) for capability in ((8, 0), (8, 9), HOPPER, BLACKWELL, (12, 0))),
 ]
 # two registers of a kernel for drafts, which Triton's form then does without

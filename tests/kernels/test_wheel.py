@@ -17,7 +17,10 @@ from sglang_bcg_fixes import __version__
 from sglang_bcg_fixes.planning import registry
 from tests import processes
 
-HEADERS = tuple(f"csrc/{operation}/{operation}.cuh" for operation in ("fa_metadata", "gdn_extend"))
+HEADERS = (
+    *(f"csrc/{operation}/{operation}.cuh" for operation in ("fa_metadata", "gdn_extend", "mamba2_extend")),
+    "csrc/hopper.cuh",
+)
 HEADER = f"sglang_bcg_fixes/{HEADERS[0]}"
 
 
@@ -76,8 +79,9 @@ def test_machine_code_is_built_ahead_and_found(checkout: pathlib.Path, tmp_path:
     if not shutil.which("nvcc"):
         pytest.skip("no nvcc here; CI has one")
     built(checkout, tmp_path, BCG_FIXES_CUDA_ARCHS="90a; 80")
-    # the other header has instructions of one architecture only
-    assert cubins(tmp_path) == ["fa_metadata.sm_80.cubin", "fa_metadata.sm_90a.cubin", "gdn_extend.sm_90a.cubin"]
+    # the others have instructions of one architecture only
+    of_hopper = [f"{operation}.sm_90a.cubin" for operation in ("fa_metadata", "gdn_extend", "mamba2_extend")]
+    assert cubins(tmp_path) == ["fa_metadata.sm_80.cubin", *of_hopper]
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name == f"sglang_bcg_fixes-{__version__}+sm90a.sm80-py3-none-any.whl"
     assert "sm_90a, from " in asked(tmp_path / "installed")

@@ -21,6 +21,7 @@ from sglang_bcg_fixes.anatomy.mamba2 import PREPARE
 from sglang_bcg_fixes.concern import Condition, Launch, slower
 from sglang_bcg_fixes.kernels import has_triton
 from sglang_bcg_fixes.kernels.linear_extend.places import BACKENDS, RUNNER, STEP, patches
+from sglang_bcg_fixes.kernels.mamba2_extend import program
 from sglang_bcg_fixes.model import Accepted, How, Impl, Kernel, PatchPoint
 from sglang_bcg_fixes.source import forms
 from sglang_bcg_fixes.source.finding import Finding, Verdict
@@ -36,6 +37,7 @@ BREAK = f"{NEMOTRON}:breakable_nemotron_mamba2_with_output"
 BROKEN = f"{NEMOTRON}:nemotron_mamba2_with_output"
 BODIES = "sglang_bcg_fixes.kernels.mamba2_extend.adapter"
 FOLDER = "sglang_bcg_fixes.kernels.mamba2_extend"
+NOT_MEASURED = "no times of a server with it are published yet: docs/kernels.md"
 # by the beginning of an architecture's name: the releases whose servers were faster with it
 MEASURED = {
     "NemotronH": ("0.5.12.post1", "0.5.15.post1", "0.5.17"),
@@ -73,6 +75,7 @@ KERNEL = Kernel(
     doc=__doc__,
     impls=(
         Impl("triton", has_triton, f"{FOLDER}.triton", measured_on=("sm_90",)),
+        Impl("cuda", program.installed, f"{FOLDER}.cuda", only_by_name=NOT_MEASURED),
         Impl("reference", Accepted, f"{FOLDER}.stepwise", only_by_name="plain torch, token by token; for tests"),
     ),
     probe=probe,

@@ -10,6 +10,7 @@ out. JOB, output and arms are gdn_layer's.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import json
 import sys
@@ -21,7 +22,7 @@ from sglang_bcg_fixes.kernels.linear_extend import accuracy
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape as Heads
 from sglang_bcg_fixes.kernels.mamba2_extend import reference
 from sglang_bcg_fixes.lab.bench import gdn_layer
-from sglang_bcg_fixes.lab.bench.gdn_layer import CAPTURED_SEQUENCES, EAGER, PREFIX, SEED, SGLANG, TRITON, Layer
+from sglang_bcg_fixes.lab.bench.gdn_layer import CAPTURED_SEQUENCES, CUDA, EAGER, PREFIX, SEED, SGLANG, TRITON, Layer
 from sglang_bcg_fixes.lab.bench.rows import RED, Row
 from sglang_bcg_fixes.source.tree import Source
 
@@ -196,31 +197,32 @@ def of_sglang(problem: Problem) -> Layer:
     return layer
 
 
-def of_ours(problem: Problem) -> Layer:
-    call = calls_of_ours(problem)
+def of_ours(problem: Problem, form: str) -> Layer:
+    call = calls_of_ours(problem, form)
     return lambda number: call(number).launch()
 
 
 def calls_of_ours(
-    problem: Problem, tuning: Tuning | None = None, sequences: int = CAPTURED_SEQUENCES
+    problem: Problem, form: str = TRITON, tuning: Tuning | None = None, sequences: int = CAPTURED_SEQUENCES
 ) -> Callable[[int], Call]:
     """Call our kernels as the captured graph would, on static tables made for far more sequences."""
     import torch
 
     from sglang_bcg_fixes.kernels.linear_extend import metadata
-    from sglang_bcg_fixes.kernels.mamba2_extend import triton
+    from sglang_bcg_fixes.kernels.mamba2_extend import cuda, triton
 
+    forms: dict[str, Any] = {TRITON: triton, CUDA: cuda}
     inputs, sizes = problem.inputs, problem.shape.of_kernel
     tokens = sum(problem.lengths)
     tuning = tuning or triton.tuning_for(sizes)
     tables = metadata.Tables(tokens, max(sequences, len(problem.lengths)), problem.device)
-    scratch = triton.Scratch.for_rows(tokens, tables, sizes, problem.output.dtype, tuning)
+    scratch = forms[form].Scratch.for_rows(tokens, tables, sizes, problem.output.dtype, tuning)
     lengths = torch.tensor(problem.lengths, dtype=torch.int32, device=problem.device)
     # once for all layers of a step, like SGLang's own metadata
     tables.fill(lengths, problem.slots, torch.full_like(lengths, PREFIX))
 
     def call(number: int) -> Call:
-        return triton.Call(
+        made: Call = forms[form].Call(
             inputs.inputs,
             inputs.dt,
             shape=sizes,
@@ -237,12 +239,16 @@ def calls_of_ours(
             tracking=False,
             tuning=tuning,
         )
+        return made
 
     return call
 
 
 # each makes, for a problem, the function that runs one of its layers; the first is the baseline of the others
-KERNELS: dict[str, Callable[[Problem], Layer]] = {SGLANG: of_sglang, f"bcg_fixes {TRITON}": of_ours}
+KERNELS: dict[str, Callable[[Problem], Layer]] = {
+    SGLANG: of_sglang,
+    **{f"bcg_fixes {form}": functools.partial(of_ours, form=form) for form in (TRITON, CUDA)},
+}
 
 
 def case_of(

@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CUDA form of mamba2_extend: its source run on the host, compiled for Hopper, and its packing."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import gdn_tuning, mamba2_extend, mamba2_variants
+from sglang_bcg_fixes.kernels.cuda import nvrtc
+from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata
+from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
+from sglang_bcg_fixes.kernels.mamba2_extend import Shape, cuda, triton
+from sglang_bcg_fixes.kernels.mamba2_extend.program import PROGRAM
+from sglang_bcg_fixes.lab.bench import mamba2_layer, timing
+from tests.bench.cpu_device import Cpu, once
+from tests.kernels import headers, linear_extend_cases, on_host
+from tests.kernels import mamba2_extend_cases as cases
+from tests.kernels.program_on_host import HOST, OnHost
+
+ON_HOST = OnHost(cuda, PROGRAM)
+TEXT, SIGNATURES, DECLARED = ON_HOST.text, ON_HOST.signatures, ON_HOST.declared()
+SHAPE = Shape(heads=2, groups=1, head=64, states=128, width=4)
+WIDE = Shape(heads=1, groups=1, head=128, states=256, width=4)
+# of triton's kernels, where they take the place of ours
+TUNING = triton.Tuning(Walk(2, 4, 1, 64), prepare_programs=3, relate_programs=3, strip=8)
+FORM = (cuda, metadata)
+EXACT = 0.001
+# blocks that have several items, and one for each
+FEW_BLOCKS, MANY_BLOCKS = 3, 64
+ARCHITECTURE = "90a"
+
+
+@pytest.fixture(scope="session")
+def right(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    return ON_HOST.library(PROGRAM.file, tmp_path_factory.mktemp("on_host"), SIGNATURES)
+
+
+@pytest.fixture(scope="session")
+def kernels(right: ctypes.CDLL) -> cuda.Kernels:
+    made: cuda.Kernels = ON_HOST.launched(dict.fromkeys(SIGNATURES, right))
+    return made
+
+
+@pytest.fixture(params=[FEW_BLOCKS, MANY_BLOCKS], ids=["few blocks", "many blocks"])
+def host(kernels: cuda.Kernels, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> cuda.Kernels:
+    chosen = dataclasses.replace(kernels, multiprocessors=request.param)
+    monkeypatch.setattr(cuda, "on_device", lambda device: chosen)
+    return chosen
+
+
+def step(lengths: list[int], shape: Shape = SHAPE, **options: Any) -> cases.Step:
+    return cases.draw(shape, lengths, device="cpu", **{"dtype": torch.float16, **options})
+
+
+AROUND = cases.Surroundings(padding=70, more_tokens=9, max_sequences=8, columns_between=3)
+
+
+def run(drawn: cases.Step, around: cases.Surroundings = AROUND, form: Any = cuda) -> cases.After:
+    return cases.Launched(drawn, TUNING, around, modules=(form, metadata)).run()
+
+
+def faults(drawn: cases.Step, around: cases.Surroundings = AROUND, tolerance: float = EXACT) -> list[str]:
+    return cases.faults(drawn, run(drawn, around), tolerance=tolerance)
+
+
+STEPS: dict[str, tuple[list[int], dict[str, Any]]] = {
+    "one token": ([1], {}),
+    "one chunk": ([64], {}),
+    "more chunks than a ring has places": ([300], {}),
+    "ends beside a chunk": ([63, 65, 130], {}),
+    "nobody": ([0, 0], {}),
+    "some have nothing, and some no slot": ([0, 70, 3, 64, 0, 5], {"gone": [1], "fresh": [2]}),
+    "checkpoints": ([130, 64, 70, 3], {"tracked": {0: 129, 1: 64, 2: 10}, "fresh": [1]}),
+    "gates near 0": ([100], {"gates": "near 0"}),
+    "gates far below": ([100, 3], {"gates": "far below"}),
+    "long steps": ([70], {"gates": "long steps"}),
+    "weights in half precision": ([70, 3], {"of_weights": torch.float16}),
+}
+
+
+@pytest.mark.parametrize("shape", [SHAPE, WIDE], ids=["128 states", "256 states"])
+@pytest.mark.parametrize("name", STEPS)
+def test_steps(name: str, shape: Shape, host: cuda.Kernels) -> None:
+    lengths, options = STEPS[name]
+    assert faults(step(lengths, shape, **options)) == []
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [Shape(1, 1, 64, 128, 4), Shape(4, 2, 64, 128, 4), Shape(3, 3, 128, 128, 4), Shape(2, 1, 192, 256, 4)],
+    ids=str,
+)
+def test_other_shapes(shape: Shape, host: cuda.Kernels) -> None:
+    assert faults(step([70, 5], shape, fresh=[1])) == []
+
+
+# a chunk; a sequence needs four such segments to be cut, and has at most eight
+SEGMENT = 64
+ONE_HEAD = dataclasses.replace(SHAPE, heads=1)
+# 257 tokens are two chunks in each segment, and one token in the last; 580 two in each of five
+CUT: dict[str, tuple[list[int], dict[str, Any]]] = {
+    "one": ([257], {}),
+    "beside others": ([63, 530, 255, 5, 256], {"fresh": [1], "gone": [3]}),
+    "fewer than eight, that none is empty": ([580], {}),
+    "checkpoints at the end of a segment and inside": ([257, 330], {"tracked": {0: 128, 1: 200}, "gates": "near 0"}),
+    "checkpoints at both ends": ([257, 320], {"tracked": {0: 10, 1: 320}}),
+    "gates far below": ([260], {"gates": "far below"}),
+}
+
+
+@pytest.fixture
+def segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "segment_of", lambda *_: SEGMENT)
+
+
+@pytest.mark.usefixtures("segments")
+@pytest.mark.parametrize("shape", [ONE_HEAD, WIDE], ids=["128 states", "256 states"])
+@pytest.mark.parametrize("name", CUT)
+def test_sequences_that_are_cut(name: str, shape: Shape, host: cuda.Kernels) -> None:
+    lengths, options = CUT[name]
+    assert faults(step(lengths, shape, **options)) == []
+
+
+@pytest.mark.usefixtures("segments")
+def test_nothing_around_a_cut_sequence_changes_its_bits(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = step([70, 257, 330], ONE_HEAD, fresh=[1], tracked={2: 200}, dtype=torch.bfloat16)
+    monkeypatch.setattr(cuda, "on_device", lambda device: kernels)
+    together = run(drawn)
+    many = dataclasses.replace(kernels, multiprocessors=MANY_BLOCKS)
+    monkeypatch.setattr(cuda, "on_device", lambda device: many)
+    assert cases.differences(together, run(drawn, cases.Surroundings()), drawn.tokens) == []
+    linear_extend_cases.assert_neighbours_change_nothing(drawn, together, run)
+
+
+@pytest.mark.usefixtures("segments")
+def test_what_is_not_a_number_stays_in_its_cut_sequence(host: cuda.Kernels) -> None:
+    linear_extend_cases.assert_nan_stays_in_its_sequence(step([260, 70, 257], ONE_HEAD), run)
+
+
+def test_heads_and_length_decide_about_segments() -> None:
+    tables = metadata.Tables(20000, 4, "cpu")
+    shapes = {heads: dataclasses.replace(SHAPE, heads=heads) for heads in (16, 32, 48, 64, 65, 128)}
+    found = {heads: cuda.segment_of(shape, tables) for heads, shape in shapes.items()}
+    assert found == {16: 1024, 32: 1024, 48: 1024, 64: 1024, 65: 0, 128: 0}
+    assert cuda.segment_of(dataclasses.replace(shapes[16], states=64), tables) == 0
+    for rows, records, sequences in ((20000, 19, 4), (4095, 3, 0), (1023, 0, 0)):
+        scratch = cuda.Scratch.for_rows(rows, tables, shapes[16], torch.bfloat16, TUNING)
+        assert scratch.carries.shape == (records, 16, 64 * 129) and scratch.befores.shape == (sequences, 16, 64 * 128)
+
+
+@pytest.mark.usefixtures("segments")
+@pytest.mark.parametrize(("rows", "kernels"), [(255, ["advance"]), (256, ["carry", "advance"])])
+def test_only_an_output_of_enough_rows_is_cut(rows: int, kernels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    made, launches = ON_HOST.recorded()
+    monkeypatch.setattr(cuda, "on_device", lambda device: made)
+    run(step([rows]), cases.Surroundings())
+    assert [kernel for kernel, *_ in launches] == [f"bcg_mamba2_{kernel}_128_f16" for kernel in kernels]
+
+
+def test_in_bfloat16(host: cuda.Kernels) -> None:
+    # a few numbers: one of them may be rounded badly and be half of a result
+    assert faults(step([3, 130], dtype=torch.bfloat16), tolerance=2 * accuracy.TOLERANCE) == []
+
+
+def test_nothing_around_a_sequence_changes_its_bits(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = step([130, 70, 66, 1], fresh=[1], dtype=torch.bfloat16)
+    monkeypatch.setattr(cuda, "on_device", lambda device: kernels)
+    together = run(drawn)
+    many = dataclasses.replace(kernels, multiprocessors=MANY_BLOCKS)
+    monkeypatch.setattr(cuda, "on_device", lambda device: many)
+    assert cases.differences(together, run(drawn, cases.Surroundings()), drawn.tokens) == []
+    linear_extend_cases.assert_neighbours_change_nothing(drawn, together, run)
+
+
+def test_what_is_not_a_number_stays_in_its_sequence(host: cuda.Kernels) -> None:
+    linear_extend_cases.assert_nan_stays_in_its_sequence(step([70, 66, 9]), run)
+
+
+class Replaying(Cpu):
+    """Replays a capture with the kernels that it was made with, as a graph does."""
+
+    def capture(self, work: Callable[[], object]) -> Callable[[], object]:
+        own = cuda.on_device(0)
+
+        def replay() -> None:
+            with pytest.MonkeyPatch.context() as patched:
+                patched.setattr(cuda, "on_device", lambda device: own)
+                work()
+
+        return replay
+
+
+def test_only_variants_that_are_right_and_well_compiled_are_timed(
+    kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "in_turn", lambda arms, rounds, warm_up: once(arms, rounds))
+    monkeypatch.setattr(triton, "tuning_for", lambda shape: TUNING)
+    nothing = {each: lambda *_: None for each in kernels.advance}
+    variants = {
+        "triton": mamba2_variants.Variant(),
+        "right": mamba2_variants.Variant("", kernels),
+        "the same": mamba2_variants.Variant("", kernels),
+        "slow": mamba2_variants.Variant("", kernels, ("Registers are spilled",)),
+        "does nothing": mamba2_variants.Variant("", dataclasses.replace(kernels, advance=nothing)),
+    }
+    shape = mamba2_layer.Shape(1, 1, 1)
+    found = mamba2_variants.case_of(variants, "tiny", shape, [3, 3], Replaying(), 5, "float16")
+    rows = {row["variant"]: row for row in found}
+    assert {name for name, row in rows.items() if gdn_tuning.LAYER in row} == {"triton", "right", "the same"}
+    assert rows["slow"]["why"] == "Registers are spilled" and "output by" in rows["does nothing"]["why"]
+    assert [row["bits of the first"] for row in rows.values()] == [True, True, True, True, False]
+
+
+def test_random_steps_run_the_form_that_is_named(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, launches = ON_HOST.recorded()
+    monkeypatch.setattr(cuda, "on_device", lambda device: made)
+    monkeypatch.setattr(triton, "tuning_for", lambda shape: TUNING)
+
+    def found() -> list[str]:
+        return mamba2_extend.faults(step([5]), cases.Surroundings(), "cuda", capture=lambda work: work)
+
+    # nothing is computed
+    assert found() and launches
+    monkeypatch.setattr(cuda, "on_device", lambda device: kernels)
+    assert found() == []
+
+
+def test_what_the_header_has_no_kernel_for_is_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, launches = ON_HOST.recorded()
+    monkeypatch.setattr(cuda, "on_device", lambda device: made)
+    for shape, options in (
+        (Shape(2, 1, 48, 128, 4), {}),
+        (Shape(2, 1, 64, 64, 4), {}),
+        (SHAPE, {"kept": torch.bfloat16}),
+        (SHAPE, {"of_weights": torch.bfloat16}),
+    ):
+        drawn = step([20], shape, **options)
+        after, by_triton = run(drawn), run(drawn, form=triton)
+        assert cases.differences(after, by_triton, drawn.tokens) == [] and not launches
+    run(step([20]))
+    assert [kernel for kernel, *_ in launches] == ["bcg_mamba2_advance_128_f16"]
+
+
+# what is written instead of what
+MUTANTS: dict[str, tuple[str, str]] = {
+    "the ring never begins a new round": ("phase ^= 1;", ""),
+    "a tile that is not swizzled": ("((piece ^ (row % 8)) * 16)", "piece * 16"),
+    "an output behind the sequence": ("if (row < end) set_global", "set_global"),
+    "an output of the producer's behind the sequence": ("if (in_chunk < rows) set_global", "set_global"),
+    "an output that is left in the ring": ("kStores && stage < At::kStages", "kStores && stage < 1"),
+    "a stage that is loaded before it is empty": (
+        "mbarrier_wait(At::empty(memory, pipe.stage), pipe.phase ^ 1); #pragma unroll for (int step",
+        "for (int step",
+    ),
+    "rows past the end that are read": (
+        "const int row = at_most(first_row + in_chunk, item.end - 1); const int lies",
+        "const int row = first_row + in_chunk; const int lies",
+    ),
+    "x past the end that is read": (
+        "const int row = at_most(first_row + in_chunk, item.end - 1); const u16* const x",
+        "const int row = first_row + in_chunk; const u16* const x",
+    ),
+    "the first tile of C for all": ("tiles + quarter * kTile", "tiles"),
+    "the first half of B for both": ("kBTiles + 2 * half * kTile", "kBTiles"),
+    "B of another group": ("i64(item.head / group) * job.capacity", "i64(0) * job.capacity"),
+    "a checkpoint a chunk early": ("checkpoint == first_row + kChunk", "checkpoint == first_row"),
+    "no checkpoint at the beginning": ("if (checkpoint == item.start && item.segment == 0)", "if (false)"),
+    "a state that is not read": ("else if (item.has_prefix)", "else if (false)"),
+    "a state that nobody has left": ("item.segments == 1 && item.has_prefix &&", "item.segments == 1 &&"),
+    "half of an early state": ("four < kRows * kFours", "four < kRows / 2 * kFours"),
+    "a state that forgets nothing": ("S[half][each] *= whole", "S[half][each] *= 1.0f"),
+    "an output that forgets nothing": ("both[0] * kept[pair / 2].x", "both[0]"),
+    "no way through": ("+ widened<kBf16>(u16(x[pair] >> 16)) * through", ""),
+    "later tokens": ("column <= row ?", "true ?"),
+    "not the token itself": ("column <= row ?", "column < row ?"),
+    "weights without their steps": ("decay * (each % 2 ? of_step.y : of_step.x)", "decay"),
+    "decays of the other row": ("(each / 2 % 2 ? lower : upper)", "upper"),
+    "steps of another token": ("shared_float(gates + 4 * (kChunk + token))", "shared_float(gates + 4 * kChunk)"),
+    "what another token has left": ("last - shared_float(gates + 4 * token)", "last - shared_float(gates)"),
+    "x of other tokens": ("16 * step + lane / 16 * 8 + lane % 8", "lane / 16 * 8 + lane % 8"),
+    "a stage that is weighed by half": ("(kIsCarry ? 1 : 2) * kGroup / kWarp", "kGroup / kWarp"),
+    "W that is not fenced": ("// the walker has no fence of its own fence_proxy_async();", ""),
+    "what is learnt and not fenced": (
+        "tiles + At::kLearntTile); fence_proxy_async(); }",
+        "tiles + At::kLearntTile); }",
+    ),
+    "tiles that are not fenced": ("fence_proxy_async(); wgmma_fence(); relate", "wgmma_fence(); relate"),
+    "products that are not waited for": ("wgmma_wait<0>(products);", "wgmma_wait<1>();"),
+    "an output that is not waited for": ("wgmma_wait<1>(o);", "wgmma_wait<2>();"),
+    "a state that is not waited for": ("wait_for<1>(S);", "wgmma_wait<2>();"),
+    "an output that is rounded early": (
+        "wgmma_wait<0>(o); round<kBf16>(right, o);",
+        "round<kBf16>(right, o); wgmma_wait<0>(o);",
+    ),
+    "a stage that is given back early": (
+        "wait_for<1>(S); round_quarter",
+        "leave_stage(empty_before); wait_for<1>(S); round_quarter",
+    ),
+    "a state that stays as it was": (
+        "store_state<kStates>(state_of<kStates>(job, again, again.slot), S);",
+        "(void)again;",
+    ),
+    "the other half of a head": ("row = number % parts * kRows;", "row = 0;"),
+    "a state of each segment": ("if (again.segment == again.segments - 1)", ""),
+    "the first segment's state for all": ("if (item.segment == 0 && item.has_prefix)", "if (item.has_prefix)"),
+    "no state before": ("store_state<kStates>(item.before_of(job, kStates) + item.row * kStates, S);", ""),
+    "segments that forget nothing": ("left *= shared_float(decays + 4 * kChunk);", ""),
+    "one segment is left out": ("number < item.segment; ++number", "number + 1 < item.segment; ++number"),
+    "a segment that is not waited for": ("wait_for<0>(S); leave_stage", "leave_stage"),
+    "segments of another head": ("+ number) * job.heads + head)", "+ number) * job.heads)"),
+}
+# in five segments each, of two chunks
+IN_SEGMENTS = functools.partial(step, [257, 580], tracked={0: 128})
+HARDLY_FORGETS = functools.partial(step, [580], ONE_HEAD, gates="near 0")
+DRAWS: tuple[Callable[[], cases.Step], ...] = (
+    functools.partial(step, [130, 70, 64, 3], Shape(2, 2, 64, 128, 4), tracked={0: 129, 2: 10}, gates="near 0"),
+    functools.partial(step, [330, 66], fresh=[1]),
+    functools.partial(step, [70, 130], WIDE, tracked={1: 64}, fresh=[0]),
+    IN_SEGMENTS,
+    HARDLY_FORGETS,
+)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_a_mistake_is_noticed(
+    mutant: str, right: ctypes.CDLL, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # what the cases run
+    of_cases = [kernel for kernel in SIGNATURES if kernel.endswith("_f16")]
+    wrong = ON_HOST.library(headers.mutant(PROGRAM.file, *MUTANTS[mutant], tmp_path), tmp_path, of_cases)
+    mutated = ON_HOST.launched({**dict.fromkeys(SIGNATURES, right), **dict.fromkeys(of_cases, wrong)})
+    assert next(found_in(mutated, DRAWS, monkeypatch), None), f"nothing sees {mutant}"
+
+
+def found_in(
+    made: cuda.Kernels, draws: Sequence[Callable[[], cases.Step]], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    """Faults that the cases find in these kernels."""
+    for draw in draws:
+        segment = SEGMENT if draw in (IN_SEGMENTS, HARDLY_FORGETS) else 0
+        monkeypatch.setattr(cuda, "segment_of", lambda *_, segment=segment: segment)
+        for blocks in (FEW_BLOCKS, MANY_BLOCKS):
+            chosen = dataclasses.replace(made, multiprocessors=blocks)
+            monkeypatch.setattr(cuda, "on_device", lambda device, chosen=chosen: chosen)
+            yield from headers.seen(functools.partial(faults, draw()))
+    yield from headers.seen(spreads)
+
+
+def spreads() -> list[str]:
+    """Tell if what is not a number reaches another sequence."""
+    try:
+        linear_extend_cases.assert_nan_stays_in_its_sequence(step([70, 66, 9]), run)
+    except AssertionError as error:
+        return [str(error) or "it does"]
+    return []
+
+
+def test_without_a_mistake_nothing_is_noticed(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(found_in(kernels, DRAWS, monkeypatch)) == []
+
+
+def test_every_kernel_of_the_header_is_launched() -> None:
+    assert sorted(PROGRAM.kernels) == sorted(SIGNATURES) == sorted(DECLARED)
+
+
+@pytest.mark.parametrize("kernel", PROGRAM.kernels)
+def test_the_packing_is_the_headers_struct(kernel: str) -> None:
+    _, name = SIGNATURES[kernel]
+    headers.assert_packs(DECLARED[kernel].layout, PROGRAM.file, name)
+
+
+def test_the_constants_are_the_headers(tmp_path: pathlib.Path) -> None:
+    needed = {"CHUNK", "SEQUENCE_FIELDS", "ROWS", "THREADS", "LEAST_SEGMENTS", "TRACKING", "FLOAT_D"}
+    ON_HOST.assert_constants((metadata, cuda), needed, tmp_path)
+
+
+@pytest.mark.parametrize("states", cuda.SHARED_BYTES)
+def test_shared_memory_is_the_headers(states: int, tmp_path: pathlib.Path) -> None:
+    check = f'static_assert(bcg::Layout<{states}>::kSharedBytes == {cuda.SHARED_BYTES[states]}, "");'
+    on_host.assert_compiles([f'#include "{HOST}"', f'#include "{PROGRAM.file}"', check], tmp_path)
+
+
+def test_nvcc_compiles_it_well(tmp_path: pathlib.Path) -> None:
+    headers.assert_compiled_well(PROGRAM, headers.nvcc_log(PROGRAM.file, ARCHITECTURE, tmp_path))
+
+
+def test_nvrtc_compiles_it_well(nvrtc_13: nvrtc.Compiler) -> None:
+    headers.assert_compiled_well(PROGRAM, headers.nvrtc_log(PROGRAM.source(), PROGRAM.header, ARCHITECTURE, nvrtc_13))
