@@ -10,8 +10,11 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
-from sglang_bcg_fixes.kernels.mamba2_extend import Shape, triton
+from sglang_bcg_fixes.kernels.linear_extend import metadata
+from sglang_bcg_fixes.kernels.mamba2_extend import Shape, cuda, triton
 from sglang_bcg_fixes.lab.bench import mamba2_layer
 from tests import processes
 
@@ -485,3 +488,88 @@ def test_what_states_in_bfloat16_cost_is_recorded() -> None:
     alone = [" / ".join(f"{found[tokens, 1]:.0f}" for tokens in (256, 4096, 8192)) for found in (half, full)]
     assert f"A layer took {alone[0]} us" in words and f"it took {alone[1]} with fp32" in words
     assert f"and {half[256, 64]:.0f} in place of {full[256, 64]:.0f} for 256 tokens in 64" in words
+
+
+FORMS = ("triton", "cuda")
+VARIANTS = {
+    "Nemotron-H-8B": "nemotron_h_8b",
+    "Falcon-H1-7B": "falcon_h1_7b",
+    "one of eight ranks of Nemotron-H-8B": "nemotron_h_8b_tp8",
+    "one of two ranks of Falcon-H1-34B": "falcon_h1_34b_tp2",
+}
+SIZES = ((256, 1), (1024, 1), (4096, 1), (8192, 1), (16384, 1), (8192, 4), (8192, 8), (256, 8), (8192, 64))
+
+
+def test_the_table_of_mamba2_in_cuda_is_recorded() -> None:
+    found = json.loads((RESULTS / "mamba2_variants.json").read_text())["rows"]
+    assert {row["verdict"] for row in found} == {"green"} and {row["variant"] for row in found} == set(FORMS)
+    times = {(row["shape"], row["tokens"], row["sequences"], row["variant"]): row["layer_us"] for row in found}
+    assert len(times) == len(found) == len(VARIANTS) * len(SIZES) * len(FORMS)
+    lines = PAGE.splitlines()
+    for title, shape in VARIANTS.items():
+        start = lines.index(next(line for line in lines if line.startswith(f"| {title}, `triton` |")))
+        for line, form, other in zip(lines[start : start + 2], FORMS, reversed(FORMS), strict=True):
+            told = [cell.strip() for cell in line.strip("|").split("|")][1:]
+            for cell, size in zip(told, SIZES, strict=True):
+                mine, others = times[(shape, *size, form)], times[(shape, *size, other)]
+                assert cell == (f"**{mine:,.0f}**" if mine < others else f"{mine:,.0f}"), (line, size)
+    shares = [times[(*case, "cuda")] / times[(*case, "triton")] for case in {each[:-1] for each in times}]
+    faster = sum(share < 1 for share in shares)
+    assert f"takes {min(shares):.2f} to {max(shares):.2f} of the time, and less at {faster} of {len(shares)}" in SECTION
+    errors = {form: [row["errors"]["output"] for row in found if row["variant"] == form] for form in FORMS}
+    assert errors["cuda"] == errors["triton"] and f"at most {max(errors['cuda']):.4f}" in SECTION
+
+
+def test_the_scratch_of_segments_is_as_large_as_said() -> None:
+    for shape, said in (("nemotron_h_8b_tp8", "5 MB with one of eight ranks"), ("falcon_h1_7b", "32 MB with Falcon")):
+        sizes, tables = mamba2_layer.SHAPES[shape].of_kernel, metadata.Tables(8192, 8, "meta")
+        scratch = cuda.Scratch.for_rows(8192, tables, sizes, torch.bfloat16, triton.tuning_for(sizes))
+        size = sum(each.numel() * each.element_size() for each in (scratch.carries, scratch.befores))
+        assert said.startswith(f"{size / 1e6:.0f} MB") and said in SECTION
+
+
+def test_random_steps_of_mamba2_in_cuda_were_right_and_the_sanitizer_said_what_is_told() -> None:
+    for shape in ("nemotron_h_8b", "falcon_h1_7b", "nemotron_h_8b_tp8"):
+        found = json.loads((RESULTS / f"mamba2_extend-cuda-{shape}.json").read_text())
+        assert found["form"] == "cuda" and found[shape] == {"steps": 10, "faults": []}
+    assert "Ten random steps of each of three shapes were right" in SECTION
+    for tool in ("memcheck", "synccheck"):
+        said = (RESULTS / f"mamba2_sanitizer-{tool}.txt").read_text()
+        assert "0 faults" in said and "ERROR SUMMARY: 0 errors" in said
+    assert "Race reported" in (RESULTS / "mamba2_sanitizer-racecheck.txt").read_text()
+
+
+def test_the_table_of_two_ranks_is_recorded() -> None:
+    lines = (RESULTS / "serving-tp2-qwen3_5_4b-0.5.23.jsonl").read_text().splitlines()
+    header, *found = map(json.loads, lines)
+    assert header["header"]["server_arguments"] == [
+        "--tp-size=2",
+        "--enforce-disable-flashinfer-allreduce-fusion",
+    ]
+    part = PAGE.partition("\nTwo ranks: ")[2].partition("###")[0]
+    told = {
+        "stock": "SGLang",
+        "bcg_fixes": "with bcg_fixes",
+        "stock without prefill graphs": "SGLang without prefill graphs",
+    }
+    gaps = []
+    for arm, title in told.items():
+        mine = [row for row in found if row["arm"] == arm]
+        assert [row["tokens"] for row in mine] == [253, 1021, 4093, 8189]
+        mark = "**" if arm == "bcg_fixes" else ""
+        cells = " | ".join(f"{mark}{row['median']:.1f}{mark}" for row in mine)
+        assert f"| {title} | {cells} |" in part
+        for row in mine:
+            assert (
+                row["verdict"] == "green" and row["details"]["answers"]["equal"] == row["details"]["answers"]["of"] == 8
+            )
+            assert (row["details"]["prefills"]["eager"] == 0) is (arm != "stock without prefill graphs")
+            gaps.append(row["details"]["answers"]["largest_gap"])
+    assert f"logprobs at most {max(gaps):.2f} from them" in part
+    logs = (RESULTS / "serving-tp2-qwen3_5_4b-0.5.23.txt").read_text().partition("== stock\n")
+    for log, said in ((logs[0], "took 1.87 GB and 51 s"), (logs[2], "SGLang's 12.99 GB and 72 s")):
+        captured = re.findall(r"elapsed=([\d.]+) s, mem usage=([\d.]+) GB", log)
+        assert len(captured) == 2
+        for seconds, size in captured:
+            assert f"{size} GB and {float(seconds):.0f} s" in said
+        assert said in " ".join(part.split())

@@ -31,8 +31,8 @@ ROWS, THREADS = 64, 512
 SHARED_BYTES = {128: 174456, 256: 181840}
 TRACKING, FLOAT_D = 1, 2
 KINDS = {torch.bfloat16: "bf16", torch.float16: "f16"}
-# So many items of a sequence, at most, leave multiprocessors idle; and the least tokens of a segment. Shorter ones would
-# cost more where a batch has several sequences than they gain where it has one.
+# So many items of a sequence, at most, leave multiprocessors idle; and the least tokens of a segment. Shorter ones cost
+# more where a batch has several sequences than they gain where it has one.
 FEW_ITEMS, SEGMENT = 64, 1024
 # a sequence that has not so many is not cut
 LEAST_SEGMENTS = 4
