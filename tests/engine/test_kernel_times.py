@@ -573,3 +573,5 @@ def test_the_table_of_two_ranks_is_recorded() -> None:
         for seconds, size in captured:
             assert f"{size} GB and {float(seconds):.0f} s" in said
         assert said in " ".join(part.split())
+    compiled = [f"{float(seconds):.1f}" for seconds in re.findall(r"compiled by NVRTC 13.0 in ([\d.]+) s", logs[0])]
+    assert f"{' and '.join(compiled)} are NVRTC's" in " ".join(part.split())
