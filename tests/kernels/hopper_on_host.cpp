@@ -177,9 +177,14 @@ struct Product {
     Matrix left, right;
     // of the four lanes that have this thread's rows, where the left operand is in registers
     unsigned fragment[4][4];
+    // this thread's own
+    const unsigned* held = nullptr;
 
     // read from when it is issued until it has been waited for
     void touch_operands() const {
+        if (held && std::memcmp(held, fragment[threadIdx.x % 4], sizeof(fragment[0]))) {
+            stop("an operand in registers was overwritten in flight");
+        }
         if (!is_left_here) left.touch_rows();
         right.touch_columns(columns);
     }
@@ -279,6 +284,7 @@ void multiply(bool is_bf16, float* d, int columns, const unsigned* left, Operand
     const Handed* const all = hand_over({{left[0], left[1], left[2], left[3]}, 0}, "wgmma");
     const int first = threadIdx.x % kWarp / 4 * 4;
     for (int lane = 0; lane < 4; ++lane) std::memcpy(product.fragment[lane], all[first + lane].registers, 16);
+    product.held = left;
     product.right = Matrix(right);
     product.right.check_columns(columns);
     issue(product);
