@@ -140,6 +140,16 @@ def between_slots(pool: Any) -> Any:
     return pool.new_empty(len(pool) + 2, *pool.shape[1:])
 
 
+def floats_between_slots(count: int) -> Callable[[Any], Any]:
+    """Make another of it, with so many numbers behind each slot."""
+
+    def between(pool: Any) -> Any:
+        rows, size = len(pool) + 2, pool[0].numel()
+        return pool.new_empty(rows, size + count)[:, :size].view(rows, *pool.shape[1:])
+
+    return between
+
+
 class Launched:
     """A step on its own buffers; every run starts with the same pools and with NaN everywhere else."""
 

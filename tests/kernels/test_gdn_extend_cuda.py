@@ -588,16 +588,20 @@ def test_without_a_mistake_nothing_is_noticed(kernels: cuda.Kernels, monkeypatch
     assert list(found_in(kernels, [TRACKED, LONG, IN_SEGMENTS], monkeypatch)) == []
 
 
-def pairs_between_slots(pool: torch.Tensor) -> torch.Tensor:
-    """As between_slots, with two numbers behind each slot: every other one is not aligned to 16 bytes."""
-    rows, size = len(pool) + 2, pool[0].numel()
-    return pool.new_empty(rows, size + 2)[:, :size].view(rows, *pool.shape[1:])
+def test_slots_an_odd_number_of_floats_apart_are_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, launches = ON_HOST.recorded()
+    monkeypatch.setattr(cuda, "on_device", lambda device: made)
+    for floats, advances in ((1, False), (2, True)):
+        monkeypatch.setattr(linear_extend_cases, "between_slots", linear_extend_cases.floats_between_slots(floats))
+        launches.clear()
+        run(step([5]))
+        assert any("advance" in kernel for kernel, *_ in launches) is advances
 
 
 def test_states_that_are_not_aligned_do_not_come_early(
     kernels: cuda.Kernels, right: ctypes.CDLL, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(linear_extend_cases, "between_slots", pairs_between_slots)
+    monkeypatch.setattr(linear_extend_cases, "between_slots", linear_extend_cases.floats_between_slots(2))
     kernel = "bcg_gdn_advance_f16"
     always = library(headers.mutant(PROGRAM.file, "&& places % 16 == 0", "", tmp_path), tmp_path, [kernel])
     mutated = launched({**dict.fromkeys(SIGNATURES, right), kernel: always})

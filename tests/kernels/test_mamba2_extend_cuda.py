@@ -7,6 +7,7 @@ import ctypes
 import dataclasses
 import functools
 import pathlib
+import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -151,7 +152,7 @@ def test_heads_and_length_decide_about_segments() -> None:
     found = {heads: cuda.segment_of(shape, tables) for heads, shape in shapes.items()}
     assert found == {16: 1024, 32: 1024, 48: 1024, 64: 1024, 65: 0, 128: 0}
     assert cuda.segment_of(dataclasses.replace(shapes[16], states=64), tables) == 0
-    for rows, records, sequences in ((20000, 19, 4), (4095, 3, 0), (1023, 0, 0)):
+    for rows, records, sequences in ((20000, 19, 4), (4095, 0, 0), (1023, 0, 0)):
         scratch = cuda.Scratch.for_rows(rows, tables, shapes[16], torch.bfloat16, TUNING)
         assert scratch.carries.shape == (records, 16, 64 * 129) and scratch.befores.shape == (sequences, 16, 64 * 128)
 
@@ -219,6 +220,13 @@ def test_only_variants_that_are_right_and_well_compiled_are_timed(
     assert [row["bits of the first"] for row in rows.values()] == [True, True, True, True, False]
 
 
+def test_random_steps_of_this_form_are_its_own_and_some_are_cut() -> None:
+    source, shape = random.Random(0), Shape(1, 1, 64, 128, 4)
+    drawn = [mamba2_extend.draw(shape, source, 9000, seed, "cpu", "cuda") for seed in range(12)]
+    assert {each.state.dtype for each in drawn} == {torch.float32}
+    assert 0 < sum(map(mamba2_extend.is_cut, drawn)) < len(drawn)
+
+
 def test_random_steps_run_the_form_that_is_named(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     made, launches = ON_HOST.recorded()
     monkeypatch.setattr(cuda, "on_device", lambda device: made)
@@ -231,6 +239,13 @@ def test_random_steps_run_the_form_that_is_named(kernels: cuda.Kernels, monkeypa
     assert found() and launches
     monkeypatch.setattr(cuda, "on_device", lambda device: kernels)
     assert found() == []
+
+
+def test_slots_an_odd_number_of_floats_apart_are_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, launches = ON_HOST.recorded()
+    monkeypatch.setattr(cuda, "on_device", lambda device: made)
+    monkeypatch.setattr(linear_extend_cases, "between_slots", linear_extend_cases.floats_between_slots(1))
+    assert faults(step([20, 3])) == [] and not launches
 
 
 def test_what_the_header_has_no_kernel_for_is_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,6 +311,9 @@ MUTANTS: dict[str, tuple[str, str]] = {
     "products that are not waited for": ("wgmma_wait<0>(products);", "wgmma_wait<1>();"),
     "an output that is not waited for": ("wgmma_wait<1>(o);", "wgmma_wait<2>();"),
     "a state that is not waited for": ("wait_for<1>(S);", "wgmma_wait<2>();"),
+    "a quarter that is still multiplied": ("if (quarter > 1) wgmma_wait<1>();", ""),
+    "sequences cut in two": ("most < kLeastSegments ? 1", "most < 2 ? 1"),
+    "states come early that are not aligned": ("&& places % 16 == 0", ""),
     "an output that is rounded early": (
         "wgmma_wait<0>(o); round<kBf16>(right, o);",
         "round<kBf16>(right, o); wgmma_wait<0>(o);",
@@ -319,6 +337,8 @@ MUTANTS: dict[str, tuple[str, str]] = {
 }
 # in five segments each, of two chunks
 IN_SEGMENTS = functools.partial(step, [257, 580], tracked={0: 128})
+# each too short to be cut, and so near that they would share records
+TWO_BESIDE = functools.partial(step, [130, 130], ONE_HEAD, gates="near 0")
 HARDLY_FORGETS = functools.partial(step, [580], ONE_HEAD, gates="near 0")
 DRAWS: tuple[Callable[[], cases.Step], ...] = (
     functools.partial(step, [130, 70, 64, 3], Shape(2, 2, 64, 128, 4), tracked={0: 129, 2: 10}, gates="near 0"),
@@ -326,6 +346,7 @@ DRAWS: tuple[Callable[[], cases.Step], ...] = (
     functools.partial(step, [70, 130], WIDE, tracked={1: 64}, fresh=[0]),
     IN_SEGMENTS,
     HARDLY_FORGETS,
+    TWO_BESIDE,
 )
 
 
@@ -345,13 +366,15 @@ def found_in(
 ) -> Iterator[str]:
     """Faults that the cases find in these kernels."""
     for draw in draws:
-        segment = SEGMENT if draw in (IN_SEGMENTS, HARDLY_FORGETS) else 0
+        segment = SEGMENT if draw in (IN_SEGMENTS, HARDLY_FORGETS, TWO_BESIDE) else 0
         monkeypatch.setattr(cuda, "segment_of", lambda *_, segment=segment: segment)
         for blocks in (FEW_BLOCKS, MANY_BLOCKS):
             chosen = dataclasses.replace(made, multiprocessors=blocks)
             monkeypatch.setattr(cuda, "on_device", lambda device, chosen=chosen: chosen)
             yield from headers.seen(functools.partial(faults, draw()))
     yield from headers.seen(spreads)
+    monkeypatch.setattr(linear_extend_cases, "between_slots", linear_extend_cases.floats_between_slots(2))
+    yield from headers.seen(functools.partial(faults, DRAWS[0]()))
 
 
 def spreads() -> list[str]:

@@ -35,6 +35,8 @@ TRACKING, FLOAT_A_LOG, FLOAT_DT_BIAS = 1, 2, 4
 KINDS = {torch.bfloat16: "bf16", torch.float16: "f16"}
 # bytes of the widest load, which needs this alignment
 PIECE = 16
+# bytes of two floats
+PAIR = 8
 # floats that `carry` leaves of a segment and head
 CARRY_SIZE = 2 * VALUES * KEYS
 # Value heads of a rank, at most, and tokens of a segment: so few heads leave multiprocessors idle with one sequence.
@@ -184,7 +186,9 @@ class Call(triton.Call):
         return segment if self.output.shape[0] > (LEAST_SEGMENTS - 1) * segment else 0
 
     def advance(self, span: int) -> None:
-        if self.state.dtype != torch.float32 or not has_its_sizes(self.shape, self.tables):
+        # read and written by twos
+        is_paired = self.state.stride(0) % 2 == 0 and self.state.data_ptr() % PAIR == 0
+        if self.state.dtype != torch.float32 or not is_paired or not has_its_sizes(self.shape, self.tables):
             super().advance(span)
             return
         scratch, tables, shape, segment = self.scratch, self.tables, self.shape, self.segment

@@ -30,6 +30,8 @@ ROWS, THREADS = 64, 512
 # by states of a row
 SHARED_BYTES = {128: 174456, 256: 181840}
 TRACKING, FLOAT_D = 1, 2
+# bytes of two floats
+PAIR = 8
 KINDS = {torch.bfloat16: "bf16", torch.float16: "f16"}
 # So many items of a sequence, at most, leave multiprocessors idle; and the least tokens of a segment. Shorter ones cost
 # more where a batch has several sequences than they gain where it has one.
@@ -50,6 +52,12 @@ def segment_of(shape: Shape, tables: Tables) -> int:
     return SEGMENT if has_its_sizes(shape, tables) and shape.inner // ROWS <= FEW_ITEMS else 0
 
 
+def segment_in(rows: int, shape: Shape, tables: Tables) -> int:
+    """Return the same, or 0 if no sequence of an output of so many rows can be long enough to be cut."""
+    segment = segment_of(shape, tables)
+    return segment if rows >= LEAST_SEGMENTS * segment else 0
+
+
 @dataclasses.dataclass
 class Scratch(triton.Scratch):
     """triton.Scratch, and what `carry` leaves for `advance`."""
@@ -61,7 +69,7 @@ class Scratch(triton.Scratch):
 
     @classmethod
     def for_rows(cls, rows: int, tables: Tables, shape: Shape, dtype: Any, tuning: Tuning) -> Scratch:
-        segment = segment_of(shape, tables)
+        segment = segment_in(rows, shape, tables)
 
         def of_each(tokens: int, states: int) -> Any:
             sizes = (rows // tokens if segment else 0, shape.heads, shape.head * states)
@@ -121,14 +129,11 @@ class Call(triton.Call):
         return (
             has_its_sizes(self.shape, self.tables)
             and self.state.dtype == torch.float32
+            # read and written by twos
+            and self.state.stride(0) % 2 == 0
+            and self.state.data_ptr() % PAIR == 0
             and self.D.dtype in (self.output.dtype, torch.float32)
         )
-
-    @property
-    def segment(self) -> int:
-        """The least tokens of a segment; 0 if no sequence of this output can be long enough to be cut."""
-        segment = segment_of(self.shape, self.tables)
-        return segment if self.output.shape[0] >= LEAST_SEGMENTS * segment else 0
 
     def relate(self) -> None:
         if not self.has_kernel:
@@ -138,7 +143,8 @@ class Call(triton.Call):
         if not self.has_kernel:
             super().advance()
             return
-        scratch, tables, shape, segment = self.scratch, self.tables, self.shape, self.segment
+        scratch, tables, shape = self.scratch, self.tables, self.shape
+        segment = segment_in(self.output.shape[0], shape, tables)
         kernels = on_device(self.output.get_device())
         parameters = (
             kernels.multiprocessors,
