@@ -36,6 +36,8 @@ from tests.kernels.linear_extend_cases import faults_of_graphs, random_lengths, 
 
 SMALL = Shape(heads=6, groups=2, head=32, states=16, width=3)
 OF_CHECKPOINT = accuracy.OF_SGLANGS * accuracy.TOLERANCE
+# of sequences that the CUDA form may cut into segments
+CUT_LENGTHS = (4096, 4097, 8192)
 LENGTHS = (0, 1, 2, 3, 15, 63, 64, 65, 127, 128, 129, 200, 511, 700, 1024, 2047, 5000)
 
 
@@ -43,8 +45,10 @@ def shapes() -> dict[str, Shape]:
     return {**{name: each.of_kernel for name, each in mamba2_layer.SHAPES.items()}, "small": SMALL}
 
 
-def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, device: str = "cuda") -> cases.Step:
-    lengths = random_lengths(source, LENGTHS, most_tokens)
+def draw(
+    shape: Shape, source: random.Random, most_tokens: int, seed: int, device: str = "cuda", form: str = "triton"
+) -> cases.Step:
+    lengths = random_lengths(source, LENGTHS + CUT_LENGTHS if form == "cuda" else LENGTHS, most_tokens)
     some = [number for number in range(len(lengths)) if source.random() < 0.3]
     return cases.draw(
         shape,
@@ -52,7 +56,8 @@ def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, devic
         device=device,
         # with few numbers in bfloat16, one that rounds badly is half of a result
         dtype=torch.float16 if shape is SMALL else source.choice((torch.bfloat16, torch.float16)),
-        kept=source.choice((torch.float32, torch.bfloat16)),
+        # the CUDA form has a kernel for the former only
+        kept=torch.float32 if form == "cuda" else source.choice((torch.float32, torch.bfloat16)),
         gates=source.choice(list(cases.GATES)),
         **random_requests(source, lengths, some),
         bias=source.random() < 0.7,
@@ -61,6 +66,13 @@ def draw(shape: Shape, source: random.Random, most_tokens: int, seed: int, devic
 
 
 FORMS: dict[str, Any] = {"triton": triton, "cuda": cuda}
+
+
+def is_cut(step: cases.Step) -> bool:
+    """Tell if the CUDA form cuts a sequence of this step into segments."""
+    tables = metadata.Tables(max(1, step.tokens), len(step.lengths), "meta")
+    segment = cuda.segment_in(step.tokens, step.shape, tables)
+    return bool(segment) and max(step.lengths) >= cuda.LEAST_SEGMENTS * segment
 
 
 def faults(step: cases.Step, around: cases.Surroundings, form: str = "triton", **others: Any) -> list[str]:
@@ -83,13 +95,16 @@ def main() -> int:
     counts: dict[str, Any] = environment.header(environment.here()) | {"form": options.form}
     wrong = 0
     for name in options.shapes.split(","):
-        source, found = random.Random(name), []
+        source, found, cut = random.Random(name), [], 0
         for seed in range(options.cases):
-            step = draw(shapes()[name], source, options.tokens, seed)
+            step = draw(shapes()[name], source, options.tokens, seed, form=options.form)
+            cut += is_cut(step)
             mine = faults(step, random_steps.surroundings(step, source), options.form)
             found += [f"{name}, seed {seed}, {step.lengths}: {fault}" for fault in mine[:3]]
         print(*found[:20], f"{name}: {options.cases} steps, {len(found)} faults", sep="\n", file=sys.stderr, flush=True)
         counts[name] = {"steps": options.cases, "faults": found}
+        if options.form == "cuda":
+            counts[name]["steps with a sequence that is cut"] = cut
         wrong += len(found)
         if options.json:
             # write early, so an interrupted run leaves results

@@ -24,6 +24,7 @@ from sglang_bcg_fixes.kernels.mamba2_extend import reference
 from sglang_bcg_fixes.lab.bench import gdn_layer
 from sglang_bcg_fixes.lab.bench.gdn_layer import CAPTURED_SEQUENCES, CUDA, EAGER, PREFIX, SEED, SGLANG, TRITON, Layer
 from sglang_bcg_fixes.lab.bench.rows import RED, Row
+from sglang_bcg_fixes.model import Rejected
 from sglang_bcg_fixes.source.tree import Source
 
 if TYPE_CHECKING:
@@ -251,13 +252,21 @@ KERNELS: dict[str, Callable[[Problem], Layer]] = {
 }
 
 
+def kernels_on(device: gdn_layer.Device) -> dict[str, Callable[[Problem], Layer]]:
+    """Leave out the CUDA form on GPUs that it is not for."""
+    from sglang_bcg_fixes.kernels.mamba2_extend import cuda
+
+    missing = device.name == "cuda" and isinstance(cuda.ready(0), Rejected)
+    return {arm: build for arm, build in KERNELS.items() if not (missing and arm.endswith(CUDA))}
+
+
 def case_of(
     name: str, tokens: int, sequences: int, rounds: int, device: gdn_layer.Device, gpu: str, flashinfer: bool = False
 ) -> list[Row]:
     shape = SHAPES[name]
     try:
         problem = Problem(shape, [tokens // sequences] * sequences, device.name)
-        found = gdn_layer.measure(problem, device, rounds, KERNELS)
+        found = gdn_layer.measure(problem, device, rounds, kernels_on(device))
     except Exception as error:
         # out of memory, or a GPU that another case left broken: report it and try the next case
         found = [gdn_layer.Measured(f"{SGLANG}, {EAGER}", RED, f"{type(error).__name__}: {error}"[:500])]
