@@ -373,6 +373,8 @@ def found_in(
             monkeypatch.setattr(cuda, "on_device", lambda device, chosen=chosen: chosen)
             yield from headers.seen(functools.partial(faults, draw()))
     yield from headers.seen(spreads)
+    # states that come early, but where they are not aligned
+    monkeypatch.setattr(cuda, "on_device", lambda device: dataclasses.replace(made, multiprocessors=FEW_BLOCKS))
     monkeypatch.setattr(linear_extend_cases, "between_slots", linear_extend_cases.floats_between_slots(2))
     yield from headers.seen(functools.partial(faults, DRAWS[0]()))
 

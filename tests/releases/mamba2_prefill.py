@@ -9,17 +9,32 @@ As tests.releases.gdn_prefill, which has the steps and what is compared.
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import functools
 import json
+import pathlib
 import sys
+import tempfile
 from typing import Any
 
-from cpu_sglang import mamba, one_batch, prefill
+from cpu_sglang import graphs, mamba, one_batch, prefill
 from sglang_bcg_fixes.kernels.linear_extend import serving
 from tests.releases import gdn_prefill
 from tests.releases.gdn_prefill import CHUNKED, LONG, RAGGED, SHORT, Found, compared, scenario
 
 # as long as ours, so that a checkpoint may be inside an extend; by both names that configurations have
 CHUNKS = {"mamba_chunk_size": 64, "chunk_size": 64}
+
+# of the sizes that the CUDA source is written for: one has 128 states, the other 256, with what Falcon's configuration
+# computes of its sizes before these take their place
+OF_CUDA: dict[str, dict[str, Any]] = {
+    "nemotron_h": {"mamba_num_heads": 2, "mamba_head_dim": 64, "ssm_state_size": 128},
+    "falcon_h1": {
+        **{"mamba_d_ssm": 64, "mamba_n_heads": 1, "mamba_d_head": 64, "mamba_d_state": 256},
+        **{"mamba_expand": 1, "mamba_intermediate": 64},
+    },
+}
 
 MUTANTS = {
     "forgets prefixes": ("slots, batch.extend_prefix_lens", "slots, batch.extend_prefix_lens * 0"),
@@ -65,18 +80,52 @@ def short(model: str) -> Found:
     return scenario(few_programs(model), SHORT, prefill.BUCKETS)
 
 
-def few_programs(model: str) -> World:
+def few_programs(model: str, **server_args: Any) -> World:
     """Take the interpreter's time for work only: there every program takes its time, work or none."""
     from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
     from sglang_bcg_fixes.kernels.mamba2_extend import triton
 
-    world = World(model)
+    world = World(model, **server_args)
     installed: Any = triton
     walk = Walk(programs=2, warps=4, stages=1, part=64)
     installed.tuning_for = lambda shape: triton.Tuning(
         walk, (walk,) * bool(walk.most_sequences(shape)), prepare_programs=2
     )
     return world
+
+
+def in_cuda(model: str) -> Found:
+    """The CUDA source on the host, as if there were a driver."""
+    from sglang_bcg_fixes.kernels.cuda import driver, nvrtc
+
+    driver.library = nvrtc.is_installed = lambda *_: True  # type: ignore[assignment]
+    world = few_programs(model, json_model_override_args=json.dumps(CHUNKS | OF_CUDA[model]))
+    from sglang_bcg_fixes.kernels.mamba2_extend import cuda, triton
+    from sglang_bcg_fixes.kernels.mamba2_extend.program import PROGRAM
+    from tests.kernels.program_on_host import OnHost
+
+    with tempfile.TemporaryDirectory() as folder:
+        kernels = OnHost(cuda, PROGRAM).build(PROGRAM.file, pathlib.Path(folder))
+    launched: collections.Counter[str] = collections.Counter()
+
+    def counted(launch: Any, *fields: int) -> None:
+        launched["advance"] += 1
+        launch(*fields)
+
+    advance = {kind: functools.partial(counted, launch) for kind, launch in kernels.advance.items()}
+    form: Any = cuda
+    form.on_device = lambda device: dataclasses.replace(kernels, advance=advance)
+    form.tuning_for = triton.tuning_for
+    launch = form.Call.advance
+
+    def advance_again(scratch: dict[str, Any], **others: Any) -> None:
+        launch(form.Call(scratch=form.Scratch(**scratch), **others))
+
+    # the stand-in for graphs sees torch's and Triton's launches only, and tensors in no object of ours
+    marked = graphs.opaque(advance_again)
+    form.Call.advance = lambda self: marked(**{**vars(self), "scratch": vars(self.scratch)})
+    serving.runs_on_the_host = lambda form: form == "cuda"
+    return {**scenario(world, SHORT, prefill.BUCKETS), "launched": launched}
 
 
 def with_checkpoints(model: str) -> World:

@@ -98,6 +98,16 @@ def test_the_triton_kernels_are_right_too(run: Callable[..., Found], model: str)
 
 
 @pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("release", [ONE, NEWEST])
+def test_the_cuda_source_is_right_with_what_a_layer_gives_it(
+    run: Callable[..., Found], release: str, model: str
+) -> None:
+    report = run(release, "in_cuda", model, "cuda")
+    assert_captured_and_right(report, model)
+    assert report["launched"]["advance"] > 0
+
+
+@pytest.mark.parametrize("model", MODELS)
 def test_by_default_they_take_the_families_that_were_measured(run: Callable[..., Found], model: str) -> None:
     assert_captured_and_right(run(ONE, "short", model, "auto"), model)
 
