@@ -63,23 +63,42 @@ def constants(header: str) -> dict[str, int]:
     return found
 
 
-def compiled(header: pathlib.Path) -> Variant:
-    source = program.text_of(header).encode()
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """A header as one text, its kernels on the first device, and what the compiler says of their speed."""
+
+    text: str
+    loaded: program.Loaded
+    slow: list[str]
+
+    @property
+    def digest(self) -> str:
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+    def taken_by(self, form: Any) -> Any:
+        """Let a form's module take the kernels for its own."""
+        with mock.patch.object(program, "load", lambda *_: self.loaded):
+            return form.on_device.__wrapped__(0)
+
+
+def compiled(header: pathlib.Path, of: program.Program) -> Compiled:
+    text = program.text_of(header)
     options = ["--gpu-architecture=sm_90a", *nvrtc.OPTIONS, nvrtc.WARN_OF_SPILLS]
     compiler = nvrtc.compiler(int(str(torch.version.cuda).split(".")[0]))
-    cubin, log = compiler.cubin(source, PROGRAM.header, options)
+    cubin, log = compiler.cubin(text.encode(), of.header, options)
     # makes torch's context current
     torch.cuda.synchronize()
-    functions = driver.load(cubin, PROGRAM.kernels)
+    functions = driver.load(cubin, of.kernels)
     loaded = program.Loaded(functions, str(header), lambda: torch.cuda.current_stream().cuda_stream)
-    numbers = constants(source.decode())
-    with (
-        mock.patch.object(program, "load", lambda *_: loaded),
-        mock.patch.object(cuda, "PREPARE_SHARED_BYTES", numbers["kPrepareSharedBytes"]),
-    ):
-        kernels = cuda.on_device.__wrapped__(0)
-    digest = hashlib.sha256(source).hexdigest()[:16]
-    return Variant(digest, kernels, nvrtc.slow_code(log), numbers["kBlocksOfMultiprocessor"])
+    return Compiled(text, loaded, nvrtc.slow_code(log))
+
+
+def variant_of(header: pathlib.Path) -> Variant:
+    found = compiled(header, PROGRAM)
+    numbers = constants(found.text)
+    with mock.patch.object(cuda, "PREPARE_SHARED_BYTES", numbers["kPrepareSharedBytes"]):
+        kernels = found.taken_by(cuda)
+    return Variant(found.digest, kernels, found.slow, numbers["kBlocksOfMultiprocessor"])
 
 
 @dataclasses.dataclass
@@ -155,7 +174,7 @@ def main() -> int:
     named = [each.partition("=") for each in options.sources]
     if not all(header for _, _, header in named):
         parser.error("each source is NAME=HEADER")
-    variants = {name: compiled(pathlib.Path(header)) for name, _, header in named}
+    variants = {name: variant_of(pathlib.Path(header)) for name, _, header in named}
     device, rows = gdn_layer.Cuda(), list[dict[str, Any]]()
     content: dict[str, Any] = {**environment.header(environment.here()), "rounds": options.rounds}
     content["variants"] = {name: {"sha256": each.digest, "slow code": each.slow} for name, each in variants.items()}

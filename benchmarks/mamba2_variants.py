@@ -14,7 +14,6 @@ import argparse
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import pathlib
 import sys
 from typing import Any
@@ -22,7 +21,6 @@ from unittest import mock
 
 import torch
 
-from sglang_bcg_fixes.kernels.cuda import driver, nvrtc, program
 from sglang_bcg_fixes.kernels.linear_extend import accuracy
 from sglang_bcg_fixes.kernels.mamba2_extend import cuda
 from sglang_bcg_fixes.kernels.mamba2_extend.program import PROGRAM
@@ -56,18 +54,9 @@ class Variant:
         return mock.patch.object(cuda, "on_device", lambda device: self.kernels)
 
 
-def compiled(header: pathlib.Path) -> Variant:
-    source = program.text_of(header).encode()
-    options = ["--gpu-architecture=sm_90a", *nvrtc.OPTIONS, nvrtc.WARN_OF_SPILLS]
-    compiler = nvrtc.compiler(int(str(torch.version.cuda).split(".")[0]))
-    cubin, log = compiler.cubin(source, PROGRAM.header, options)
-    # makes torch's context current
-    torch.cuda.synchronize()
-    functions = driver.load(cubin, PROGRAM.kernels)
-    loaded = program.Loaded(functions, str(header), lambda: torch.cuda.current_stream().cuda_stream)
-    with mock.patch.object(program, "load", lambda *_: loaded):
-        kernels = cuda.on_device.__wrapped__(0)
-    return Variant(hashlib.sha256(source).hexdigest()[:16], kernels, tuple(nvrtc.slow_code(log)))
+def variant_of(header: pathlib.Path) -> Variant:
+    found = gdn_variants.compiled(header, PROGRAM)
+    return Variant(found.digest, found.taken_by(cuda), tuple(found.slow))
 
 
 def case_of(
@@ -125,7 +114,7 @@ def main() -> int:
     named = [each.partition("=") for each in options.sources]
     if not all(header for _, _, header in named):
         parser.error("each source is NAME=HEADER")
-    variants = {"triton": Variant()} | {name: compiled(pathlib.Path(header)) for name, _, header in named}
+    variants = {"triton": Variant()} | {name: variant_of(pathlib.Path(header)) for name, _, header in named}
     device, rows = gdn_layer.Cuda(), list[dict[str, Any]]()
     content: dict[str, Any] = {**environment.header(environment.here()), "rounds": options.rounds}
     content["variants"] = {name: {"sha256": each.digest, "slow code": each.slow} for name, each in variants.items()}

@@ -20,10 +20,11 @@ from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
 from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata
 from sglang_bcg_fixes.lab.bench import gdn_layer, timing
 from sglang_bcg_fixes.model import Rejected
-from tests.bench.cpu_device import Cpu, once
+from tests.bench.cpu_device import once
 from tests.kernels import gdn_extend_cases as cases
 from tests.kernels import headers, linear_extend_cases
 from tests.kernels.gdn_extend_on_host import FEW_BLOCKS, ON_HOST, SIGNATURES, TEXT, launched, library
+from tests.kernels.program_on_host import Replaying
 
 SHAPE = Shape(key_heads=1, value_heads=2, keys=128, values=128, width=4)
 # of triton's kernels, where they take the place of ours
@@ -245,20 +246,6 @@ def test_heads_that_hardly_forget_are_held_against_fp64(kernels: cuda.Kernels, m
     assert [round(each, 2) for each in heads["state"].tolist()] == [0.5, 0, 0, 0]
 
 
-class Replaying(Cpu):
-    """Replays a capture with the kernels that it was made with, as a graph does."""
-
-    def capture(self, work: Callable[[], object]) -> Callable[[], object]:
-        own = cuda.on_device(0)
-
-        def replay() -> None:
-            with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(cuda, "on_device", lambda device: own)
-                work()
-
-        return replay
-
-
 def test_only_variants_that_are_right_and_well_compiled_are_timed(
     kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,7 +258,7 @@ def test_only_variants_that_are_right_and_well_compiled_are_timed(
         "does nothing": gdn_variants.Variant("", dataclasses.replace(kernels, advance=nothing), []),
     }
     shape = gdn_layer.Shape(1, 1, 1)
-    rows = {row["variant"]: row for row in gdn_variants.case_of(variants, "tiny", shape, [3, 3], Replaying(), 5)}
+    rows = {row["variant"]: row for row in gdn_variants.case_of(variants, "tiny", shape, [3, 3], Replaying(cuda), 5)}
     assert {name for name, row in rows.items() if gdn_tuning.LAYER in row} == {"right", "the same"}
     assert rows["slow"]["why"] == "Registers are spilled" and "output by" in rows["does nothing"]["why"]
     assert [row["bits of the first"] for row in rows.values()] == [True, True, True, False]

@@ -15,7 +15,7 @@ from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
 from sglang_bcg_fixes.lab.bench import gdn_layer, timing
 from tests.bench.cpu_device import once
 from tests.kernels.gdn_extend_on_host import SIGNATURES, launched, library
-from tests.kernels.test_gdn_extend_cuda import Replaying
+from tests.kernels.program_on_host import Replaying
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_a_wrong_segment_has_no_times(right: ctypes.CDLL, monkeypatch: pytest.Mo
     for name, made in (("right", kernels), ("without", without)):
         monkeypatch.setattr(cuda, "on_device", lambda device, made=made: made)
         variant = gdn_variants.Variant("", made, [])
-        rows[name] = gdn_segments.case_of("tiny", shape, [200], variant, Replaying(), 5)
+        rows[name] = gdn_segments.case_of("tiny", shape, [200], variant, Replaying(cuda), 5)
     assert [(row["segment"], row["verdict"], row["chosen"]) for row in rows["right"]] == [
         (0, "green", True),
         (64, "green", False),

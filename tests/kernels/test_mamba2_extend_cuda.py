@@ -21,10 +21,10 @@ from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, cuda, triton
 from sglang_bcg_fixes.kernels.mamba2_extend.program import PROGRAM
 from sglang_bcg_fixes.lab.bench import mamba2_layer, timing
-from tests.bench.cpu_device import Cpu, once
+from tests.bench.cpu_device import once
 from tests.kernels import headers, linear_extend_cases, on_host
 from tests.kernels import mamba2_extend_cases as cases
-from tests.kernels.program_on_host import HOST, OnHost
+from tests.kernels.program_on_host import HOST, OnHost, Replaying
 
 ON_HOST = OnHost(cuda, PROGRAM)
 TEXT, SIGNATURES, DECLARED = ON_HOST.text, ON_HOST.signatures, ON_HOST.declared()
@@ -185,20 +185,6 @@ def test_what_is_not_a_number_stays_in_its_sequence(host: cuda.Kernels) -> None:
     linear_extend_cases.assert_nan_stays_in_its_sequence(step([70, 66, 9]), run)
 
 
-class Replaying(Cpu):
-    """Replays a capture with the kernels that it was made with, as a graph does."""
-
-    def capture(self, work: Callable[[], object]) -> Callable[[], object]:
-        own = cuda.on_device(0)
-
-        def replay() -> None:
-            with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(cuda, "on_device", lambda device: own)
-                work()
-
-        return replay
-
-
 def test_only_variants_that_are_right_and_well_compiled_are_timed(
     kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,7 +199,7 @@ def test_only_variants_that_are_right_and_well_compiled_are_timed(
         "does nothing": mamba2_variants.Variant("", dataclasses.replace(kernels, advance=nothing)),
     }
     shape = mamba2_layer.Shape(1, 1, 1)
-    found = mamba2_variants.case_of(variants, "tiny", shape, [3, 3], Replaying(), 5, "float16")
+    found = mamba2_variants.case_of(variants, "tiny", shape, [3, 3], Replaying(cuda), 5, "float16")
     rows = {row["variant"]: row for row in found}
     assert {name for name, row in rows.items() if gdn_tuning.LAYER in row} == {"triton", "right", "the same"}
     assert rows["slow"]["why"] == "Registers are spilled" and "output by" in rows["does nothing"]["why"]
