@@ -385,7 +385,7 @@ MUTANTS = {
     ),
     "advance: the output of the stage before": (
         "shared_piece(tile + swizzled(first",
-        "shared_piece(tile - kStageOfOnePart + swizzled(first",
+        "shared_piece(tile - 7 * kTile + swizzled(first",
     ),
     "advance: the ring never begins a new round": ("phase ^= 1;", ""),
     "advance: a tile where another one is": ("kScoreTile = 5 * kTile", "kScoreTile = 4 * kTile"),
