@@ -416,12 +416,11 @@ template <bool kBf16, int kStates>
 __device__ __forceinline__ void weigh(const Mamba2Advance& job) {
     using At = Layout<kStates>;
     const u32 memory = shared_memory();
-    constexpr bool kIsCarry = false;
     Pipeline pipe;
     float products[32], decays[32];
-    const int items = items_of<kIsCarry>(job);
+    const int items = items_of<false>(job);
     for (int number = blockIdx.x; number < items; number += gridDim.x) {
-        const Item item(job, number, kIsCarry);
+        const Item item(job, number, false);
         if (item.begin >= item.stop) continue;
         if (comes_early(job, item, number)) {
             mbarrier_wait(At::full(memory, pipe.stage), pipe.phase);
@@ -494,7 +493,7 @@ __device__ __forceinline__ void store_state(float* state, const float (&S)[kHalv
     }
 }
 
-template <int kStates, int kHalves>
+template <int kHalves>
 __device__ __forceinline__ void clear(float (&S)[kHalves][kHalf / 2]) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
@@ -512,7 +511,7 @@ __device__ __forceinline__ void begin_segment(float (&S)[kHalves][kHalf / 2], co
     } else if (item.has_prefix) {
         load_state<kStates>(S, item.before_of(job, kStates) + item.row * kStates);
     } else {
-        clear<kStates>(S);
+        clear(S);
     }
     for (int number = 1; number < item.segment; ++number) {
         const float* const record = item.carry_of(job, number, kStates);
@@ -660,22 +659,21 @@ __device__ __forceinline__ float through_of(const Mamba2Advance& job, int head) 
 
 // Walker. Per chunk, with products on the left and what is computed beside them:
 //
-//   o = S C^T                     take x, scale it and S, leave the chunk before's output
-//   S += (...x)^T B               o = exp(G) o + D x
-//   o += x^T W^T                  round S for the next chunk
+//   o = S C^T                           hand back the chunk before's stage, S = exp(G_last) S
+//   S += (exp(G_last - G) d x)^T B      o = exp(G) o + D x
+//   o += x^T W^T                        round a quarter of S for the next chunk
 template <bool kBf16, int kStates>
 __device__ __forceinline__ void walk(const Mamba2Advance& job) {
     using At = Layout<kStates>;
-    constexpr bool kIsCarry = false;
     constexpr int kHalves = At::kHalves;
     const u32 memory = shared_memory();
     Pipeline pipe;
     float S[kHalves][kHalf / 2], o[32];
     float2 kept[kEights];
     u32 rounded[2][kQuarter], x[16], right[16];
-    const int items = items_of<kIsCarry>(job);
+    const int items = items_of<false>(job);
     for (int number = blockIdx.x; number < items; number += gridDim.x) {
-        const Item item(job, number, kIsCarry);
+        const Item item(job, number, false);
         if (item.begin >= item.stop) continue;
         // no row is there without a slot for it
         const int checkpoint = item.track_slot < 0 ? -1 : item.checkpoint;
@@ -690,7 +688,7 @@ __device__ __forceinline__ void walk(const Mamba2Advance& job) {
         } else if (item.has_prefix) {
             load_state<kStates>(S, state_of<kStates>(job, item, item.slot));
         } else {
-            clear<kStates>(S);
+            clear(S);
         }
         // the end of a segment is the segment's before
         if (checkpoint == item.start && item.segment == 0) keep<kStates>(job, number, S);
@@ -736,7 +734,7 @@ __device__ __forceinline__ void walk(const Mamba2Advance& job) {
             look_up_all<kBf16>(o, S, rounded, tiles + At::kCTiles);
             leave();
         }
-        const Item again(job, number, kIsCarry);
+        const Item again(job, number, false);
         if (again.segment == again.segments - 1) store_state<kStates>(state_of<kStates>(job, again, again.slot), S);
     }
 }
@@ -745,19 +743,18 @@ __device__ __forceinline__ void walk(const Mamba2Advance& job) {
 template <bool kBf16, int kStates>
 __device__ __forceinline__ void carry_along(const Mamba2Advance& job) {
     using At = Layout<kStates>;
-    constexpr bool kIsCarry = true;
     const u32 memory = shared_memory();
     Pipeline pipe;
     float S[At::kHalves][kHalf / 2];
-    const int items = items_of<kIsCarry>(job);
+    const int items = items_of<true>(job);
     for (int number = blockIdx.x; number < items; number += gridDim.x) {
-        const Item item(job, number, kIsCarry);
+        const Item item(job, number, true);
         if (item.begin >= item.stop) continue;
         if (item.segment == 0 && item.has_prefix) {
             load_state<kStates>(S, state_of<kStates>(job, item, item.slot));
             store_state<kStates>(item.before_of(job, kStates) + item.row * kStates, S);
         } else {
-            clear<kStates>(S);
+            clear(S);
         }
         float left = 1;
         for (int first_row = item.begin; first_row < item.stop; first_row += kChunk) {

@@ -62,7 +62,7 @@ class OnHost:
 
     @property
     def signatures(self) -> dict[str, tuple[str, str]]:
-        """Of each kernel the expression of its threads, and the name of its struct."""
+        """Read of each kernel the expression of its threads, and the name of its struct."""
         pattern = r"__launch_bounds__\((.*?), .*?\)\s*(\w+)\(const __grid_constant__ bcg::(\w+) job\)"
         return {kernel: (threads, name) for threads, kernel, name in re.findall(pattern, self.text)}
 

@@ -27,12 +27,11 @@ from tests.kernels import mamba2_extend_cases as cases
 from tests.kernels.program_on_host import HOST, OnHost, Replaying
 
 ON_HOST = OnHost(cuda, PROGRAM)
-TEXT, SIGNATURES, DECLARED = ON_HOST.text, ON_HOST.signatures, ON_HOST.declared()
+SIGNATURES, DECLARED = ON_HOST.signatures, ON_HOST.declared()
 SHAPE = Shape(heads=2, groups=1, head=64, states=128, width=4)
 WIDE = Shape(heads=1, groups=1, head=128, states=256, width=4)
 # of triton's kernels, where they take the place of ours
 TUNING = triton.Tuning(Walk(2, 4, 1, 64), prepare_programs=3, relate_programs=3, strip=8)
-FORM = (cuda, metadata)
 EXACT = 0.001
 # blocks that have several items, and one for each
 FEW_BLOCKS, MANY_BLOCKS = 3, 64
