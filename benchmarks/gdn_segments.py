@@ -69,7 +69,7 @@ def case_of(
     found: dict[int, gdn_variants.Judged] = {}
     for segment in segments_for(lengths):
         with mock.patch.object(cuda, "segment_of", lambda *_, segment=segment: segment):
-            found[segment] = gdn_variants.judged(variant, problem, wanted, device)
+            found[segment] = gdn_variants.judged_variant(variant, problem, wanted, device)
     right = {
         str(each): functools.partial(one.arm.timed, device, problem.layers)
         for each, one in found.items()

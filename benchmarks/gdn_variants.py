@@ -19,6 +19,7 @@ import hashlib
 import pathlib
 import re
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -111,24 +112,33 @@ class Judged:
     arm: gdn_tuning.Arm
 
 
-def judged(variant: Variant, problem: gdn_layer.Problem, wanted: accuracy.Results, device: gdn_layer.Device) -> Judged:
-    with (
-        mock.patch.object(cuda, "on_device", lambda device: variant.kernels),
-        mock.patch.object(cuda, "BLOCKS_OF_MULTIPROCESSOR", variant.blocks_of_multiprocessor),
-    ):
-        arm = gdn_tuning.build("", gdn_layer.calls_of_ours(problem, gdn_layer.CUDA), problem, device)
-        replayed = gdn_tuning.results(arm, problem, device)
-        errors = problem.errors(wanted)
-        problem.restore()
-        for call in arm.calls:
-            call.launch()
-        device.synchronize()
-        eager = [problem.output, problem.conv[-1, 1:], problem.state[-1, 1:]]
+def judged(
+    call_of: Callable[[int], Any], slow: Sequence[str], problem: Any, wanted: accuracy.Results, device: gdn_layer.Device
+) -> Judged:
+    """Judge the calls of every layer of a problem, which may also be Mamba2's; `slow` is what the compiler says."""
+    arm = gdn_tuning.build("", call_of, problem, device)
+    replayed = gdn_tuning.results(arm, problem, device)
+    errors = problem.errors(wanted)
+    problem.restore()
+    for call in arm.calls:
+        call.launch()
+    device.synchronize()
+    eager = [problem.output, problem.conv[-1, 1:], problem.state[-1, 1:]]
     # the reference is no kernel of SGLang's: the narrower tolerance counts
     why = accuracy.why_wrong(errors, dict.fromkeys(errors, accuracy.TOLERANCE))
     if not why and not same(replayed, eager):
         why = "the replay differs from its own eager run"
-    return Judged(replayed, errors, why or "; ".join(variant.slow), arm)
+    return Judged(replayed, errors, why or "; ".join(slow), arm)
+
+
+def judged_variant(
+    variant: Variant, problem: gdn_layer.Problem, wanted: accuracy.Results, device: gdn_layer.Device
+) -> Judged:
+    with (
+        mock.patch.object(cuda, "on_device", lambda device: variant.kernels),
+        mock.patch.object(cuda, "BLOCKS_OF_MULTIPROCESSOR", variant.blocks_of_multiprocessor),
+    ):
+        return judged(gdn_layer.calls_of_ours(problem, gdn_layer.CUDA), variant.slow, problem, wanted, device)
 
 
 def same(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
@@ -145,7 +155,7 @@ def case_of(
 ) -> list[dict[str, Any]]:
     problem = gdn_layer.Problem(shape, lengths, device.name)
     wanted = reference.recurrent(problem.inputs)
-    found = {each: judged(variant, problem, wanted, device) for each, variant in variants.items()}
+    found = {each: judged_variant(variant, problem, wanted, device) for each, variant in variants.items()}
     first = next(iter(found.values()))
     right = {
         each: functools.partial(one.arm.timed, device, problem.layers) for each, one in found.items() if not one.why

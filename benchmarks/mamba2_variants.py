@@ -21,7 +21,6 @@ from unittest import mock
 
 import torch
 
-from sglang_bcg_fixes.kernels.linear_extend import accuracy
 from sglang_bcg_fixes.kernels.mamba2_extend import cuda
 from sglang_bcg_fixes.kernels.mamba2_extend.program import PROGRAM
 from sglang_bcg_fixes.lab.bench import gdn_layer, mamba2_layer, timing
@@ -73,24 +72,15 @@ def case_of(
     arms, rows, first = dict[str, gdn_tuning.Arm](), list[dict[str, Any]](), dict[str, Any]()
     for each, variant in variants.items():
         with variant.chosen():
-            arm = gdn_tuning.build("", mamba2_layer.calls_of_ours(problem, variant.form), problem, device)
-            replayed = gdn_tuning.results(arm, problem, device)
-            errors = problem.errors(wanted)
-            problem.restore()
-            for call in arm.calls:
-                call.launch()
-            device.synchronize()
-            eager = [problem.output, problem.conv[-1, 1:], problem.state[-1, 1:]]
-        why = accuracy.why_wrong(errors, dict.fromkeys(errors, accuracy.TOLERANCE)) or "; ".join(variant.slow)
-        if not gdn_variants.same(replayed, eager):
-            why = why or "the replay differs from its own eager run"
+            calls = mamba2_layer.calls_of_ours(problem, variant.form)
+            one = gdn_variants.judged(calls, variant.slow, problem, wanted, device)
         row: dict[str, Any] = {"shape": name, "tokens": sum(lengths), "sequences": len(lengths), "variant": each}
-        row |= {"verdict": RED if why else GREEN, "why": why}
-        row["bits of the first"] = gdn_variants.same(replayed, first.setdefault(variant.form, replayed))
-        row["errors"] = {what: round(error, 5) for what, error in errors.items()}
+        row |= {"verdict": RED if one.why else GREEN, "why": one.why}
+        row["bits of the first"] = gdn_variants.same(one.results, first.setdefault(variant.form, one.results))
+        row["errors"] = {what: round(error, 5) for what, error in one.errors.items()}
         rows.append(row)
-        if not why:
-            arms[each] = arm
+        if not one.why:
+            arms[each] = one.arm
     samples = timing.in_turn(
         {each: functools.partial(arm.timed, device, problem.layers) for each, arm in arms.items()},
         rounds,
