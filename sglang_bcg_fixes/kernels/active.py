@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import collections
+import functools
 import importlib
 import logging
 from typing import Any
@@ -101,6 +102,12 @@ def is_used(op: str) -> bool:
 
 def selected(op: str) -> Selected:
     return _selected[op]
+
+
+@functools.cache
+def leave_to_triton(op: str, what: str) -> None:
+    """Log that Triton's kernels take a part of the CUDA form's work; each part is named once."""
+    logger.info("bcg-fixes: %s is left to Triton here: %s", op, what)
 
 
 def so_far(op: str) -> dict[str, Any]:

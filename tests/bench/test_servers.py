@@ -4,24 +4,25 @@
 from __future__ import annotations
 
 import argparse
+import json
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import pytest
 
 from sglang_bcg_fixes.lab.bench import command, rows, servers
 from sglang_bcg_fixes.lab.verify import cases
 from sglang_bcg_fixes.lab.verify import command as verify
-from sglang_bcg_fixes.lab.verify.servers import Outcome
+from sglang_bcg_fixes.lab.verify.servers import FINISHED, Outcome, outcome
 from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.source import releases
 from tests import processes
 from tests.wheels import NEWEST
 
-PATCHED, KERNEL, CANARY, REFUSED, EAGER, STOCK = servers.ARMS.values()
+PATCHED, KERNEL, KERNEL_TRITON, CANARY, REFUSED, EAGER, STOCK = servers.ARMS.values()
 
-Measure = Callable[[str], tuple[list[rows.Row], list[str]]]
+Measure = Callable[..., tuple[list[rows.Row], list[str]]]
 
 
 @pytest.fixture
@@ -34,10 +35,10 @@ def measure(
     monkeypatch.setenv("PYTHONPATH", str(processes.REPOSITORY))
     source = releases.in_folder(release_root("0.5.12.post1"))
 
-    def measure(misbehaviour: str) -> tuple[list[rows.Row], list[str]]:
+    def measure(misbehaviour: str, arms: Collection[str] = servers.BY_DEFAULT) -> tuple[list[rows.Row], list[str]]:
         monkeypatch.setenv("MISBEHAVIOUR", misbehaviour)
         said: list[str] = []
-        made = servers.measure(sys.executable, registry.discover(), source, tmp_path, 5, said.append)
+        made = servers.measure(sys.executable, registry.discover(), source, tmp_path, 5, said.append, arms=arms)
         return [row for some in made for row in some], said
 
     return measure
@@ -52,7 +53,7 @@ def test_right_servers_are_timed_in_turn(measure: Measure) -> None:
             (servers.FIRST_TOKEN, 9),
             (servers.THROUGHPUT, servers.PROMPT),
         )
-        for arm in servers.ARMS.values()
+        for arm in (PATCHED, KERNEL, CANARY, REFUSED, EAGER, STOCK)
     ]
     assert all(row.verdict == "green" and row.median and row.rounds == 5 for row in found), said
     # a warm-up and five rounds
@@ -62,6 +63,23 @@ def test_right_servers_are_timed_in_turn(measure: Measure) -> None:
     lines = [line.split("  ") for line in printed.splitlines() if f"{PATCHED}  " in line]
     assert len(lines) == 3 and all(line[-1].strip() != "-" for line in lines)
     assert f"{PATCHED}: prefill graphs captured in 1.2 s" in printed
+
+
+def test_two_forms_of_a_kernel_are_timed_side_by_side(measure: Measure) -> None:
+    found, said = measure("", ["kernel", "kernel_triton", "eager"])
+    assert {row.arm for row in found} == {KERNEL, KERNEL_TRITON, REFUSED, EAGER}
+    assert all(row.verdict == "green" and row.median for row in found), said
+    lines = [line.split("  ") for line in command.report(found)]
+    for arm in (KERNEL, KERNEL_TRITON):
+        mine = [line for line in lines if arm in map(str.strip, line)]
+        assert len(mine) == 3 and all(float(line[-1]) > 0 for line in mine)
+
+
+def test_servers_whose_form_leaves_a_part_to_another_prove_nothing(measure: Measure) -> None:
+    found, _ = measure("patched=leaves a part to Triton", ["patched", "kernel", "kernel_triton"])
+    why = {row.arm: row.why for row in found}
+    left = "proves nothing: gdn_extend is left to Triton here: no reason"
+    assert why == {PATCHED: "", KERNEL: left, KERNEL_TRITON: left, REFUSED: ""}
 
 
 @pytest.mark.parametrize(
@@ -103,7 +121,7 @@ def test_qwen3_5_is_started_as_users_start_it_and_asked_nothing_twice(
     case = servers.CASES["qwen3_5_4b"]
     source = releases.in_folder(release_root(NEWEST))
     runs = servers.runs_of(registry.discover(), source, tmp_path, case)
-    assert [run.arm for run in runs] == list(servers.ARMS)
+    assert [run.arm for run in runs] == ["patched", "kernel", "canary", "reference", "eager", "stock"]
     given = {run.arm: set(run.server.job["engine"]) for run in runs}
     # sizes, and what says which model it is
     sizes = {
@@ -124,28 +142,36 @@ def test_qwen3_5_is_started_as_users_start_it_and_asked_nothing_twice(
 
 @pytest.mark.parametrize("release", ["0.5.15.post1", "0.5.17", NEWEST])
 @pytest.mark.parametrize(
-    ("name", "switch"),
+    ("name", "flag", "forms"),
     [
-        ("qwen3_next", {"SGLANG_BCG_KERNEL_GDN_EXTEND": "cuda"}),
-        ("nemotron_h_8b", {"SGLANG_BCG_KERNEL_MAMBA2_EXTEND": "triton"}),
-        ("falcon_h1_7b", {"SGLANG_BCG_KERNEL_MAMBA2_EXTEND": "triton"}),
-        ("granite_4_h_micro", {"SGLANG_BCG_KERNEL_MAMBA2_EXTEND": "triton"}),
-        ("lfm2_1_2b", {"SGLANG_BCG_KERNEL_SHORT_CONV_EXTEND": "triton"}),
-        ("kimi_linear_48b", {"SGLANG_BCG_KERNEL_KDA_EXTEND": "triton"}),
-        ("ling_2_5", {"SGLANG_BCG_KERNEL_LIGHTNING_EXTEND": "triton"}),
+        ("qwen3_next", "SGLANG_BCG_KERNEL_GDN_EXTEND", ["cuda", "triton"]),
+        ("nemotron_h_8b", "SGLANG_BCG_KERNEL_MAMBA2_EXTEND", ["cuda", "triton"]),
+        ("falcon_h1_7b", "SGLANG_BCG_KERNEL_MAMBA2_EXTEND", ["cuda", "triton"]),
+        ("granite_4_h_micro", "SGLANG_BCG_KERNEL_MAMBA2_EXTEND", ["cuda", "triton"]),
+        ("lfm2_1_2b", "SGLANG_BCG_KERNEL_SHORT_CONV_EXTEND", ["triton"]),
+        ("kimi_linear_48b", "SGLANG_BCG_KERNEL_KDA_EXTEND", ["triton"]),
+        ("ling_2_5", "SGLANG_BCG_KERNEL_LIGHTNING_EXTEND", ["triton"]),
     ],
 )
-def test_the_kernel_of_a_model_is_all_that_its_server_has_more(
-    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, release: str, name: str, switch: dict[str, str]
+def test_the_kernel_of_a_model_is_all_that_its_servers_have_more(
+    release_root: Callable[[str], pathlib.Path],
+    tmp_path: pathlib.Path,
+    release: str,
+    name: str,
+    flag: str,
+    forms: list[str],
 ) -> None:
     known, source = registry.discover(), releases.in_folder(release_root(release))
-    runs = {run.arm: run for run in servers.runs_of(known, source, tmp_path, servers.CASES[name])}
+    runs = {run.arm: run for run in servers.runs_of(known, source, tmp_path, servers.CASES[name], servers.ARMS)}
     given = {arm: run.server.environment for arm, run in runs.items()}
-    assert given["kernel"] == {**given["patched"], **switch}
-    off = {kernel.flag: "off" for kernel in known.kernels if not kernel.bit_exact}
-    assert switch.keys() < off.keys() and off.items() <= given["patched"].items()
     jobs = {arm: run.server.job["engine"] for arm, run in runs.items()}
-    assert given["patched"]["SGLANG_BCG_FIXES"] == "auto" and jobs["kernel"] == jobs["patched"]
+    inside = [arm for arm in runs if arm.startswith("kernel")]
+    for arm, form in zip(inside, forms, strict=True):
+        assert given[arm] == {**given["patched"], flag: form} and jobs[arm] == jobs["patched"]
+    assert len({run.server.folder for run in runs.values()}) == len(runs)
+    off = {kernel.flag: "off" for kernel in known.kernels if not kernel.bit_exact}
+    assert flag in off and off.items() <= given["patched"].items()
+    assert given["patched"]["SGLANG_BCG_FIXES"] == "auto"
     assert jobs["patched"]["model_path"].endswith(f"/{name}")
     admitted = {"SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS": "on"}
     refused = {"granite_4_h_micro", "lfm2_1_2b", "ling_2_5", *(("nemotron_h_8b",) if release == NEWEST else ())}
@@ -163,22 +189,33 @@ def test_the_kernel_of_a_model_is_all_that_its_server_has_more(
     assert jobs["patched"].get("attention_backend") == ("triton" if name == "qwen3_next" else None)
 
 
+@pytest.mark.parametrize(("arm", "form"), [("kernel", "cuda"), ("kernel_triton", "triton")])
 @pytest.mark.parametrize(("name", "kernel"), [("qwen3_next", "gdn_extend"), ("falcon_h1_7b", "mamba2_extend")])
-def test_a_kernel_that_is_left_to_sglang_proves_nothing(
-    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, name: str, kernel: str
+def test_a_kernel_that_does_not_run_as_it_was_named_proves_nothing(
+    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, name: str, kernel: str, arm: str, form: str
 ) -> None:
     source = releases.in_folder(release_root("0.5.15.post1"))
     case = servers.CASES[name]
-    run = next(
-        each for each in servers.runs_of(registry.discover(), source, tmp_path, case) if each.arm == servers.KERNEL
-    )
-    run.server.folder.mkdir(parents=True)
-    line = f"bcg-fixes: {kernel} is left to SGLang's own code here: strided state pools"
+    run = next(each for each in servers.runs_of(registry.discover(), source, tmp_path, case, [arm]) if each.arm == arm)
+    run.server.reports.mkdir(parents=True)
     other = "bcg-fixes: another_kernel is left to SGLang's own code here: no reason"
-    run.server.log.write_text(f"{other}\n")
-    assert servers.why_not_inside(run) == ""
-    run.server.log.write_text(f"{other}\n{line}\n{other}\n")
-    assert servers.why_not_inside(run) == f"proves nothing: {line.removeprefix('bcg-fixes: ')}"
+
+    def why(ran: str, *lines: str) -> str:
+        kernels = {kernel: {"state": "applied", "impl": ran}} if ran else {}
+        (run.server.reports / "1.json").write_text(json.dumps({"fixes": [], "kernels": kernels}))
+        run.server.log.write_text("".join(f"{line}\n" for line in (other, *lines)))
+        return servers.why_not_inside(run, outcome(run.server, FINISHED, 0))
+
+    assert why(form) == ""
+    for said in (
+        "is left to SGLang's own code here: strided state pools",
+        "is left to Triton here: states in bfloat16",
+    ):
+        assert why(form, f"bcg-fixes: {kernel} {said}", other) == f"proves nothing: {kernel} {said}"
+    flag = f"SGLANG_BCG_KERNEL_{kernel.upper()}"
+    another = "triton" if form == "cuda" else "cuda"
+    for ran, told in ((another, another), ("", "none")):
+        assert why(ran) == f"proves nothing: {flag}={form}, and the form that runs is {told}"
 
 
 def test_a_release_that_does_not_serve_the_model_is_refused(
@@ -187,7 +224,7 @@ def test_a_release_that_does_not_serve_the_model_is_refused(
     options = argparse.Namespace(model="qwen3_5_4b", python=sys.executable)
     source = releases.in_folder(release_root("0.5.12.post1"))
     with pytest.raises(command.BenchError, match=r"--model qwen3_5_4b: SGLang 0\.5\.12\.post1 does not serve it"):
-        next(command.server_rows(options, source, servers.GIB * len(servers.ARMS), 5, list(servers.ARMS)))
+        next(command.server_rows(options, source, servers.GIB * len(servers.BY_DEFAULT), 5, list(servers.BY_DEFAULT)))
 
 
 @pytest.mark.parametrize(
@@ -197,6 +234,7 @@ def test_a_release_that_does_not_serve_the_model_is_refused(
         ("qwen3_5_4b", ["reference", "kernel"], 40),
         # an H100 has room for them
         ("falcon_h1_7b", ["patched", "kernel", "eager"], 48),
+        ("falcon_h1_7b", ["patched", "kernel", "kernel_triton", "eager"], 60),
     ],
 )
 def test_chosen_servers_are_started_beside_the_reference(
@@ -211,10 +249,40 @@ def test_chosen_servers_are_started_beside_the_reference(
         next(command.server_rows(options, source, needed - 1, 5, arms))
 
 
+def options(**given: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return parser.parse_args([f"--{name}={value}" for name, value in given.items()])
+
+
 def test_an_unknown_arm_is_refused_before_anything_runs() -> None:
-    options = argparse.Namespace(shapes="qwen3_next", arms="stock,patchd", rounds=5, quick=False)
     with pytest.raises(command.BenchError, match=r"no arm 'patchd'.*patched.*there are patched, kernel"):
-        command.choose(options)
+        command.choose(options(arms="stock,patchd"))
+
+
+def test_six_arms_are_the_default_and_the_second_form_is_by_name() -> None:
+    assert options().arms == "patched,kernel,canary,reference,eager,stock"
+    for name in ("qwen3_next", "qwen3_5_4b", "nemotron_h_8b", "falcon_h1_7b", "granite_4_h_micro"):
+        _, arms, _ = command.choose(options(model=name, arms="kernel,kernel_triton"))
+        assert arms == ["kernel", "kernel_triton"]
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel"),
+    [
+        ("lfm2_1_2b", "short_conv_extend"),
+        ("kimi_linear_48b", "kda_extend"),
+        ("ling_2_5", "lightning_extend"),
+    ],
+)
+def test_a_second_form_of_a_kernel_that_has_one_is_refused(name: str, kernel: str) -> None:
+    with pytest.raises(
+        command.BenchError, match=f"--arms kernel_triton: {kernel}, which --model {name} has"
+    ) as refused:
+        command.choose(options(model=name, arms="kernel,kernel_triton"))
+    others = "qwen3_next, qwen3_5_4b, nemotron_h_8b, falcon_h1_7b, granite_4_h_micro"
+    assert f"leave that arm out, or choose one of {others} with --model" in str(refused.value)
+    assert command.choose(options(model=name))[1] == list(servers.BY_DEFAULT)
 
 
 def test_without_bits_an_answer_is_right_that_is_near_and_has_checked_itself() -> None:

@@ -85,6 +85,15 @@ def test_what_is_left_to_sglang_is_counted_and_said_once(forms: Forms, caplog: p
     assert len(caplog.records) == 1 and "left to SGLang's own code here: an encoder" in caplog.text
 
 
+def test_what_is_left_to_triton_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        for part in ("prepare", "advance", "prepare"):
+            active.leave_to_triton("metadata", part)
+    assert [record.message for record in caplog.records] == [
+        f"bcg-fixes: metadata is left to Triton here: {part}" for part in ("prepare", "advance")
+    ]
+
+
 @pytest.mark.parametrize("state", ["auto", "triton"])
 def test_auto_takes_a_form_where_it_was_measured_and_its_flag_takes_it_everywhere(
     forms: Forms, monkeypatch: pytest.MonkeyPatch, state: str

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from benchmarks import gdn_extend, gdn_tuning, gdn_variants
+from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.cuda import nvrtc
 from sglang_bcg_fixes.kernels.gdn_extend import Shape, cuda, triton
 from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
@@ -304,23 +305,31 @@ def test_states_in_bfloat16_are_tritons_behind_our_prepare(host: cuda.Kernels, m
 
 
 def test_other_sizes_are_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(active, "leave_to_triton", lambda op, what: said.append(what.split()[0]))
     monkeypatch.setattr(cuda, "on_device", lambda device: pytest.fail("a kernel of ours is launched"))
     for shape, chunk in ((Shape(1, 2, 16, 16, 4), 64), (Shape(1, 1, 128, 128, 4), 16)):
         drawn = step([18, 5], shape)
         ours, theirs = (cases.Launched(drawn, TUNING, AROUND, chunk, (form, metadata)).run() for form in (cuda, triton))
         assert cases.differences(ours, theirs, drawn.tokens) == []
+        assert set(said) == {"prepare", "advance"}
+        said.clear()
 
 
-def test_what_a_kernel_cannot_read_is_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_kernel_cannot_read_is_tritons_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     made, launches = ON_HOST.recorded()
+    said: list[tuple[str, str]] = []
+    monkeypatch.setattr(active, "leave_to_triton", lambda *given: said.append(given))
     monkeypatch.setattr(cuda, "on_device", lambda device: made)
     for drawn, around in (
         (step([5]), dataclasses.replace(AROUND, columns_between=3)),
         (step([5], dataclasses.replace(SHAPE, width=3)), AROUND),
     ):
         launches.clear()
+        said.clear()
         run(drawn, around)
         assert [kernel for kernel, *_ in launches] == ["bcg_gdn_advance_f16"]
+        assert set(said) == {("gdn_extend", f"prepare of {drawn.shape}")}
 
 
 @pytest.mark.parametrize("place", [1, 2], ids=["a", "b"])

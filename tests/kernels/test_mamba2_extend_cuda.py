@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from benchmarks import gdn_tuning, mamba2_extend, mamba2_variants
+from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.cuda import nvrtc
 from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata
 from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
@@ -233,8 +234,10 @@ def test_slots_an_odd_number_of_floats_apart_are_tritons(monkeypatch: pytest.Mon
     assert faults(step([20, 3])) == [] and not launches
 
 
-def test_what_the_header_has_no_kernel_for_is_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_header_has_no_kernel_for_is_tritons_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     made, launches = ON_HOST.recorded()
+    said: list[tuple[str, str]] = []
+    monkeypatch.setattr(active, "leave_to_triton", lambda *given: said.append(given))
     monkeypatch.setattr(cuda, "on_device", lambda device: made)
     for shape, options in (
         (Shape(2, 1, 48, 128, 4), {}),
@@ -245,8 +248,11 @@ def test_what_the_header_has_no_kernel_for_is_tritons(monkeypatch: pytest.Monkey
         drawn = step([20], shape, **options)
         after, by_triton = run(drawn), run(drawn, form=triton)
         assert cases.differences(after, by_triton, drawn.tokens) == [] and not launches
+        [(op, what)] = said
+        assert op == "mamba2_extend" and what.startswith(f"advance of {shape}, states in {drawn.state.dtype}")
+        said.clear()
     run(step([20]))
-    assert [kernel for kernel, *_ in launches] == ["bcg_mamba2_advance_128_f16"]
+    assert [kernel for kernel, *_ in launches] == ["bcg_mamba2_advance_128_f16"] and not said
 
 
 # what is written instead of what

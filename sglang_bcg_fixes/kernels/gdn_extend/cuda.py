@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
+from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.cuda import program
 from sglang_bcg_fixes.kernels.cuda.driver import Launch
 from sglang_bcg_fixes.kernels.gdn_extend import Shape, triton
+from sglang_bcg_fixes.kernels.gdn_extend.declaration import KERNEL
 from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
 from sglang_bcg_fixes.kernels.gdn_extend.triton import Tuning, tuning_for
 from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK, Tables
@@ -137,6 +139,7 @@ class Call(triton.Call):
 
     def prepare(self, span: int) -> None:
         if not self.can_prepare:
+            active.leave_to_triton(KERNEL.op, f"prepare of {self.shape}")
             super().prepare(span)
             return
         scratch, tables, shape = self.scratch, self.tables, self.shape
@@ -189,6 +192,8 @@ class Call(triton.Call):
         # read and written by twos
         is_paired = self.state.stride(0) % 2 == 0 and self.state.data_ptr() % PAIR == 0
         if self.state.dtype != torch.float32 or not is_paired or not has_its_sizes(self.shape, self.tables):
+            states = f"states in {self.state.dtype} with the strides {self.state.stride()}"
+            active.leave_to_triton(KERNEL.op, f"advance of {self.shape}, {states}")
             super().advance(span)
             return
         scratch, tables, shape, segment = self.scratch, self.tables, self.shape, self.segment

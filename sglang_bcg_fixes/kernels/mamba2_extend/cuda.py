@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 
+from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.cuda import program
 from sglang_bcg_fixes.kernels.cuda.driver import Launch
 from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK, Tables
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, triton
+from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL
 from sglang_bcg_fixes.kernels.mamba2_extend.program import PROGRAM
 from sglang_bcg_fixes.kernels.mamba2_extend.triton import Tuning, tuning_for
 from sglang_bcg_fixes.model import Accepted, Rejected
@@ -141,6 +143,8 @@ class Call(triton.Call):
 
     def advance(self) -> None:
         if not self.has_kernel:
+            states = f"states in {self.state.dtype} with the strides {self.state.stride()}"
+            active.leave_to_triton(KERNEL.op, f"advance of {self.shape}, {states}, D in {self.D.dtype}")
             super().advance()
             return
         scratch, tables, shape = self.scratch, self.tables, self.shape

@@ -46,9 +46,8 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--shapes", default=",".join(gdn_layer.BY_DEFAULT), metavar="A,B", help=shapes)
     models = "of the servers (default: %(default)s)"
     command.add_argument("--model", default=model.NAME, choices=list(servers.CASES), help=models)
-    command.add_argument(
-        "--arms", default=",".join(servers.ARMS), metavar="A,B", help="of the servers (default: %(default)s)"
-    )
+    arms = f"of the servers (default: %(default)s; also {servers.KERNEL_TRITON})"
+    command.add_argument("--arms", default=",".join(servers.BY_DEFAULT), metavar="A,B", help=arms)
     command.add_argument("--rounds", type=int, metavar="N", help=f"default: {ROUNDS}; at least {timing.LEAST_ROUNDS}")
     command.add_argument(
         "--jsonl",
@@ -102,6 +101,13 @@ def choose(options: argparse.Namespace) -> tuple[list[str], list[str], int]:
             ("arm", options.arms, list(servers.ARMS)),
         )
     )
+    kernel, forms = servers.INSIDE[options.model]
+    if servers.KERNEL_TRITON in arms and servers.KERNEL_TRITON not in forms:
+        others = [name for name, (_, each) in servers.INSIDE.items() if servers.KERNEL_TRITON in each]
+        raise BenchError(
+            f"--arms {servers.KERNEL_TRITON}: {kernel.op}, which --model {options.model} has, is measured in one form, "
+            f"that of {servers.KERNEL}; leave that arm out, or choose one of {', '.join(others)} with --model"
+        )
     rounds = options.rounds or (timing.LEAST_ROUNDS if options.quick else ROUNDS)
     if rounds < timing.LEAST_ROUNDS:
         raise BenchError(f"--rounds {rounds}: at least {timing.LEAST_ROUNDS}, or the spread says nothing")

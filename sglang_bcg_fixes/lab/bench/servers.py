@@ -40,26 +40,29 @@ from sglang_bcg_fixes.source.tree import Source
 
 PART = "server"
 FIRST_TOKEN, THROUGHPUT = "time to first token", "output throughput"
-KERNEL, CANARY = "kernel", "canary"
+KERNEL, KERNEL_TRITON, CANARY = "kernel", "kernel_triton", "canary"
 ARMS = {
     PATCHED: "breakable graphs, patched",
     KERNEL: "breakable graphs, patched, linear layers inside",
+    KERNEL_TRITON: "breakable graphs, patched, linear layers inside, in Triton",
     CANARY: "breakable graphs, patched, every prefill compared",
     REFERENCE: "breakable graphs, replay refused",
     EAGER: "no prefill graphs",
     STOCK: "breakable graphs, stock",
 }
-# by model name: the kernel that takes its linear layers into the graph, and in which form
-GDN, MAMBA2 = (gdn_extend.KERNEL, "cuda"), (mamba2_extend.KERNEL, "triton")
+BY_DEFAULT = tuple(arm for arm in ARMS if arm != KERNEL_TRITON)
+# by model name: the kernel that takes its linear layers into the graph, and its form in each arm that has it
+TWO_FORMS, ONE_FORM = {KERNEL: "cuda", KERNEL_TRITON: "triton"}, {KERNEL: "triton"}
+GDN, MAMBA2 = (gdn_extend.KERNEL, TWO_FORMS), (mamba2_extend.KERNEL, TWO_FORMS)
 INSIDE = {
     model.NAME: GDN,
     model.DENSE: GDN,
     mamba2_model.NEMOTRON: MAMBA2,
     mamba2_model.FALCON: MAMBA2,
     hybrid_models.GRANITE: MAMBA2,
-    hybrid_models.LFM2: (short_conv_extend.KERNEL, "triton"),
-    hybrid_models.KIMI: (kda_extend.KERNEL, "triton"),
-    hybrid_models.LING: (lightning_extend.KERNEL, "triton"),
+    hybrid_models.LFM2: (short_conv_extend.KERNEL, ONE_FORM),
+    hybrid_models.KIMI: (kda_extend.KERNEL, ONE_FORM),
+    hybrid_models.LING: (lightning_extend.KERNEL, ONE_FORM),
 }
 # to which SGLang refuses prefill graphs in every release
 WITHOUT_GRAPHS = (hybrid_models.GRANITE, hybrid_models.LFM2, hybrid_models.LING)
@@ -71,8 +74,8 @@ TOGETHER, PROMPT, OUTPUT = 16, 1021, 32
 NEAR = 2.0
 # GiB of one server: model, states and graphs
 GIB, GIB_OF_FEW_LAYERS = 20, 12
-# the rest of a line in a server's log when a kernel does not run
-LEFT = "is left to SGLang's own code here: .*"
+# the rest of a line in a server's log when a kernel, or a part of its form in CUDA, does not run
+LEFT = "is left to (SGLang's own code|Triton) here: .*"
 # log line with the capture time; its gigabytes are useless, because other servers fill the same GPU
 CAPTURE = re.compile(r"Capture .*?(?:piecewise|prefill) CUDA graph end\..*?([\d.]+) s")
 # room for one call
@@ -202,7 +205,7 @@ def measure(
     rounds: int,
     say: Say,
     case: cases.Case = CASE,
-    arms: Collection[str] = tuple(ARMS),
+    arms: Collection[str] = BY_DEFAULT,
 ) -> Iterator[list[Row]]:
     runs = runs_of(known, source, folder, case, arms)
     with (
@@ -226,12 +229,12 @@ def runs_of(
     source: Source,
     folder: pathlib.Path,
     case: cases.Case = CASE,
-    arms: Collection[str] = tuple(ARMS),
+    arms: Collection[str] = BY_DEFAULT,
 ) -> list[command.Run]:
     """Runs for each arm, and for the reference that the others are judged against."""
-    kernel, form = INSIDE[case.model]
-    more = {KERNEL: {kernel.flag: form}, CANARY: {flags.CANARY: "1"}}
-    order = [arm for arm in ARMS if arm not in more]
+    kernel, forms = INSIDE[case.model]
+    more = {**{arm: {kernel.flag: form} for arm, form in forms.items()}, CANARY: {flags.CANARY: "1"}}
+    order = [PATCHED, REFERENCE, EAGER, STOCK]
     admitting = {}
     if is_admitted_by_a_fix(case, source):
         admitting = {hybrids_without_graphs.FIX.flag: "on"}
@@ -298,8 +301,8 @@ def judge(alive: Sequence[Alive], say: Say) -> None:
             each.why = why_no_baseline(calls, mine, reference)
         else:
             each.why = why_wrong(calls, mine, reference)
-        if each.run.arm == KERNEL and not each.why:
-            each.why = why_not_inside(each.run)
+        if each.run.arm in INSIDE[each.run.case.model][1] and not each.why:
+            each.why = why_not_inside(each.run, mine)
         if reference.finished:
             equal = compare.compare(CASE, calls, mine, reference)
             count = sum(request.outcome == compare.EQUAL for request in equal)
@@ -307,8 +310,12 @@ def judge(alive: Sequence[Alive], say: Say) -> None:
         say(f"{each.run.arm}: {f'red, {each.why}' if each.why else GREEN} {each.compared}")
 
 
-def why_not_inside(run: command.Run) -> str:
-    kernel, _ = INSIDE[run.case.model]
+def why_not_inside(run: command.Run, mine: Outcome) -> str:
+    """Say why a server does not show what the form of the kernel that was named does."""
+    kernel, forms = INSIDE[run.case.model]
+    form, ran = forms[run.arm], mine.kernels.get(kernel.op, "none")
+    if ran != form:
+        return f"proves nothing: {kernel.flag}={form}, and the form that runs is {ran}"
     left = re.search(f"{kernel.op} {LEFT}", run.server.log.read_text(errors="replace"))
     return f"proves nothing: {left[0]}" if left else ""
 
