@@ -28,7 +28,7 @@
 #ifndef BCG_GDN_EXTEND_CUH
 #define BCG_GDN_EXTEND_CUH
 
-#include "../hopper.cuh"
+#include "../linear_extend.cuh"
 
 namespace bcg {
 
@@ -135,6 +135,8 @@ struct GdnPrepare {
     int key_heads;
     int value_heads;
     int flags;
+
+    __device__ __forceinline__ bool is_tracking() const { return flags & kTracking; }
 };
 
 // Three kernels walk along sequences: `advance` where none is cut, because it is shorter then; `advance_segments`, and
@@ -797,8 +799,6 @@ __device__ __forceinline__ void advance(const GdnAdvance& job) {
 // `prepare`: a block is one warpgroup. A work item is a chunk's queries and keys of a key head, with the matrices of
 // its value heads; or a chunk's values of a value head.
 
-constexpr int kWidth = 4;
-constexpr int kPast = kWidth - 1;
 // halves in 16 bytes, 16 bytes in a row, and the rows that one thread walks along
 constexpr int kEight = 8;
 constexpr int kRowPieces = kKeys / kEight;
@@ -814,12 +814,6 @@ static_assert(kMembers * kChunk == kGroup, "a column for each thread");
 constexpr int kHalf = 2 * kBlock;
 static_assert(kHalf == kWarp && 2 * kHalf == kChunk, "two warps for each member");
 
-constexpr int kChunkFields = 8;
-// 2^-160 is zero in fp32, and fp32 still resolves the sum of 64 such gates
-constexpr float kLeastGate = -160.0f;
-constexpr float kLog2E = 1.4426950408889634f;
-// above, softplus is the identity, as in SGLang
-constexpr float kSoftplusLinear = 20.0f;
 constexpr float kNormEpsilon = 1e-6f;
 // 1 / sqrt(kKeys)
 constexpr float kScale = 0.08838834764831845f;
@@ -842,26 +836,6 @@ constexpr int kBlocksOfMultiprocessor = 4;
 static_assert(kBlocksOfMultiprocessor * (kPrepareSharedBytes + 1024) <= 228 * 1024,
               "more shared memory than an SM has");
 constexpr int kBlockBytes = 4 * kBlock * kBlock;
-
-struct Chunk {
-    int first_row;
-    int start;
-    int end;
-    int slot;
-    bool has_window;
-    int track_after;
-    int track_slot;
-
-    __device__ __forceinline__ Chunk(const GdnPrepare& job, const int* fields) {
-        first_row = fields[0];
-        start = fields[1];
-        end = at_most(fields[2], job.rows_of_output);
-        slot = fields[3];
-        has_window = fields[4] != 0;
-        track_after = fields[5];
-        track_slot = job.flags & kTracking ? fields[6] : -1;
-    }
-};
 
 // The inputs that a convolution at `end` looks back at; a short sequence also takes some from its slot.
 __device__ __forceinline__ void window_before(u16 (&found)[kPast], const GdnPrepare& job, const Chunk& chunk,
@@ -1021,12 +995,6 @@ __device__ __forceinline__ void convolve(const GdnPrepare& job, const Chunk& chu
         }
         place = rows_on(place, kAtOnce);
     }
-}
-
-template <bool kBf16>
-__device__ __forceinline__ float number_at(const void* numbers, int place, bool is_float) {
-    return is_float ? static_cast<const float*>(numbers)[place]
-                    : widened<kBf16>(static_cast<const u16*>(numbers)[place]);
 }
 
 // Gates (as running sums, base 2) and gains of two heads, a token for each thread, and the decays that `advance` reads.
@@ -1370,7 +1338,7 @@ __device__ __forceinline__ void multiply_tiles(float (&d)[32], u32 left, u32 rig
 // A chunk's queries and keys of one key head, and T and P of its value heads.
 template <bool kBf16>
 __device__ __forceinline__ void make_matrices(const GdnPrepare& job, int number, int key_head, u32 memory) {
-    const Chunk chunk(job, job.chunks + (job.bounds[job.span] + number) * kChunkFields);
+    const Chunk chunk(job, job.bounds[job.span] + number);
     if (chunk.slot < 0) return;
     const int of_queries = key_head * kKeys, of_keys = (job.key_heads + key_head) * kKeys;
     const int group = job.value_heads / job.key_heads;
@@ -1459,7 +1427,7 @@ __device__ __forceinline__ void prepare(const GdnPrepare& job) {
     }
     for (item -= chunks * job.key_heads; item < chunks * job.value_heads; item += gridDim.x) {
         const int number = item / job.value_heads, head = item % job.value_heads;
-        const Chunk chunk(job, job.chunks + (first_chunk + number) * kChunkFields);
+        const Chunk chunk(job, first_chunk + number);
         if (chunk.slot >= 0) {
             make_values<kBf16>(job, chunk, head, memory);
         } else {

@@ -20,6 +20,7 @@ from tests import processes
 HEADERS = (
     *(f"csrc/{operation}/{operation}.cuh" for operation in ("fa_metadata", "gdn_extend", "mamba2_extend")),
     "csrc/hopper.cuh",
+    "csrc/linear_extend.cuh",
 )
 HEADER = f"sglang_bcg_fixes/{HEADERS[0]}"
 
