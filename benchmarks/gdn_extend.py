@@ -38,6 +38,7 @@ from sglang_bcg_fixes.lab.verify import environment
 REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
+from benchmarks import random_steps  # noqa: E402
 from tests.kernels import gdn_extend_cases as cases  # noqa: E402
 from tests.kernels.linear_extend_cases import faults_of_graphs, random_lengths, random_requests  # noqa: E402
 
@@ -114,13 +115,12 @@ def main() -> int:
     parser.add_argument("--states", choices=gdn_layer.STATES, default=gdn_layer.STATES[0])
     parser.add_argument("--shapes", default=",".join(shapes()), metavar="A,B", help="default: %(default)s")
     parser.add_argument("--tokens", type=int, default=9000, help="at most so many in a step")
-    parser.add_argument("--lengths", metavar="M,N", help="of each step's sequences, instead of random ones")
+    parser.add_argument("--lengths", type=random_steps.lengths_of, metavar="M,N", help="of each step, not random ones")
     parser.add_argument("--hardly-forget", type=int, metavar="TOKENS", help="so many tokens, ten seeds, against fp64")
     parser.add_argument("--json", type=pathlib.Path, help="write the counts there")
     options = parser.parse_args()
     counts: dict[str, Any] = environment.header(environment.here()) | {"form": options.form}
     counts["states"], kept = options.states, getattr(torch, options.states)
-    lengths = [int(length) for length in options.lengths.split(",")] if options.lengths else None
     wrong = 0
     if options.hardly_forget:
         errors = hardly_forget(options.hardly_forget, FORMS[options.form])
@@ -132,7 +132,7 @@ def main() -> int:
         shape = shapes()[name]
         source, found = random.Random(name), []
         for seed in range(options.cases):
-            step = draw(shape, source, options.tokens, seed, kept, lengths)
+            step = draw(shape, source, options.tokens, seed, kept, options.lengths)
             around = surroundings(step, source)
             if kept != torch.float32:
                 around = dataclasses.replace(around, span=None)

@@ -46,9 +46,15 @@ def shapes() -> dict[str, Shape]:
 
 
 def draw(
-    shape: Shape, source: random.Random, most_tokens: int, seed: int, device: str = "cuda", form: str = "triton"
+    shape: Shape,
+    source: random.Random,
+    most_tokens: int,
+    seed: int,
+    device: str = "cuda",
+    form: str = "triton",
+    lengths: list[int] | None = None,
 ) -> cases.Step:
-    lengths = random_lengths(source, LENGTHS + CUT_LENGTHS if form == "cuda" else LENGTHS, most_tokens)
+    lengths = lengths or random_lengths(source, LENGTHS + CUT_LENGTHS if form == "cuda" else LENGTHS, most_tokens)
     some = [number for number in range(len(lengths)) if source.random() < 0.3]
     return cases.draw(
         shape,
@@ -90,6 +96,7 @@ def main() -> int:
     parser.add_argument("--shapes", default=",".join(shapes()), metavar="A,B", help="default: %(default)s")
     parser.add_argument("--form", choices=FORMS, default="triton")
     parser.add_argument("--tokens", type=int, default=9000, help="at most so many in a step")
+    parser.add_argument("--lengths", type=random_steps.lengths_of, metavar="M,N", help="of each step, not random ones")
     parser.add_argument("--json", type=pathlib.Path, help="write the counts there")
     options = parser.parse_args()
     counts: dict[str, Any] = environment.header(environment.here()) | {"form": options.form}
@@ -97,7 +104,7 @@ def main() -> int:
     for name in options.shapes.split(","):
         source, found, cut = random.Random(name), [], 0
         for seed in range(options.cases):
-            step = draw(shapes()[name], source, options.tokens, seed, form=options.form)
+            step = draw(shapes()[name], source, options.tokens, seed, form=options.form, lengths=options.lengths)
             cut += is_cut(step)
             mine = faults(step, random_steps.surroundings(step, source), options.form)
             found += [f"{name}, seed {seed}, {step.lengths}: {fault}" for fault in mine[:3]]

@@ -35,6 +35,11 @@ def surroundings(step: Step, source: random.Random) -> Surroundings:
     )
 
 
+def lengths_of(text: str) -> list[int]:
+    """Read the lengths of a step's sequences from an argument."""
+    return [int(length) for length in text.split(",")]
+
+
 def device_us(work: Callable[[], Any]) -> float:
     """Return the median device time of a replay, with cold caches."""
     work()
