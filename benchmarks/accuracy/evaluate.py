@@ -74,9 +74,9 @@ class Family:
 FAMILIES = {
     "qwen3_next": Family(HERE / "checkpoint", "triton", "GDN_EXTEND", "cuda"),
     # SGLang refuses it triton; fa3 is its own choice on Hopper
-    "nemotron_h": Family(HERE / "checkpoint_mamba2", "fa3", "MAMBA2_EXTEND", "triton"),
+    "nemotron_h": Family(HERE / "checkpoint_mamba2", "fa3", "MAMBA2_EXTEND", "cuda"),
     # stock has no prefill graphs of the others
-    "granitemoehybrid": Family(HERE / "checkpoint_granite", "fa3", "MAMBA2_EXTEND", "triton", (WITHOUT_GRAPHS,)),
+    "granitemoehybrid": Family(HERE / "checkpoint_granite", "fa3", "MAMBA2_EXTEND", "cuda", (WITHOUT_GRAPHS,)),
     "lfm2": Family(HERE / "checkpoint_lfm2", "fa3", "SHORT_CONV_EXTEND", "triton", (WITHOUT_GRAPHS,)),
 }
 # phase -> answers in the order of the questions; None where there is none
