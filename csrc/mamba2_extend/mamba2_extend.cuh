@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Extend of Mamba2, for Hopper: `advance` does what its namesake in triton.py does, behind the same `prepare`. The
-// contract is in sglang_bcg_fixes/kernels/mamba2_extend.
+// Extend of Mamba2, for Hopper: `prepare` and `advance` do what their namesakes in triton.py do, through the same
+// scratch. The contract is in sglang_bcg_fixes/kernels/mamba2_extend.
 //
 // Per chunk, with G the running sum of d A from the chunk's first token and S [head, states] the state before it:
 //
@@ -23,7 +23,7 @@
 #ifndef BCG_MAMBA2_EXTEND_CUH
 #define BCG_MAMBA2_EXTEND_CUH
 
-#include "../hopper.cuh"
+#include "../linear_extend.cuh"
 
 namespace bcg {
 
@@ -77,6 +77,8 @@ struct Layout {
 enum Flag : int {
     kTracking = 1,
     kFloatD = 2,
+    kFloatA = 4,
+    kFloatDtBias = 8,
 };
 
 // Kernel parameters as cuda.py packs them: eight-byte fields first, then four-byte ones. A half is bf16 or f16.
@@ -102,6 +104,38 @@ struct Mamba2Advance {
     // of the output
     __device__ __forceinline__ int row_size() const { return heads * head; }
     __device__ __forceinline__ i64 first_of_row(int row) const { return i64(row) * heads * head; }
+};
+
+struct Mamba2Prepare {
+    const u16* x;
+    const u16* dt;
+    const u16* weights;
+    const u16* bias;
+    const void* A;
+    const void* dt_bias;
+    u16* conv;
+    u16* mixed;
+    float* gates;
+    u16* output;
+    const int* chunks;
+    const int* counts;
+    i64 conv_slot;
+    i64 conv_channel;
+    i64 conv_past;
+    int x_row;
+    int dt_row;
+    int rows_of_output;
+    int capacity;
+    int max_chunks;
+    int heads;
+    int inner;
+    int states;
+    int channels;
+    float least_step;
+    float most_step;
+    int flags;
+
+    __device__ __forceinline__ bool is_tracking() const { return flags & kTracking; }
 };
 
 // Tokens of a segment of a sequence, and how many there are. They depend on nothing but the length and how the kernel
@@ -810,7 +844,220 @@ __device__ __forceinline__ void advance(const Mamba2Advance& job) {
     }
 }
 
+// `prepare`: a block is one warpgroup. A work item is the gates of some heads of a chunk; or its rows of some channels,
+// a strip of them for each warp, of which a thread walks along four channels; or a part of the tail of zeros. Nothing
+// goes through shared memory, and no thread waits for another.
+
+// channels of a thread: halves in 8 bytes
+constexpr int kFour = 4;
+constexpr int kChannels = kWarp * kFour;
+constexpr int kStrip = kChunk / (kGroup / kWarp);
+// heads of an item, each with 16 threads of four tokens
+constexpr int kFours = kChunk / kFour;
+constexpr int kHeads = kGroup / kFours;
+// so many blocks leave each thread the registers for a strip's inputs
+constexpr int kBlocksOfMultiprocessor = 6;
+
+// Step sizes of a chunk, and the running sums of its gates. All threads have to get here.
+template <bool kBf16>
+__device__ __forceinline__ void gate(const Mamba2Prepare& job, const Chunk& chunk, int number, int first_head) {
+    const int four = threadIdx.x % kFours, head = first_head + threadIdx.x / kFours;
+    const bool is_head = head < job.heads;
+    float step[kFour], sum[kFour], shift = 0, factor = 0;
+    if (is_head) {
+        shift = number_at<kBf16>(job.dt_bias, head, job.flags & kFloatDtBias);
+        factor = number_at<kBf16>(job.A, head, job.flags & kFloatA) * kLog2E;
+    }
+    const int first_row = chunk.first_row + kFour * four;
+    float total = 0;
+#pragma unroll
+    for (int each = 0; each < kFour; ++each) {
+        step[each] = 0;
+        if (is_head && first_row + each < chunk.end) {
+            const float x = widened<kBf16>(job.dt[i64(first_row + each) * job.dt_row + head]) + shift;
+            const float soft = x <= kSoftplusLinear ? log1pf(expf(x)) : x;
+            // not fmaxf and fminf, which drop NaN
+            const float enough = soft < job.least_step ? job.least_step : soft;
+            step[each] = enough > job.most_step ? job.most_step : enough;
+        }
+        const float gate = step[each] * factor;
+        total += gate < kLeastGate ? kLeastGate : gate;
+        sum[each] = total;
+    }
+#pragma unroll
+    for (int distance = 1; distance < kFours; distance *= 2) {
+        const float before = __shfl_up_sync(0xffffffffu, total, distance);
+        if (four >= distance) total += before;
+    }
+    // without what is this thread's: a difference of sums would be rounded otherwise
+    float before = __shfl_up_sync(0xffffffffu, total, 1);
+    if (four == 0) before = 0;
+    if (!is_head) return;
+    float4* const to = reinterpret_cast<float4*>(job.gates + (i64(number) * job.heads + head) * kGates) + four;
+    to[0] = make_float4(before + sum[0], before + sum[1], before + sum[2], before + sum[3]);
+    to[kFours] = make_float4(step[0], step[1], step[2], step[3]);
+}
+
+// The inputs of a thread's channels that a convolution at `end` looks back at; a short sequence also takes some from
+// its slot.
+__device__ __forceinline__ void window_before(u16 (&found)[kPast][kFour], const Mamba2Prepare& job, const Chunk& chunk,
+                                              int channel, const u16* own, int end) {
+#pragma unroll
+    for (int past = 0; past < kPast; ++past) {
+        const int row = end - kPast + past;
+#pragma unroll
+        for (int each = 0; each < kFour; ++each) {
+            found[past][each] = 0;
+            if (row >= chunk.start) {
+                found[past][each] = job.x[i64(row) * job.x_row + channel + each];
+            } else if (chunk.has_window) {
+                found[past][each] = own[each * job.conv_channel + (kPast + row - chunk.start) * job.conv_past];
+            }
+        }
+    }
+}
+
+__device__ __forceinline__ void store_window(const Mamba2Prepare& job, u16* own, const u16 (&window)[kPast][kFour]) {
+#pragma unroll
+    for (int past = 0; past < kPast; ++past) {
+#pragma unroll
+        for (int each = 0; each < kFour; ++each) {
+            own[each * job.conv_channel + past * job.conv_past] = window[past][each];
+        }
+    }
+}
+
+// In a sequence's first chunk: take a thread's channels of the old window, and write the new one to the pool. No other
+// thread reads or writes them.
+__device__ __forceinline__ void turn_window(u16 (&window)[kPast][kFour], const Mamba2Prepare& job, const Chunk& chunk,
+                                            int channel) {
+    u16* const own = job.conv + chunk.slot * job.conv_slot + channel * job.conv_channel;
+    u16 after[kPast][kFour];
+    if (chunk.track_slot >= 0) {
+        window_before(after, job, chunk, channel, own, chunk.start + chunk.track_after);
+        store_window(job, own + (chunk.track_slot - chunk.slot) * job.conv_slot, after);
+    }
+    window_before(after, job, chunk, channel, own, chunk.end);
+    // before it is overwritten
+    window_before(window, job, chunk, channel, own, chunk.start);
+    store_window(job, own, after);
+}
+
+template <bool kBf16>
+__device__ __forceinline__ void widen(float (&wide)[kFour], int2 four) {
+    wide[0] = widened<kBf16>(u16(four.x));
+    wide[1] = widened<kBf16>(u16(u32(four.x) >> 16));
+    wide[2] = widened<kBf16>(u16(four.y));
+    wide[3] = widened<kBf16>(u16(u32(four.y) >> 16));
+}
+
+__device__ __forceinline__ int2 four_at(const u16* numbers) { return __ldg(reinterpret_cast<const int2*>(numbers)); }
+
+// SiLU of the causal convolution of a strip's rows: x to the output, B and C to `mixed`.
+template <bool kBf16>
+__device__ __forceinline__ void convolve(const Mamba2Prepare& job, const Chunk& chunk, int channel) {
+    const int first_row = chunk.first_row + threadIdx.x / kWarp * kStrip;
+    const u16* const x = job.x + i64(first_row) * job.x_row + channel;
+    float inputs[kWidth][kFour];
+    if (first_row == chunk.start) {
+        u16 window[kPast][kFour];
+        turn_window(window, job, chunk, channel);
+#pragma unroll
+        for (int number = 0; number < kPast; ++number) {
+#pragma unroll
+            for (int each = 0; each < kFour; ++each) inputs[number][each] = widened<kBf16>(window[number][each]);
+        }
+    } else if (first_row >= chunk.end) {
+        return;
+    } else {
+#pragma unroll
+        for (int number = 0; number < kPast; ++number) {
+            widen<kBf16>(inputs[number], four_at(x + i64(number - kPast) * job.x_row));
+        }
+    }
+    int2 given[kStrip];
+#pragma unroll
+    for (int number = 0; number < kStrip; ++number) {
+        given[number] = make_int2(0, 0);
+        if (first_row + number < chunk.end) given[number] = four_at(x + i64(number) * job.x_row);
+    }
+    // each channel's taps
+    float taps[kFour][kWidth], bias[kFour] = {0, 0, 0, 0};
+#pragma unroll
+    for (int each = 0; each < kFour; ++each) widen<kBf16>(taps[each], four_at(job.weights + (channel + each) * kWidth));
+    if (job.bias) widen<kBf16>(bias, four_at(job.bias + channel));
+    const bool is_x = channel < job.inner;
+    const int row_size = is_x ? job.inner : job.states, past_x = channel - job.inner;
+    u16* to =
+        is_x ? job.output + i64(first_row) * job.inner + channel
+             : job.mixed + (i64(past_x / job.states) * job.capacity + first_row) * job.states + past_x % job.states;
+#pragma unroll
+    for (int number = 0; number < kStrip; ++number) {
+        widen<kBf16>(inputs[(number + kPast) % kWidth], given[number]);
+        float mixed[kFour];
+#pragma unroll
+        for (int each = 0; each < kFour; ++each) {
+            mixed[each] = bias[each];
+#pragma unroll
+            for (int tap = 0; tap < kWidth; ++tap)
+                mixed[each] += inputs[(number + tap) % kWidth][each] * taps[each][tap];
+            mixed[each] *= one_over(1.0f + power_of_two(-kLog2E * mixed[each]));
+        }
+        if (first_row + number < chunk.end) {
+            *reinterpret_cast<int2*>(to) =
+                make_int2(halves<kBf16>(mixed[0], mixed[1]), halves<kBf16>(mixed[2], mixed[3]));
+        }
+        to += row_size;
+    }
+}
+
+// The output's rows up to `end` of a strip that no sequence writes.
+__device__ __forceinline__ void make_zeros(const Mamba2Prepare& job, int first_row, int end, int channel) {
+    first_row += threadIdx.x / kWarp * kStrip;
+    for (int row = first_row; row < at_most(first_row + kStrip, end); ++row) {
+        *reinterpret_cast<int2*>(job.output + i64(row) * job.inner + channel) = make_int2(0, 0);
+    }
+}
+
+// Work items: every chunk's gates, then its channels, then the tail of zeros.
+template <bool kBf16>
+__device__ __forceinline__ void prepare(const Mamba2Prepare& job) {
+    const int chunks = at_most(job.counts[0], job.max_chunks), tail = job.counts[1];
+    const int of_heads = (job.heads + kHeads - 1) / kHeads, lane = threadIdx.x % kWarp;
+    const int of_channels = (job.channels + kChannels - 1) / kChannels;
+    const int of_outputs = (job.inner + kChannels - 1) / kChannels;
+    int item = blockIdx.x;
+    for (; item < chunks * of_heads; item += gridDim.x) {
+        const int number = item / of_heads;
+        const Chunk chunk(job, number);
+        if (chunk.slot >= 0) gate<kBf16>(job, chunk, number, item % of_heads * kHeads);
+    }
+    for (item -= chunks * of_heads; item < chunks * of_channels; item += gridDim.x) {
+        const Chunk chunk(job, item / of_channels);
+        const int channel = item % of_channels * kChannels + lane * kFour;
+        if (chunk.slot >= 0) {
+            if (channel < job.channels) convolve<kBf16>(job, chunk, channel);
+        } else if (channel < job.inner) {
+            make_zeros(job, chunk.first_row, chunk.end, channel);
+        }
+    }
+    for (item -= chunks * of_channels; item < chunks_of(job.rows_of_output - tail) * of_outputs; item += gridDim.x) {
+        const int channel = item % of_outputs * kChannels + lane * kFour;
+        if (channel < job.inner) make_zeros(job, tail + item / of_outputs * kChunk, job.rows_of_output, channel);
+    }
+}
+
 }  // namespace bcg
+
+extern "C" __global__ void __launch_bounds__(bcg::kGroup, bcg::kBlocksOfMultiprocessor)
+    bcg_mamba2_prepare_bf16(const __grid_constant__ bcg::Mamba2Prepare job) {
+    bcg::prepare<true>(job);
+}
+
+extern "C" __global__ void __launch_bounds__(bcg::kGroup, bcg::kBlocksOfMultiprocessor)
+    bcg_mamba2_prepare_f16(const __grid_constant__ bcg::Mamba2Prepare job) {
+    bcg::prepare<false>(job);
+}
 
 extern "C" __global__ void __launch_bounds__(bcg::kThreads, 1)
     bcg_mamba2_carry_128_bf16(const __grid_constant__ bcg::Mamba2Advance job) {

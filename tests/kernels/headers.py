@@ -23,7 +23,7 @@ def c_struct(header: pathlib.Path, name: str) -> str:
     """The fields of a struct of the header as the codes of Python's struct module."""
     body = re.search(rf"struct {name} \{{(.*?)\n\}};", header.read_text(), re.DOTALL)
     assert body, name
-    codes = {"*": "Q", "i64": "q", "int": "i"}
+    codes = {"*": "Q", "i64": "q", "int": "i", "float": "f"}
     # neither comments nor functions
     lines = [line.strip() for line in body.group(1).splitlines() if re.fullmatch(r"[^/(]*;", line.strip())]
     return "".join(codes["*" if "*" in line else line.split()[0]] for line in lines)
@@ -33,7 +33,7 @@ def assert_packs(layout: struct.Struct, header: pathlib.Path, name: str) -> None
     packed = re.sub(r"(\d+)([A-Za-z])", lambda found: int(found[1]) * found[2], layout.format)
     assert packed == c_struct(header, name)
     # native alignment leaves no gap before a field, and pads the end as C does
-    assert layout.size == -(-sum({"Q": 8, "q": 8, "i": 4}[code] for code in packed) // 8) * 8
+    assert layout.size == -(-sum({"Q": 8, "q": 8, "i": 4, "f": 4}[code] for code in packed) // 8) * 8
 
 
 def resources(log: str) -> dict[str, tuple[str, ...]]:

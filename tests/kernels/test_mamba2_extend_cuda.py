@@ -61,7 +61,7 @@ def step(lengths: list[int], shape: Shape = SHAPE, **options: Any) -> cases.Step
     return cases.draw(shape, lengths, device="cpu", **{"dtype": torch.float16, **options})
 
 
-AROUND = cases.Surroundings(padding=70, more_tokens=9, max_sequences=8, columns_between=3)
+AROUND = cases.Surroundings(padding=70, more_tokens=9, max_sequences=8, columns_between=4)
 
 
 def run(drawn: cases.Step, around: cases.Surroundings = AROUND, form: Any = cuda) -> cases.After:
@@ -84,6 +84,8 @@ STEPS: dict[str, tuple[list[int], dict[str, Any]]] = {
     "gates far below": ([100, 3], {"gates": "far below"}),
     "long steps": ([70], {"gates": "long steps"}),
     "weights in half precision": ([70, 3], {"of_weights": torch.float16}),
+    "no bias": ([70, 3], {"bias": False}),
+    "fewer tokens than taps, some with a checkpoint": ([1, 2, 2, 3, 1], {"fresh": [2], "tracked": {0: 1, 1: 1, 2: 2}}),
 }
 
 
@@ -96,7 +98,13 @@ def test_steps(name: str, shape: Shape, host: cuda.Kernels) -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [Shape(1, 1, 64, 128, 4), Shape(4, 2, 64, 128, 4), Shape(3, 3, 128, 128, 4), Shape(2, 1, 192, 256, 4)],
+    [
+        Shape(1, 1, 64, 128, 4),
+        Shape(4, 2, 64, 128, 4),
+        Shape(3, 3, 128, 128, 4),
+        Shape(2, 1, 192, 256, 4),
+        Shape(9, 1, 64, 128, 4, least_step=0.05, most_step=0.2),
+    ],
     ids=str,
 )
 def test_other_shapes(shape: Shape, host: cuda.Kernels) -> None:
@@ -163,7 +171,8 @@ def test_only_an_output_of_enough_rows_is_cut(rows: int, kernels: list[str], mon
     made, launches = ON_HOST.recorded()
     monkeypatch.setattr(cuda, "on_device", lambda device: made)
     run(step([rows]), cases.Surroundings())
-    assert [kernel for kernel, *_ in launches] == [f"bcg_mamba2_{kernel}_128_f16" for kernel in kernels]
+    found = [kernel for kernel, *_ in launches]
+    assert found == ["bcg_mamba2_prepare_f16", *(f"bcg_mamba2_{kernel}_128_f16" for kernel in kernels)]
 
 
 def test_in_bfloat16(host: cuda.Kernels) -> None:
@@ -234,6 +243,58 @@ def test_slots_an_odd_number_of_floats_apart_are_tritons(monkeypatch: pytest.Mon
     assert faults(step([20, 3])) == [] and not launches
 
 
+@pytest.mark.parametrize(
+    ("shape", "around"),
+    [(SHAPE, dataclasses.replace(AROUND, columns_between=3)), (dataclasses.replace(SHAPE, width=3), AROUND)],
+    ids=["rows that are not aligned", "three taps"],
+)
+def test_what_our_prepare_cannot_read_is_prepared_by_triton(
+    shape: Shape, around: cases.Surroundings, kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, launches = ON_HOST.recorded()
+    said: list[tuple[str, str]] = []
+    monkeypatch.setattr(active, "leave_to_triton", lambda *given: said.append(given))
+    monkeypatch.setattr(cuda, "on_device", lambda device: made)
+    drawn = step([70, 3], shape, tracked={0: 66})
+    run(drawn, around)
+    assert [kernel for kernel, *_ in launches] == ["bcg_mamba2_advance_128_f16"]
+    [(op, what)] = said
+    assert op == "mamba2_extend" and what.startswith(f"prepare of {shape}, ")
+    monkeypatch.setattr(cuda, "on_device", lambda device: kernels)
+    assert faults(drawn, around) == []
+
+
+@pytest.mark.parametrize("name", ["dt", "conv", "A"])
+def test_numbers_of_another_type_are_prepared_by_triton(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, launches = ON_HOST.recorded()
+    monkeypatch.setattr(cuda, "on_device", lambda device: made)
+    drawn = step([5])
+    other = dataclasses.replace(drawn, **{name: getattr(drawn, name).to(torch.bfloat16)})
+    launched = cases.Launched(other, TUNING, AROUND, modules=(cuda, metadata))
+    if name == "dt":
+        # what is around a step has its dtype
+        launched.inputs[1] = launched.inputs[1].float()
+    launched.fill()
+    launched.extend()
+    assert [kernel for kernel, *_ in launches] == ["bcg_mamba2_advance_128_f16"]
+
+
+def test_the_grid_and_the_parameters_follow_from_shapes_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compare launches: what a graph keeps of one must not depend on the tensors' contents."""
+    made, launches = ON_HOST.recorded()
+    monkeypatch.setattr(cuda, "on_device", lambda device: made)
+    launched = cases.Launched(step([70, 3, 64]), TUNING, AROUND, modules=(cuda, metadata))
+    launched.fill()
+    launched.extend()
+    first = list(launches)
+    launches.clear()
+    launched.tables.counts.zero_()
+    launched.tables.chunks.zero_()
+    launched.tables.sequences.zero_()
+    launched.extend()
+    assert launches == first and len(first) == 2
+
+
 def test_what_the_header_has_no_kernel_for_is_tritons_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     made, launches = ON_HOST.recorded()
     said: list[tuple[str, str]] = []
@@ -252,7 +313,8 @@ def test_what_the_header_has_no_kernel_for_is_tritons_and_that_is_said(monkeypat
         assert op == "mamba2_extend" and what.startswith(f"advance of {shape}, states in {drawn.state.dtype}")
         said.clear()
     run(step([20]))
-    assert [kernel for kernel, *_ in launches] == ["bcg_mamba2_advance_128_f16"] and not said
+    assert [kernel for kernel, *_ in launches] == ["bcg_mamba2_prepare_f16", "bcg_mamba2_advance_128_f16"]
+    assert not said
 
 
 # what is written instead of what
@@ -325,7 +387,45 @@ MUTANTS: dict[str, tuple[str, str]] = {
     "one segment is left out": ("number < item.segment; ++number", "number + 1 < item.segment; ++number"),
     "a segment that is not waited for": ("wait_for<0>(S); leave_stage", "leave_stage"),
     "segments of another head": ("+ number) * job.heads + head)", "+ number) * job.heads)"),
+    "prepare: a window that stays as it was": ("store_window(job, own, after); }", "}"),
+    "prepare: no checkpoint of a window": (
+        "store_window(job, own + (chunk.track_slot - chunk.slot) * job.conv_slot, after);",
+        "",
+    ),
+    "prepare: a window that is overwritten before it is read": (
+        "window_before(window, job, chunk, channel, own, chunk.start); store_window(job, own, after);",
+        "store_window(job, own, after); window_before(window, job, chunk, channel, own, chunk.start);",
+    ),
+    "prepare: a window of nobody": ("} else if (chunk.has_window) {", "} else {"),
+    "prepare: a window of another token": (
+        "(kPast + row - chunk.start) * job.conv_past",
+        "(kPast - 1) * job.conv_past",
+    ),
+    "prepare: a window's channel for its neighbour": (
+        "found[past][each] = own[each * job.conv_channel",
+        "found[past][each] = own[0",
+    ),
+    "prepare: one input for another": ("inputs[(number + tap) % kWidth]", "inputs[(number + tap + 1) % kWidth]"),
+    "prepare: no inputs before a strip": ("four_at(x + i64(number - kPast) * job.x_row)", "make_int2(0, 0)"),
+    "prepare: no bias": ("if (job.bias) widen", "if (false) widen"),
+    "prepare: rows of the next sequence": ("if (first_row + number < chunk.end) { *rein", "if (true) { *rein"),
+    "prepare: the first channels of a group for all": ("past_x % job.states", "0"),
+    "prepare: the first group for all": ("past_x / job.states", "0"),
+    "prepare: gates that begin anew": ("before + sum[1]", "sum[1]"),
+    "prepare: gates of the head before": ("if (four == 0) before = 0;", ""),
+    "prepare: gates of other tokens": ("if (four >= distance) total += before;", "total += before;"),
+    "prepare: steps of the next sequence": ("is_head && first_row + each < chunk.end", "is_head"),
+    "prepare: steps below the least": ("soft < job.least_step ? job.least_step : soft", "soft"),
+    "prepare: steps above the most": ("enough > job.most_step ? job.most_step : enough", "enough"),
+    "prepare: half a gate": ("job.flags & kFloatA) * kLog2E", "job.flags & kFloatA)"),
+    "prepare: only eight heads": ("item % of_heads * kHeads", "0"),
+    "prepare: an output that nobody writes": ("make_zeros(job, chunk.first_row, chunk.end, channel)", "(void)0"),
+    "prepare: padding that nobody writes": (
+        "if (channel < job.inner) make_zeros(job, tail + item / of_outputs * kChunk, job.rows_of_output, channel);",
+        "(void)channel;",
+    ),
 }
+OF_PREPARE = "prepare: "
 # in five segments each, of two chunks
 IN_SEGMENTS = functools.partial(step, [257, 580], tracked={0: 128})
 # each too short to be cut, and so near that they would share records
@@ -338,6 +438,13 @@ DRAWS: tuple[Callable[[], cases.Step], ...] = (
     IN_SEGMENTS,
     HARDLY_FORGETS,
     TWO_BESIDE,
+    functools.partial(
+        step,
+        [2, 70, 20],
+        Shape(9, 1, 64, 128, 4, least_step=0.05, most_step=0.2),
+        gone=[2],
+        tracked={0: 1, 1: 3},
+    ),
 )
 
 
@@ -346,7 +453,8 @@ def test_a_mistake_is_noticed(
     mutant: str, right: ctypes.CDLL, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # what the cases run
-    of_cases = [kernel for kernel in SIGNATURES if kernel.endswith("_f16")]
+    of_prepare = mutant.startswith(OF_PREPARE)
+    of_cases = [each for each in SIGNATURES if each.endswith("_f16") and ("prepare" in each) == of_prepare]
     wrong = ON_HOST.library(headers.mutant(PROGRAM.file, *MUTANTS[mutant], tmp_path), tmp_path, of_cases)
     mutated = ON_HOST.launched({**dict.fromkeys(SIGNATURES, right), **dict.fromkeys(of_cases, wrong)})
     assert next(found_in(mutated, DRAWS, monkeypatch), None), f"nothing sees {mutant}"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mamba2's extend with `advance` in CUDA C++ for Hopper: csrc/mamba2_extend/mamba2_extend.cuh.
+"""Mamba2's extend in CUDA C++ for Hopper: csrc/mamba2_extend/mamba2_extend.cuh.
 
-`prepare` is triton.py's, and so is `advance` for what the header has no kernel for.
+It shares the tables with triton.py, and falls back to its kernels for what the header has none for.
 """
 
 from __future__ import annotations
@@ -25,13 +25,20 @@ from sglang_bcg_fixes.model import Accepted, Rejected
 
 __all__ = ["Scratch", "Tables", "Tuning", "extend", "origin", "ready", "tuning_for"]
 
-# the header's struct: pointers, stride, numbers
+# the header's structs: pointers, strides, numbers
+MAMBA2_PREPARE = struct.Struct("12Q3q9i2fi0q")
 MAMBA2_ADVANCE = struct.Struct("9Qq7i0q")
 # the same in the header; a test compares them
 ROWS, THREADS = 64, 512
+PREPARE_THREADS, BLOCKS_OF_MULTIPROCESSOR = 128, 6
+# those that end make room for as many more, so that none waits for the slowest
+TURNS = 2
+WIDTH = 4
 # by states of a row
 SHARED_BYTES = {128: 174456, 256: 181840}
-TRACKING, FLOAT_D = 1, 2
+TRACKING, FLOAT_D, FLOAT_A, FLOAT_DT_BIAS = 1, 2, 4, 8
+# bytes of the widest load of halves, which needs this alignment
+PIECE = 8
 # bytes of two floats
 PAIR = 8
 KINDS = {torch.bfloat16: "bf16", torch.float16: "f16"}
@@ -86,8 +93,9 @@ class Scratch(triton.Scratch):
 
 @dataclasses.dataclass(frozen=True)
 class Kernels:
-    """The launchers of one device, by states of a row and operand type, and its number of multiprocessors."""
+    """The launchers of one device, by operand type, and by states of a row; and its number of multiprocessors."""
 
+    prepare: dict[torch.dtype, Launch]
     carry: dict[tuple[int, torch.dtype], Launch]
     advance: dict[tuple[int, torch.dtype], Launch]
     multiprocessors: int
@@ -116,8 +124,12 @@ def on_device(device: int) -> Kernels:
             for kind, name in KINDS.items()
         }
 
+    prepare = {
+        kind: loaded.launcher(f"bcg_mamba2_prepare_{name}", PREPARE_THREADS, MAMBA2_PREPARE)
+        for kind, name in KINDS.items()
+    }
     multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-    return Kernels(launches("carry"), launches("advance"), multiprocessors)
+    return Kernels(prepare, launches("carry"), launches("advance"), multiprocessors)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +147,63 @@ class Call(triton.Call):
             and self.state.stride(0) % 2 == 0
             and self.state.data_ptr() % PAIR == 0
             and self.D.dtype in (self.output.dtype, torch.float32)
+        )
+
+    @property
+    def can_prepare(self) -> bool:
+        rows, kind = self.inputs, self.inputs.dtype
+        read_whole = [rows, self.conv_weights, *([] if self.bias is None else [self.bias])]
+        return (
+            self.has_kernel
+            and self.shape.width == WIDTH
+            and rows.stride(0) * rows.element_size() % PIECE == 0
+            and all(each.data_ptr() % PIECE == 0 for each in read_whole)
+            and all(each.dtype == kind for each in (*read_whole, self.dt, self.conv))
+            and self.A.dtype in (kind, torch.float32)
+            and self.dt_bias.dtype in (kind, torch.float32)
+        )
+
+    def prepare(self) -> None:
+        if not self.can_prepare:
+            # of the others `advance` tells
+            if self.has_kernel:
+                rows = f"rows {self.inputs.stride(0)} numbers apart"
+                kinds = f"dt in {self.dt.dtype}, windows in {self.conv.dtype}, A in {self.A.dtype}"
+                active.leave_to_triton(KERNEL.op, f"prepare of {self.shape}, {rows}, {kinds}")
+            super().prepare()
+            return
+        scratch, tables, shape = self.scratch, self.tables, self.shape
+        kernels = on_device(self.output.get_device())
+        flags = self.tracking * TRACKING
+        flags += (self.A.dtype == torch.float32) * FLOAT_A
+        flags += (self.dt_bias.dtype == torch.float32) * FLOAT_DT_BIAS
+        kernels.prepare[self.output.dtype](
+            TURNS * BLOCKS_OF_MULTIPROCESSOR * kernels.multiprocessors,
+            self.inputs.data_ptr(),
+            self.dt.data_ptr(),
+            self.conv_weights.data_ptr(),
+            0 if self.bias is None else self.bias.data_ptr(),
+            self.A.data_ptr(),
+            self.dt_bias.data_ptr(),
+            self.conv.data_ptr(),
+            scratch.mixed.data_ptr(),
+            scratch.gates.data_ptr(),
+            self.output.data_ptr(),
+            tables.chunks.data_ptr(),
+            tables.counts.data_ptr(),
+            *self.conv.stride(),
+            self.inputs.stride(0),
+            self.dt.stride(0),
+            self.output.shape[0],
+            scratch.mixed.shape[1],
+            scratch.gates.shape[0],
+            shape.heads,
+            shape.inner,
+            shape.states,
+            shape.channels,
+            shape.least_step,
+            shape.most_step,
+            flags,
         )
 
     def relate(self) -> None:

@@ -7,13 +7,17 @@ from sglang_bcg_fixes.kernels import has_triton
 from sglang_bcg_fixes.kernels.cuda import program
 from sglang_bcg_fixes.model import Accepted, Rejected
 
+KINDS = ("bf16", "f16")
 PROGRAM = program.Program(
     "mamba2_extend/mamba2_extend.cuh",
-    tuple(
-        f"bcg_mamba2_{kernel}_{states}_{kind}"
-        for kernel in ("carry", "advance")
-        for states in (128, 256)
-        for kind in ("bf16", "f16")
+    (
+        *(f"bcg_mamba2_prepare_{kind}" for kind in KINDS),
+        *(
+            f"bcg_mamba2_{kernel}_{states}_{kind}"
+            for kernel in ("carry", "advance")
+            for states in (128, 256)
+            for kind in KINDS
+        ),
     ),
     only="sm_90a",
 )
