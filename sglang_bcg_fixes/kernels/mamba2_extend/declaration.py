@@ -9,7 +9,7 @@ or verifies or extends a draft. Falcon-H1's break comes from the fix ssm_mixer_c
 prefill graphs, whatever this does. Granite hybrid and, from 0.5.19, NemotronH, which SGLang refuses them, have some
 with the fix hybrids_without_graphs, Granite by default where it was measured. By default the models of a release have
 these kernels whose servers were faster with them in all that was measured there, on Hopper: NemotronH and Falcon-H1 on
-0.5.12.post1, 0.5.15.post1 and 0.5.17, Granite hybrid on 0.5.23.
+0.5.12.post1, 0.5.15.post1 and 0.5.17, Falcon-H1 and Granite hybrid on 0.5.23.
 """
 
 from __future__ import annotations
@@ -37,11 +37,10 @@ BREAK = f"{NEMOTRON}:breakable_nemotron_mamba2_with_output"
 BROKEN = f"{NEMOTRON}:nemotron_mamba2_with_output"
 BODIES = "sglang_bcg_fixes.kernels.mamba2_extend.adapter"
 FOLDER = "sglang_bcg_fixes.kernels.mamba2_extend"
-NOT_MEASURED = "no times of a server with it are published yet: docs/kernels.md"
 # by the beginning of an architecture's name: the releases whose servers were faster with it
 MEASURED = {
     "NemotronH": ("0.5.12.post1", "0.5.15.post1", "0.5.17"),
-    "FalconH1": ("0.5.12.post1", "0.5.15.post1", "0.5.17"),
+    "FalconH1": ("0.5.12.post1", "0.5.15.post1", "0.5.17", "0.5.23"),
     "GraniteMoeHybrid": ("0.5.23",),
 }
 
@@ -74,8 +73,9 @@ KERNEL = Kernel(
     op="mamba2_extend",
     doc=__doc__,
     impls=(
+        # written for Hopper, where it is faster
+        Impl("cuda", program.installed, f"{FOLDER}.cuda", measured_on=("sm_90",)),
         Impl("triton", has_triton, f"{FOLDER}.triton", measured_on=("sm_90",)),
-        Impl("cuda", program.installed, f"{FOLDER}.cuda", only_by_name=NOT_MEASURED),
         Impl("reference", Accepted, f"{FOLDER}.stepwise", only_by_name="plain torch, token by token; for tests"),
     ),
     probe=probe,
