@@ -844,9 +844,9 @@ __device__ __forceinline__ void advance(const Mamba2Advance& job) {
     }
 }
 
-// `prepare`: a block is one warpgroup. A work item is the gates of some heads of a chunk; or its rows of some channels,
-// a strip of them for each warp, of which a thread walks along four channels; or a part of the tail of zeros. Nothing
-// goes through shared memory, and no thread waits for another.
+// `prepare`: a block is one warpgroup. A work item is the gates of several heads of a chunk; or a tile of its channels,
+// a strip of rows for each warp and four channels for each thread; or a part of the tail of zeros. Nothing goes through
+// shared memory, and no warp waits for another.
 
 // channels of a thread: halves in 8 bytes
 constexpr int kFour = 4;
@@ -855,7 +855,7 @@ constexpr int kStrip = kChunk / (kGroup / kWarp);
 // heads of an item, each with 16 threads of four tokens
 constexpr int kFours = kChunk / kFour;
 constexpr int kHeads = kGroup / kFours;
-// so many blocks leave each thread the registers for a strip's inputs
+// with so many a thread still has registers for a strip's inputs
 constexpr int kBlocksOfMultiprocessor = 6;
 
 // Step sizes of a chunk, and the running sums of its gates. All threads have to get here.
@@ -889,7 +889,7 @@ __device__ __forceinline__ void gate(const Mamba2Prepare& job, const Chunk& chun
         const float before = __shfl_up_sync(0xffffffffu, total, distance);
         if (four >= distance) total += before;
     }
-    // without what is this thread's: a difference of sums would be rounded otherwise
+    // exclusive, by a shuffle: subtracting would round
     float before = __shfl_up_sync(0xffffffffu, total, 1);
     if (four == 0) before = 0;
     if (!is_head) return;
@@ -933,13 +933,13 @@ __device__ __forceinline__ void turn_window(u16 (&window)[kPast][kFour], const M
                                             int channel) {
     u16* const own = job.conv + chunk.slot * job.conv_slot + channel * job.conv_channel;
     u16 after[kPast][kFour];
+    // before anything is overwritten
+    window_before(window, job, chunk, channel, own, chunk.start);
     if (chunk.track_slot >= 0) {
         window_before(after, job, chunk, channel, own, chunk.start + chunk.track_after);
         store_window(job, own + (chunk.track_slot - chunk.slot) * job.conv_slot, after);
     }
     window_before(after, job, chunk, channel, own, chunk.end);
-    // before it is overwritten
-    window_before(window, job, chunk, channel, own, chunk.start);
     store_window(job, own, after);
 }
 

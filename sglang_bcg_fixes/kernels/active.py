@@ -49,13 +49,16 @@ class Selected:
 
     def _load(self, device: int | None) -> Any:
         module, reason = self._tried(device)
+        unable: list[str] = []
         while reason:
-            unable = CannotRun(self.op, self.impl.name, reason)
+            failed = CannotRun(self.op, self.impl.name, "; ".join([reason, *unable]))
             if self.required or not self._others:
-                raise unable
+                raise failed
+            unable.append(CannotRun(self.op, self.impl.name, reason).reason)
             self.impl = self._others.pop(0)
-            logger.warning("bcg-fixes: %s: %s; %s takes its place", self.op, unable.reason, self.impl.name)
             module, reason = self._tried(device)
+        for each in unable:
+            logger.warning("bcg-fixes: %s: %s; %s takes its place", self.op, each, self.impl.name)
         if device is not None and hasattr(module, "origin"):
             logger.info("bcg-fixes: %s: %s runs as %s", self.op, self.impl.name, module.origin(device))
         return module

@@ -567,6 +567,7 @@ IN_BOTH_FORMS = {
 
 def test_the_table_of_servers_with_both_forms_is_recorded() -> None:
     lines = PAGE.splitlines()
+    sooner: list[bool] = []
     for title, model in {
         "Falcon-H1": "falcon_h1_7b",
         "Nemotron-H": "nemotron_h_8b",
@@ -575,6 +576,11 @@ def test_the_table_of_servers_with_both_forms_is_recorded() -> None:
         rows = [json.loads(line) for line in (RESULTS / f"bench-0.5.23-{model}-cuda.jsonl").read_text().splitlines()]
         assert all(row["verdict"] == "green" for row in rows[1:])
         times = {(row["arm"], row["tokens"], row["sequences"]): row["median"] for row in rows[1:]}
+        in_triton, in_cuda = (
+            [times[IN_BOTH_FORMS[f"inside, `{form}`"], tokens, 1] for tokens in (253, 1021, 4093, 8189)]
+            for form in ("triton", "cuda")
+        )
+        sooner += [mine < other for mine, other in zip(in_cuda, in_triton, strict=True)]
         for name, arm in IN_BOTH_FORMS.items():
             # Falcon-H1's replays are refused
             is_there = (arm, 253, 1) in times
@@ -582,6 +588,7 @@ def test_the_table_of_servers_with_both_forms_is_recorded() -> None:
             assert is_there or title == "Falcon-H1"
             cells = [f"{times[arm, tokens, 1]:.1f}" for tokens in (253, 1021, 4093, 8189)]
             assert f"| {title}: {name} | {' | '.join(cells)} | {times[arm, 1021, 16]:,.0f} |" in lines, title
+    assert f"In servers {sum(sooner)} of {len(sooner)} first tokens come sooner with it" in SECTION
 
 
 def test_no_answer_of_the_accuracy_models_is_another_with_mamba2_in_cuda() -> None:

@@ -393,8 +393,9 @@ MUTANTS: dict[str, tuple[str, str]] = {
         "",
     ),
     "prepare: a window that is overwritten before it is read": (
-        "window_before(window, job, chunk, channel, own, chunk.start); store_window(job, own, after);",
-        "store_window(job, own, after); window_before(window, job, chunk, channel, own, chunk.start);",
+        "window_before(window, job, chunk, channel, own, chunk.start); if (chunk.track_slot >= 0) {",
+        "window_before(after, job, chunk, channel, own, chunk.end); store_window(job, own, after);"
+        " window_before(window, job, chunk, channel, own, chunk.start); if (chunk.track_slot >= 0) {",
     ),
     "prepare: a window of nobody": ("} else if (chunk.has_window) {", "} else {"),
     "prepare: a window of another token": (

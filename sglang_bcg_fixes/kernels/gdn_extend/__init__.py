@@ -38,7 +38,7 @@ For `extend`:
   own pool. Before the first step, scratch and tables may hold anything, except `counts`.
 - With `tracking` (the prefix cache's extra buffer), a masked sequence's state after its last whole chunk of 64, counted
   from the prefix and up to its tracked length, and the inputs that a convolution there would need, are written to its
-  tracked slot.
+  tracked slot, which is no sequence's own.
 
 `refusal` names what is not supported. Target verify and draft extend are other operations.
 """

@@ -31,7 +31,7 @@ MAMBA2_ADVANCE = struct.Struct("9Qq7i0q")
 # the same in the header; a test compares them
 ROWS, THREADS = 64, 512
 PREPARE_THREADS, BLOCKS_OF_MULTIPROCESSOR = 128, 6
-# those that end make room for as many more, so that none waits for the slowest
+# twice the resident blocks, to even out the tail
 TURNS = 2
 WIDTH = 4
 # by states of a row
@@ -158,17 +158,18 @@ class Call(triton.Call):
             and self.shape.width == WIDTH
             and rows.stride(0) * rows.element_size() % PIECE == 0
             and all(each.data_ptr() % PIECE == 0 for each in read_whole)
-            and all(each.dtype == kind for each in (*read_whole, self.dt, self.conv))
+            and all(each.dtype == kind for each in (*read_whole, self.dt, self.conv, self.output))
             and self.A.dtype in (kind, torch.float32)
             and self.dt_bias.dtype in (kind, torch.float32)
         )
 
     def prepare(self) -> None:
         if not self.can_prepare:
-            # of the others `advance` tells
+            # `advance` reports the rest
             if self.has_kernel:
                 rows = f"rows {self.inputs.stride(0)} numbers apart"
-                kinds = f"dt in {self.dt.dtype}, windows in {self.conv.dtype}, A in {self.A.dtype}"
+                named = ("inputs", "dt", "conv_weights", "bias", "conv", "A", "dt_bias")
+                kinds = ", ".join(f"{name} in {getattr(getattr(self, name), 'dtype', None)}" for name in named)
                 active.leave_to_triton(KERNEL.op, f"prepare of {self.shape}, {rows}, {kinds}")
             super().prepare()
             return
