@@ -19,7 +19,9 @@ RACES = """========= Error: Race reported between Write access at bcg::shared_pa
 
 
 @pytest.mark.parametrize(
-    ("said", "status", "verdict"), [(RIGHT, 0, "green"), (RIGHT, 1, "red"), (RACES, 0, "red"), ("killed", 0, "red")]
+    ("said", "status", "verdict"),
+    [(RIGHT, 0, "green"), (RIGHT, 1, "red"), (RACES, 0, "red"), ("killed", 0, "red")],
+    ids=["nothing", "a wrong step", "races", "killed"],
 )
 def test_only_a_tool_that_ends_and_finds_nothing_is_green(
     said: str, status: int, verdict: str, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
