@@ -110,7 +110,10 @@ def checkpoints(model: str) -> Found:
 
 
 def warm(model: str) -> Found:
-    """Run a prompt, and its last tokens once more from the checkpoint that it left inside."""
+    """Run a prompt, and its last tokens twice more: from the state that its first ones leave, and from its checkpoint.
+
+    Logits are compared between those two: behind a prefix the harness's latent attention may add in another order.
+    """
     import torch
 
     world = with_checkpoints(model)
@@ -126,14 +129,19 @@ def warm(model: str) -> Found:
             _, logits, batch = world.loaded.runner.extend([request])
         return logits.float(), int(world.runner.req_to_token_pool.get_mamba_indices(batch.req_pool_indices)[0])
 
+    def begun() -> tuple[Any, int]:
+        prefix = world.begin(text[:BOUNDARY])
+        _, slot = extend(prefix)
+        world.go_on(prefix, text, BOUNDARY)
+        return prefix, slot
+
     whole = world.begin(text)
-    cold, slot = extend(whole)
+    _, slot = extend(whole)
     wanted = state[:, slot].clone()
     (kept,) = (slot for slot in gdn_prefill.checkpoints_of(whole) if bool(state[:, slot].isfinite().all()))
-    prefix = world.begin(text[:BOUNDARY])
-    _, slot = extend(prefix)
+    cold, _ = extend(begun()[0])
+    prefix, slot = begun()
     state[:, slot] = state[:, kept]
-    world.go_on(prefix, text, BOUNDARY)
     warmed, again = extend(prefix)
     assert again == slot
     return {

@@ -121,10 +121,7 @@ def test_they_write_checkpoints_on_every_release(run: Callable[..., Found], rele
     report = run(release, "checkpoints", BAILING, "triton")
     assert_captured_and_right(report, BAILING)
     assert all("first kept state" in script for script in report["scripts"])
-    warm = run(release, "warm", BAILING, "triton")
-    assert (warm["state"], warm["left"]) == (0.0, {})
-    # on some CPUs torch rounds a product by how many rows it has, and a warm prompt has fewer
-    assert warm["logits"] < 0.001
+    assert run(release, "warm", BAILING, "triton") == {"logits": 0.0, "state": 0.0, "left": {}}
 
 
 @pytest.mark.parametrize("form", ["seg_la", "triton"])
