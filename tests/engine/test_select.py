@@ -70,6 +70,16 @@ def test_another_takes_the_place_of_one_that_is_not_ready_and_that_is_said(
     assert "the driver is too old; triton takes its place" in caplog.text
 
 
+def test_no_form_is_said_to_take_a_place_where_none_runs(forms: Forms, caplog: pytest.LogCaptureFixture) -> None:
+    forms["cuda"].ready = lambda device: Rejected("it is written for sm_90a")
+    forms["triton"].ready = lambda device: Rejected("the driver is too old")
+    used = selected()
+    with caplog.at_level(logging.WARNING), pytest.raises(active.CannotRun) as raised:
+        used.module(0)
+    assert not caplog.records
+    assert all(reason in raised.value.reason for reason in ("the driver is too old", "it is written for sm_90a"))
+
+
 def test_one_that_was_named_has_no_other(forms: Forms) -> None:
     forms["cuda"].ready = lambda device: Rejected("the driver is too old")
     with pytest.raises(RuntimeError, match=r"the driver is too old.*SGLANG_BCG_KERNEL_METADATA=off"):

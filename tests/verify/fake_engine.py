@@ -27,7 +27,7 @@ def arm() -> str:
 
 
 def kernels_by_name() -> dict[str, dict[str, str]]:
-    """What the report says of kernels, each in the form that the environment names."""
+    """Report kernels as applied, each in the form that the environment names."""
     prefix = "SGLANG_BCG_KERNEL_"
     forms = {name.removeprefix(prefix).lower(): form for name, form in os.environ.items() if name.startswith(prefix)}
     return {op: {"state": "applied", "impl": form} for op, form in forms.items() if form != "off"}
