@@ -243,7 +243,7 @@ def test_mixers_that_are_refused(given: tuple[Any, ...], reason: str) -> None:
         ("0.5.17", "FalconH1ForCausalLM", True),
         ("0.5.17", "GraniteMoeHybridForCausalLM", False),
         (NEWEST, "NemotronHForCausalLM", False),
-        (NEWEST, "FalconH1ForCausalLM", False),
+        (NEWEST, "FalconH1ForCausalLM", True),
         (NEWEST, "GraniteMoeHybridForCausalLM", True),
     ],
 )
