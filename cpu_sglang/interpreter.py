@@ -18,7 +18,7 @@ from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 from triton.runtime.autotuner import Autotuner
 
-from . import side_by_side, traces
+from . import launches, side_by_side, traces
 
 TensorHandle = interpreter.TensorHandle
 
@@ -100,7 +100,7 @@ def _aliases_of_builtins_are_interpreted() -> None:
     # the interpreter patches the names in `tl`; a kernel's module that says `exp = tl.exp` keeps the unpatched one
     patch_lang = interpreter._patch_lang
     searched: weakref.WeakSet[Any] = weakref.WeakSet()
-    # of the current launch
+    # nothing but kernels uses the language, and replacing it for each launch and back took longer than most launches
     patched: set[int] = set()
 
     def interpreted(builtin: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,19 +119,10 @@ def _aliases_of_builtins_are_interpreted() -> None:
                 if callable(value) and tl.core.is_builtin(value) and not hasattr(value, "is_interpreted_alias"):
                     fn.__globals__[name] = interpreted(value)
         languages = {id(value) for value in fn.__globals__.values() if value is tl or value is tl.core}
-        if languages and languages <= patched:
-            # a kernel calls its functions thousands of times, and searching all of `tl` takes half of each call
-            return interpreter._LangPatchScope()
-        scope = patch_lang(fn)
-        patched.update(languages)
-        restore = scope.restore
-
-        def restore_all() -> None:
-            patched.clear()
-            restore()
-
-        scope.restore = restore_all
-        return scope
+        if not languages or not languages <= patched:
+            patch_lang(fn)
+            patched.update(languages)
+        return interpreter._LangPatchScope()
 
     interpreter._patch_lang = patch_lang_and_aliases
 
@@ -365,6 +356,13 @@ def _memory_in_numpy() -> None:
         elif addresses.size:
             of_triton.store(*map(_writable, (pointers, value, mask)))
 
+    def create_masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *_: Any) -> Any:
+        dtype = ptrs.get_element_ty()
+        of_numpy = interpreter._get_np_dtype(dtype)
+        others = np.zeros(ptrs.data.shape, of_numpy) if other is None else other.data
+        return side_by_side.plain_handle(load(ptrs.data, mask.data, others, of_numpy), dtype)
+
+    interpreter.InterpreterBuilder.create_masked_load = create_masked_load
     interpreter._interpreter = types.SimpleNamespace(**{**vars(of_triton), "load": load, "store": store})
 
 
@@ -372,25 +370,6 @@ def _writable(values: Any) -> Any:
     """Triton's own refuses what cannot be written, even where it is read only."""
     plain = np.asarray(values)
     return plain if plain.flags.writeable else plain.copy()
-
-
-def _call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return function(*args, **kwargs)
-
-
-# from 3.11 on, Python keeps its frames in pieces of 16 KiB, and gives a piece back with its last frame:
-# where a launch begins at the end of one, each operation takes a new one, and the system clears its pages. A frame of
-# this size takes a MiB, with room for all others
-_call_with_room = types.FunctionType(_call.__code__.replace(co_stacksize=1 << 16), globals())
-
-
-def _frames_have_room() -> None:
-    launch = interpreter.GridExecutor.__call__
-
-    def launch_with_room(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return _call_with_room(launch, self, *args, **kwargs)
-
-    interpreter.GridExecutor.__call__ = launch_with_room
 
 
 def _no_grid_dependency_to_wait_for() -> None:
@@ -420,7 +399,7 @@ def install(overflow_is_an_error: bool = False) -> None:
     _libdevice_in_numpy()
     _no_grid_dependency_to_wait_for()
     _memory_in_numpy()
-    _frames_have_room()
     side_by_side.install()
     traces.install()
+    launches.install()
     interpreter.interpreter_builder.options = interpreter.InterpreterOptions(sanitize_overflow=overflow_is_an_error)

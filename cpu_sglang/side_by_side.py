@@ -16,7 +16,6 @@ The result is that of one program after another, bit for bit, or it is thrown aw
 from __future__ import annotations
 
 import ast
-import functools
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -119,6 +118,11 @@ def has_lanes(*values: Any) -> bool:
         if type(value) is Lanes:
             return True
     return False
+
+
+def broadcast(values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    # numpy's own takes as long where there is nothing to do
+    return values if values.shape == shape else np.broadcast_to(values, shape)
 
 
 def sizes(shape: Any) -> tuple[int, ...]:
@@ -360,9 +364,9 @@ class Builder(interpreter.InterpreterBuilder):  # type: ignore[misc]
         launch.part_large(addresses.size)
         launch.memory.remember(launch.memory.read, Access(addresses, masks, launch.lanes, size))
         if others is not None:
-            others = TensorHandle(others, other.dtype)
+            others = plain_handle(others, other.dtype)
         found = super().create_masked_load(
-            TensorHandle(addresses, ptrs.dtype), TensorHandle(masks, tl.int1), others, *how
+            plain_handle(addresses, ptrs.dtype), plain_handle(masks, tl.int1), others, *how
         )
         return Lanes(found.data, found.dtype)
 
@@ -378,15 +382,15 @@ class Builder(interpreter.InterpreterBuilder):  # type: ignore[misc]
                 raise ApartError
             addresses, masks, values = together(launch, ptrs, mask, value)
             launch.part_large(addresses.size)
-        places = TensorHandle(addresses, ptrs.dtype)
+        places = plain_handle(addresses, ptrs.dtype)
         written = Access(addresses, masks, launch.lanes if has_lanes(ptrs) else launch.of_lane(), values.itemsize)
         kept = tl.dtype(KEPT_AS[values.itemsize])
         before = super().create_masked_load(
-            TensorHandle(addresses, tl.pointer_type(kept)), TensorHandle(masks, tl.int1), None, None, None, False
+            plain_handle(addresses, tl.pointer_type(kept)), plain_handle(masks, tl.int1), None, None, None, False
         )
         launch.memory.remember(launch.memory.written, written)
         launch.memory.before.append(before.data)
-        super().create_masked_store(places, TensorHandle(values, value.dtype), TensorHandle(masks, tl.int1), *how)
+        super().create_masked_store(places, plain_handle(values, value.dtype), plain_handle(masks, tl.int1), *how)
 
     def create_atomic_cas(self, *operands: Any) -> Any:
         self._only_one_program()
@@ -419,7 +423,7 @@ class Builder(interpreter.InterpreterBuilder):  # type: ignore[misc]
         if not has_lanes(arg):
             return super().create_broadcast(arg, shape)
         wanted = sizes(shape)
-        return Lanes(np.broadcast_to(array(arg, len(wanted)), (len(arg.lanes), *wanted)), arg.dtype.scalar)
+        return Lanes(broadcast(array(arg, len(wanted)), (len(arg.lanes), *wanted)), arg.dtype.scalar)
 
     def create_splat(self, ret_ty: Any, arg: Any) -> Any:
         if not has_lanes(arg):
@@ -446,7 +450,7 @@ class Builder(interpreter.InterpreterBuilder):  # type: ignore[misc]
         assert self.launch is not None
         lanes = len(self.launch.lanes)
         return [
-            value.lanes if type(value) is Lanes else np.broadcast_to(value.data, (lanes, *value.data.shape))
+            value.lanes if type(value) is Lanes else broadcast(value.data, (lanes, *value.data.shape))
             for value in values
         ]
 
@@ -497,7 +501,7 @@ KEPT_AS = {1: "uint8", 2: "uint16", 4: "uint32", 8: "uint64"}
 def is_set(mask: Any, shape: tuple[int, ...]) -> np.ndarray:
     """Read a mask that may be a plain array, or have integers for truth values."""
     values = mask if isinstance(mask, np.ndarray) else mask.data
-    return np.broadcast_to(values, shape).astype(bool, copy=False)
+    return broadcast(values, shape).astype(bool, copy=False)
 
 
 def together(launch: Launch, ptrs: Any, mask: Any, value: Any) -> tuple[np.ndarray, np.ndarray, Any]:
@@ -508,7 +512,7 @@ def together(launch: Launch, ptrs: Any, mask: Any, value: Any) -> tuple[np.ndarr
     rank = max(map(rank_of, handles))
     arrays = [array(each, rank) for each in handles]
     shape = np.broadcast_shapes((len(launch.lanes), *(1,) * rank), *(each.shape for each in arrays))
-    addresses, masks, *values = (np.broadcast_to(each, shape) for each in arrays)
+    addresses, masks, *values = (broadcast(each, shape) for each in arrays)
     return addresses, masks.astype(bool, copy=False), values[0] if values else None
 
 
@@ -531,7 +535,7 @@ def pointers(ptr: Any, boundary_check: Any) -> tuple[Any, Any]:
             mask = mask & (offset < array(ptr.shape[axis], rank)) & (offset >= 0)
     lanes = next(len(each.lanes) for each in (ptr.base, *ptr.shape, *ptr.strides, *ptr.offsets) if type(each) is Lanes)
     whole = (lanes, *block)
-    return Lanes(np.broadcast_to(places, whole), ptr.base.dtype.scalar), Lanes(np.broadcast_to(mask, whole), tl.int1)
+    return Lanes(broadcast(places, whole), ptr.base.dtype.scalar), Lanes(broadcast(mask, whole), tl.int1)
 
 
 def plain_handle(values: np.ndarray, dtype: Any) -> Any:
@@ -752,20 +756,7 @@ def _patch_reductions() -> None:
     interpreter.ReduceOps.apply_impl, interpreter.ScanOps.apply_impl = reduced, scanned
 
 
-def _patch_launches() -> None:
-    make = interpreter.GridExecutor.__init__
-
-    def init(self: Any, fn: Any, *arguments: Any, **keywords: Any) -> None:
-        make(self, fn, *arguments, **keywords)
-
-        @functools.wraps(fn)
-        def programs(**arguments: Any) -> None:
-            interpreter.interpreter_builder.run(fn, arguments)
-
-        vars(programs)["__signature__"] = inspect.signature(fn)
-        self.fn = programs
-
-    interpreter.GridExecutor.__init__ = init
+def _search_kernels_themselves() -> None:
     patch_lang = interpreter._patch_lang
     # it searches what the function names
     interpreter._patch_lang = lambda fn: patch_lang(inspect.unwrap(fn))
@@ -777,4 +768,4 @@ def install() -> None:
     _patch_calls_of_python()
     _patch_tensor()
     _patch_reductions()
-    _patch_launches()
+    _search_kernels_themselves()

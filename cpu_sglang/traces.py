@@ -445,7 +445,7 @@ NAMESPACE = {
     "truth": truth,
     "number": number,
     "turns": turns,
-    "broadcast": np.broadcast_to,
+    "broadcast": side_by_side.broadcast,
     "full": np.full,
     "fmod": np.fmod,
     "uint64": np.uint64,
