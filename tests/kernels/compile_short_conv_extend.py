@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import sys
+from typing import Any
 
 from sglang_bcg_fixes.kernels.linear_extend import metadata
 from sglang_bcg_fixes.kernels.short_conv_extend import Shape
 from sglang_bcg_fixes.kernels.short_conv_extend import triton as form
+from tests.kernels import covering
 from tests.kernels.compile_gdn_extend import HALF, INTEGER, compiled
 
 POINTERS = {
@@ -19,26 +23,35 @@ SHAPES = (Shape(1024, 3), Shape(1536, 3), Shape(2048, 3), Shape(256, 3), Shape(2
 
 
 def main() -> None:
+    # two values of a shape's size meet where a shape has both
+    table = [
+        {**dataclasses.asdict(shape), "capability": capability, "has_bias": has_bias}
+        for shape in SHAPES
+        for capability in (90, 100)
+        for has_bias in (False, True)
+    ]
     found = []
-    for shape in SHAPES:
-        tuning = form.tuning_for(shape)
-        for capability in (90, 100):
-            for has_bias in (False, True):
-                sizes: dict[str, int | bool | None] = {
-                    "X_ROW": shape.channels,
-                    "CHANNELS": shape.channels,
-                    "WIDTH": shape.width,
-                    "HAS_BIAS": has_bias,
-                    "CHUNK": metadata.CHUNK,
-                    "STRIP": tuning.strip,
-                    "TILE": form.tile_of(shape, tuning),
-                    "FIELDS": metadata.CHUNK_FIELDS,
-                }
-                # a layer without bias gives none
-                sizes |= {} if has_bias else {"bias": None}
-                made = compiled(form.convolve, sizes, POINTERS, capability, num_warps=tuning.warps, num_stages=1)
-                found.append({**made, "capability": capability})
+    for row in table if "--everything" in sys.argv else covering.rows(table):
+        found.append({**kernel(**row), "capability": row["capability"]})
     print(json.dumps(found))
+
+
+def kernel(channels: int, width: int, capability: int, has_bias: bool) -> dict[str, Any]:
+    shape = Shape(channels, width)
+    tuning = form.tuning_for(shape)
+    sizes: dict[str, int | bool | None] = {
+        "X_ROW": shape.channels,
+        "CHANNELS": shape.channels,
+        "WIDTH": shape.width,
+        "HAS_BIAS": has_bias,
+        "CHUNK": metadata.CHUNK,
+        "STRIP": tuning.strip,
+        "TILE": form.tile_of(shape, tuning),
+        "FIELDS": metadata.CHUNK_FIELDS,
+    }
+    # a layer without bias gives none
+    sizes |= {} if has_bias else {"bias": None}
+    return compiled(form.convolve, sizes, POINTERS, capability, num_warps=tuning.warps, num_stages=1)
 
 
 if __name__ == "__main__":

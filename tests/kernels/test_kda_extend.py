@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 from typing import Any
 
@@ -16,9 +15,8 @@ from sglang_bcg_fixes.kernels.kda_extend import Shape, refusal, stepwise
 from sglang_bcg_fixes.kernels.kda_extend import triton as form
 from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata, serving
 from sglang_bcg_fixes.model import Accepted, Rejected
-from tests import processes
+from tests.kernels import covering, linear_extend_cases, mutants
 from tests.kernels import kda_extend_cases as cases
-from tests.kernels import linear_extend_cases, mutants
 from tests.kernels.kda_extend_mutants import AROUND, CHUNK, EXACT, MUTANTS, SAFE, TUNING, faults, step
 
 # a few numbers in bfloat16: one of them may be rounded badly and be half of a result
@@ -230,13 +228,9 @@ def test_a_mutant_is_noticed(mutant: str, noticed: dict[str, bool]) -> None:
     assert noticed[mutant]
 
 
-def test_the_compiler_takes_every_kernel() -> None:
+def test_the_compiler_takes_every_kernel(everything: bool) -> None:
     """The interpreter takes what the compiler refuses; and products of a chunk run on Hopper's own instructions."""
-    done = processes.python(
-        "-m", "tests.kernels.compile_kda_extend", environment={"TRITON_INTERPRET": "0"}, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
+    found = covering.compiled("tests.kernels.compile_kda_extend", everything)
     assert {(kernel["name"], kernel["capability"]) for kernel in found} == {
         (name, capability) for name in ("prepare", "advance") for capability in (90, 100)
     }

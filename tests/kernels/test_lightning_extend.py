@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 from typing import Any
 
@@ -16,9 +15,8 @@ from sglang_bcg_fixes.kernels.lightning_extend import Shape
 from sglang_bcg_fixes.kernels.lightning_extend import triton as form
 from sglang_bcg_fixes.kernels.linear_extend import metadata
 from sglang_bcg_fixes.model import Accepted, Rejected
-from tests import processes
+from tests.kernels import covering, linear_extend_cases, mutants
 from tests.kernels import lightning_extend_cases as cases
-from tests.kernels import linear_extend_cases, mutants
 from tests.kernels.lightning_extend_mutants import AROUND, CHUNK, EXACT, MUTANTS, ROUNDED, TUNING, faults, step
 from tests.kernels.linear_extend_cases import Surroundings
 
@@ -160,13 +158,9 @@ def test_a_mutant_is_noticed(mutant: str, noticed: dict[str, bool]) -> None:
     assert noticed[mutant]
 
 
-def test_the_compiler_takes_every_kernel() -> None:
+def test_the_compiler_takes_every_kernel(everything: bool) -> None:
     """The interpreter takes what the compiler refuses."""
-    done = processes.python(
-        "-m", "tests.kernels.compile_lightning_extend", environment={"TRITON_INTERPRET": "0"}, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
+    found = covering.compiled("tests.kernels.compile_lightning_extend", everything)
     assert {kernel["name"] for kernel in found} == {"relate", "advance", "clear"}
     assert {kernel["capability"] for kernel in found} == {90, 100}
     for kernel in found:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import random
 from typing import Any
 
@@ -18,8 +17,7 @@ from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, refusal, stepwise
 from sglang_bcg_fixes.kernels.mamba2_extend import triton as form
 from sglang_bcg_fixes.model import Accepted, Rejected
-from tests import processes
-from tests.kernels import linear_extend_cases, mutants
+from tests.kernels import covering, linear_extend_cases, mutants
 from tests.kernels import mamba2_extend_cases as cases
 from tests.kernels.mamba2_extend_mutants import AROUND, CHUNK, EXACT, MUTANTS, RELATED, TUNING, faults, step
 
@@ -283,13 +281,9 @@ def test_a_mutant_is_noticed(mutant: str, noticed: dict[str, bool]) -> None:
     assert noticed[mutant]
 
 
-def test_the_compiler_takes_every_kernel() -> None:
+def test_the_compiler_takes_every_kernel(everything: bool) -> None:
     """The interpreter takes what the compiler refuses; and products of a chunk run on Hopper's own instructions."""
-    done = processes.python(
-        "-m", "tests.kernels.compile_mamba2_extend", environment={"TRITON_INTERPRET": "0"}, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
+    found = covering.compiled("tests.kernels.compile_mamba2_extend", everything)
     assert {kernel["name"] for kernel in found} == {"prepare", "relate", "advance"}
     assert {kernel["capability"] for kernel in found} == {90, 100}
     for kernel in found:

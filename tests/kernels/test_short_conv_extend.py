@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import random
 from typing import Any
 
@@ -16,8 +15,7 @@ from sglang_bcg_fixes.kernels.linear_extend import metadata, serving
 from sglang_bcg_fixes.kernels.short_conv_extend import Shape, refusal, stepwise
 from sglang_bcg_fixes.kernels.short_conv_extend import triton as form
 from sglang_bcg_fixes.model import Accepted, Rejected
-from tests import processes
-from tests.kernels import linear_extend_cases, mutants
+from tests.kernels import covering, linear_extend_cases, mutants
 from tests.kernels import short_conv_extend_cases as cases
 from tests.kernels.linear_extend_cases import After, Surroundings, same_bits
 from tests.kernels.linear_extend_cases import faults as faults_of
@@ -197,13 +195,9 @@ def test_a_mutant_is_noticed(mutant: str, noticed: dict[str, bool]) -> None:
     assert noticed[mutant]
 
 
-def test_the_compiler_takes_the_kernel() -> None:
+def test_the_compiler_takes_the_kernel(everything: bool) -> None:
     """The interpreter takes what the compiler refuses."""
-    done = processes.python(
-        "-m", "tests.kernels.compile_short_conv_extend", environment={"TRITON_INTERPRET": "0"}, timeout=300
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)
+    found = covering.compiled("tests.kernels.compile_short_conv_extend", everything)
     assert {(kernel["name"], kernel["capability"]) for kernel in found} == {("convolve", 90), ("convolve", 100)}
     for kernel in found:
         assert kernel["shared"] <= 232448 - 1024, kernel
