@@ -66,7 +66,7 @@ MUTANTS = {
     "takes raw betas for squashed ones": ("long", "if not IS_SQUASHED:", "if IS_SQUASHED:"),
     "takes squashed betas for raw ones": ("squashed", "if not IS_SQUASHED:", "if KEYS > 0:"),
     "counts gates past the end": ("long", "tl.where(real[:, None], bounded(gate), 0.0)", "bounded(gate)"),
-    "takes the first token for the last": ("long", "in_chunk[:, None] == CHUNK - 1", "in_chunk[:, None] == 0"),
+    "takes the first token for the last": ("long", "own_sums + (CHUNK - 1) * KEYS + key", "own_sums + key"),
     "takes the start for every reference": (
         "long",
         "token // (2 * half) * (2 * half) + half - 1",
@@ -85,12 +85,20 @@ MUTANTS = {
     "sees itself decayed": ("long", "tl.sum(q * k, 1)[:, None], qk)", "tl.sum(q * k * decay, 1)[:, None], qk)"),
     "forgets the gain of rows": ("long", "below = kk * gain[:, None]", "below = kk"),
     "forgets the gain of columns": ("long", "inverse *= gain[None, :]", "pass"),
-    "reads the sums too early": ("long", "tl.store(own_sums + in_sums, sums)", "pass"),
+    "reads the sums too early": (
+        "long",
+        "tl.store(own_sums + in_sums, _running_sums(tl.where(real[:, None], bounded(gate), 0.0)))",
+        "pass",
+    ),
     "adds instead of correcting": ("long", "(-k * decay)", "(k * decay)"),
     "forgets decays of queries": ("long", "(q * decay)", "q"),
     "forgets decays to the end": ("long", "(k * to_end)", "k"),
     "leaves the tail": ("mixed", "(real_chunks + tail_chunks) * HEADS", "real_chunks * HEADS"),
-    "writes where there is no slot": ("mixed", "slot = tl.full([], -1, tl.int64)", "slot = tl.full([], 0, tl.int64)"),
+    "delta rule: writes where there is no slot": (
+        "mixed",
+        "slot = tl.full([], -1, tl.int64)",
+        "slot = tl.full([], 0, tl.int64)",
+    ),
     "learns past the end": (
         "long",
         "mask=(rows < end)[:, None], other=0.0)\n                T",

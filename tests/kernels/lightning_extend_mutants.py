@@ -90,8 +90,8 @@ MUTANTS = {
     "clears the first columns": ("mixed", "((item % TILES) * TILE + tl.arange", "(tl.arange"),
     "clears one chunk too few": (
         "long",
-        "tail + (item - real_chunks) * CHUNK",
-        "tail + (item - real_chunks + 1) * CHUNK",
+        "tail + (chunk - real_chunks) * CHUNK",
+        "tail + (chunk - real_chunks + 1) * CHUNK",
     ),
 }
 

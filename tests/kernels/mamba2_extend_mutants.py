@@ -123,13 +123,13 @@ MUTANTS = {
     "convolution: forgets the bias": ("long", "mixed += tl.load(bias + channels).to(tl.float32)[None, :]", "pass"),
     "tables: has a prefix always": (
         "mixed",
-        "tl.store(of_rank + 6, (prefix > 0)",
-        "tl.store(of_rank + 6, (prefix > -1)",
+        "tl.where(own & (prefix > 0)[None, :], 1, 0)",
+        "tl.where(own, 1, 0)",
     ),
     "tables: takes the wrong first chunk": (
         "mixed",
-        "tl.store(of_rank + 5, chunk_start",
-        "tl.store(of_rank + 5, number",
+        "tl.where(own, chunk_start[None, :], 0)",
+        "tl.where(own, number[None, :], 0)",
     ),
 }
 
