@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <deque>
 #include <memory>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,25 +30,47 @@ struct Meeting {
     uint64_t values[2][kWarp];
 };
 
-struct Fiber {
-    // where it begins, and where it goes on: swapcontext would ask the kernel about signals each time
-    ucontext_t context;
-    jmp_buf place;
-    std::unique_ptr<char[]> stack{new char[kStack]};
-    // how far it was used where this thread waited
-    char* deepest = stack.get();
+struct alignas(64) Fiber {
+    // what it waits for: these rounds to be past this one; in one line of the cache, as every step asks all fibers
+    const long* rounds;
+    long round;
+    const char* purpose;
     unsigned thread;
     bool began, done;
-    // what it waits for: this meeting to be past this round, or this barrier
-    const Meeting* waits;
-    const Barrier* waits_at;
-    long round;
+    // where it begins each block, and where it goes on: a context would ask the kernel about signals each time
+    jmp_buf beginning, place;
+    std::unique_ptr<char[]> stack{new char[kStack]};
+    // of the part that a kernel uses, once this fiber has a beginning
+    char* top = nullptr;
+    // how far it was used where this thread waited
+    char* deepest = stack.get();
 
-    bool may_go() const {
-        if (waits_at) return waits_at->round > round;
-        return !waits || waits->round > round;
+    bool may_go() const { return *rounds > round; }
+};
+
+// Draws orders from a seed. Threads are put into another one for each step, and the standard library takes longer for
+// that than they do for the step.
+class Chance {
+   public:
+    // not zero, which would stay so
+    explicit Chance(unsigned seed) : state((uint64_t(seed) + 1) * 0x9e3779b97f4a7c15u) {}
+
+    // xorshift*, whose upper bits are the better ones
+    unsigned draw() {
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        return static_cast<unsigned>(state * 0x2545f4914f6cdd1du >> 32);
     }
-    const char* purpose() const { return waits_at ? "what a barrier waits for" : waits->purpose; }
+    unsigned below(unsigned limit) { return static_cast<unsigned>(uint64_t(draw()) * limit >> 32); }
+
+    template <typename T>
+    void shuffle(std::vector<T>& values) {
+        for (size_t left = values.size(); left > 1; --left) std::swap(values[left - 1], values[below(left)]);
+    }
+
+   private:
+    uint64_t state;
 };
 
 struct Block {
@@ -72,13 +93,22 @@ void pause() {
     if (!_setjmp(own.place)) _longjmp(block.scheduler, 1);
 }
 
+void enter();
+
 void go_on(Fiber& fiber) {
     block.running = &fiber;
     threadIdx.x = fiber.thread;
     if (_setjmp(block.scheduler)) return;
     if (fiber.began) _longjmp(fiber.place, 1);
     fiber.began = true;
-    setcontext(&fiber.context);
+    if (fiber.top) _longjmp(fiber.beginning, 1);
+    ucontext_t context;
+    getcontext(&context);
+    context.uc_stack.ss_sp = fiber.stack.get();
+    context.uc_stack.ss_size = kStack;
+    context.uc_link = nullptr;
+    makecontext(&context, enter, 0);
+    setcontext(&context);
 }
 
 void stop(const char* problem) {
@@ -87,6 +117,14 @@ void stop(const char* problem) {
             std::string(problem) + ", block " + std::to_string(blockIdx.x) + " thread " + std::to_string(threadIdx.x);
     }
     // never resumed
+    pause();
+}
+
+// Waits for the round that is counted here to end.
+void wait_for(const long& rounds, const char* purpose) {
+    block.running->rounds = &rounds;
+    block.running->round = rounds;
+    block.running->purpose = purpose;
     pause();
 }
 
@@ -102,9 +140,7 @@ long meet(Meeting& meeting, const char* purpose, int lane = -1, uint64_t value =
         meeting.arrived = 0;
         ++meeting.round;
     } else {
-        block.running->waits = &meeting;
-        block.running->round = round;
-        pause();
+        wait_for(meeting.round, purpose);
     }
     return round;
 }
@@ -121,44 +157,45 @@ uint64_t exchanged(long round, int lane) { return own_warp().values[round % 2][l
 
 long warp_round() { return own_warp().round; }
 
-void wait_at(const Barrier& barrier, long round) {
-    block.running->waits_at = &barrier;
-    block.running->round = round;
-    pause();
-}
+void wait_at(const Barrier& barrier) { wait_for(barrier.round, "what a barrier waits for"); }
 
 void later(std::function<void()> work) { block.under_way.push_back(std::move(work)); }
 
-void enter() {
+// Below the frame of `enter`, which stays as it is from block to block.
+__attribute__((noinline)) void run_kernel() {
+    block.running->top = static_cast<char*>(__builtin_frame_address(0));
     block.kernel(block.parameters);
     block.running->done = true;
     pause();
 }
 
+void enter() {
+    _setjmp(block.running->beginning);
+    run_kernel();
+}
+
+constexpr long kEnded = 1;
+
 void start(Fiber& fiber, unsigned thread) {
     // registers that nobody has set are NaN, and not zeros or what a thread before has left
-    char* const end = fiber.stack.get() + kStack;
+    char* const end = fiber.top ? fiber.top : fiber.stack.get() + kStack;
     char* const used = fiber.deepest - std::min(kLeaf, fiber.deepest - fiber.stack.get());
     std::memset(used, 0xff, end - used);
     fiber.deepest = end;
-    getcontext(&fiber.context);
-    fiber.context.uc_stack.ss_sp = fiber.stack.get();
-    fiber.context.uc_stack.ss_size = kStack;
-    fiber.context.uc_link = nullptr;
     fiber.thread = thread;
     fiber.began = false;
     fiber.done = false;
-    fiber.waits = nullptr;
-    fiber.waits_at = nullptr;
-    makecontext(&fiber.context, enter, 0);
+    // nothing
+    fiber.rounds = &kEnded;
+    fiber.round = 0;
 }
 
-void run_block(unsigned threads, std::mt19937& chance, unsigned seed) {
+void run_block(unsigned threads, Chance& chance, unsigned seed) {
     block.all = Meeting();
     block.all.size = static_cast<int>(threads);
     block.warps.assign((threads + kWarp - 1) / kWarp, Meeting());
     for (Meeting& warp : block.warps) warp.size = kWarp;
-    if (block.fibers.size() != threads) block.fibers = std::vector<Fiber>(threads);
+    if (block.fibers.size() < threads) block.fibers = std::vector<Fiber>(threads);
     block.under_way.clear();
     if (prepare) prepare(seed);
     std::vector<Fiber*> left;
@@ -169,19 +206,17 @@ void run_block(unsigned threads, std::mt19937& chance, unsigned seed) {
     // warps that fall behind, a bit for each
     unsigned asleep = 0;
     while (!left.empty()) {
-        std::shuffle(left.begin(), left.end(), chance);
+        chance.shuffle(left);
         bool moved = false;
         // for a while, or until all others wait for them
-        if (chance() % 64 == 0) asleep = chance() & chance();
+        if (chance.below(64) == 0) asleep = chance.draw() & chance.draw();
         for (Fiber* fiber : left) {
             if (!fiber->may_go() || (asleep >> fiber->thread / kWarp & 1)) continue;
             moved = true;
-            fiber->waits = nullptr;
-            fiber->waits_at = nullptr;
             go_on(*fiber);
             if (!block.problem.empty()) return;
         }
-        if (!block.under_way.empty() && (!moved || chance() % 4 == 0)) {
+        if (!block.under_way.empty() && (!moved || chance.below(4) == 0)) {
             block.under_way.front()();
             block.under_way.pop_front();
             moved = true;
@@ -191,7 +226,7 @@ void run_block(unsigned threads, std::mt19937& chance, unsigned seed) {
             continue;
         }
         if (!moved) {
-            block.problem = std::string("some threads never reach ") + left[0]->purpose() + ", block " +
+            block.problem = std::string("some threads never reach ") + left[0]->purpose + ", block " +
                             std::to_string(blockIdx.x) + " thread " + std::to_string(left[0]->thread);
             return;
         }
@@ -201,10 +236,10 @@ void run_block(unsigned threads, std::mt19937& chance, unsigned seed) {
 }
 
 const char* run(void (*kernel)(const void*), const void* parameters, unsigned blocks, unsigned threads, unsigned seed) {
-    std::mt19937 chance(seed);
+    Chance chance(seed);
     std::vector<unsigned> order(blocks);
     for (unsigned place = 0; place < blocks; ++place) order[place] = place;
-    std::shuffle(order.begin(), order.end(), chance);
+    chance.shuffle(order);
     block.kernel = kernel;
     block.parameters = parameters;
     block.problem.clear();

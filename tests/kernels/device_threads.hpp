@@ -18,8 +18,8 @@ struct Barrier {
     unsigned long fenced = 0;
 };
 
-// Waits for this round of a barrier to end.
-void wait_at(const Barrier& barrier, long round);
+// Waits for the round of a barrier to end.
+void wait_at(const Barrier& barrier);
 
 // The round of the warp that has not ended yet.
 long warp_round();

@@ -355,7 +355,7 @@ void mbarrier_arrive(unsigned barrier) {
 
 void mbarrier_wait(unsigned barrier, unsigned parity) {
     const host::Barrier& found = host::barrier_at(barrier);
-    while ((found.round & 1) == parity) host::wait_at(found, found.round);
+    while ((found.round & 1) == parity) host::wait_at(found);
     host::heard_at[threadIdx.x] = std::max(host::heard_at[threadIdx.x], found.fenced);
 }
 
