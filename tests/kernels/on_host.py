@@ -45,20 +45,27 @@ def compiler() -> str | None:
     return shutil.which("g++")
 
 
-def build(header: pathlib.Path, kernels: Mapping[str, str], folder: pathlib.Path, device: str = THREADS) -> ctypes.CDLL:
+def build(
+    header: pathlib.Path,
+    kernels: Mapping[str, str],
+    folder: pathlib.Path,
+    device: str = THREADS,
+    is_checked: bool = True,
+) -> ctypes.CDLL:
     """The kernels, each with the name of its parameter struct, as `<kernel>_on_host` of a library."""
+    options = (*OPTIONS, *(CHECKS if is_checked else ()))
     source = folder / "on_host.cpp"
     exports = "\n".join(f"ON_HOST({kernel}, {parameters})" for kernel, parameters in kernels.items())
     source.write_text(f'#include "{device}"\n#include "{header}"\n{exports}\n')
     objects = [compiled(part) for part in dict.fromkeys((THREADS, device))]
 
     def compile_into(draft: pathlib.Path) -> None:
-        given = (f"-I{precompiled(device).name}", f"-I{HERE}", str(source), *map(str, objects))
-        compile_with(*given, "-o", str(draft / LIBRARY))
+        given = (f"-I{precompiled(device, options).name}", f"-I{HERE}", str(source), *map(str, objects))
+        run_compiler(*options, *given, "-o", str(draft / LIBRARY))
         forget_all_but_the_last(kept())
 
-    text = compile_with("-E", "-P", f"-I{HERE}", str(source))
-    parts = (*OPTIONS, *CHECKS, *(each.parent.name for each in objects))
+    text = run_compiler(*options, "-E", "-P", f"-I{HERE}", str(source))
+    parts = (*options, *(each.parent.name for each in objects))
     built = wheels.filled(kept() / fingerprint(text, *parts), compile_into)
     built.touch()
     return ctypes.CDLL(str(built / LIBRARY))
@@ -101,10 +108,10 @@ def fingerprint(text: str, *parts: str) -> str:
 
 
 @functools.cache
-def precompiled(device: str) -> tempfile.TemporaryDirectory[str]:
+def precompiled(device: str, options: tuple[str, ...]) -> tempfile.TemporaryDirectory[str]:
     """Parse what every kernel includes once; g++ finds it beside nothing else."""
     folder = tempfile.TemporaryDirectory()
-    compile_with("-x", "c++-header", str(HERE / device), "-o", f"{folder.name}/{device}.gch")
+    run_compiler(*options, "-x", "c++-header", str(HERE / device), "-o", f"{folder.name}/{device}.gch")
     return folder
 
 
@@ -114,10 +121,6 @@ def assert_compiles(lines: Iterable[str], folder: pathlib.Path) -> None:
     source = folder / "checks.cpp"
     source.write_text("\n".join(lines))
     run_compiler("-std=c++17", "-w", "-fsyntax-only", f"-I{HERE}", str(source))
-
-
-def compile_with(*arguments: str) -> str:
-    return run_compiler(*OPTIONS, *CHECKS, *arguments)
 
 
 def run_compiler(*arguments: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import functools
 import pathlib
 import re
 import struct
@@ -78,16 +79,36 @@ class OnHost:
             patched.setattr(torch.cuda, "get_device_properties", lambda _: properties)
             return self.cuda.on_device.__wrapped__(0)
 
-    def library(self, header: pathlib.Path, folder: pathlib.Path, kernels: Collection[str]) -> ctypes.CDLL:
+    def library(
+        self,
+        header: pathlib.Path,
+        folder: pathlib.Path,
+        kernels: Collection[str],
+        is_checked: bool = True,
+    ) -> ctypes.CDLL:
         """Compile some kernels of a header: what others need beside them is not compiled."""
         if not on_host.compiler():
             pytest.skip("no g++ here, which runs the CUDA source on the host")
         structs = {kernel: f"bcg::{self.signatures[kernel][1]}" for kernel in kernels}
-        return on_host.build(header, structs, folder, HOST)
+        return on_host.build(header, structs, folder, HOST, is_checked)
 
     def launched(self, libraries: Mapping[str, ctypes.CDLL]) -> Any:
         def launcher(kernel: str, threads: int, layout: struct.Struct, *_: object) -> on_host.Launch:
             return on_host.launcher(libraries[kernel], kernel, threads, layout)
+
+        return self.device(launcher, FEW_BLOCKS)
+
+    def mutated(self, right: ctypes.CDLL, header: pathlib.Path, folder: pathlib.Path, kernels: Collection[str]) -> Any:
+        """Make right kernels with some of another header, each of which is compiled when it is first launched."""
+
+        def launcher(kernel: str, threads: int, layout: struct.Struct, *_: object) -> on_host.Launch:
+            @functools.cache
+            def compiled() -> on_host.Launch:
+                # what checks look for ends the process, and shows no mistake to a test
+                library = self.library(header, folder, [kernel], is_checked=False) if kernel in kernels else right
+                return on_host.launcher(library, kernel, threads, layout)
+
+            return lambda *fields: compiled()(*fields)
 
         return self.device(launcher, FEW_BLOCKS)
 

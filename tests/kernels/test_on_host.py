@@ -37,13 +37,13 @@ def number(header: pathlib.Path, tmp_path: pathlib.Path) -> Build:
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """List what has been compiled, and not only read."""
     found: list[str] = []
-    compile_with = on_host.compile_with
+    run_compiler = on_host.run_compiler
 
     def counted(*arguments: str) -> str:
         found.extend(arguments[-1:] if arguments[-2:-1] == ("-o",) and arguments[-1].endswith(".so") else ())
-        return compile_with(*arguments)
+        return run_compiler(*arguments)
 
-    monkeypatch.setattr(on_host, "compile_with", counted)
+    monkeypatch.setattr(on_host, "run_compiler", counted)
     return found
 
 
