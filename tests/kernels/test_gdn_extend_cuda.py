@@ -543,7 +543,8 @@ MUTANTS = {
     ),
     "prepare: the gain of another token": ("4 * (half * kHalf + part / 2 * 8)", "4 * (part / 2 * 8)"),
 }
-# more chunks than the ring has places
+# of one head, which takes half as long as two and notices most; it, too, has more chunks than the ring has places
+SHORT = functools.partial(step, [330, 64], ONE_HEAD, tracked={0: 129, 1: 64}, fresh=[1])
 LONG = functools.partial(step, [330])
 TRACKED = functools.partial(step, [130, 70, 64, 3], tracked={0: 129, 2: 64}, gates="near 0", fresh=[2])
 # seven chunks in four segments, the end of the second of which is kept
@@ -556,9 +557,8 @@ def test_a_mistake_is_noticed(
 ) -> None:
     # the kernel that the cases run
     kernel = f"bcg_gdn_{mutant.partition(':')[0]}_f16"
-    wrong = library(headers.mutant(PROGRAM.file, *MUTANTS[mutant], tmp_path), tmp_path, [kernel])
-    mutated = launched({**dict.fromkeys(SIGNATURES, right), kernel: wrong})
-    draws = [IN_SEGMENTS] if kernel in OF_SEGMENTS else [TRACKED, LONG]
+    mutated = ON_HOST.mutated(right, headers.mutant(PROGRAM.file, *MUTANTS[mutant], tmp_path), tmp_path, [kernel])
+    draws = [IN_SEGMENTS] if kernel in OF_SEGMENTS else [SHORT, TRACKED, LONG]
     assert next(found_in(mutated, draws, monkeypatch), None), f"nothing sees {mutant}"
 
 
@@ -569,19 +569,23 @@ def found_in(
     made: cuda.Kernels, draws: Sequence[Callable[[], cases.Step]], monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[str]:
     """Faults that the cases find in these kernels."""
-    for draw in draws:
-        segment = SEGMENT if draw is IN_SEGMENTS else 0
-        monkeypatch.setattr(cuda, "segment_of", lambda *_, segment=segment: segment)
-        for blocks in (FEW_BLOCKS, MANY_BLOCKS):
-            chosen = dataclasses.replace(made, multiprocessors=blocks)
-            monkeypatch.setattr(cuda, "on_device", lambda device, chosen=chosen: chosen)
+    for blocks in (FEW_BLOCKS, MANY_BLOCKS):
+        chosen = dataclasses.replace(made, multiprocessors=blocks)
+        monkeypatch.setattr(cuda, "on_device", lambda device, chosen=chosen: chosen)
+        for draw in draws:
+            segment = SEGMENT if draw is IN_SEGMENTS else 0
+            monkeypatch.setattr(cuda, "segment_of", lambda *_, segment=segment: segment)
             yield from headers.seen(functools.partial(faults, draw()))
             if draw is IN_SEGMENTS:
                 yield from headers.seen(lost_from_a_state)
 
 
-def test_without_a_mistake_nothing_is_noticed(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(found_in(kernels, [TRACKED, LONG, IN_SEGMENTS], monkeypatch)) == []
+def test_without_a_mistake_nothing_is_noticed(
+    right: ctypes.CDLL, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # compiled as mutants are
+    made = ON_HOST.mutated(right, PROGRAM.file, tmp_path, SIGNATURES)
+    assert list(found_in(made, [SHORT, TRACKED, LONG, IN_SEGMENTS], monkeypatch)) == []
 
 
 def test_slots_an_odd_number_of_floats_apart_are_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -599,8 +603,8 @@ def test_states_that_are_not_aligned_do_not_come_early(
 ) -> None:
     monkeypatch.setattr(linear_extend_cases, "between_slots", linear_extend_cases.floats_between_slots(2))
     kernel = "bcg_gdn_advance_f16"
-    always = library(headers.mutant(PROGRAM.file, "&& places % 16 == 0", "", tmp_path), tmp_path, [kernel])
-    mutated = launched({**dict.fromkeys(SIGNATURES, right), kernel: always})
+    always = headers.mutant(PROGRAM.file, "&& places % 16 == 0", "", tmp_path)
+    mutated = ON_HOST.mutated(right, always, tmp_path, [kernel])
     assert list(found_in(kernels, [TRACKED, LONG], monkeypatch)) == []
     assert "a misaligned copy" in next(found_in(mutated, [TRACKED, LONG], monkeypatch))
 

@@ -6,9 +6,10 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import functools
+import itertools
 import pathlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -427,26 +428,80 @@ MUTANTS: dict[str, tuple[str, str]] = {
     ),
 }
 OF_PREPARE = "prepare: "
-# in five segments each, of two chunks
-IN_SEGMENTS = functools.partial(step, [257, 580], tracked={0: 128})
-# each too short to be cut, and so near that they would share records
-TWO_BESIDE = functools.partial(step, [130, 130], ONE_HEAD, gates="near 0")
-HARDLY_FORGETS = functools.partial(step, [580], ONE_HEAD, gates="near 0")
-DRAWS: tuple[Callable[[], cases.Step], ...] = (
-    functools.partial(step, [130, 70, 64, 3], Shape(2, 2, 64, 128, 4), tracked={0: 129, 2: 10}, gates="near 0"),
-    functools.partial(step, [330, 66], fresh=[1]),
-    functools.partial(step, [70, 130], WIDE, tracked={1: 64}, fresh=[0]),
-    IN_SEGMENTS,
-    HARDLY_FORGETS,
-    TWO_BESIDE,
-    functools.partial(
-        step,
-        [2, 70, 20],
-        Shape(9, 1, 64, 128, 4, least_step=0.05, most_step=0.2),
-        gone=[2],
-        tracked={0: 1, 1: 3},
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A step that every mutant is run on until one notices it, cut into segments of so many tokens or not at all."""
+
+    draw: Callable[[], cases.Step]
+    segment: int = 0
+    blocks: tuple[int, ...] = (FEW_BLOCKS, MANY_BLOCKS)
+    between_slots: Callable[[Any], Any] = linear_extend_cases.between_slots
+    look: Callable[[cases.Step], list[str]] = faults
+
+
+def spreads(drawn: cases.Step) -> list[str]:
+    """Tell if what is not a number reaches another sequence."""
+    try:
+        linear_extend_cases.assert_nan_stays_in_its_sequence(drawn, run)
+    except AssertionError as error:
+        return [str(error) or "it does"]
+    return []
+
+
+GROUPS = functools.partial(step, [130, 70, 64, 3], Shape(2, 2, 64, 128, 4), tracked={0: 129, 2: 10}, gates="near 0")
+# those that run fewest threads and kernels first: they notice most
+CASES: dict[str, Case] = {
+    "one head": Case(functools.partial(step, [130, 66, 3], ONE_HEAD, tracked={0: 64, 2: 0}, fresh=[1])),
+    # each too short to be cut, and so near that they would share records
+    "two that are not cut": Case(functools.partial(step, [130, 130], ONE_HEAD, gates="near 0"), SEGMENT),
+    "hardly forgets": Case(functools.partial(step, [580], ONE_HEAD, gates="near 0"), SEGMENT),
+    "more chunks than a ring has places": Case(functools.partial(step, [330, 66], fresh=[1])),
+    "256 states": Case(functools.partial(step, [70, 130], WIDE, tracked={1: 64}, fresh=[0])),
+    "groups": Case(GROUPS),
+    "nine heads": Case(
+        functools.partial(
+            step,
+            [2, 70, 20],
+            Shape(9, 1, 64, 128, 4, least_step=0.05, most_step=0.2),
+            gone=[2],
+            tracked={0: 1, 1: 3},
+        )
     ),
-)
+    # in five segments each, of two chunks
+    "in segments": Case(functools.partial(step, [257, 580], tracked={0: 128}), SEGMENT),
+    "not a number": Case(functools.partial(step, [70, 66, 9]), look=spreads),
+    # states come early, but where they are not aligned
+    "states that are not aligned": Case(
+        GROUPS, blocks=(FEW_BLOCKS,), between_slots=linear_extend_cases.floats_between_slots(2)
+    ),
+}
+# which case to begin with, where the first ones do not notice a mutant: a wrong name costs time and hides nothing
+BEGIN_WITH = {
+    "a state that nobody has left": "more chunks than a ring has places",
+    "an output behind the sequence": "256 states",
+    "sequences cut in two": "two that are not cut",
+    "a stage that is loaded before it is empty": "hardly forgets",
+    "a state of each segment": "hardly forgets",
+    "the first segment's state for all": "hardly forgets",
+    "no state before": "hardly forgets",
+    "one segment is left out": "hardly forgets",
+    "a segment that is not waited for": "hardly forgets",
+    "segments that forget nothing": "in segments",
+    "segments of another head": "in segments",
+    "the first half of B for both": "256 states",
+    "the other half of a head": "256 states",
+    "a quarter that is still multiplied": "256 states",
+    "B of another group": "groups",
+    "half of an early state": "groups",
+    "x past the end that is read": "not a number",
+    "states come early that are not aligned": "states that are not aligned",
+    "prepare: steps below the least": "nine heads",
+    "prepare: steps above the most": "nine heads",
+    "prepare: only eight heads": "nine heads",
+    "prepare: an output that nobody writes": "nine heads",
+}
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
@@ -455,41 +510,36 @@ def test_a_mistake_is_noticed(
 ) -> None:
     # what the cases run
     of_prepare = mutant.startswith(OF_PREPARE)
-    of_cases = [each for each in SIGNATURES if each.endswith("_f16") and ("prepare" in each) == of_prepare]
-    wrong = ON_HOST.library(headers.mutant(PROGRAM.file, *MUTANTS[mutant], tmp_path), tmp_path, of_cases)
-    mutated = ON_HOST.launched({**dict.fromkeys(SIGNATURES, right), **dict.fromkeys(of_cases, wrong)})
-    assert next(found_in(mutated, DRAWS, monkeypatch), None), f"nothing sees {mutant}"
+    of_cases = [each for each in OF_CASES if ("prepare" in each) == of_prepare]
+    mutated = ON_HOST.mutated(right, headers.mutant(PROGRAM.file, *MUTANTS[mutant], tmp_path), tmp_path, of_cases)
+    first = [BEGIN_WITH[mutant]] if mutant in BEGIN_WITH else []
+    assert next(found_in(mutated, dict.fromkeys((*first, *CASES)), monkeypatch), None), f"nothing sees {mutant}"
 
 
-def found_in(
-    made: cuda.Kernels, draws: Sequence[Callable[[], cases.Step]], monkeypatch: pytest.MonkeyPatch
-) -> Iterator[str]:
+OF_CASES = [each for each in SIGNATURES if each.endswith("_f16")]
+
+
+def found_in(made: cuda.Kernels, names: Iterable[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Faults that the cases find in these kernels."""
-    for draw in draws:
-        segment = SEGMENT if draw in (IN_SEGMENTS, HARDLY_FORGETS, TWO_BESIDE) else 0
-        monkeypatch.setattr(cuda, "segment_of", lambda *_, segment=segment: segment)
-        for blocks in (FEW_BLOCKS, MANY_BLOCKS):
+    for blocks, case in itertools.product((FEW_BLOCKS, MANY_BLOCKS), map(CASES.__getitem__, names)):
+        if blocks in case.blocks:
             chosen = dataclasses.replace(made, multiprocessors=blocks)
             monkeypatch.setattr(cuda, "on_device", lambda device, chosen=chosen: chosen)
-            yield from headers.seen(functools.partial(faults, draw()))
-    yield from headers.seen(spreads)
-    # states that come early, but where they are not aligned
-    monkeypatch.setattr(cuda, "on_device", lambda device: dataclasses.replace(made, multiprocessors=FEW_BLOCKS))
-    monkeypatch.setattr(linear_extend_cases, "between_slots", linear_extend_cases.floats_between_slots(2))
-    yield from headers.seen(functools.partial(faults, DRAWS[0]()))
+            monkeypatch.setattr(cuda, "segment_of", lambda *_, case=case: case.segment)
+            monkeypatch.setattr(linear_extend_cases, "between_slots", case.between_slots)
+            yield from headers.seen(functools.partial(case.look, case.draw()))
 
 
-def spreads() -> list[str]:
-    """Tell if what is not a number reaches another sequence."""
-    try:
-        linear_extend_cases.assert_nan_stays_in_its_sequence(step([70, 66, 9]), run)
-    except AssertionError as error:
-        return [str(error) or "it does"]
-    return []
+def test_without_a_mistake_nothing_is_noticed(
+    right: ctypes.CDLL, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # compiled as mutants are
+    made = ON_HOST.mutated(right, PROGRAM.file, tmp_path, OF_CASES)
+    assert list(found_in(made, CASES, monkeypatch)) == []
 
 
-def test_without_a_mistake_nothing_is_noticed(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(found_in(kernels, DRAWS, monkeypatch)) == []
+def test_cases_to_begin_with_are_those_of_mutants() -> None:
+    assert set(BEGIN_WITH) <= set(MUTANTS) and set(BEGIN_WITH.values()) <= set(CASES)
 
 
 def test_every_kernel_of_the_header_is_launched() -> None:
