@@ -17,6 +17,7 @@ from sglang_bcg_fixes.cli import main
 from sglang_bcg_fixes.fixes import hybrids_without_graphs as fix
 from sglang_bcg_fixes.lab.verify import cases, command, compare, environment, models, servers
 from tests import processes
+from tests.verify import forked
 from tests.wheels import NEWEST
 
 BUCKETS = (8, 16)
@@ -30,6 +31,13 @@ def few_calls(buckets: Sequence[int]) -> list[cases.Call]:
     script.ask("together", [5, 3], 2)
     script.ask_again("larger after smaller", first)
     return script.calls
+
+
+def use_engine(monkeypatch: pytest.MonkeyPatch, is_forked: bool) -> None:
+    """Have the servers be ours, forked or each in a new Python as on a user's machine."""
+    monkeypatch.setattr(command, "ENGINE", "tests.verify.forked_engine" if is_forked else "tests.verify.cpu_engine")
+    if is_forked:
+        monkeypatch.setattr(servers, "subprocess", forked.SUBPROCESS)
 
 
 @pytest.mark.parametrize(("release", "arms"), [("0.5.12.post1", "stock,patched"), (NEWEST, "patched")])
@@ -48,7 +56,7 @@ def test_real_runners_replay_and_refuse(
     monkeypatch.setattr(cases, "FEW_BUCKETS", BUCKETS)
     monkeypatch.setattr(environment, "look", lambda python: here)
     monkeypatch.setattr(command, "make_models", lambda *_: None)
-    monkeypatch.setattr(command, "ENGINE", "tests.verify.cpu_engine")
+    use_engine(monkeypatch, is_forked=release == NEWEST)
     paths = [root, processes.REPOSITORY]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -102,7 +110,7 @@ def test_hybrids_that_begin_with_a_mixer_are_served_and_replayed(
     monkeypatch.setattr(cases, "FEW_BUCKETS", BUCKETS)
     monkeypatch.setattr(environment, "look", lambda python: here)
     monkeypatch.setattr(command, "make_models", make_smaller_models)
-    monkeypatch.setattr(command, "ENGINE", "tests.verify.cpu_engine")
+    use_engine(monkeypatch, is_forked=True)
     paths = [root, processes.REPOSITORY]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(map(str, paths)))
     monkeypatch.setenv("TRITON_INTERPRET", "1")
