@@ -30,7 +30,7 @@ from sglang_bcg_fixes.lab.verify import servers
 from sglang_bcg_fixes.model import Kernel
 from sglang_bcg_fixes.source import releases
 from sglang_bcg_fixes.source.releases import in_folder
-from tests import processes
+from tests import processes, warm
 from tests.wheels import NEWEST
 
 ACCURACY = processes.REPOSITORY / "benchmarks" / "accuracy"
@@ -113,12 +113,17 @@ def solve(prompt: list[int]) -> tuple[list[int], set[int]]:
     return [*(task.DIGITS[value % len(task.DIGITS)] for value in values), task.END], shown
 
 
-def test_the_questions_are_the_same_on_every_machine() -> None:
-    assert task.digest(task.test_problems()) == "1bb21122"
+@pytest.fixture(scope="module")
+def problems() -> list[task.Problem]:
+    """All questions, which take seconds to draw."""
+    return task.test_problems()
 
 
-def test_a_prompt_tells_its_answer_and_the_examples_do_not() -> None:
-    problems = task.test_problems()
+def test_the_questions_are_the_same_on_every_machine(problems: list[task.Problem]) -> None:
+    assert task.digest(problems) == "1bb21122"
+
+
+def test_a_prompt_tells_its_answer_and_the_examples_do_not(problems: list[task.Problem]) -> None:
     assert len(problems) == 1319
     for problem in problems:
         answer, shown = solve(problem.prompt)
@@ -248,40 +253,28 @@ def test_layers_are_chosen_where_the_family_has_a_choice() -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_training_learns_and_writes_what_it_says(tmp_path: pathlib.Path, family: str) -> None:
-    command = [str(ACCURACY / "train.py"), "--small", "--out", str(tmp_path), "--workers", "1", "--longest", "70"]
-    command += ["--family", family]
-    command += [
-        "--rate",
-        "1e-2",
-        "--tokens",
-        "1000",
-        "--steps",
-        "60",
-        "--every",
-        "20",
-        "--held-out",
-        "8",
-        "--test",
-        "8",
-    ]
-    done = processes.python(*command, environment={"OMP_NUM_THREADS": "1"}, timeout=300)
+    command = ["--small", "--out", str(tmp_path), "--workers", "1", "--longest", "70", "--family", family]
+    command += ["--rate", "1e-2", "--tokens", "500", "--steps", "60", "--every", "20", "--held-out", "8", "--test", "2"]
+    # torch is there already, and its compiler, which the optimizer imports
+    environment = processes.environment_of([ACCURACY], processes.ON_CPU)
+    done = warm.starter(environment).run(("-m", "train", *command), environment, timeout=300)
     assert done.returncode == 0, done.stderr[-4000:]
     losses = [float(line.split(",")[2]) for line in (tmp_path / "loss.csv").read_text().splitlines()[1:]]
     # it starts from ln(128) = 4.85 and, as it goes, knows which tokens an answer is made of
     assert len(losses) == 3 and losses[0] < 5.2 and losses[-1] < 3
     about = json.loads((tmp_path / "training.json").read_text())
-    assert about["test"]["questions"] == 8
+    assert about["test"]["questions"] == 2
     assert about["parameters"] == sum(p.numel() for p in families.load(tmp_path).parameters())
 
 
 # a family that nobody has trained yet has none
 @pytest.mark.parametrize("family", [name for name, folder in CHECKPOINTS.items() if folder.exists()])
-def test_the_checkpoint_answers_by_its_state(family: str) -> None:
+def test_the_checkpoint_answers_by_its_state(problems: list[task.Problem], family: str) -> None:
     """Whoever damages the state of the linear layers loses the answers; that is what makes it a test of servers."""
     checkpoint = CHECKPOINTS[family]
     assert (checkpoint / "model.safetensors").stat().st_size <= 8e6
-    problems = [problem for problem in task.test_problems() if len(problem.prompt) < 130][:40]
-    before_question, before_answer = ablate.ablate(families.load(checkpoint), problems).values()
+    short = [problem for problem in problems if len(problem.prompt) < 130][:20]
+    before_question, before_answer = ablate.ablate(families.load(checkpoint), short).values()
     assert before_question["nothing"] == before_answer["nothing"] >= 0.95
     # what stood just before a question does not matter for it, and a short convolution keeps no more
     if family != "lfm2":
