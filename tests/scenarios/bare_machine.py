@@ -3,9 +3,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib.abc
 import importlib.util
+import io
 import os
 import pathlib
 import re
@@ -38,6 +40,18 @@ def command(*arguments: str) -> None:
 def without_packages(*arguments: str) -> None:
     sys.meta_path.insert(0, Forbidden())
     command(*arguments)
+
+
+def explain_each(*names: str) -> dict[str, tuple[int, str]]:
+    sys.meta_path.insert(0, Forbidden())
+    from sglang_bcg_fixes.cli.main import main
+
+    found = {}
+    for name in names:
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            status = main(["explain", name])
+        found[name] = status, printed.getvalue()
+    return found
 
 
 def declarations_without_packages() -> int:
