@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import itertools
 import json
 import os
@@ -201,6 +202,27 @@ def test_what_is_installed_is_not_installed_again(installed: Installed) -> None:
     assert "sglang 0.5.13" in steps
 
 
+def test_on_a_cpu_pip_installs_the_list_as_it_is(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0)
+
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "pip").touch()
+    monkeypatch.setattr(subprocess, "run", run)
+    python = serve_install.prepare(tmp_path, "0.5.12", on_gpu=False)
+    assert python == tmp_path / "bin" / "python"
+    install = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
+    assert commands == [
+        [*install, f"torch=={pinned()['torch']}"],
+        [*install, "--no-deps", "--requirement", str(processes.REPOSITORY / "cpu_sglang" / "requirements.txt")],
+        [*install, "--no-deps", "sglang==0.5.12"],
+        [*install, "--editable", str(processes.REPOSITORY)],
+    ]
+
+
 def test_an_interrupted_installation_does_not_pass_for_a_whole_one(
     installed: Installed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,10 +260,34 @@ def test_the_model_is_a_whole_safetensors_file(tmp_path: pathlib.Path) -> None:
     assert (tmp_path / "model.safetensors").stat().st_mtime_ns == written
 
 
-def test_make_serve(tmp_path: pathlib.Path) -> None:
-    """About 40 s where BCG_FIXES_VENV, or .venv, has everything; minutes and a gigabyte of downloads where not."""
+def pinned() -> dict[str, str]:
+    """The version of each package that SGLang needs on a CPU."""
+    lines = serve_install.REQUIREMENTS_ON_CPU.read_text().splitlines()
+    pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
+    return {name: version for name, version in pairs}
+
+
+def link_packages(folder: pathlib.Path) -> None:
+    """Put what is pinned, and nothing else, into an environment: links to what the tests have from the same list."""
+    [packages] = folder.glob("lib/python*/site-packages")
+    for name, version in pinned().items():
+        distribution = importlib.metadata.distribution(name)
+        # pip would put the right one in the place of another, through the links
+        assert distribution.version.partition("+")[0] == version, f"{name} is old: make .venv-test/ready"
+        for entry in {file.parts[0] for file in distribution.files or ()} - {"..", "__pycache__"}:
+            if not (packages / entry).exists():
+                (packages / entry).symlink_to(str(distribution.locate_file(entry)))
+
+
+def test_make_serve(tmp_path: pathlib.Path, everything: bool) -> None:
+    """Serve with what is there of the packages, or with those in BCG_FIXES_VENV or .venv, installed if they are not."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SGLANG", "XDG", "PYTHON"))}
     environment = {**inherited, "ONESHOT": "1", "XDG_CACHE_HOME": str(tmp_path)}
+    if not everything:
+        folder = tmp_path / "venv"
+        serve_install.create(folder)
+        link_packages(folder)
+        environment["BCG_FIXES_VENV"] = str(folder)
     # not the cache's folder: what processes report must be private
     environment["XDG_RUNTIME_DIR"] = str(tmp_path / "runtime")
     command = [sys.executable, str(serve_install.REPOSITORY / "tools" / "serve.py")]
