@@ -14,6 +14,8 @@ from tests import forms, wheels
 os.environ.setdefault("TRITON_INTERPRET", "1")
 # there is a worker for every core
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# hundreds of processes import the same modules, SGLang's thousand among them; see also tests/processes.py
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 FORMS_OF = "forms_of"
 DRIFTED = pathlib.PurePath("sglang/srt/layers/radix_linear_attention.py")
