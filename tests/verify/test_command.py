@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -27,6 +28,8 @@ from tests import processes, wheels
 RELEASE = "0.5.12.post1"
 Verify = Callable[..., int]
 Rows = Callable[[], dict[str, dict[str, Any]]]
+# to parse a release takes longer than all that the servers here do
+in_folder_once = functools.cache(releases.in_folder)
 
 
 def four_calls(buckets: Sequence[int]) -> list[cases.Call]:
@@ -55,6 +58,7 @@ def here(release_root: Callable[[str], pathlib.Path], monkeypatch: pytest.Monkey
         "commit": "abc",
     }
     monkeypatch.setattr(environment, "look", lambda python: found)
+    monkeypatch.setattr(releases, "in_folder", in_folder_once)
     monkeypatch.setattr(cases, "CASES", (CASE,))
     monkeypatch.setattr(command, "make_models", lambda *_: None)
     monkeypatch.setattr(command, "ENGINE", "tests.verify.fake_engine")
