@@ -100,7 +100,8 @@ def _aliases_of_builtins_are_interpreted() -> None:
     # the interpreter patches the names in `tl`; a kernel's module that says `exp = tl.exp` keeps the unpatched one
     patch_lang = interpreter._patch_lang
     searched: weakref.WeakSet[Any] = weakref.WeakSet()
-    # nothing but kernels uses the language, and replacing it for each launch and back took longer than most launches
+    # it stays replaced: nothing but kernels uses the language in these processes, and replacing it for each launch and
+    # back took longer than most launches
     patched: set[int] = set()
 
     def interpreted(builtin: Callable[..., Any]) -> Callable[..., Any]:
@@ -380,7 +381,7 @@ def _no_grid_dependency_to_wait_for() -> None:
 
 
 def install(overflow_is_an_error: bool = False) -> None:
-    """Call before a module with Triton kernels is imported. Calling it again does nothing.
+    """Call before a module with Triton kernels is imported, and before graphs' `install`. Again it does nothing.
 
     Integer overflow checks are off by default: a GPU makes none, and they multiply the cost of every sum and product.
     """
@@ -388,6 +389,7 @@ def install(overflow_is_an_error: bool = False) -> None:
     if _installed:
         return
     _installed = True
+    assert not hasattr(interpreter.GridExecutor.__call__, "__wrapped__"), "graphs would not see the launches any more"
     _autotune_takes_the_first_config()
     _bfloat16_is_a_number()
     _aliases_of_builtins_are_interpreted()

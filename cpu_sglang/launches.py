@@ -101,13 +101,13 @@ def launch(self: Any, *args: Any, **kwargs: Any) -> None:
     arguments = {name: each if name in self.constexprs else converted(each) for name, each in bound.items()}
     grid = self.grid(arguments) if callable(self.grid) else self.grid
     assert len(grid) <= 3, "grid must have at most 3 dimensions"
-    grid = (*grid, *(1,) * (3 - len(grid)))
+    # a list is an error there, too
+    grid = grid + (1,) * (3 - len(grid))
     interpreter.interpreter_builder.set_grid_dim(*grid)
-    if not all(size > 0 for size in grid):
-        return
     try:
         # the first program runs them all
-        self.fn(**arguments)
+        if all(size > 0 for size in grid):
+            self.fn(**arguments)
     except Exception as error:
         if knobs.compilation.front_end_debugging:
             raise

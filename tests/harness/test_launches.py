@@ -60,7 +60,7 @@ def test_what_triton_refuses_is_refused(value: Any, refusal: type[Exception]) ->
 
 @pytest.fixture(params=["once", "anew"])
 def is_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Launch as here, and as Triton does."""
+    """Launch as here, and by what Triton has in its place."""
     if request.param == "anew":
         monkeypatch.setattr(triton_interpreter.GridExecutor, "__call__", launches.launch_of_triton)
     return bool(request.param == "once")
