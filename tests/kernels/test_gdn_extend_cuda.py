@@ -580,11 +580,15 @@ def found_in(
                 yield from headers.seen(lost_from_a_state)
 
 
+@pytest.mark.parametrize("is_mutated", [False, True], ids=["checked", "compiled as mutants are"])
 def test_without_a_mistake_nothing_is_noticed(
-    right: ctypes.CDLL, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    is_mutated: bool,
+    kernels: cuda.Kernels,
+    right: ctypes.CDLL,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # compiled as mutants are
-    made = ON_HOST.mutated(right, PROGRAM.file, tmp_path, SIGNATURES)
+    made = ON_HOST.mutated(right, PROGRAM.file, tmp_path, SIGNATURES) if is_mutated else kernels
     assert list(found_in(made, [SHORT, TRACKED, LONG, IN_SEGMENTS], monkeypatch)) == []
 
 

@@ -530,11 +530,15 @@ def found_in(made: cuda.Kernels, names: Iterable[str], monkeypatch: pytest.Monke
             yield from headers.seen(functools.partial(case.look, case.draw()))
 
 
+@pytest.mark.parametrize("is_mutated", [False, True], ids=["checked", "compiled as mutants are"])
 def test_without_a_mistake_nothing_is_noticed(
-    right: ctypes.CDLL, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+    is_mutated: bool,
+    kernels: cuda.Kernels,
+    right: ctypes.CDLL,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    # compiled as mutants are
-    made = ON_HOST.mutated(right, PROGRAM.file, tmp_path, OF_CASES)
+    made = ON_HOST.mutated(right, PROGRAM.file, tmp_path, OF_CASES) if is_mutated else kernels
     assert list(found_in(made, CASES, monkeypatch)) == []
 
 
