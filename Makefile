@@ -17,7 +17,7 @@ serve:
 test: lint wheels
 	$(PYTEST)
 
-# also the releases that do not differ in what a test is about, and every pair of fixes
+# also the releases that do not differ in what a test is about, every pair of fixes, and what CONTRIBUTING.md names
 test-all: lint wheels
 	$(PYTEST) --everything
 

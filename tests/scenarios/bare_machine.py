@@ -48,8 +48,12 @@ def explain_each(*names: str) -> dict[str, tuple[int, str]]:
 
     found = {}
     for name in names:
-        with contextlib.redirect_stdout(io.StringIO()) as printed:
-            status = main(["explain", name])
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            try:
+                status = main(["explain", name])
+            except SystemExit as left:
+                status = left.code if isinstance(left.code, int) else 1
         found[name] = status, printed.getvalue()
     return found
 

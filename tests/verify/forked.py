@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import types
@@ -13,7 +14,10 @@ from tests import programs, warm
 
 
 class Popen:
-    """A stand-in for `subprocess.Popen`: what it starts has ended, and its log is written."""
+    """A stand-in for `subprocess.Popen`: what it starts has ended, and its log is written.
+
+    So nothing that hangs is killed here, and nobody is interrupted: tests/verify/test_command.py has these.
+    """
 
     # nobody has it, so there is nobody left to kill
     pid = 2**31 - 1
@@ -21,7 +25,12 @@ class Popen:
     def __init__(self, command: list[str], env: Mapping[str, str], stdout: BinaryIO, **_: Any) -> None:
         assert command[0] == sys.executable
         arguments = tuple(command[1:])
-        done = warm.starter(env).run(arguments, env, timeout=300, with_graphs=programs.with_graphs(arguments))
+        with_graphs = programs.with_graphs(arguments)
+        try:
+            done = warm.starter(env).run(arguments, env, timeout=300, with_graphs=with_graphs)
+        except subprocess.TimeoutExpired as late:
+            # as if it had been killed
+            done = subprocess.CompletedProcess(command, -signal.SIGKILL, "", str(late))
         stdout.write((done.stdout + done.stderr).encode())
         self.returncode = done.returncode
 
