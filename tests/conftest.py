@@ -18,6 +18,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 FORMS_OF = "forms_of"
+EVERY_RELEASE = "every_release"
+# what starts a release for each of its tests
+BEHAVIOUR = ("fixes", "releases")
 DRIFTED = pathlib.PurePath("sglang/srt/layers/radix_linear_attention.py")
 
 
@@ -29,6 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # syntax trees of sixteen releases are millions of objects that stay, and each collection would look at all of them
     gc.disable()
     config.addinivalue_line("markers", f"{FORMS_OF}(*about): only releases that differ in these; see tests/forms.py")
+    config.addinivalue_line("markers", f"{EVERY_RELEASE}: those between the oldest and the newest, too")
 
 
 # after pytest has put tests with the same parameter side by side
@@ -36,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--everything"):
         others = set(without_a_difference(items))
+        others.update(in_between([item for item in items if item not in others]))
         config.hook.pytest_deselected(items=list(others))
         items[:] = [item for item in items if item not in others]
     # those on one release follow each other, and find it imported; see tests/warm.py
@@ -55,6 +60,20 @@ def without_a_difference(items: list[pytest.Item]) -> Iterator[pytest.Item]:
             marker = item.get_closest_marker(FORMS_OF)
             if marker and release not in forms.releases_that_differ(*marker.args, among=tuple(among)):
                 yield item
+
+
+def in_between(items: list[pytest.Item]) -> Iterator[pytest.Item]:
+    """Tests of behaviour on a release that is neither the oldest nor the newest of those that the test names."""
+    by_test: dict[tuple[object, ...], dict[pytest.Item, str]] = {}
+    for item in items:
+        release = release_of(item)
+        if release and item.path.parent.name in BEHAVIOUR and not item.get_closest_marker(EVERY_RELEASE):
+            # of each other parameter, its own oldest and newest
+            other = item.name.replace(release, "")
+            by_test.setdefault((item.parent, getattr(item, "originalname", item.name), other), {})[item] = release
+    for releases in by_test.values():
+        among = sorted(releases.values(), key=wheels.RELEASES.index)
+        yield from (item for item, release in releases.items() if release not in (among[0], among[-1]))
 
 
 def release_of(item: pytest.Item) -> str | None:

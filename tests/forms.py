@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Releases that differ in what a test is about: `make test` tries a behaviour once for each set of forms.
+"""Releases that differ in what a test is about: a behaviour is tried once for each set of forms.
 
 source/forms.json says in which form each release has each definition that a fix or a kernel was read against. Where two
 releases have all of them in the same forms, the second one is for `make test-all` (`pytest --everything`).

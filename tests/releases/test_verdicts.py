@@ -27,6 +27,8 @@ from tests import processes, wheels
 from tests.mutated import Mutated
 from tests.wheels import RELEASES
 
+pytestmark = pytest.mark.every_release
+
 TABLE = verdicts.FILE
 FIXES = {name.rpartition(".")[2]: declared_in(importlib.import_module(name)) for name in fix_modules()}
 Root = Callable[[str], pathlib.Path]
