@@ -55,13 +55,18 @@ def test_a_name_that_nothing_was_read_for_is_an_error(about: tuple[str, ...]) ->
         forms.releases_that_differ(*about)
 
 
+MARKED = "tests/releases/test_server_imports.py"
+
+
 @pytest.mark.parametrize(
-    ("options", "wanted"),
-    [((), forms.releases_that_differ(FIX)), (("--everything",), RELEASES)],
-    ids=["test", "test-all"],
+    ("options", "file", "wanted"),
+    [((), FILE, (RELEASES[0], NEWEST)), (("--everything",), FILE, RELEASES), ((), MARKED, RELEASES)],
+    ids=["test", "test-all", "test, where it is marked"],
 )
-def test_every_release_is_tried_where_everything_is(options: tuple[str, ...], wanted: tuple[str, ...]) -> None:
-    words = ("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *options, FILE)
+def test_the_ends_are_tried_and_every_release_where_everything_is(
+    options: tuple[str, ...], file: str, wanted: tuple[str, ...]
+) -> None:
+    words = ("-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *options, file)
     done = processes.python(*words, environment={"PYTEST_ADDOPTS": ""})
     collected = [line.partition("[")[2].rstrip("]") for line in done.stdout.splitlines() if "[" in line]
     assert collected == list(wanted), done.stdout + done.stderr
