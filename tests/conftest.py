@@ -20,7 +20,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 FORMS_OF = "forms_of"
 EVERY_RELEASE = "every_release"
 # what starts a release for each of its tests
-BEHAVIOUR = ("fixes", "releases")
+BEHAVIOUR = ("bench", "fixes", "releases", "verify")
 DRIFTED = pathlib.PurePath("sglang/srt/layers/radix_linear_attention.py")
 
 
