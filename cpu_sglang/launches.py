@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Triton's interpreter finds out anew in every launch is found out once for each kernel.
+"""Find once for each kernel what Triton's interpreter finds out anew in every launch.
 
 A server's step launches a dozen small kernels in each layer, and Triton took longer to inspect their signatures, to
 replace all of its language and to put it back, and to copy what is on the CPU to the CPU, than the kernels ran.
