@@ -23,6 +23,20 @@ class Mutated:
         return self.files.modules(folder)
 
 
+def write(root: pathlib.Path, path: str, old: str, new: str, folder: pathlib.Path) -> None:
+    """Have the release with the first such piece of one file replaced in `folder`; the rest are links."""
+    here = pathlib.Path()
+    for part in pathlib.PurePath(path).parts:
+        (folder / here).mkdir(parents=True, exist_ok=True)
+        for entry in (root / here).iterdir():
+            if entry.name != part:
+                (folder / here / entry.name).symlink_to(entry)
+        here = here / part
+    text = (root / path).read_text()
+    assert old in text, f"{path} has no {old!r} to rewrite"
+    (folder / path).write_text(text.replace(old, new, 1))
+
+
 def rewritten(root: pathlib.Path, path: str, old: str, new: str) -> Mutated:
     """The release in this folder with a piece of one file replaced; the piece must be there."""
     files = Folder(root)

@@ -29,6 +29,7 @@ class Selected:
         assert choice.impl, choice.op
         self.op = choice.op
         self.forms = {item.where: item.form for item in choice.finding.evidence}
+        self.rules = choice.finding.rules
         self.fallbacks: collections.Counter[str] = collections.Counter()
         self.impl = choice.impl
         self._others = list(choice.others)

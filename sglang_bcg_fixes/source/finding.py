@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+from typing import Any
 
 
 class Verdict(str, enum.Enum):
@@ -35,8 +36,12 @@ class Evidence:
 
 @dataclasses.dataclass(frozen=True)
 class Finding:
-    """A probe's answer: the verdict, one printable sentence of reason, and what it rests on."""
+    """A probe's answer: the verdict, one printable sentence of reason, and what it rests on.
+
+    `rules` is what the patched code must know of the source beside that, of a type of its own.
+    """
 
     verdict: Verdict
     reason: str
     evidence: tuple[Evidence, ...] = ()
+    rules: Any = None

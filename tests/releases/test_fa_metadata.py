@@ -17,7 +17,8 @@ from sglang_bcg_fixes.kernels.fa_metadata.declaration import KERNEL, MODULE
 from sglang_bcg_fixes.model import Accepted, Choice, Rejected
 from sglang_bcg_fixes.planning import plan, registry
 from sglang_bcg_fixes.source import tree
-from tests import processes
+from sglang_bcg_fixes.source.finding import Verdict
+from tests import mutated, processes
 from tests.wheels import since
 
 Root = Callable[[str], pathlib.Path]
@@ -110,16 +111,10 @@ def test_a_mutant_differs(mutant: str, release_root: Root) -> None:
     assert run("observe_mutants", release_root(MUTATED))[mutant]
 
 
-class Changed(tree.Folder):
-    """A release with one more statement in a method that would be changed."""
-
-    def read(self, path: str) -> str | None:
-        text = super().read(path)
-        if text and path == f"{MODULE.replace('.', '/')}.py":
-            line = "        metadata = FlashAttentionMetadata()\n"
-            assert line in text
-            return text.replace(line, f"{line}        drifted = True\n", 1)
-        return text
+PATH = f"{MODULE.replace('.', '/')}.py"
+START = "        metadata = FlashAttentionMetadata()\n"
+# one more statement in a method that would be changed
+DRIFTED = f"{START}        drifted = True\n"
 
 
 def choice(files: tree.Files, **environ: str) -> Choice:
@@ -132,10 +127,32 @@ def test_a_source_that_nobody_has_read_keeps_its_own(release_root: Root) -> None
     root = release_root(RELEASES[-1])
     named = {KERNEL.flag: "triton"}
     assert choice(tree.Folder(root), **named).impl
-    drifted = choice(Changed(root), **named)
+    drifted = choice(mutated.rewritten(root, PATH, START, DRIFTED), **named)
     assert drifted.impl is None
     assert "init_forward_metadata" in drifted.reason and "has not been read yet" in drifted.reason
     assert set(drifted.rejected) == {impl.name for impl in KERNEL.impls}
+
+
+def test_a_source_that_somebody_has_read_since_is_served(release_root: Root, tmp_path: pathlib.Path) -> None:
+    mutated.write(release_root(RELEASES[-1]), PATH, START, DRIFTED, tmp_path)
+    found = run("observe_once_it_is_read", tmp_path)
+    assert found["outcome"] == ["triton", "applied"]
+    assert found["differences"] == [] and found["left"] == {}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("self._get_swa_write_locations(forward_batch)", "self._get_other_locations(forward_batch)"),
+        ("metadata.swa_out_cache_loc = swa_out_cache_loc", "metadata.swa_out_cache_loc = swa_out_cache_loc + 1"),
+    ],
+)
+def test_a_source_with_a_rule_that_nobody_knows_keeps_its_own(release_root: Root, old: str, new: str) -> None:
+    # whoever records its form has not seen that it takes another rule
+    source = tree.Source(mutated.rewritten(release_root(RELEASES[-1]), PATH, old, new))
+    finding = plan.ask(KERNEL, source)
+    assert finding.verdict is Verdict.UNKNOWN
+    assert "another way to find the slots of sliding windows" in finding.reason
 
 
 def answering(answer: Accepted | Rejected) -> Callable[[], Accepted | Rejected]:

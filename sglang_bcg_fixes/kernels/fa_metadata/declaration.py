@@ -12,10 +12,12 @@ request (to 0.5.12.post1), and drafts of a tree whose last step is on a page too
 
 from __future__ import annotations
 
+import dataclasses
+
 from sglang_bcg_fixes.anatomy.launches import FA3
 from sglang_bcg_fixes.concern import slower
 from sglang_bcg_fixes.kernels import has_triton
-from sglang_bcg_fixes.kernels.fa_metadata import program
+from sglang_bcg_fixes.kernels.fa_metadata import program, rules
 from sglang_bcg_fixes.model import Accepted, How, Impl, Kernel, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, affected
@@ -42,9 +44,10 @@ FOLDER = "sglang_bcg_fixes.kernels.fa_metadata"
 
 
 def probe(source: Source) -> Finding:
+    eager, replay = source.need(EAGER), source.need(*REPLAYS)
     read = [
-        source.need(EAGER),
-        source.need(*REPLAYS),
+        eager,
+        replay,
         source.need(*BUFFERS),
         source.need(f"{BACKEND}.init_cuda_graph_state"),
         source.need(f"{MODULE}:FlashAttentionMetadata"),
@@ -54,7 +57,8 @@ def probe(source: Source) -> Finding:
         source.need(f"{BACKEND}._init_sliding_window_attn_spec_metadata").header,
         *(found for where in SOMETIMES if (found := source.find(where))),
     ]
-    return affected("what each mode fills is known for this source", *read)
+    finding = affected("what each mode fills is known for this source", *read)
+    return dataclasses.replace(finding, rules=(rules.of_eager(eager), rules.of_replay(replay)))
 
 
 KERNEL = Kernel(

@@ -236,7 +236,7 @@ class EagerStep(Step):
             return {}
         metadata.swa_page_table = torch.empty_like(metadata.page_table)
         found: dict[str, Any] = {"swa_page_table": metadata.swa_page_table, "mapping": mapping}
-        how, locations = self.known.eager_form.window_locations, self.batch.out_cache_loc
+        how, locations = self.known.eager_rules.window_locations, self.batch.out_cache_loc
         if how.startswith("step's"):
             locations = self.backend._get_swa_write_locations(self.batch)
         if how == "step's, translated" and locations is not None:

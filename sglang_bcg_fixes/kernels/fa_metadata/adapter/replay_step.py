@@ -19,7 +19,7 @@ class ReplayStep(Step):
     def __init__(self, backend: Any, given: dict[str, Any]) -> None:
         self.bs: int = given["bs"]
         super().__init__(backend, given["seq_lens"])
-        self.rule = self.known.replay_form
+        self.rule = self.known.replay_rules
         self.mode = given["forward_mode"]
         self.spec_info = given["spec_info"]
         self.req_pool_indices = given["req_pool_indices"]

@@ -13,8 +13,7 @@ import torch
 
 from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.fa_metadata import jobs
-from sglang_bcg_fixes.kernels.fa_metadata.adapter.forms import EAGER_FORMS, REPLAY_FORMS
-from sglang_bcg_fixes.kernels.fa_metadata.declaration import EAGER, KERNEL, MODULE, REPLAYS, TRANSLATE
+from sglang_bcg_fixes.kernels.fa_metadata.declaration import KERNEL, MODULE, TRANSLATE
 
 Tensor = torch.Tensor
 
@@ -35,9 +34,7 @@ class KnownBackend:
         nested = getattr(module.FlashAttentionMetadata, "LocalAttentionMetadata", None)
         self.local_class = nested or module.LocalAttentionMetadata
         self.checked: set[tuple[str, str]] = set()
-        used = active.selected(KERNEL.op)
-        self.eager_form = EAGER_FORMS[used.forms[EAGER]]
-        self.replay_form = REPLAY_FORMS[next(used.forms[where] for where in REPLAYS if where in used.forms)]
+        self.eager_rules, self.replay_rules = active.selected(KERNEL.op).rules
 
 
 def why_unsupported(backend: Any, module: Any) -> str:
