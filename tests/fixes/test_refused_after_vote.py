@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,7 +24,6 @@ VOTE = "sglang/srt/managers/scheduler_components/dp_attn.py"
 RUNNER = "sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py"
 
 
-@pytest.mark.forms_of(fix.FIX.id)
 @pytest.mark.parametrize("release", ["0.5.17", "0.5.18", "0.5.21", "0.5.22"])
 def test_all_ranks_prefill_eagerly_where_one_of_them_must(
     release_root: Callable[[str], pathlib.Path], release: str
@@ -35,6 +36,22 @@ def test_all_ranks_prefill_eagerly_where_one_of_them_must(
     assert found["with"] == {batch: RIGHT}
     # one rank gathers 11 tokens of each and the other one 16: gloo ends one of them, and NCCL would wait
     assert found["without"][batch].startswith("not every rank has answered")
+
+
+@pytest.mark.parametrize("is_extend", [True, False])
+def test_only_a_prefill_has_new_tokens(is_extend: bool) -> None:
+    """What a decode batch extended when it was a prefill says nothing of it now."""
+    asked: list[Any] = []
+
+    def backend_can_run(batch: Any) -> bool:
+        asked.append(batch.extend_seq_lens_cpu)
+        return True
+
+    runner = SimpleNamespace(_backend_can_run_prefill_cuda_graph=backend_can_run)
+    mode = SimpleNamespace(is_extend=lambda: is_extend)
+    batch = SimpleNamespace(forward_mode=mode, extend_lens=[5], seq_lens_cpu=[9])
+    assert fix.is_short_enough(runner, batch)
+    assert asked == [[5] if is_extend else None]
 
 
 @pytest.mark.parametrize(

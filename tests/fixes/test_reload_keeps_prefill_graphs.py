@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -36,7 +37,6 @@ def outcome(runner: str, answers: list[str], updated: bool = True) -> dict[str, 
 
 
 # 0.5.15 is the first that makes prefill graphs by default, and each of those before it keeps them elsewhere
-@pytest.mark.forms_of("reload_keeps_prefill_graphs")
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.13", "0.5.14", "0.5.15", "0.5.16", "0.5.19", NEWEST])
 def test_prefill_graphs_have_the_weights_that_were_loaded(
     release_root: Callable[[str], pathlib.Path], release: str
@@ -69,6 +69,20 @@ def test_prefill_graphs_have_the_weights_that_were_loaded(
     assert log.count("the draft model has new weights") == 1
     assert "RuntimeError: out of memory" in log
     assert log.count("SGLANG_BCG_FIX_RELOAD_KEEPS_PREFILL_GRAPHS=off keeps") == 2
+
+
+def test_the_old_graphs_are_there_while_the_new_ones_are_captured() -> None:
+    """Torch refuses to capture into a pool that no graph uses any longer."""
+    graphs = {"old": object()}
+    owner = type(fix.OWNERS[0], (), {"graphs": graphs, "output_buffers": {}, "buffers": SimpleNamespace()})()
+    there: list[bool] = []
+    runner = SimpleNamespace(
+        prefill_cuda_graph_runner=owner,
+        is_draft_worker=False,
+        init_prefill_cuda_graph=lambda: there.append("old" in graphs),
+    )
+    fix.replace_graphs(runner)
+    assert there == [True] and graphs == {}
 
 
 @pytest.mark.parametrize(

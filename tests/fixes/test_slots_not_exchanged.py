@@ -29,7 +29,6 @@ def run(release_root: Callable[[str], pathlib.Path]) -> Run:
     return arriving(release_root, FIX)
 
 
-@pytest.mark.forms_of(FIX)
 @pytest.mark.parametrize("release", AFFECTED)
 def test_the_next_boundary_leaves_the_last_checkpoint_alone(run: Run, release: str, everything: bool) -> None:
     # those that are wrong, and one that is not
@@ -51,6 +50,19 @@ def test_a_mixed_step_exchanges_nothing(run: Run) -> None:
 
 def test_a_release_that_exchanges_them_once_is_left_as_it_is(run: Run) -> None:
     assert run("0.5.17", [(LATER, 22)]) == {"applied": [], "without": [[32, True]]}
+
+
+@pytest.mark.parametrize(("is_lazy", "saved"), [(True, [True]), (False, [False]), (False, None)])
+def test_slots_stay_where_nothing_was_saved_or_another_is_taken_when_it_is_needed(
+    is_lazy: bool, saved: list[bool] | None
+) -> None:
+    pool = SimpleNamespace(
+        enable_mamba_extra_buffer_lazy=is_lazy, get_mamba_ping_pong_other_idx=lambda index: 1 - index
+    )
+    batch = SimpleNamespace(req_to_token_pool=pool, mamba_track_mask_cpu=saved, mamba_track_buffer_indices=[0])
+    request = SimpleNamespace(mamba_next_track_idx=0)
+    slots_not_exchanged.exchange(None, request, batch, None, 0)
+    assert request.mamba_next_track_idx == 0
 
 
 @pytest.mark.parametrize("i", [0, 1])

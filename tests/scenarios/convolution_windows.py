@@ -17,7 +17,7 @@ from cpu_sglang import prefill
 from tests.scenarios import telling
 from tests.scenarios.admitted_hybrids import World
 
-TOKENS, PREFIXES = 20, (3, 12, 19)
+TOKENS, PREFIXES = 20, (1, 3, 12, 19)
 
 
 class Requests:
