@@ -36,7 +36,8 @@ class Server:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 cwd=folder,
-                env=dict(environment),
+                # what it prints and what its errors say stand in the log as they came
+                env={**environment, "PYTHONUNBUFFERED": "1"},
                 # its own group, to be ended together with everything it spawned
                 start_new_session=True,
             )
