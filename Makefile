@@ -3,23 +3,28 @@ PYTHON ?= python3
 JOBS ?= $(shell nproc)
 VENV := .venv-test
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 25
+# minutes and steps of the ledger are counted from here
+export STARTED := $(shell date +%s)
 REQUIREMENTS := cpu_sglang/requirements.txt tests/requirements.txt
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' cpu_sglang/requirements.txt)
 
-.PHONY: serve test test-all lint wheels gpu bench record cost harm docs site fix forms release changelog dist clean
+.PHONY: serve test test-all mutants lint wheels gpu bench record cost harm docs site fix forms release changelog dist clean
 .DEFAULT_GOAL := test
 
 serve:
 	$(PYTHON) tools/serve.py
 
-# progress: pip's own while installing, one line a release while fetching, pytest's percentage at the end
-test: lint wheels
-	$(PYTEST)
+# progress: pip's own while installing, one line a release while fetching, then one a row; lint runs beside them
+test: wheels
+	$(BIN)/python -m tests.ledger --jobs $(JOBS)
 
-# also the releases that do not differ in what a test is about, every pair of fixes, and what CONTRIBUTING.md names
-test-all: lint wheels
-	$(PYTEST) --everything
+# all rows that are open, into tests/recorded; it may be interrupted, and STEP=SECONDS ends it
+test-all: wheels
+	$(BIN)/python -m tests.ledger --all --jobs $(JOBS)
+
+# mistakes at random in the bodies of fixes, and who notices them; in a copy of this folder
+mutants: wheels
+	$(BIN)/python -m tests.mutants --seed $(or $(SEED),0)
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -76,7 +81,8 @@ changelog:
 	$(PYTHON) tools/changelog.py $(V)
 
 # what is published, from the last commit: docs/releasing.md
-dist: $(VENV)/ready
+dist: wheels
+	$(BIN)/python -m tests.ledger --list
 	$(BIN)/python tools/dist.py
 
 clean:

@@ -32,8 +32,13 @@ def python(
         env=environment_of(paths, environment or {}),
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=timeout * patience(),
     )
+
+
+def patience() -> int:
+    """How many times as long as usual a row may take that is tried once more; see tests/ledger.py."""
+    return int(os.environ.get("TESTS_PATIENCE", "1"))
 
 
 def environment_of(paths: Iterable[pathlib.Path], given: Mapping[str, str]) -> dict[str, str]:
@@ -58,7 +63,7 @@ def on_cpu(
     """
     whole = environment_of([root, *paths], {**ON_CPU, **(environment or {})})
     with_graphs = None if cold else programs.with_graphs(arguments)
-    return warm.starter(whole).run(arguments, whole, timeout, with_graphs)
+    return warm.starter(whole).run(arguments, whole, timeout * patience(), with_graphs)
 
 
 def beside(

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ast
 import functools
 import pathlib
+import tokenize
 from collections.abc import Iterator, Sequence
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
@@ -23,7 +24,11 @@ def with_graphs(arguments: Sequence[str]) -> bool | None:
 def source(name: str) -> str:
     """The text of a module of this repository that may run beside SGLang, and nothing for any other name."""
     file = REPOSITORY.joinpath(*name.split(".")).with_suffix(".py")
-    return file.read_text() if name.startswith(("cpu_sglang.", "tests.")) and file.is_file() else ""
+    if not name.startswith(("cpu_sglang.", "tests.")) or not file.is_file():
+        return ""
+    # as Python reads code: comments are of no account here, and tests/traced.py tells by this
+    with tokenize.open(file) as text:
+        return text.read()
 
 
 def modules(program: str) -> Iterator[str]:

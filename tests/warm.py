@@ -16,6 +16,7 @@ import ast
 import atexit
 import functools
 import gc
+import hashlib
 import importlib
 import importlib.metadata
 import json
@@ -23,6 +24,7 @@ import multiprocessing
 import os
 import pathlib
 import runpy
+import select
 import signal
 import subprocess
 import sys
@@ -31,7 +33,7 @@ import threading
 import time
 import types
 from collections.abc import Mapping
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Client, Connection, Listener
 from typing import Any, NoReturn
 
 # what every release imports, the largest first
@@ -51,7 +53,9 @@ IMPORTED = (
 READ_WHEN_IMPORTED = ("CUDA", "HF_", "LD_", "MKL", "NUMBA", "OMP", "PYTHON", "TORCH", "TRANSFORMERS", "TRITON")
 # SGLang may read any variable when it is imported, but not the plugin's and pytest's; the third it reads for a model,
 # and the last to choose from plugins of PLATFORMS, of which there are none
-NOT_READ_BY_SGLANG = ("PYTEST_CURRENT_TEST", "SGLANG_BCG_", "SGLANG_MAMBA_CONV_DTYPE", "SGLANG_PLUGINS")
+NOT_READ_BY_SGLANG = ("PYTEST_CURRENT_TEST", "SGLANG_BCG_", "SGLANG_MAMBA_CONV_DTYPE", "SGLANG_PLUGINS", "TESTS_")
+# a folder of starters that outlive this process, and an open file that ends with the one that may use them
+STARTERS, LIFELINE = "TESTS_STARTERS", "TESTS_LIFELINE"
 # names all that the plugin reads of a release
 FORMS = pathlib.Path(__file__).parent.parent / "sglang_bcg_fixes" / "source" / "forms.json"
 PLATFORMS = "sglang.srt.platforms"
@@ -98,12 +102,27 @@ class Starter:
 
     @functools.cached_property
     def _process(self) -> Connection:
-        ours, theirs = multiprocessing.Pipe()
-        with theirs:
-            command, passed = [sys.executable, __file__, str(theirs.fileno())], [theirs.fileno()]
-            # it ends when nobody holds the other end any more
-            subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL, pass_fds=passed)
-        return ours
+        folder, lifeline = starters_folder()
+        read = json.dumps(sorted(read_when_imported(self.environment)))
+        address = os.path.join(folder, hashlib.sha256(read.encode()).hexdigest()[:16])
+        if not os.path.exists(address):
+            command = [sys.executable, __file__, address, str(lifeline)]
+            started = subprocess.Popen(command, env=self.environment, stdin=subprocess.DEVNULL, pass_fds=[lifeline])
+            while not os.path.exists(address):
+                if started.poll() is not None:
+                    raise RuntimeError(f"{' '.join(command)} has ended with {started.returncode}")
+                time.sleep(0.01)
+        return Client(address)
+
+
+@functools.cache
+def starters_folder() -> tuple[str, int]:
+    """Give the folder of their addresses, and the file whose other end this process or its parent holds."""
+    if STARTERS in os.environ:
+        return os.environ[STARTERS], int(os.environ[LIFELINE])
+    folder = tempfile.TemporaryDirectory()
+    atexit.register(folder.cleanup)
+    return folder.name, os.pipe()[0]
 
 
 _starters: dict[frozenset[tuple[str, str]], Starter] = {}
@@ -112,8 +131,11 @@ _starters: dict[frozenset[tuple[str, str]], Starter] = {}
 def starter(environment: Mapping[str, str]) -> Starter:
     """The one whose packages were imported in this environment, as far as they read it."""
     imported_in = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
-    read = frozenset(pair for pair in imported_in.items() if pair[0].startswith(READ_WHEN_IMPORTED))
-    return _starters.setdefault(read, Starter(imported_in))
+    return _starters.setdefault(read_when_imported(imported_in), Starter(imported_in))
+
+
+def read_when_imported(environment: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    return frozenset(pair for pair in environment.items() if pair[0].startswith(READ_WHEN_IMPORTED))
 
 
 class Release:
@@ -143,20 +165,29 @@ class Release:
         return os.waitstatus_to_exitcode(os.waitpid(self.process, 0)[1])
 
 
-def forked(caller: Connection) -> dict[str, Any]:
-    """Answer until nobody asks; returns in each process forked for a run, with what that one is to run."""
+def forked(address: str, lifeline: int) -> dict[str, Any]:
+    """Answer whoever calls, until nobody may; returns in each process forked for a run, with what that is to run."""
     for name in IMPORTED:
         importlib.import_module(name)
     assert not any(name.partition(".")[0].startswith(("sglang", "tests")) for name in sys.modules)
     prepare_to_fork()
     releases: dict[Any, Release] = {}
+    # whoever waits for the address may call at once
+    draft = f"{address}.draft"
+    listener = Listener(draft)
+    os.rename(draft, address)
+    caller = called(listener, lifeline)
     while True:
-        asked = received(caller)
+        try:
+            asked: dict[str, Any] = caller.recv()
+        except EOFError:
+            caller.close()
+            caller = called(listener, lifeline)
+            continue
         if asked["with_graphs"] is None:
             child = os.fork()
             if child == 0:
-                for connection in (caller, *(release.connection for release in releases.values())):
-                    connection.close()
+                close(listener, caller, *(release.connection for release in releases.values()))
                 enter(asked)
                 return asked
             caller.send(wait(child, asked["timeout"]))
@@ -170,8 +201,7 @@ def forked(caller: Connection) -> dict[str, Any]:
             ours, theirs = multiprocessing.Pipe()
             child = os.fork()
             if child == 0:
-                for connection in (caller, ours, *(release.connection for release in releases.values())):
-                    connection.close()
+                close(listener, caller, ours, *(release.connection for release in releases.values()))
                 return forked_with_release(theirs)
             theirs.close()
             release = Release(child, ours)
@@ -247,6 +277,19 @@ def parse_only_once(root: pathlib.Path) -> None:
     ast.parse = parse_others
 
 
+def close(*ends: Listener | Connection) -> None:
+    for end in ends:
+        end.close()
+
+
+def called(listener: Listener, lifeline: int) -> Connection:
+    """Wait for the next one that has runs to ask for."""
+    ready, _, _ = select.select([listener._listener._socket, lifeline], [], [])  # type: ignore[attr-defined]
+    if lifeline in ready:
+        os._exit(0)
+    return listener.accept()
+
+
 def received(caller: Connection) -> dict[str, Any]:
     try:
         asked: dict[str, Any] = caller.recv()
@@ -296,6 +339,10 @@ def use(asked: dict[str, Any]) -> None:
     os.chdir(asked["folder"])
     os.environ.clear()
     os.environ.update(asked["environment"])
+    traced = sys.modules.get("bcg_traced")
+    if traced:
+        # also what this process has read before it was this run's
+        traced.begin()
     kind, _, *arguments = asked["arguments"]
     sys.argv = [kind, *arguments]
     # it was this file's folder
@@ -338,4 +385,4 @@ def leave(status: int) -> NoReturn:
 
 
 if __name__ == "__main__":
-    leave(status_of(forked(Connection(int(sys.argv[1])))))
+    leave(status_of(forked(sys.argv[1], int(sys.argv[2]))))

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import base64
 import concurrent.futures
+import csv
+import hashlib
 import os
 import pathlib
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.source import releases
@@ -34,6 +37,29 @@ def unpacked(version: str) -> pathlib.Path:
     """The folder that holds this release's `sglang/`."""
     target = flags.cache_dir() / "unpacked" / f"{version}-{PYTHON}"
     return filled(target, lambda draft: zipfile.ZipFile(wheel(version)).extractall(draft))
+
+
+def unlike_their_wheels(releases: Iterable[str] = RELEASES) -> list[str]:
+    """A sentence on each unpacked release that is not what its wheel says."""
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        found = pool.map(unlike_its_wheel, releases)
+    return [sentence for sentence in found if sentence]
+
+
+def unlike_its_wheel(version: str) -> str | None:
+    root = unpacked(version)
+    (record,) = root.glob("*.dist-info/RECORD")
+    with record.open(newline="") as rows:
+        for path, digest, _ in csv.reader(rows):
+            kind, _, expected = digest.partition("=")
+            if not digest:
+                continue
+            file = root / path
+            data = file.read_bytes() if file.is_file() else b""
+            made = base64.urlsafe_b64encode(hashlib.new(kind, data).digest()).rstrip(b"=").decode()
+            if made != expected:
+                return f"{file} is not what SGLang {version} ships; remove {root}, and it is unpacked again"
+    return None
 
 
 def filled(target: pathlib.Path, fill: Callable[[pathlib.Path], None]) -> pathlib.Path:

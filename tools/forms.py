@@ -39,7 +39,7 @@ Next: check docs/upstream for defects that this release has fixed, and run
     .venv-test/bin/python -m tests.releases.test_registry_graphs
     .venv-test/bin/python -m tests.releases.test_kinds_of_request    # half an hour
     make harm                                                        # an hour
-    make test"""
+    make test-all"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -152,7 +152,6 @@ def test_floor_is_the_one_that_was_published() -> None:
     assert gdn_layer.floor_us(shape, 256, 1, "NVIDIA A100") is None
 
 
-@pytest.mark.every_release
 @pytest.mark.parametrize("version", RELEASES)
 def test_every_release_has_what_the_layer_is_built_of(
     release_root: Callable[[str], pathlib.Path], version: str

@@ -26,7 +26,6 @@ FORMS = ("0.5.12.post1", "0.5.15.post1", "0.5.20", wheels.NEWEST)
 OURS, CUDA = "bcg_fixes triton", "bcg_fixes cuda"
 
 
-@pytest.mark.every_release
 @pytest.mark.parametrize("version", wheels.RELEASES)
 def test_every_release_has_what_the_layer_is_built_of(release_root: Root, version: str) -> None:
     source = releases.in_folder(release_root(version))

@@ -43,7 +43,7 @@ def test_the_printed_steps_are_those_of_contributing_for_this_id(checkout: pathl
     steps = printed.split("\n", 1)[1]
     assert steps in contributing and "stale_page_table" not in printed
     assert [line[:2] for line in steps.splitlines() if line[0].isdigit()] == [f"{number}." for number in range(1, 9)]
-    for command in ("make forms ID=lost_row", "tests/fixes/test_lost_row.py", "make docs lint test"):
+    for command in ("make forms ID=lost_row", "tests/fixes/test_lost_row.py", "make docs lint test-all"):
         assert f"`{command}`" in printed
 
 

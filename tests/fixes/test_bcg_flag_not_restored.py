@@ -13,7 +13,6 @@ from tests import processes
 from tests.wheels import RELEASES
 
 
-@pytest.mark.forms_of("bcg_flag_not_restored")
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_outer_scope_goes_on_after_the_inner_one(release_root: Callable[[str], pathlib.Path], release: str) -> None:
     found, _ = processes.beside(release_root(release), "-m", "tests.scenarios.nested_scopes")

@@ -50,7 +50,6 @@ def run(release_root: Callable[[str], pathlib.Path]) -> Run:
     return arriving(release_root, FIX)
 
 
-@pytest.mark.forms_of(FIX)
 @pytest.mark.parametrize("release", AFFECTED)
 def test_a_boundary_counts_once(run: Run, release: str, everything: bool) -> None:
     arrivals = ARRIVALS if everything or release == AFFECTED[0] else TELLING

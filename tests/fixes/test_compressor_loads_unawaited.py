@@ -15,7 +15,6 @@ from tests.fixes.test_layer_loads_unawaited import LAYERS, RIGHT, STOCK
 FIX = "compressor_loads_unawaited"
 
 
-@pytest.mark.forms_of(FIX)
 @pytest.mark.parametrize("release", ["0.5.13", "0.5.14", "0.5.15.post1", "0.5.17", "0.5.20", "0.5.22", "0.5.23"])
 def test_a_replay_waits_for_the_last_layer_of_a_pool_that_is_read_in_a_segment(
     release_root: Callable[[str], pathlib.Path], release: str

@@ -62,7 +62,6 @@ def run(release_root: Callable[[str], pathlib.Path]) -> Run:
     return run
 
 
-@pytest.mark.forms_of(FIX)
 @pytest.mark.parametrize("release", AFFECTED)
 def test_a_replayed_decode_saves_states_where_the_scheduler_looks_for_them(run: Run, release: str) -> None:
     found = run(release)

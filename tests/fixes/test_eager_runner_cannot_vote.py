@@ -38,7 +38,6 @@ def run(release_root: Callable[[str], pathlib.Path]) -> Run:
     return run
 
 
-@pytest.mark.forms_of(fix.FIX.id)
 @pytest.mark.parametrize("release", ["0.5.17", "0.5.18", "0.5.19", "0.5.20"])
 def test_ranks_without_graphs_prefill_eagerly(run: Run, release: str) -> None:
     found = run(release, *RIGHT)

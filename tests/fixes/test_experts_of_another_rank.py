@@ -22,7 +22,6 @@ RIGHT = ["replayed, right"] * 3
 NO_ROWS = "TypeError: unsupported operand type(s) for *: 'int' and 'NoneType'"
 
 
-@pytest.mark.forms_of(fix.FIX.id)
 @pytest.mark.parametrize("release", ["0.5.16", "0.5.17", "0.5.19", "0.5.20", "0.5.22", NEWEST])
 def test_a_rank_returns_the_experts_of_its_own_tokens(
     release_root: Callable[[str], pathlib.Path], release: str

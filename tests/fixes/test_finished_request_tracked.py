@@ -20,7 +20,6 @@ BATCH = "sglang/srt/managers/schedule_batch.py"
 NO_INDEX = "'NoneType' object cannot be interpreted as an integer"
 
 
-@pytest.mark.forms_of(fix.FIX.id)
 @pytest.mark.parametrize("release", ["0.5.13", "0.5.15.post1", "0.5.16", "0.5.17", "0.5.18", "0.5.20"])
 def test_a_finished_request_saves_to_the_reserved_slot(
     release_root: Callable[[str], pathlib.Path], release: str

@@ -20,7 +20,6 @@ RELEASES = tuple(f"0.5.{number}" for number in ("15", "15.post1", "16", "17", "1
 MISSING = "'FlashInferAttnBackend' object has no attribute 'cuda_graph_swa_out_cache_loc'"
 
 
-@pytest.mark.forms_of(fix.PREPARE)
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_capture_ends_where_the_cache_has_a_window(release_root: Callable[[str], pathlib.Path], release: str) -> None:
     arguments = ("-m", "tests.scenarios.window_capture", "capture")

@@ -19,7 +19,6 @@ from tests.wheels import NEWEST
 RULES = "sglang/srt/model_executor/forward_batch_info.py"
 
 
-@pytest.mark.forms_of(fix.FIX.id)
 @pytest.mark.parametrize("release", ["0.5.19"])
 def test_graphs_that_gather_tokens_are_replayed_in_one_size(
     release_root: Callable[[str], pathlib.Path], release: str

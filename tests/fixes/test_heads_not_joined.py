@@ -15,7 +15,6 @@ from sglang_bcg_fixes.anatomy import attention_break
 from sglang_bcg_fixes.fixes import heads_not_joined as fix
 from tests import processes
 from tests.fixes import settings
-from tests.forms import releases_that_differ
 from tests.wheels import NEWEST, RELEASES
 
 Root = Callable[[str], pathlib.Path]
@@ -44,7 +43,7 @@ def answered(root: pathlib.Path, given: str, flag: str = "on", program: tuple[st
     return found
 
 
-@pytest.mark.parametrize("release", releases_that_differ("heads_not_joined", among=BUILT))
+@pytest.mark.parametrize("release", BUILT)
 def test_replays_are_the_eager_answers_and_the_capture_ends_the_server_without(
     release_root: Root, release: str
 ) -> None:
@@ -55,7 +54,7 @@ def test_replays_are_the_eager_answers_and_the_capture_ends_the_server_without(
 
 
 @pytest.mark.parametrize("error", SALA)
-@pytest.mark.parametrize("release", releases_that_differ("heads_not_joined", among=WITH_MIXERS))
+@pytest.mark.parametrize("release", WITH_MIXERS)
 def test_so_are_those_of_lightning_attention(release_root: Root, release: str, error: str) -> None:
     given, program = json.dumps(SALA[error]), (*PROGRAM[:2], "MiniCPMSALAForCausalLM")
     found = answered(release_root(release), given, program=program)

@@ -20,7 +20,6 @@ MODELS = ("KimiLinearForCausalLM", "KimiK3LinearForCausalLM")
 REPLAYS, REPLAYED = 8, 4
 
 
-@pytest.mark.forms_of(FIX)
 @pytest.mark.parametrize("release", ["0.5.22", "0.5.23"])
 @pytest.mark.parametrize("model", MODELS)
 def test_replays_answer_as_the_eager_layers_do(

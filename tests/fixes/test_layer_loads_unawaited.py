@@ -31,13 +31,11 @@ def run(release_root: Callable[[str], pathlib.Path]) -> Run:
     return run
 
 
-@pytest.mark.forms_of(FIX)
 @pytest.mark.parametrize("release", ["0.5.15", "0.5.16", "0.5.17", "0.5.19", "0.5.20", "0.5.21", "0.5.22"])
 def test_a_replay_without_breaks_waits_for_the_last_layer(run: Run, release: str) -> None:
     assert run(release, "whole") == {"layers": LAYERS, "applied": [FIX], "with": RIGHT, "without": STOCK}
 
 
-@pytest.mark.forms_of(FIX)
 @pytest.mark.parametrize("release", ["0.5.15", "0.5.16", "0.5.17", "0.5.19", "0.5.20"])
 def test_lmcache_loads_every_layer_before_a_replay_without_breaks(run: Run, release: str) -> None:
     found = run(release, "lmcache")

@@ -38,7 +38,6 @@ def run(release_root: Callable[[str], pathlib.Path]) -> Run:
     return arriving(release_root, FIX)
 
 
-@pytest.mark.forms_of(FIX)
 @pytest.mark.parametrize("release", AFFECTED)
 def test_a_boundary_is_found_where_a_prompt_arrives_beside_it(run: Run, release: str) -> None:
     found = run(release, ARRIVALS, **LAZY)
@@ -48,7 +47,6 @@ def test_a_boundary_is_found_where_a_prompt_arrives_beside_it(run: Run, release:
     assert found["with"] == [[16, True], [16, True], [16, True], [32, True], [32, True]]
 
 
-@pytest.mark.forms_of(FIX)
 @pytest.mark.parametrize("release", AFFECTED)
 def test_a_prompt_that_ends_before_a_boundary_keeps_its_state(
     release_root: Callable[[str], pathlib.Path], release: str

@@ -84,7 +84,6 @@ def found_in(answers: dict[str, Any]) -> dict[str, Any]:
     return {name: [[length for length, _ in turn] for turn in turns] for name, turns in answers.items()}
 
 
-@pytest.mark.forms_of(FIX)
 @pytest.mark.parametrize("release", COPIES)
 def test_a_hit_goes_on_from_the_state_of_its_boundary(run: Run, release: str) -> None:
     answers = run(release, *conversations())
@@ -93,7 +92,6 @@ def test_a_hit_goes_on_from_the_state_of_its_boundary(run: Run, release: str) ->
     assert answers["with"] == all_of(EVERY_64, right=True)
 
 
-@pytest.mark.forms_of(FIX)
 @pytest.mark.parametrize("release", COPIES_NOTHING)
 def test_so_it_does_where_the_state_has_to_be_copied_first(run: Run, release: str) -> None:
     answers = run(release, *conversations(), beside=COPIED)
@@ -116,7 +114,6 @@ def test_a_release_that_saves_the_right_states_is_left_as_it_is(run: Run) -> Non
     assert run(NEWEST, *conversations()) == {"applied": [], "without": all_of(EVERY_64, right=True)}
 
 
-@pytest.mark.forms_of(FIX)
 @pytest.mark.parametrize("release", ["0.5.14", *COPIES])
 def test_a_replayed_decode_saves_states_where_the_scheduler_looks_for_them(run: Run, release: str) -> None:
     found = run(release, "tests.scenarios.decode_checkpoints", "bailing_full")

@@ -40,7 +40,6 @@ def answers(right: bool) -> dict[str, Any]:
     return {name: [[[found, right] for found in turn] for turn in turns] for name, turns in FOUND.items()}
 
 
-@pytest.mark.forms_of(FIX)
 @pytest.mark.parametrize("release", AFFECTED)
 def test_a_hit_starts_from_the_state_that_was_cached(run: Run, release: str) -> None:
     found = run(release)

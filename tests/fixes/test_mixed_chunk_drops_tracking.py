@@ -56,7 +56,6 @@ def run(release_root: Callable[[str], pathlib.Path]) -> Run:
     return run
 
 
-@pytest.mark.forms_of(MIX)
 @pytest.mark.parametrize("release", AFFECTED)
 def test_prompts_that_others_are_mixed_into_save_their_states(run: Run, release: str) -> None:
     found = run(release, "qwen3next", GDN)

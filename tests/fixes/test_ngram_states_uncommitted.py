@@ -20,7 +20,6 @@ WORKER = "sglang/srt/speculative/ngram_worker.py"
 RIGHT = {"right": True, "wrongly cached": []}
 
 
-@pytest.mark.forms_of(fix.FIX.id)
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.12.post1", "0.5.13"])
 def test_accepted_states_are_kept(release_root: Callable[[str], pathlib.Path], release: str) -> None:
     found = processes.beside(

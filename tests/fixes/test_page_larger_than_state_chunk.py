@@ -45,7 +45,6 @@ def run(release_root: Callable[[str], pathlib.Path]) -> Run:
     return run
 
 
-@pytest.mark.forms_of(FIX)
 @pytest.mark.parametrize("release", AFFECTED)
 def test_a_checkpoint_is_the_state_of_its_boundary(run: Run, release: str, everything: bool) -> None:
     conversations = [*STOCK] if everything or release == AFFECTED[0] else [*TELLING]

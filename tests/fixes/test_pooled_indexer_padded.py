@@ -20,7 +20,6 @@ BRIDGE = "sglang/srt/layers/attention/dsa/kpool_prefill_cuda_graph.py"
 REFUSED = "Pooled-indexer prefill returned an unexpected top-k shape"
 
 
-@pytest.mark.forms_of(fix.FIX.id)
 @pytest.mark.parametrize("release", ["0.5.20"])
 def test_a_choice_for_real_tokens_is_filled_up(release_root: Callable[[str], pathlib.Path], release: str) -> None:
     found = processes.beside(

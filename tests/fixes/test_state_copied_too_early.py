@@ -40,7 +40,6 @@ def run(release_root: Callable[[str], pathlib.Path]) -> Run:
     return run
 
 
-@pytest.mark.forms_of(FIX)
 @pytest.mark.parametrize("release", AFFECTED)
 def test_a_copy_waits_for_the_step_that_writes_the_state(run: Run, release: str) -> None:
     found = run(release)

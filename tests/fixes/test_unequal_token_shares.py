@@ -35,7 +35,6 @@ def right(release: str, ranks: int, sizes: list[int], votes: bool = True) -> lis
     return [{"sizes": sizes, "replayed": release >= REPLAYS_FROM or not votes, "right": True}] * ranks
 
 
-@pytest.mark.forms_of(fix.FIX.id)
 @pytest.mark.parametrize("release", ["0.5.14", "0.5.16", "0.5.18", "0.5.19", "0.5.21", "0.5.22", NEWEST])
 @pytest.mark.parametrize("flag", ["off", "on"])
 def test_ranks_capture_and_replay_the_same_sizes(

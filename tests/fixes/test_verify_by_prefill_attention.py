@@ -20,7 +20,6 @@ BACKEND = "sglang/srt/layers/attention/trtllm_mla_backend.py"
 LEFT, OWN = "FlashInfer", "TensorRT-LLM"
 
 
-@pytest.mark.forms_of(fix.FIX.id)
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.13", "0.5.15.post1"])
 def test_a_verification_takes_the_backends_own_attention(
     release_root: Callable[[str], pathlib.Path], release: str

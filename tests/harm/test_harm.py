@@ -144,9 +144,9 @@ def served_again(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, list[tuple[str, str]], matrix.Rows]:
     release = request.param
-    # `make test-all` has most architectures again in other releases
+    # `--everything` has most architectures again in other releases
     chosen = live.chosen(live.LARGE_BUDGET) if request.config.getoption("--everything") else CHOSEN
-    jobs = [matrix.job(*pair) for pair in chosen[release]]
+    jobs = [matrix.job(*pair, is_recorded=False) for pair in chosen[release]]
     rows = matrix.served(release, jobs, tmp_path_factory.mktemp("rows") / "rows.jsonl")
     return release, chosen[release], {(row["architecture"], row["arm"]): row for row in rows}
 
@@ -161,7 +161,9 @@ def test_a_server_that_runs_here_is_not_worse_off_with_the_plugin(
         name for name, arm in rows if rules.broken(recorded[name, STOCK], rows[name, arm], rules.OTHER_PROCESSOR)
     ]
     # another processor may send a token to another expert: what stock answers, stock says here
-    here = matrix.served(release, [matrix.job(name, STOCK) for name in doubtful], tmp_path / "rows.jsonl")
+    here = matrix.served(
+        release, [matrix.job(name, STOCK, is_recorded=False) for name in doubtful], tmp_path / "rows.jsonl"
+    )
     stock = {row["architecture"]: row for row in here} if doubtful else {}
     for (name, arm), row in rows.items():
         if name in stock:

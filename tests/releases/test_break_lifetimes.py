@@ -25,7 +25,6 @@ RIGHT_ANYWAY = {
 NEEDS_THE_OUTPUT, NEEDS_THE_INPUT = "returned_by_a_break_and_read_by_the_next", "made_before_the_capture"
 
 
-@pytest.mark.forms_of("break_input_lifetime", "break_output_lifetime")
 @pytest.mark.parametrize("release", RELEASES)
 def test_what_no_pool_keeps_is_kept_and_nothing_else(release_root: Callable[[str], pathlib.Path], release: str) -> None:
     found, _ = processes.beside(

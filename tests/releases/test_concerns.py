@@ -21,8 +21,6 @@ from sglang_bcg_fixes.source.tree import Source
 from tests import processes, wheels
 from tests.harm import matrix, rules
 
-pytestmark = pytest.mark.every_release
-
 FIXES = registry.discover().fixes
 CASES = {case.name: case for case in cases.CASES}
 RESULTS = processes.REPOSITORY / "benchmarks" / "results"

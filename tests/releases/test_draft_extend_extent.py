@@ -129,7 +129,6 @@ def rows_are_known(release: str, step: Step) -> bool:
     return step.width == NEW_TOKENS or release in AFFECTED
 
 
-@pytest.mark.forms_of("draft_extend_cache_extent", "draft_extend_prefix_only")
 def test_only_what_is_needed_is_changed(on: tuple[str, Found]) -> None:
     release, found = on
     affected = release in AFFECTED
@@ -138,14 +137,12 @@ def test_only_what_is_needed_is_changed(on: tuple[str, Found]) -> None:
     assert found.get("left", []) == []
 
 
-@pytest.mark.forms_of("draft_extend_cache_extent", "draft_extend_prefix_only")
 def test_whole_lengths_are_attended_to_once(on: tuple[str, Found]) -> None:
     release, found = on
     assert list(misses(release, found["whole"])) == []
     assert list(misses(release, found.get("attention", {}))) == []
 
 
-@pytest.mark.forms_of("draft_extend_cache_extent", "draft_extend_prefix_only")
 def test_a_prefix_alone_gets_its_new_tokens_where_that_is_asked_for(on: tuple[str, Found]) -> None:
     release, found = on
     assert list(misses(release, found["prefix, on"])) == []

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """All fixes at once, and two that patch one module: each mends what it mends alone, and nothing else changes.
 
-`make test-all` combines every two.
+`pytest --everything` combines every two.
 """
 
 from __future__ import annotations

@@ -140,7 +140,6 @@ def wrong(routes: dict[str, Any]) -> set[str]:
     return {name for name, route in routes.items() if route != LAYERS[name][2]}
 
 
-@pytest.mark.forms_of("layers_routed_by_id", "hybrid_layer_misrouted")
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_layer_goes_where_it_belongs(release_root: Root, release: str, tmp_path: pathlib.Path) -> None:
     one_method = release in ONE_METHOD_IS_ASKED

@@ -23,7 +23,7 @@ from tests.wheels import NEWEST, RELEASES
 
 SEED = int(os.environ.get("BCG_FIXES_SEED", "1"))
 RECORD = pathlib.Path(__file__).with_name("random_conversations.json")
-# of each setting in `make test-all`, and of each server in `make test`
+# of each setting with `--everything`, and otherwise of each server
 TURNS, FEW_TURNS = 34, 16
 OVERLAPPED = {"disable_overlap_schedule": False}
 TRITON = OVERLAPPED | {"attention_backend": "triton"}

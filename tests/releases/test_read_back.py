@@ -17,8 +17,6 @@ from sglang_bcg_fixes.source.tree import Folder, Source
 from tests import processes
 from tests.wheels import NEWEST, RELEASES
 
-pytestmark = pytest.mark.every_release
-
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_release_has_the_places_that_are_watched(

@@ -15,8 +15,6 @@ from sglang_bcg_fixes.planning import registry
 from tests import processes
 from tests.wheels import RELEASES
 
-pytestmark = pytest.mark.every_release
-
 Root = Callable[[str], pathlib.Path]
 MODULE = "sglang.srt.layers.radix_linear_attention"
 OPERATION = "unified_linear_attention_with_output"

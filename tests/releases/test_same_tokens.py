@@ -25,7 +25,6 @@ ARMS = {
 
 
 # of what is patched, these models call this outside of graphs
-@pytest.mark.forms_of("linear_attention_captured", "layers_routed_by_id", "hybrid_layer_misrouted")
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_plugin_does_not_change_eager_tokens(release_root: Callable[[str], pathlib.Path], release: str) -> None:
     models = MODELS_OF_0_5_15 if release == "0.5.15" else MODELS

@@ -12,8 +12,6 @@ from sglang_bcg_fixes import flags
 from tests import processes
 from tests.wheels import RELEASES
 
-pytestmark = pytest.mark.every_release
-
 PROCESSES = ("sglang.srt.entrypoints.http_server", "sglang.srt.managers.scheduler")
 
 

@@ -25,8 +25,6 @@ from sglang_bcg_fixes.planning.plan import ask
 from sglang_bcg_fixes.source.tree import Folder, Source
 from tests.wheels import RELEASES
 
-pytestmark = pytest.mark.every_release
-
 Root = Callable[[str], pathlib.Path]
 CAPTURES_THE_WHOLE_MODEL = ("0.5.11",)
 TAKES_FORWARD_BATCH_FIRST = {"PersimmonModel", "PhiModel"}

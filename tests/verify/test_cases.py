@@ -44,7 +44,6 @@ def test_a_case_says_what_it_shows_of_a_model_that_can_be_made(case: Case) -> No
     assert {case.model, case.draft or case.model} <= set(models.MODELS)
 
 
-@pytest.mark.every_release
 @pytest.mark.parametrize("release", RELEASES)
 def test_the_release_knows_every_flag(release: str, release_root: Callable[[str], pathlib.Path]) -> None:
     source = Source(Folder(release_root(release)))
@@ -58,7 +57,6 @@ def test_the_release_knows_every_flag(release: str, release_root: Callable[[str]
             assert not unknown, f"{case.name}: {unknown}"
 
 
-@pytest.mark.every_release
 @pytest.mark.parametrize("release", RELEASES)
 def test_prefill_graphs_are_breakable_of_these_sizes_or_off(
     release: str, release_root: Callable[[str], pathlib.Path]
@@ -76,7 +74,6 @@ def test_prefill_graphs_are_breakable_of_these_sizes_or_off(
         assert off.get("--cuda-graph-backend-prefill") == "disabled" or off.get("--disable-piecewise-cuda-graph")
 
 
-@pytest.mark.every_release
 @pytest.mark.parametrize("release", RELEASES)
 def test_attention_is_sglangs_choice_where_the_first_layer_is_a_mixer_of_mamba2_or_a_short_convolution(
     release: str, release_root: Callable[[str], pathlib.Path]

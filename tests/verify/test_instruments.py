@@ -19,7 +19,6 @@ PHASES = ("prefill", "decode", "draft_extend")
 EVERY = [f"{what}_{phase}" for what in ("refuse", "count") for phase in PHASES] + ["count_graphs"]
 
 
-@pytest.mark.every_release
 @pytest.mark.parametrize("release", RELEASES)
 def test_every_instrument_is_applied_and_notes_what_it_sees(
     release: str, release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
