@@ -33,7 +33,7 @@ FORMAT = 2
 FOLDER = REPOSITORY / "tests" / "recorded"
 # ids of fixes in the order in which they came; a proof that knows the first 84 is not asked about the others
 FIX_IDS = FOLDER / "fixes.txt"
-FIXES = "sglang_bcg_fixes/fixes/"
+RECORDED, FIXES = "tests/recorded/", "sglang_bcg_fixes/fixes/"
 # before a module of which the words count, and all modules of a folder but the private ones
 TEXT, MODULES = "text:", "[!_]*.py"
 FORMS, VERDICTS = "sglang_bcg_fixes/source/forms.json", "sglang_bcg_fixes/source/verdicts.json"
@@ -103,7 +103,7 @@ class Proof:
     environment: str = ""
     plan: Plan | None = None
     skipped: list[str] = dataclasses.field(default_factory=list)
-    # programs of which nobody knows what they have read: with one of them the row runs every time
+    # programs of which nobody knows what they have read, and this folder: with one of them the row runs every time
     unseen: list[str] = dataclasses.field(default_factory=list)
 
 
@@ -559,13 +559,16 @@ def proof_of(tree: Tree, file: str, release: str, tests: Sequence[str], ended: E
         raise Unproved("other tests were run than were collected")
     tree.refreshed()
     plan, reads = found_in(tree, release, ended.notes)
+    # what was recorded before this is recorded
+    recorded = {read for read in reads if read.startswith(RECORDED) and read.endswith((".json", "/"))}
+    reads -= recorded
     proof = Proof(
         key="",
         seconds=round(ended.seconds, 1),
         on=datetime.date.today().isoformat(),
         reads=tree.reduced(reads, plan),
         programs=[name for name in programs if name in COMPILERS],
-        unseen=[name for name in programs if name not in COMPILERS],
+        unseen=[name for name in programs if name not in COMPILERS] + [RECORDED] * bool(recorded),
         packages=packages_in(ended.notes),
         environment=environment(),
         plan=plan,

@@ -320,6 +320,9 @@ def test_a_row_that_runs_another_program_is_run_every_time(copied: pathlib.Path)
     notes = [(1, "code", TEST), (1, "program", "make"), (1, "program", "g++"), (1, "program", "uname")]
     made = proofs.proof_of(tree, TEST, RELEASE, ["one"], ended({"one": "passed"}, notes), tree.signature())
     assert (made.unseen, made.programs) == (["make"], ["g++"])
+    notes = [(1, "code", TEST), (1, "data", "tests/recorded/fixes/test_no_bucket_fits.json")]
+    made = proofs.proof_of(tree, TEST, RELEASE, ["one"], ended({"one": "passed"}, notes), tree.signature())
+    assert made.unseen == ["tests/recorded/"]
 
 
 def test_a_fix_counts_whole_where_it_was_not_left_off_by_a_plan() -> None:
