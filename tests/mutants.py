@@ -79,7 +79,11 @@ def places(tree: ast.Module) -> list[tuple[ast.AST, str, Any]]:
     found: dict[int, tuple[ast.AST, str, Any]] = {}
     for function in functions(tree):
         docstring = function.body[0] if ast.get_docstring(function) is not None else None
+        # what a type is called makes no difference
+        types = {id(each) for node in ast.walk(function) for each in typed(node)}
         for node in ast.walk(function):
+            if id(node) in types:
+                continue
             if isinstance(node, ast.Compare) and type(node.ops[0]) in OTHER_COMPARISON:
                 found[id(node)] = (node, "another comparison", None)
             elif isinstance(node, ast.BinOp) and type(node.op) in OTHER_OPERATOR:
@@ -96,6 +100,12 @@ def places(tree: ast.Module) -> list[tuple[ast.AST, str, Any]]:
                     if isinstance(statement, DROPPED) and statement is not docstring and not told:
                         found[id(statement)] = (node, "a line less", (field, number))
     return list(found.values())
+
+
+def typed(node: ast.AST) -> Iterator[ast.AST]:
+    for field in ("annotation", "returns"):
+        named = getattr(node, field, None)
+        yield from ast.walk(named) if named else ()
 
 
 def change(node: ast.AST, how: str, where: Any) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from sglang_bcg_fixes.fixes import swa_slots_of_whole_batch as fix
 from tests import processes
 
 
@@ -19,3 +22,13 @@ def test_each_half_goes_to_its_own_slots(release_root: Callable[[str], pathlib.P
     same = {"whole": right, "kept": [13, 12, 11, 10, 9]}
     assert found["without"] == {**same, "halves": "shape mismatch"}
     assert found["with"] == {**same, "halves": right}
+
+
+@pytest.mark.parametrize(
+    ("prepared", "used"), [(None, None), ([7, 8], [7, 8]), ([7, 8, 9], None)], ids=["none", "of the call", "of more"]
+)
+def test_slots_that_are_the_calls_own_are_used(prepared: Any, used: Any) -> None:
+    """They were looked up before the graph was replayed, which a look-up in each layer would do again."""
+    pool, seen = SimpleNamespace(swa_loc=prepared), []
+    fix.look_up_those_of_the_call(lambda self, layer, loc: seen.append(self.swa_loc), pool, None, [1, 2])
+    assert (seen, pool.swa_loc) == ([used], prepared)
