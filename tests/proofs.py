@@ -18,6 +18,7 @@ import importlib.metadata
 import json
 import os
 import pathlib
+import pkgutil
 import re
 import shutil
 import subprocess
@@ -36,6 +37,9 @@ FIX_IDS = FOLDER / "fixes.txt"
 RECORDED, FIXES = "tests/recorded/", "sglang_bcg_fixes/fixes/"
 # before a module of which the words count, and all modules of a folder but the private ones
 TEXT, MODULES = "text:", "[!_]*.py"
+# before a folder of which the modules count, and pytest's section of pyproject.toml
+PACKAGES, OPTIONS = "modules:", "options of pytest"
+KERNELS = "sglang_bcg_fixes/kernels/*/declaration.py"
 FORMS, VERDICTS = "sglang_bcg_fixes/source/forms.json", "sglang_bcg_fixes/source/verdicts.json"
 READS_FORMS = "sglang_bcg_fixes/source/forms.py"
 PROVEN = "sglang_bcg_fixes/kernels/proven.json"
@@ -58,7 +62,7 @@ VARIABLES = (
 )
 # they read headers, which no hook sees: all that there are count
 COMPILERS = ("g++", "gcc", "c++", "cc", "nvcc", "ptxas", "cuobjdump", "nvdisasm", "ptxas-blackwell")
-SOURCES = ("csrc/**/*", "tests/kernels/*.[ch]*", "sglang_bcg_fixes/kernels/**/*.cu*")
+SOURCES = ("csrc/**/*.[ch]*", "tests/kernels/*.[ch]*", "sglang_bcg_fixes/kernels/**/*.cu*")
 # they read nothing of ours but what they are handed: where libraries are, what machine this is, and a script's engine
 HARMLESS = ("node", "file", "ldconfig", "ld", "objdump", "uname", "nvidia-smi", "lscpu", "lsb_release", "rustc")
 IMPORT = re.compile(r"sglang_bcg_fixes\.fixes(?:\.(\w+|\{)| import (\([^)]*\)|[^\n]*))")
@@ -174,11 +178,16 @@ class Tree:
         return self._digests[read]
 
     def _digest(self, read: str) -> str:
-        name = read.removeprefix(TEXT)
+        if read == OPTIONS:
+            text = (self.root / "pyproject.toml").read_text()
+            return hashed(*re.findall(r"^\[tool\.pytest\..*?(?=^\[|\Z)", text, re.MULTILINE | re.DOTALL))
+        name = read.removeprefix(TEXT).removeprefix(PACKAGES)
         path = self.root / name
         if read.endswith("/"):
             if not path.is_dir():
                 return "absent"
+            if read.startswith(PACKAGES):
+                return hashed(*sorted(f"{info.name} {info.ispkg}" for info in pkgutil.iter_modules([str(path)])))
             return hashed(*sorted(filter(is_kept, os.listdir(path))))
         if not path.is_file():
             return "absent"
@@ -260,7 +269,13 @@ class Tree:
         files = [f"{FIXES}{name}.py" for name in known]
         found = set().union(*(self.closure(file) - {file} for file in files))
         found |= {f"{FIXES}{name}.py" for name in plan.on if name in known}
-        return found | self.beside("sglang_bcg_fixes/kernels/*/declaration.py")
+        return found | self.beside(KERNELS) if plan.is_default else found
+
+    def without_kernels(self, reads: set[str]) -> set[str]:
+        """Without what the declarations of kernels alone import: where all that is not named is off, so are they."""
+        declared = self.beside(KERNELS)
+        kept = reads - declared
+        return kept | (self.expanded(kept) & reads)
 
     def reduced(self, reads: Iterable[str], plan: Plan | None = None) -> list[str]:
         """Leave out what others of these import each time, and name a folder in the place of all its modules."""
@@ -397,9 +412,11 @@ def found_in(tree: Tree, release: str, notes: Sequence[tuple[int, str, str]]) ->
             if kind in ("code", "used"):
                 if not is_fix(what) or kind == "used" or not with_plan or id_of(what) in on:
                     reads.add(what)
-            elif kind == "folder":
+            elif kind in ("folder", "modules"):
                 if not with_plan or f"{what}/" != FIXES:
-                    reads.add(f"{what or '.'}/")
+                    reads.add(f"{PACKAGES if kind == 'modules' else ''}{what or '.'}/")
+            elif kind == "options":
+                reads.add(OPTIONS)
             elif kind == "data":
                 by_slice = with_plan or (what == FORMS and release and not reads_forms)
                 if not by_slice or what not in (FORMS, VERDICTS):
@@ -414,7 +431,13 @@ def found_in(tree: Tree, release: str, notes: Sequence[tuple[int, str, str]]) ->
     if not sliced:
         return None, reads
     is_default = any(how == "all" for _, how, _ in made)
+    if made and not is_default and all(pid in plans for pid, kind, what in notes if is_declaration(kind, what)):
+        reads = tree.without_kernels(reads)
     return Plan(sorted(sliced), is_default, sorted(on), number_of_fixes() if made else 0), reads
+
+
+def is_declaration(kind: str, what: str) -> bool:
+    return kind == "code" and pathlib.PurePosixPath(what).match(KERNELS)
 
 
 def named_fixes(tree: Tree, name: str) -> set[str]:
@@ -721,23 +744,29 @@ def doubts() -> pathlib.Path:
 
 def find(tree: Tree, file: str, release: str, tests: Sequence[str]) -> tuple[Proof, bool] | None:
     """A proof of the row as it is now, and true if it is the recorded one."""
-    try:
-        here = committed(file).get(release)
-    except Broken:
-        here = None
+    here = last(file, release)
     for proof in (*([here] if here else ()), *reversed(cached(file, release))):
         if proof.key == key_of(tree, file, release, tests, proof) and not (doubts() / proof.key).exists():
             return proof, proof is here
     return None
 
 
-def seconds_of(file: str, release: str) -> float:
-    """How long the row took when it was recorded, be that true still or not; zero if it never was."""
+def last(file: str, release: str) -> Proof | None:
+    """The row as it was recorded, be that true still or not."""
     try:
-        found = committed(file).get(release)
+        return committed(file).get(release)
     except Broken:
-        found = None
+        return None
+
+
+def seconds_of(file: str, release: str) -> float:
+    found = last(file, release)
     return found.seconds if found else 0.0
+
+
+def is_unseen(file: str, release: str) -> bool:
+    found = last(file, release)
+    return bool(found and found.unseen)
 
 
 def is_known_here(file: str, release: str) -> bool:

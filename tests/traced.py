@@ -132,6 +132,8 @@ def opened(path: Any, mode: Any, flags: Any) -> None:
         kind = "code" if code else "data"
         if code and name.startswith(FIXES) and not by_registry():
             kind = "used"
+        if name == "pyproject.toml" and by_pytest():
+            kind = "options"
         note(kind, name)
 
 
@@ -163,6 +165,14 @@ def by_removal() -> bool:
     return frame is not None and frame.f_code.co_filename.endswith("shutil.py")
 
 
+def by_pytest() -> bool:
+    """True where pytest looks for its own section."""
+    frame = opener()
+    while frame is not None and frame.f_code.co_filename.endswith("pathlib.py"):
+        frame = frame.f_back
+    return frame is not None and f"{os.sep}_pytest{os.sep}" in frame.f_code.co_filename
+
+
 def by_registry() -> bool:
     frame = opener()
     while frame is not None:
@@ -183,8 +193,15 @@ def listed(path: Any) -> None:
     frame = opener()
     by_finder = frame is not None and any(part in frame.f_code.co_filename for part in FINDERS)
     name = found[len(INSIDE) :]
-    if not by_finder and not is_outside(name + os.sep) and "__pycache__" not in name:
-        note("folder", name)
+    if by_finder or is_outside(name + os.sep) or "__pycache__" in name:
+        return
+    kind = "folder"
+    if frame is not None and frame.f_code.co_filename.endswith("pkgutil.py"):
+        # it lists a folder for its modules, and each folder in there for an __init__.py
+        kind = "modules"
+        if os.path.realpath(frame.f_locals["importer"].path) != found:
+            return
+    note(kind, name)
 
 
 def started(program: Any, arguments: Sequence[Any], environment: Any) -> None:
