@@ -40,7 +40,7 @@ def test_all_ranks_prefill_eagerly_where_one_of_them_must(
 
 @pytest.mark.parametrize("is_extend", [True, False])
 def test_only_a_prefill_has_new_tokens(is_extend: bool) -> None:
-    """What a decode batch extended when it was a prefill says nothing of it now."""
+    """A decode batch keeps what it extended when it was a prefill, and that says nothing of it now."""
     asked: list[Any] = []
 
     def backend_can_run(batch: Any) -> bool:

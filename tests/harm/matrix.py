@@ -119,7 +119,7 @@ def key(architecture: str, arm: str) -> str:
 
 
 def job(architecture: str, arm: str, is_recorded: bool = True) -> dict[str, Any]:
-    """What a server is told; a row that is not kept needs no key, and so rests on no more than what it runs."""
+    """Tell a server its part; a row that is not kept needs no key, and so rests on no more than what it runs."""
     configuration = architectures.CONFIGURATIONS[architecture]
     # our kernels take half precision
     kind = {"dtype": "float16"} if arm == INSIDE else {}

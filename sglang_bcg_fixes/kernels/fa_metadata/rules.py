@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What differs between releases of the two methods that fill the metadata, read from their source."""
+"""Differences between releases of the two methods that fill the metadata, read from their source."""
 
 from __future__ import annotations
 
