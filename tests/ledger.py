@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What has been proved need not be proved again before something changes that the proof has read.
+"""Rows that were proved are not run again before something changes that they have read.
 
     python -m tests.ledger            `make test`: what is cheap, what is open, and a sample of what is recorded
     python -m tests.ledger --all      `make test-all`: everything that is open, into tests/recorded; may be interrupted
@@ -45,7 +45,7 @@ BETWEEN = "between the oldest and the newest release of its file"
 SPARE = 7
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Row:
     """A test file on a release, or all of a file that starts none for each test."""
 
@@ -53,10 +53,9 @@ class Row:
     release: str
     tests: list[str]
     is_between: bool = False
+    # as it was recorded last, whatever has changed since; and what proves it as it is now
+    last: Proof | None = None
     proof: Proof | None = None
-    is_recorded: bool = False
-    # how long it took when it was last recorded, whatever has changed since
-    took: float = 0.0
 
     @property
     def name(self) -> str:
@@ -64,12 +63,13 @@ class Row:
 
     @property
     def seconds(self) -> float:
-        return self.proof.seconds if self.proof else self.took
+        known = self.proof or self.last
+        return known.seconds if known else 0.0
 
 
 @dataclasses.dataclass
 class Ended:
-    """What became of a row that was run."""
+    """The end of a row that was run."""
 
     row: Row
     seconds: float
@@ -223,10 +223,10 @@ class Run:
         self.total = 0
         self.again: list[Row] = []
         self.always: list[Row] = []
-        self.names: list[str] = []
+        self.rows: list[Row] = []
 
     def choose(self, rows: list[Row]) -> list[Row]:
-        """What runs although it is recorded: what is cheap, what nobody can judge, and a sample."""
+        """Choose of what is recorded: all that is cheap or that nobody can judge, and a sample."""
         self.always = [row for row in rows if row.seconds <= CHEAP or (row.proof and row.proof.unseen)]
         self.again = sample([row for row in rows if row not in self.always], SAMPLE)
         chosen = [*self.always, *self.again]
@@ -281,10 +281,7 @@ class Run:
 
     def only(self, row: Row) -> Sequence[str]:
         """The tests of a recorded row that nothing is known of, where the others are not to be run."""
-        return row.proof.skipped if row.proof and self.is_only_skipped(row) else ()
-
-    def is_only_skipped(self, row: Row) -> bool:
-        return bool(row.proof and row.proof.skipped and row not in self.again and row not in self.always)
+        return row.proof.skipped if row.proof and row not in self.again and row not in self.always else ()
 
     def now(self) -> tuple[int, proofs.Signature]:
         """Number the state of the files: a process that has imported them serves no later state."""
@@ -296,8 +293,8 @@ class Run:
     def take(self, ended: Ended, before: proofs.Signature) -> None:
         row = ended.row
         self.done += 1
-        self.counts.update(ended.outcomes.values())
         counts = collections.Counter(ended.outcomes.values())
+        self.counts.update(counts)
         words = ", ".join(f"{number} {outcome}" for outcome, number in sorted(counts.items())) or "nothing reported"
         fate = "" if ended.has_passed else "  FAILED"
         print(f"[{self.done:3}/{self.total}] {ended.seconds:6.1f}s  {row.name}: {words}{fate}", flush=True)
@@ -312,7 +309,7 @@ class Run:
                 self.failures.append(ended)
                 show(ended)
             return
-        if self.is_only_skipped(row):
+        if self.only(row):
             return
         try:
             proof = proofs.proof_of(self.tree, row.file, row.release, row.tests, ended, before)
@@ -345,9 +342,13 @@ class Run:
                 continue
             self.failures.append(second)
             show(second)
-            beside = [name for name in self.names if name != ended.row.name and ended.row.file in name]
+            beside = [row.name for row in self.rows if row is not ended.row and share(row, ended.row)]
             print(f"it shares its inputs with {', '.join(beside) or 'no other row'}", flush=True)
         worker.end()
+
+
+def share(row: Row, other: Row) -> bool:
+    return bool(row.proof and other.proof and row.proof.reads == other.proof.reads)
 
 
 def show(ended: Ended) -> None:
@@ -402,16 +403,16 @@ def main() -> int:
     lint = None if options.all or options.paths else start_lint()
     if options.all:
         for row in rows:
-            if row.proof and not row.is_recorded:
+            if row.proof and row.proof is not row.last:
                 proofs.write(row.file, {row.release: row.proof})
         chosen: list[Row] = []
-    elif not run.minutes and not any(proofs.is_known_here(row.file, row.release) for row in rows):
+    elif not run.minutes and not any(proofs.is_known_here(row.file, row.release, row.last) for row in rows):
         words = f"Nothing is recorded for this Python ({wheels.PYTHON}) and these packages"
         print(f"{words}: {len(rows)} rows are not proved here; `make test-all` proves them.", flush=True)
         still_open, chosen = [], run.choose(rows)
     else:
         chosen = run.choose([row for row in rows if row.proof])
-    run.names = [row.name for row in rows]
+    run.rows = rows
     run.total = len(still_open) + len(chosen)
     # first what is open: most of it is what the last commits have changed
     run.run_all(still_open)
@@ -435,17 +436,18 @@ def known(run: Run) -> list[Row]:
         raise SystemExit("\n".join(broken))
     shard, shards = map(int, options.shard.split("/"))
     rows = rows[shard - 1 :: shards]
+    recorded = {file: proofs.last(file) for file in {row.file for row in rows}}
     for row in rows:
-        row.took = proofs.seconds_of(row.file, row.release)
-        found = None if options.cold else proofs.find(run.tree, row.file, row.release, row.tests)
-        row.proof, row.is_recorded = found or (None, False)
+        row.last = recorded[row.file].get(row.release)
+        if not options.cold:
+            row.proof = proofs.find(run.tree, row.file, row.release, row.tests, row.last)
     return rows
 
 
 def first_failure(run: Run, rows: list[Row]) -> int:
     """Run what is open until something fails, what is named after the fix first; see tests/mutants.py."""
     # what rests on git or on the records cannot pass in a copy
-    judges = [row for row in rows if not proofs.is_unseen(row.file, row.release)]
+    judges = [row for row in rows if not (row.last and row.last.unseen)]
     first = sorted(judges, key=lambda row: (run.options.about not in row.file, row.file))
     for start in range(0, len(first), 2 * run.options.jobs):
         run.run_all(first[start : start + 2 * run.options.jobs])

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import ast
-import copy
 import json
 import pathlib
 import random
@@ -138,7 +137,7 @@ def mutated(text: str, source: random.Random) -> tuple[str, str] | None:
         return None
     before = ast.unparse(tree).splitlines()
     node, how, where = source.choice(found)
-    change(node, how, copy.copy(where))
+    change(node, how, where)
     after = ast.unparse(ast.fix_missing_locations(tree)).splitlines()
     pairs = list(zip(before, after, strict=False))
     old, new = next(((one.strip(), other.strip()) for one, other in pairs if one != other), ("", ""))
@@ -161,7 +160,7 @@ def copied(folder: pathlib.Path) -> pathlib.Path:
 
 
 def fate(folder: pathlib.Path, fix: str, jobs: int) -> dict[str, Any]:
-    """What became of the rows that are open there."""
+    """Run the rows that are open there, and tell who has noticed."""
     found = folder / "noticed.json"
     command = [sys.executable, "-m", "tests.ledger", "--first-failure", str(found), "--about", fix, "--jobs", str(jobs)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)

@@ -28,9 +28,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.source.syntax import canonical
 from tests.processes import REPOSITORY
 
-FORMAT = 2
+# raised with each change of what a digest or a key is made of
+FORMAT = 3
 FOLDER = REPOSITORY / "tests" / "recorded"
 # ids of fixes in the order in which they came; a proof that knows the first 84 is not asked about the others
 FIX_IDS = FOLDER / "fixes.txt"
@@ -43,7 +45,7 @@ KERNELS = "sglang_bcg_fixes/kernels/*/declaration.py"
 FORMS, VERDICTS = "sglang_bcg_fixes/source/forms.json", "sglang_bcg_fixes/source/verdicts.json"
 READS_FORMS = "sglang_bcg_fixes/source/forms.py"
 PROVEN = "sglang_bcg_fixes/kernels/proven.json"
-REQUIREMENTS = ("cpu_sglang/requirements.txt", "tests/requirements.txt")
+OF_RELEASES, OF_TESTS = "cpu_sglang/requirements.txt", "tests/requirements.txt"
 # all that a row's processes inherit
 VARIABLES = (
     "HOME",
@@ -75,7 +77,7 @@ class Unproved(Exception):
 
 
 class Ended(Protocol):
-    """What became of a row: see tests/ledger.py."""
+    """The end of a row: see tests/ledger.py."""
 
     seconds: float
     outcomes: dict[str, str]
@@ -84,7 +86,7 @@ class Ended(Protocol):
 
 @dataclasses.dataclass
 class Plan:
-    """What a row's processes with the plugin did: on which releases, with which fixes, and if all others were off."""
+    """A row's processes with the plugin: on which releases, with which fixes, and if all others were off."""
 
     releases: list[str]
     is_default: bool
@@ -244,7 +246,7 @@ class Tree:
         return self._closures[name]
 
     def expanded(self, reads: Iterable[str], plan: Plan | None = None) -> set[str]:
-        """What a list of readings stands for: see `reduced`."""
+        """Everything that a list of readings stands for: see `reduced`."""
         found = self.planned_with(plan)
         for read in reads:
             if read.endswith(MODULES):
@@ -262,7 +264,7 @@ class Tree:
         )
 
     def planned_with(self, plan: Plan | None) -> set[str]:
-        """What a process reads that plans: the fixes that are on, what all import, and the kernels' declarations."""
+        """The files that a process reads to plan: fixes that are on, what all import, and the kernels' declarations."""
         if not plan or not plan.known:
             return set()
         known = fix_ids()[: plan.known]
@@ -295,13 +297,13 @@ class Tree:
         return sorted(left)
 
     def verdicts(self, release: str) -> dict[str, str]:
-        """What verdicts.json says of a release."""
+        """The verdicts on a release."""
         if not self._verdicts:
             self._verdicts = json.loads((self.root / VERDICTS).read_text())
         return self._verdicts.get(release, {})
 
     def forms(self, release: str) -> str:
-        """What forms.json says of a release: its forms, what each was read for, and where a GPU has run it as well."""
+        """Hash a release's part of forms.json: its forms, what each was read for, and where a GPU has run it too."""
         if not self._forms:
             measured = {name for rows in json.loads((self.root / PROVEN).read_text()).values() for name in rows}
             rows: dict[str, list[Any]] = {}
@@ -329,14 +331,13 @@ def hashed(*parts: str) -> str:
 
 @functools.cache
 def code_digest(data: bytes) -> str:
-    """What a file says to Python; kept in the user's cache, because parsing all of them takes seconds."""
-    # another Python has other trees
-    folder = flags.cache_dir() / "proofs" / f"code-{sys.version_info.major}.{sys.version_info.minor}"
-    kept = folder / hashlib.sha256(data).hexdigest()[:32]
+    """Hash what a file says to Python; kept in the user's cache, because parsing all of them takes seconds."""
+    # of this form alone: another one has hashed something else
+    kept = flags.cache_dir() / "proofs" / f"code-{FORMAT}" / hashlib.sha256(data).hexdigest()[:32]
     if kept.is_file():
         return kept.read_text()
     try:
-        made = hashed(ast.dump(without_docstrings(ast.parse(data))))
+        made = hashed(repr(canonical(ast.parse(data))))
     except SyntaxError:
         return hashlib.sha256(data).hexdigest()
     written(kept, made)
@@ -352,14 +353,6 @@ def written(file: pathlib.Path, text: str) -> None:
     os.replace(draft.name, file)
 
 
-def without_docstrings(tree: ast.Module) -> ast.Module:
-    for node in ast.walk(tree):
-        documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        if isinstance(node, documented) and ast.get_docstring(node, clean=False) is not None:
-            node.body[0] = ast.Pass()
-    return tree
-
-
 def is_fix(name: str) -> bool:
     return name.startswith(FIXES) and name.endswith(".py") and not pathlib.PurePosixPath(name).name.startswith("_")
 
@@ -369,7 +362,7 @@ def id_of(name: str) -> str:
 
 
 def notes_in(folder: pathlib.Path) -> list[tuple[int, str, str]]:
-    """What the processes of a row have noted: process, kind and what."""
+    """The notes of a row's processes: process, kind and what."""
     found = []
     for file in folder.iterdir():
         if file.name.isdigit():
@@ -394,7 +387,7 @@ def number_of_fixes(root: pathlib.Path = REPOSITORY) -> int:
 
 
 def found_in(tree: Tree, release: str, notes: Sequence[tuple[int, str, str]]) -> tuple[Plan | None, set[str]]:
-    """What the processes decided and read. A fix that all of them left off is no reading of theirs."""
+    """The decisions and readings of the processes. A fix that all of them left off is no reading of theirs."""
     by_process: dict[int, set[tuple[str, str]]] = {}
     plans: dict[int, list[str]] = {}
     for pid, kind, what in notes:
@@ -455,7 +448,7 @@ def named_fixes(tree: Tree, name: str) -> set[str]:
 
 
 def verdicts_for(plan: Plan, tree: Tree) -> list[str]:
-    """What the fixes are to these processes that were not on: a verdict, and how one would come to be on by default."""
+    """The part of fixes that were not on: a verdict, and how one would come to be on by default."""
     ids = fix_ids()[: plan.known]
     found = []
     for release in plan.releases:
@@ -469,7 +462,7 @@ def verdicts_for(plan: Plan, tree: Tree) -> list[str]:
 
 
 def declaration(tree: Tree, name: str) -> str:
-    """How a fix declares itself, but for its words."""
+    """Hash a fix's declaration, but for its words."""
     module = tree.syntax(f"{FIXES}{name}.py")
     made = (node for node in (module.body if module else ()) if isinstance(node, ast.Assign))
     values = [
@@ -484,7 +477,7 @@ def declaration(tree: Tree, name: str) -> str:
 
 @functools.cache
 def version_of_program(name: str) -> str:
-    """What a compiler says that it is; others count by their name."""
+    """The version that a compiler tells; other programs count by their name."""
     file = shutil.which(name)
     if name not in COMPILERS or file is None:
         return name if file else f"{name} absent"
@@ -493,23 +486,21 @@ def version_of_program(name: str) -> str:
 
 
 @functools.cache
-def pins() -> dict[str, str]:
-    """The installed version of each package that tests need, by the name of the requirement; "" of those not here."""
+def pins(requirements: str) -> dict[str, str]:
+    """The installed version of each package that a file of requirements names; "" of those not here."""
     found = {}
-    for file in REQUIREMENTS:
-        for name in re.findall(r"^([\w.-]+)==", (REPOSITORY / file).read_text(), re.MULTILINE):
-            try:
-                found[f"{file.partition('/')[0]} {name}"] = importlib.metadata.version(name)
-            except importlib.metadata.PackageNotFoundError:
-                found[f"{file.partition('/')[0]} {name}"] = ""
+    for name in re.findall(r"^([\w.-]+)==", (REPOSITORY / requirements).read_text(), re.MULTILINE):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = ""
     return found
 
 
 @functools.cache
 def environment() -> str:
-    """What all rows run with: Python, and what a release and the plugin need of packages."""
-    needed = {name: version for name, version in pins().items() if name.startswith("cpu_sglang ")}
-    needed["pluggy"] = importlib.metadata.version("pluggy")
+    """Name what all rows run with: Python, and what a release and the plugin need of packages."""
+    needed = pins(OF_RELEASES) | {"pluggy": importlib.metadata.version("pluggy")}
     return f"Python {sys.version_info.major}.{sys.version_info.minor}, packages {hashed(json.dumps(needed))[:8]}"
 
 
@@ -522,8 +513,7 @@ def packages_in(notes: Iterable[tuple[int, str, str]]) -> list[str]:
     """The packages of the tests alone that were opened; what a release needs counts always."""
     opened = {what for _, kind, what in notes if kind == "package"}
     used = {name.lower() for each in opened for name in names_of_packages().get(each, ())}
-    ours = {key.partition(" ")[2] for key in pins() if key.startswith("tests ")}
-    return sorted(used & ours)
+    return sorted(used & pins(OF_TESTS).keys())
 
 
 # files that pytest would find beside the tests, or above them
@@ -556,7 +546,7 @@ def tables(proof: Proof) -> set[str]:
 
 
 def importable(tree: Tree) -> list[str]:
-    """What would be imported in the place of a package, and the kernels that would be found."""
+    """Modules that would be imported in the place of a package, and the kernels that would be found."""
     top = (path.name for path in tree.root.iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file())
     kernels = (path.parent.name for path in tree.root.glob("sglang_bcg_fixes/kernels/*/declaration.py"))
     return [*sorted(top), *sorted(kernels)]
@@ -565,7 +555,7 @@ def importable(tree: Tree) -> list[str]:
 def key_of(tree: Tree, file: str, release: str, tests: Sequence[str], proof: Proof) -> str:
     """The digest of everything that the row rests on, as it is now."""
     parts = [str(FORMAT), tree.digest("tests/traced.py"), environment(), file, release, *sorted(tests)]
-    parts += [f"{name}={pins().get(f'tests {name}', '')}" for name in proof.packages]
+    parts += [f"{name}={pins(OF_TESTS).get(name, '')}" for name in proof.packages]
     parts += [version_of_program(name) for name in proof.programs]
     parts += [f"{read}={tree.digest(read)}" for read in sorted(inputs(tree, file, proof))]
     parts += importable(tree)
@@ -608,7 +598,7 @@ def proof_of(tree: Tree, file: str, release: str, tests: Sequence[str], ended: E
 
 
 def seen(read: str, signature: Signature) -> object:
-    """What the signature says of a reading: of a folder, which names it has."""
+    """The signature's part of a reading: of a folder, its names."""
     if read.endswith("/"):
         inside = read.removeprefix("./")
         return {name.removeprefix(inside).partition("/")[0] for name in signature if name.startswith(inside)}
@@ -676,11 +666,7 @@ SHARED = ("environment", "reads", "plan", "packages", "programs")
 def write(file: str, proofs: Mapping[str, Proof]) -> None:
     """Put these rows into tests/recorded; what rows have in common stands once, and each row on a line."""
     with only_one():
-        try:
-            rows = {**committed(file), **proofs}
-        except Broken:
-            rows = dict(proofs)
-        written(file_of(file), as_text(rows))
+        written(file_of(file), as_text({**last(file), **proofs}))
 
 
 @contextlib.contextmanager
@@ -734,7 +720,7 @@ def remember(file: str, release: str, proof: Proof) -> None:
 
 
 def doubt(key: str) -> None:
-    """What has failed once is open again, here, until it passes."""
+    """Open a row that has failed, here, until it passes."""
     written(doubts() / key, "")
 
 
@@ -742,40 +728,32 @@ def doubts() -> pathlib.Path:
     return flags.cache_dir() / "proofs" / "doubted"
 
 
-def find(tree: Tree, file: str, release: str, tests: Sequence[str]) -> tuple[Proof, bool] | None:
-    """A proof of the row as it is now, and true if it is the recorded one."""
-    here = last(file, release)
-    for proof in (*([here] if here else ()), *reversed(cached(file, release))):
+def last(file: str) -> dict[str, Proof]:
+    """The rows of a file as they were recorded, be that true still or not."""
+    try:
+        return committed(file)
+    except Broken:
+        return {}
+
+
+def find(tree: Tree, file: str, release: str, tests: Sequence[str], here: Proof | None) -> Proof | None:
+    """A proof of the row as it is now: the recorded one, or one that was made here."""
+    for proof in candidates(file, release, here):
         if proof.key == key_of(tree, file, release, tests, proof) and not (doubts() / proof.key).exists():
-            return proof, proof is here
+            return proof
     return None
 
 
-def last(file: str, release: str) -> Proof | None:
-    """The row as it was recorded, be that true still or not."""
-    try:
-        return committed(file).get(release)
-    except Broken:
-        return None
-
-
-def seconds_of(file: str, release: str) -> float:
-    found = last(file, release)
-    return found.seconds if found else 0.0
-
-
-def is_unseen(file: str, release: str) -> bool:
-    found = last(file, release)
-    return bool(found and found.unseen)
-
-
-def is_known_here(file: str, release: str) -> bool:
+def is_known_here(file: str, release: str, here: Proof | None) -> bool:
     """True where some state of the row was proved with this Python and these packages, recorded or here."""
-    try:
-        found = [*committed(file).values(), *cached(file, release)]
-    except Broken:
-        found = cached(file, release)
-    return any(proof.environment == environment() for proof in found)
+    return any(proof.environment == environment() for proof in candidates(file, release, here))
+
+
+def candidates(file: str, release: str, here: Proof | None) -> Iterator[Proof]:
+    """The recorded proof, and those that were made here, the last one first."""
+    if here:
+        yield here
+    yield from reversed(cached(file, release))
 
 
 def problems(files: Iterable[str]) -> Iterator[str]:

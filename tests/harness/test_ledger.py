@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is recorded as proved is open as soon as anything has changed that the proof has read, and not before."""
+"""A recorded row is open as soon as anything has changed that it has read, and not before."""
 
 from __future__ import annotations
 
@@ -215,7 +215,10 @@ def proved() -> Proof:
 
 
 def found() -> tuple[Proof, bool] | None:
-    return proofs.find(Tree(REPOSITORY), TEST, RELEASE, ["one"])
+    """The proof, and true if it is the recorded one."""
+    here = proofs.last(TEST).get(RELEASE)
+    proof = proofs.find(Tree(REPOSITORY), TEST, RELEASE, ["one"], here)
+    return (proof, proof is here) if proof else None
 
 
 def test_a_row_is_believed_as_it_was_written(kept: pathlib.Path) -> None:
