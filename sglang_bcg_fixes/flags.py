@@ -13,6 +13,9 @@ from collections.abc import Iterable, Mapping
 from sglang_bcg_fixes.model import Fix, Kernel, Retired
 
 PREFIX = "SGLANG_BCG_"
+# without the line below it, so that a shell's user can guess it
+EVERYTHING = "SGLANG_BCG"
+OFF_LIST = "SGLANG_BCG_OFF"
 FIXES = "SGLANG_BCG_FIXES"
 KERNELS = "SGLANG_BCG_KERNELS"
 REPORT_DIR = "SGLANG_BCG_REPORT_DIR"
@@ -25,10 +28,15 @@ CANARY = "SGLANG_BCG_CANARY"
 # what SGLang itself has or had under our prefix, and what setup.py and tools/serve.py read
 OF_SGLANG = ("SGLANG_BCG_TEXT_BUCKETS",)
 PLUGINS = "SGLANG_PLUGINS"
+# a name that is nobody's, by which people load none
+NO_PLUGIN = "__none__"
+# SGLang's own, for models that it does not have
+MODELS_OF_ANOTHER_PACKAGE = "SGLANG_EXTERNAL_MODEL_PACKAGE"
 OF_BUILDS = ("BCG_FIXES_CUDA_ARCHS", "BCG_FIXES_SKIP_CUDA", "BCG_FIXES_VENV")
 # how much of a name has to be that of a flag
 ALIKE = 0.8
 
+SWITCHES = ("auto", "off")
 MODES = ("auto", "off", "strict")
 KERNELS_MODES = ("auto", "off")
 FIX_STATES = ("auto", "off", "on")
@@ -66,6 +74,8 @@ class Settings:
     canary: int = 0
     # by the flag of what is off, why it is
     off_by: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # by SGLANG_BCG: SGLang is as it would be without this package
+    is_off: bool = False
 
     @property
     def strict(self) -> bool:
@@ -76,13 +86,22 @@ def table(fixes: Iterable[Fix], kernels: Iterable[Kernel]) -> list[Flag]:
     """Every flag that `read` accepts, in the order of the documentation."""
     rows = [
         Flag(
+            EVERYTHING,
+            "|".join(SWITCHES),
+            "auto",
+            "off: change and check nothing, whatever the other flags say, and never refuse to start.",
+        ),
+        Flag(
+            OFF_LIST, "names", "none", "Fixes and kernels to switch off, separated by commas; it wins over their flags."
+        ),
+        Flag(
             FIXES,
             "|".join(MODES),
             "auto",
-            "auto: mend what the installed source needs. off: change nothing, and check nothing, except what its own "
-            "flag asks for. strict: like auto, and refuse to start when a wanted fix is unknown here or cannot be "
+            "auto: fix what the installed source needs. off: change nothing, and check nothing, except what its own "
+            "flag asks for. strict: like auto, and refuse to start when a wanted fix is unread here or cannot be "
             "applied.",
-        )
+        ),
     ]
     for fix in fixes:
         if fix.patches:
@@ -128,9 +147,10 @@ def read(
     environ = os.environ if environ is None else environ
     fixes = [fix for fix in fixes if fix.patches]
     kernels, retired = list(kernels), list(retired)
+    if is_off(environ):
+        return all_off(fixes, kernels)
     rows = {flag.name: flag for flag in table(fixes, kernels)}
-    given = {name: value.strip() for name, value in environ.items() if name.startswith(PREFIX) and value.strip()}
-    given = {name: value for name, value in given.items() if name not in OF_SGLANG}
+    given = {name: environ[name].strip() for name in environ if is_ours(name) and environ[name].strip()}
     refused = {flag.name: flag for flag in retired if flag.is_refused}
     for flag in sorted(retired, key=lambda flag: flag.name):
         if flag.name in given and flag.name not in refused:
@@ -146,6 +166,11 @@ def read(
             chosen[name] = value.lower()
         else:
             mistakes.append(f"{name}={value} is none of {', '.join(allowed)}{nearest(value.lower(), allowed)}")
+    every: list[Fix | Kernel] = [*fixes, *kernels]
+    flag_of = {each.id: each.flag for each in every}
+    listed = [name.strip().lower() for name in given.get(OFF_LIST, "").split(",") if name.strip()]
+    mistakes += [f"{OFF_LIST} names {name}{nearest(name, flag_of)}" for name in listed if name not in flag_of]
+    in_list = {flag_of[name]: f"{OFF_LIST}={name}" for name in listed if name in flag_of}
     canary = given.get(CANARY, rows[CANARY].default)
     if not canary.isdecimal():
         mistakes.append(f"{CANARY}={canary} is not a number of prefills; set 0 or more, such as 100")
@@ -155,7 +180,10 @@ def read(
     off_by: dict[str, str] = {}
 
     def state_of(flag: str, *switches: str) -> str:
-        """The state by its own flag; `auto` gives way to a switch that is off."""
+        """The state by its own flag; `auto` gives way to a switch that is off, everything to the list."""
+        if flag in in_list:
+            off_by[flag] = in_list[flag]
+            return "off"
         off = [name for name in switches if chosen[name] == "off"]
         if chosen[flag] == "auto" and off:
             off_by[flag] = f"{off[0]}=off"
@@ -175,6 +203,28 @@ def read(
         canary=int(canary),
         off_by=off_by,
     )
+
+
+def is_off(environ: Mapping[str, str] | None = None) -> bool:
+    """Tell whether one switch turns everything off: it is read before all others, which may then hold anything."""
+    return (os.environ if environ is None else environ).get(EVERYTHING, "").strip().lower() == "off"
+
+
+def all_off(fixes: Iterable[Fix], kernels: Iterable[Kernel]) -> Settings:
+    every: list[Fix | Kernel] = [*fixes, *kernels]
+    return Settings(
+        mode="off",
+        fixes={each.id: "off" for each in every if isinstance(each, Fix)},
+        kernels={each.id: "off" for each in every if isinstance(each, Kernel)},
+        parent_digest=None,
+        selfcheck="off",
+        off_by={each.flag: f"{EVERYTHING}=off" for each in every},
+        is_off=True,
+    )
+
+
+def is_ours(name: str) -> bool:
+    return name == EVERYTHING or (name.startswith(PREFIX) and name not in OF_SGLANG)
 
 
 def wants_colour(environ: Mapping[str, str] | None = None) -> bool:
@@ -203,7 +253,7 @@ def look_alikes(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mappin
     found = []
     for name in sorted(environ):
         form = squeezed(name)
-        if name.startswith(PREFIX) or name in OF_BUILDS or "BCG" not in form or not environ[name].strip():
+        if is_ours(name) or name in OF_SGLANG or name in OF_BUILDS or "BCG" not in form or not environ[name].strip():
             continue
         whole = form if form.startswith("SGLANG") else f"SGLANG{form}"
         close = difflib.get_close_matches(whole, rows, n=1, cutoff=ALIKE)
@@ -252,7 +302,7 @@ def configured_report_dir(environ: Mapping[str, str] | None = None) -> pathlib.P
 def of_ours(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """Every setting of ours that is given, right or wrong, and the choice of plugins."""
     environ = os.environ if environ is None else environ
-    names = [name for name in environ if name.startswith(PREFIX) and name not in OF_SGLANG]
+    names = list(filter(is_ours, environ))
     return {name: environ[name] for name in sorted([*names, *({PLUGINS} & environ.keys())])}
 
 
@@ -293,8 +343,7 @@ def instruments() -> list[str]:
 
 def environment_without_ours() -> dict[str, str]:
     """The environment for a process that chooses its plugins and their settings itself."""
-    ours = (PREFIX, PLUGINS)
-    return {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    return {name: value for name, value in os.environ.items() if not (name == PLUGINS or name.startswith(EVERYTHING))}
 
 
 def environment_with_off(names: Iterable[str]) -> dict[str, str]:
@@ -305,9 +354,9 @@ def environment_with_off(names: Iterable[str]) -> dict[str, str]:
     return {**os.environ, SELFCHECK: os.environ.get(SELFCHECK, "").strip() or "off", **dict.fromkeys(names, "off")}
 
 
-def plugin_choice() -> str:
+def plugin_choice(environ: Mapping[str, str] | None = None) -> str:
     """SGLang's own SGLANG_PLUGINS: the names it will load; empty means every installed plugin."""
-    return os.environ.get(PLUGINS, "").strip()
+    return (os.environ if environ is None else environ).get(PLUGINS, "").strip()
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
