@@ -18,20 +18,26 @@ class Harm(str, enum.Enum):
     WRONG = "wrong answers"
     ENDS = "crash or no start"
     SLOWER = "slower"
-    UNSEEN = "no harm seen"
+    # with code of your own, after a reload of weights, or never seen
+    POSSIBLE = "possible"
 
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
     """One server that somebody wants to start: nothing in it is guessed, and what is not given is not known.
 
-    `config` is the model's config.json, `options` the words after each flag, `chip` one of CHIPS or empty.
+    `config` is the model's config.json, `options` the words after each flag, `chip` one of CHIPS or empty. `graphs`
+    says when SGLang makes prefill graphs of the model, in a word of source/served.py, or is empty. `environ` has the
+    server's variables, all of them or some.
     """
 
     source: Source
     config: Mapping[str, Any]
     options: Mapping[str, Sequence[str]]
     chip: str = ""
+    graphs: str = ""
+    environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    has_whole_environment: bool = False
 
     @functools.cached_property
     def architectures(self) -> list[str]:
@@ -57,6 +63,12 @@ class Launch:
     def number(self, *names: str) -> int | None:
         word = self.word(*names)
         return int(word) if word is not None and word.isdigit() else None
+
+    def is_set(self, variable: str) -> bool | None:
+        """Tell whether SGLang reads a variable as true."""
+        if variable in self.environ:
+            return self.environ[variable].strip().lower() in ("1", "true", "yes", "on")
+        return False if self.has_whole_environment else None
 
 
 def settings_in(value: Any) -> Iterator[tuple[str, Any]]:
@@ -129,5 +141,5 @@ def slower(*conditions: Condition) -> tuple[Concern, ...]:
     return (Concern(Harm.SLOWER, conditions),)
 
 
-def unseen(*conditions: Condition) -> tuple[Concern, ...]:
-    return (Concern(Harm.UNSEEN, conditions),)
+def possible(*conditions: Condition) -> tuple[Concern, ...]:
+    return (Concern(Harm.POSSIBLE, conditions),)

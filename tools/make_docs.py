@@ -12,12 +12,13 @@ import textwrap
 import graphs_page
 import harm_page
 import man_page
+import served_table
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.cli.harmless import HARMLESS
 from sglang_bcg_fixes.model import SECTIONS, Fix, Kernel
 from sglang_bcg_fixes.planning import registry
-from sglang_bcg_fixes.source import verdicts
+from sglang_bcg_fixes.source import served, verdicts
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
@@ -52,7 +53,7 @@ def pages() -> dict[pathlib.Path, str]:
     made[DOCS / "harm.svg"] = harm_page.picture(matrix)
     made[DOCS / "graphs_by_model.md"] = graphs_page.page(*graphs_page.recorded(), matrix)
     noted = {path: f"<!-- {NOTE} -->\n\n{text}" for path, text in made.items()}
-    return {**noted, MANUAL: f'.\\" {NOTE}\n{man_page.page(rows)}'}
+    return {**noted, served.FILE: served_table.page(), MANUAL: f'.\\" {NOTE}\n{man_page.page(rows)}'}
 
 
 def fix_page(fix: Fix) -> str:

@@ -12,9 +12,11 @@ import re
 from collections.abc import Callable
 
 from sglang_bcg_fixes.concern import Condition, Launch
+from sglang_bcg_fixes.source import served
 from sglang_bcg_fixes.source.tree import Source
 
 BACKEND, CONFIG, ENABLE = "--cuda-graph-backend-prefill", "--cuda-graph-config", "--enable-breakable-cuda-graph"
+GRAPHS_SAVED = "SGLANG_MEMORY_SAVER_CUDA_GRAPH"
 # they name another backend, or none
 OTHER_BACKENDS = (BACKEND, "--disable-piecewise-cuda-graph", "--enforce-piecewise-cuda-graph")
 BACKENDS = ("--attention-backend", "--prefill-attention-backend", "--decode-attention-backend")
@@ -90,7 +92,7 @@ def named(*patterns: str) -> Condition:
             return None
         return any(fnmatch.fnmatchcase(name, pattern) for name in launch.architectures for pattern in patterns)
 
-    return Condition(f"a model named {' or '.join(patterns)}", holds)
+    return Condition(f"the architecture {' or '.join(patterns)}", holds)
 
 
 def has_key(pattern: str) -> Callable[[Launch], bool | None]:
@@ -118,12 +120,27 @@ def is_of_another_package(launch: Launch) -> bool | None:
 
 
 def embeds(launch: Launch) -> bool | None:
+    """Some models serve either way, by their name alone nobody can tell."""
     if launch.given("--is-embedding"):
         return True
-    if not launch.architectures:
-        return None
     generates = any(name.endswith(("ForCausalLM", "ForConditionalGeneration")) for name in launch.architectures)
-    return unless_in_a_file(launch) if generates else True
+    return unless_in_a_file(launch) if generates else None
+
+
+def has_windows(launch: Launch) -> bool | None:
+    """Many models name the size of a window that they do not use."""
+    if any(value is False for value in launch.values("use_sliding_window")):
+        return False
+    kinds = [str(kind) for listed in launch.values("layer_types") if isinstance(listed, list) for kind in listed]
+    if kinds:
+        return any("sliding" in kind or "chunked" in kind for kind in kinds)
+    return has_key("sliding_window|attention_chunk_size|hybrid_layer_pattern")(launch)
+
+
+def is_quantised(launch: Launch) -> bool | None:
+    """Scales of activations are computed of every row of a padded batch."""
+    given = launch.given("--quantization", "--torchao-config") or bool(launch.values("quantization_config"))
+    return given or unless_in_a_file(launch)
 
 
 def attends_in_parallel(launch: Launch) -> bool | None:
@@ -158,6 +175,15 @@ def undecided(launch: Launch) -> None:
 
 
 def makes_prefill_graphs(launch: Launch) -> bool | None:
+    """Breakable ones, by the flags and by what is recorded of this model on this release."""
+    if launch.graphs == served.NEVER:
+        return False
+    if launch.graphs == served.IF_ASKED_FOR and is_asked_for(launch) is False:
+        return False
+    return wants_prefill_graphs(launch)
+
+
+def wants_prefill_graphs(launch: Launch) -> bool | None:
     asked = is_asked_for(launch)
     if asked is not False:
         return asked
@@ -165,6 +191,10 @@ def makes_prefill_graphs(launch: Launch) -> bool | None:
         return False
     # whether the model and the other flags go with it is SGLang's to say
     return None if has_breakable_graphs_by_default(launch.source) else False
+
+
+def gets_what_it_asks_for(launch: Launch) -> bool | None:
+    return False if launch.graphs == served.NEVER else is_asked_for(launch)
 
 
 def is_asked_for(launch: Launch) -> bool | None:
@@ -243,7 +273,7 @@ def attends_with(name: str, chips: tuple[str, ...]) -> Condition:
             return False
         return None if not launch.chip or launch.chip in chips else False
 
-    return Condition(f"attention by {name}", holds)
+    return Condition(f"the {name} attention backend", holds)
 
 
 def attends_with_fa4_before_blackwell(launch: Launch) -> bool | None:
@@ -266,22 +296,26 @@ def has_large_pages(least: int) -> Callable[[Launch], bool | None]:
     return holds
 
 
-PREFILL_GRAPHS = Condition("breakable prefill graphs", makes_prefill_graphs)
-ASKED_FOR = Condition("breakable prefill graphs by flag", is_asked_for)
-FULL_PREFILL_GRAPHS = Condition("full prefill graphs", makes_full_prefill_graphs)
-COMPILED_PREFILL_GRAPHS = Condition("compiled prefill graphs", makes_compiled_prefill_graphs)
+PREFILL_GRAPHS = Condition("breakable CUDA graphs for prefill", makes_prefill_graphs)
+ASKED_FOR = Condition("--cuda-graph-backend-prefill breakable", gets_what_it_asks_for)
+# whether the model gets them or not: some of our code gives them to a model that SGLang refuses
+WANTED_PREFILL_GRAPHS = Condition("breakable CUDA graphs for prefill", wants_prefill_graphs)
+FULL_PREFILL_GRAPHS = Condition("--cuda-graph-backend-prefill full", makes_full_prefill_graphs)
+COMPILED_PREFILL_GRAPHS = Condition("piecewise CUDA graphs for prefill", makes_compiled_prefill_graphs)
 PREFILL_SIZES = Condition(
-    "sizes of prefill graphs by flag", flag("--cuda-graph-bs-prefill", "--piecewise-cuda-graph-tokens", CONFIG)
+    "--cuda-graph-bs-prefill", flag("--cuda-graph-bs-prefill", "--piecewise-cuda-graph-tokens", CONFIG)
 )
-DECODE_GRAPHS = Condition("decode graphs", makes_decode_graphs)
-DECODE_PADDING = Condition("padded decode graphs", without("--disable-cuda-graph-padding", "--disable-cuda-graph"))
-OVERLAP = Condition("the overlap schedule", without("--disable-overlap-schedule"))
-PREFIX_CACHE = Condition("the prefix cache", without("--disable-radix-cache"))
-EXTRA_BUFFERS = Condition("the extra-buffer strategy", keeps_extra_buffers)
-LAZY_BUFFERS = Condition("the lazy strategy", is_one("extra_buffer_lazy", *STRATEGY))
+DECODE_GRAPHS = Condition("CUDA graphs for decode", makes_decode_graphs)
+DECODE_PADDING = Condition(
+    "padded CUDA graphs for decode", without("--disable-cuda-graph-padding", "--disable-cuda-graph")
+)
+OVERLAP = Condition("overlap scheduling", without("--disable-overlap-schedule"))
+PREFIX_CACHE = Condition("prefix caching", without("--disable-radix-cache"))
+EXTRA_BUFFERS = Condition("--mamba-radix-cache-strategy extra_buffer", keeps_extra_buffers)
+LAZY_BUFFERS = Condition("--mamba-radix-cache-strategy extra_buffer_lazy", is_one("extra_buffer_lazy", *STRATEGY))
 MIXED_CHUNKS = Condition("--enable-mixed-chunk", flag("--enable-mixed-chunk"))
 DP_ATTENTION = Condition("--enable-dp-attention", attends_in_parallel)
-LORA = Condition("LoRA", flag("--enable-lora", "--lora-paths"))
+LORA = Condition("--enable-lora", flag("--enable-lora", "--lora-paths"))
 DECODE_CONTEXT = Condition("--dcp-size above 1", above(1, "--dcp-size", "--decode-context-parallel-size"))
 HOST_CACHE = Condition("--enable-hierarchical-cache", flag("--enable-hierarchical-cache", "--enable-hicache"))
 TWO_BATCHES = Condition("--enable-two-batch-overlap", flag("--enable-two-batch-overlap"))
@@ -290,11 +324,13 @@ MEMORY_SAVER = Condition("--enable-memory-saver", flag("--enable-memory-saver"))
 DIFFUSION = Condition("a diffusion LLM (--dllm-algorithm)", flag("--dllm-algorithm"))
 MEGAMOE = Condition("--moe-a2a-backend megamoe", is_one("megamoe", "--moe-a2a-backend", "--moe-runner-backend"))
 UNEVEN_GROUP = Condition("attention groups of other than 1, 2 or 4 ranks", has_uneven_group)
-SPECULATION = Condition("speculation", speculates)
-DRAFT_MODEL = Condition("a draft model", drafts_by("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "FROZEN_KV_MTP"))
-EAGLE = Condition("EAGLE", drafts_by("EAGLE", "EAGLE3", "NEXTN"))
+SPECULATION = Condition("speculative decoding", speculates)
+DRAFT_MODEL = Condition(
+    "speculative decoding with a draft model", drafts_by("EAGLE", "EAGLE3", "NEXTN", "STANDALONE", "FROZEN_KV_MTP")
+)
+EAGLE = Condition("--speculative-algorithm EAGLE, EAGLE3 or NEXTN", drafts_by("EAGLE", "EAGLE3", "NEXTN"))
 ADAPTIVE = Condition("--speculative-adaptive", flag("--speculative-adaptive"))
-NGRAM = Condition("n-gram speculation", drafts_by("NGRAM"))
+NGRAM = Condition("--speculative-algorithm NGRAM", drafts_by("NGRAM"))
 BRANCHES = Condition("--speculative-eagle-topk above 1", makes_branches)
 PAGES = Condition("--page-size above 1", has_large_pages(2))
 PAGES_OF_128 = Condition("--page-size 128 or more", has_large_pages(128))
@@ -302,30 +338,32 @@ LINEAR_INSIDE = Condition("options that leave linear layers to our kernels", may
 ON_HOPPER = Condition("a Hopper GPU", lambda launch: launch.chip == HOPPER if launch.chip else None)
 FA3 = attends_with("fa3", (HOPPER,))
 FLASH_ATTENTION = FA3 | attends_with("fa4", (BLACKWELL,))
-FA4 = Condition("attention by fa4 before Blackwell", attends_with_fa4_before_blackwell)
+FA4 = Condition("the fa4 attention backend before Blackwell", attends_with_fa4_before_blackwell)
 TRITON = attends_with("triton", CHIPS)
 FLASHINFER = attends_with("flashinfer", CHIPS)
 TRTLLM = attends_with("trtllm", (BLACKWELL,))
 TRTLLM_MLA = attends_with("trtllm_mla", (BLACKWELL,))
+MEMORY_SAVER_FOR_GRAPHS = Condition(f"{GRAPHS_SAVED}=1", lambda launch: launch.is_set(GRAPHS_SAVED))
 
-# decided by requests, by the environment or by what is loaded, so never here
+# decided by requests or by what is loaded, so never here
 CODE_OF_YOUR_OWN = Condition("code of your own", undecided)
-LITTLE_MEMORY = Condition("too little memory for graphs", undecided)
-MEMORY_SAVER_FOR_GRAPHS = Condition("SGLANG_MEMORY_SAVER_CUDA_GRAPH=1", undecided)
-RELOADED_WEIGHTS = Condition("weights that are reloaded", undecided)
-STRUCTURED_OUTPUT = Condition("structured output", undecided)
+LITTLE_MEMORY = Condition("too little free GPU memory to capture graphs", undecided)
+RELOADED_WEIGHTS = Condition("weights reloaded with recapture_cuda_graph", undecided)
+STRUCTURED_OUTPUT = Condition("requests with structured output", undecided)
+REQUESTS_WITH_IMAGES = Condition("requests with images or audio", undecided)
 
-HYBRID = Condition("a hybrid model", is_hybrid)
+HYBRID = Condition("linear-attention or Mamba layers", is_hybrid)
 MAMBA2_LAYERS = Condition("Mamba2 layers", has_mamba2)
-GATED_DELTA = Condition("gated delta net", has_key("^linear_(num_value_heads|conv_kernel_dim)$"))
-DELTA_ATTENTION = Condition("Kimi delta attention", has_key("^linear_attn_config$|kda"))
-LIGHTNING_LAYERS = Condition("lightning attention", has_lightning)
-LATENT = Condition("latent attention", has_key("^kv_lora_rank$"))
-SPARSE = Condition("sparse attention", has_key("^index_|sparse_att"))
-LOCAL = Condition("local attention", has_key("^attention_chunk_size$"))
-WINDOW = Condition("sliding windows", has_key("sliding_window|attention_chunk_size|layer_types|hybrid_layer_pattern"))
-IMAGES = Condition("images or audio", has_key("vision|audio|image|visual|video|thinker"))
-MODEL_OF_YOUR_OWN = Condition("a model of your own", is_of_another_package)
+GATED_DELTA = Condition("gated delta net layers", has_key("^linear_(num_value_heads|conv_kernel_dim)$"))
+DELTA_ATTENTION = Condition("Kimi delta attention layers", has_key("^linear_attn_config$|kda"))
+LIGHTNING_LAYERS = Condition("lightning attention layers", has_lightning)
+LATENT = Condition("MLA attention", has_key("^kv_lora_rank$"))
+SPARSE = Condition("sparse attention with an indexer", has_key("^index_|sparse_att"))
+LOCAL = Condition("chunked local attention", has_key("^attention_chunk_size$"))
+WINDOW = Condition("sliding-window attention", has_windows)
+QUANTISED = Condition("quantised weights or activations", is_quantised)
+IMAGES = Condition("a multimodal model", has_key("vision|audio|image|visual|video|thinker"))
+MODEL_OF_YOUR_OWN = Condition("a model class that SGLang does not have", is_of_another_package)
 EMBEDDINGS = Condition("an embedding model", embeds)
 DEEPSEEK_V4, FALCON_H1, INKLING = named("DeepseekV4*"), named("FalconH1*"), named("Inkling*")
 NEMOTRON_H = named("NemotronH*")

@@ -5,31 +5,36 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sglang_bcg_fixes import __version__, flags
 from sglang_bcg_fixes.cli import pip_faults
 from sglang_bcg_fixes.cli.harmless import HARMLESS
-from sglang_bcg_fixes.model import OURS, Action, Decision, Fix, Workaround
+from sglang_bcg_fixes.concern import Harm
+from sglang_bcg_fixes.model import OURS, Action, Choice, Decision, Fix, Workaround
 from sglang_bcg_fixes.planning import plan
 from sglang_bcg_fixes.planning.registry import Registry
 from sglang_bcg_fixes.process import report_folders
-from sglang_bcg_fixes.source import releases
+from sglang_bcg_fixes.source import releases, verdicts
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
 
 ENTRY_POINT = "bcg_fixes"
 # of the JSON: it changes with the meaning of a field, not with a new one
-FORMAT = 1
+FORMAT = 2
 PLUGIN_GROUP = "sglang.srt.plugins"
 
 WOULD = {
     Action.APPLY: "the fix would be applied",
     Action.NOT_NEEDED: "nothing to do",
     Action.OFF: "the fix is switched off",
-    Action.UNKNOWN: "nothing would be changed: the source is not one we know",
-    Action.NO_FIX: "watched for; this version has no fix",
+    Action.UNKNOWN: "nothing would be changed: nobody has read this source",
+    Action.NO_FIX: "reported; this version has no fix",
 }
+# exit statuses
+GOOD, TO_DO, UNREAD = 0, 1, 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +51,18 @@ class Examination:
     problems: tuple[str, ...] = ()
     # folders of another SGLang on the path
     others: tuple[str, ...] = ()
+
+    @property
+    def status(self) -> int:
+        """The exit status: 1 where nothing would be fixed or no server starts, 3 where some source is unread."""
+        if self.loading or self.problems or self.blocked:
+            return TO_DO
+        return UNREAD if self.wanted_but_missing else GOOD
+
+    @property
+    def blocked(self) -> list[str]:
+        """The kernels that are named and cannot run: no server starts with such a setting."""
+        return [f"{c.subject.flag}={c.state}" for c in self.plan.kernels if c.action is Action.BLOCKED]
 
     @property
     def wanted_but_missing(self) -> list[Decision[Fix]]:
@@ -85,56 +102,95 @@ class Examination:
         }
 
     def text(self, everything: bool) -> str:
-        order = {Verdict.AFFECTED: 0, Verdict.UNKNOWN: 1, Verdict.LATENT: 2, Verdict.FIXED: 3, Verdict.ABSENT: 4}
-        decisions = sorted(self.plan.fixes, key=lambda d: (order[d.finding.verdict], d.id))
-        lines = [f"SGLang {self.source.version} in {self.source.files}: {len(decisions)} known defects", self.summary()]
-        lines += [f"another SGLang is in {folder}; Python imports the first" for folder in self.others]
-        lines.append("")
-        for decision in decisions:
-            if everything or decision.finding.verdict is not Verdict.LATENT:
-                lines += describe(decision, self.source, everything)
+        return "\n".join(self.everything() if everything else self.in_short())
+
+    def in_short(self) -> Iterator[str]:
+        """By harm, the defects that would be fixed and those that would not be, on a screen."""
+        yield from self.beginning()
+        for harm in Harm:
+            of_harm = [d for d in self.plan.fixes if d.finding.verdict is Verdict.AFFECTED and worst_of(d) is harm]
+            fixed = [d.id for d in of_harm if d.action is Action.APPLY]
+            left = [d for d in of_harm if d.action is not Action.APPLY]
+            if fixed:
+                yield f"fixed     {harm.value} ({len(fixed)}): {', '.join(fixed)}"
+            for decision in left:
+                state = "off" if decision.action is Action.OFF else "NOT FIXED"
+                yield f"{state:9} {harm.value}: {decision.whose}: {decision.subject.title}"
+        if self.wanted_but_missing:
+            yield f"NOT READ  ({len(self.wanted_but_missing)}): {', '.join(d.id for d in self.wanted_but_missing)}"
         for fault, reason in self.faults:
-            lines += [f"install   {fault.id}: {fault.title}", f"{'':10}reason     {reason}"]
-            lines.append(f"{'':10}remedy     {fault.remedy}")
-        for spot in HARMLESS if everything else ():
-            lines += [f"harmless  {spot.id}: {spot.title}", f"{'':10}releases   {spot.releases}"]
-            lines += [f"{'':10}reason     {spot.reason}", f"{'':10}shown by   {spot.test}"]
+            yield f"install   {fault.id}: {fault.title}: {reason}; {fault.remedy}"
+        on = [f"{choice.op}={choice.name}" for choice in self.plan.kernels if choice.impl]
+        yield f"kernels   {', '.join(on) or 'none of ours would run here'}"
+        yield from self.end()
+        yield "next: bcg-fixes doctor --model FOLDER -- FLAGS says what concerns one server; --all has evidence"
+
+    def everything(self) -> Iterator[str]:
+        order = {Verdict.AFFECTED: 0, Verdict.UNKNOWN: 1, Verdict.LATENT: 2, Verdict.FIXED: 3, Verdict.ABSENT: 4}
+        yield from self.beginning()
+        yield ""
+        for decision in sorted(self.plan.fixes, key=lambda d: (order[d.finding.verdict], d.id)):
+            yield from describe(decision, self.source, True)
+        for fault, reason in self.faults:
+            yield from (f"install   {fault.id}: {fault.title}", f"{'':10}reason     {reason}")
+            yield f"{'':10}remedy     {fault.remedy}"
+        for spot in HARMLESS:
+            yield from (f"harmless  {spot.id}: {spot.title}", f"{'':10}releases   {spot.releases}")
+            yield from (f"{'':10}reason     {spot.reason}", f"{'':10}shown by   {spot.test}")
         for choice in self.plan.kernels:
-            lines.append(f"kernel    {choice.op}: {choice.subject.title}")
-            lines += package(choice)
-            runs = choice.impl.name if choice.impl else "SGLang, its own code"
-            if choice.action is Action.BLOCKED:
-                runs = f"nothing, {choice.subject.flag}={choice.state} lets no server start here"
-            lines.append(f"{'':10}would run  {runs}")
-            if choice.impl and not choice.proven:
-                own = f"{choice.subject.flag}=off keeps SGLang's own code"
-                lines.append(f"{'':10}unproven   no recorded GPU result speaks for it on this source; {own}")
-            lines += [f"{'':10}not {name:6} {reason}" for name, reason in choice.rejected.items()]
-        refusals = [f"no server starts with the plugin: {problem}" for problem in self.problems]
-        last = [*refusals, *self.look_alikes, *self.retired, *filter(None, (self.running, self.loading))]
-        lines += ["", *last] if last else []
-        return "\n".join(lines)
+            yield from describe_kernel(choice)
+        yield from ("", *self.end())
+
+    def beginning(self) -> Iterator[str]:
+        yield f"SGLang {self.source.version} in {self.source.files}: {len(self.plan.fixes)} known defects"
+        yield self.summary()
+        yield from (f"another SGLang is in {folder}; Python imports the first" for folder in self.others)
+
+    def end(self) -> Iterator[str]:
+        yield from (f"no server starts with the plugin: {problem}" for problem in self.problems)
+        yield from (f"no server starts with {setting}: it cannot run here" for setting in self.blocked)
+        yield from (*self.look_alikes, *self.retired, *filter(None, (self.running, self.loading)))
 
     def summary(self) -> str:
         counts = {verdict: 0 for verdict in Verdict}
         for decision in self.plan.fixes:
             counts[decision.finding.verdict] += 1
-        unmended = [d.id for d in self.plan.fixes if d.action is Action.NO_FIX]
         text = ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items())
-        text += f"; {sum(d.action is Action.APPLY for d in self.plan.fixes)} would be mended"
-        if unmended:
-            text += f"; {len(unmended)} without a fix in this version, use their workaround: {', '.join(unmended)}"
-        if self.wanted_but_missing:
-            text += f"; WANTED AND MISSING: {', '.join(d.id for d in self.wanted_but_missing)}"
-        return text
+        return f"{text}; {sum(d.action is Action.APPLY for d in self.plan.fixes)} would be fixed"
 
 
-def examine(known: Registry, settings: flags.Settings, source: Source, installed: bool) -> Examination:
+def worst_of(decision: Decision[Fix]) -> Harm:
+    """The worst harm of a defect; a fix of another package that does not say may prevent any."""
+    order = list(Harm)
+    return min((concern.harm for concern in decision.subject.concerns), key=order.index, default=Harm.WRONG)
+
+
+def describe_kernel(choice: Choice) -> Iterator[str]:
+    yield f"kernel    {choice.op}: {choice.subject.title}"
+    yield from package(choice)
+    runs = choice.impl.name if choice.impl else "SGLang, its own code"
+    if choice.action is Action.BLOCKED:
+        runs = f"nothing, {choice.subject.flag}={choice.state} lets no server start here"
+    yield f"{'':10}would run  {runs}"
+    if choice.impl and not choice.proven:
+        own = f"{choice.subject.flag}=off keeps SGLang's own code"
+        yield f"{'':10}unproven   no recorded GPU result speaks for it on this source; {own}"
+    yield from (f"{'':10}not {name:6} {reason}" for name, reason in choice.rejected.items())
+
+
+def examine(
+    known: Registry,
+    settings: flags.Settings,
+    source: Source,
+    installed: bool,
+    environ: Mapping[str, str] | None = None,
+) -> Examination:
     made = plan.make(known, settings, source, watched_too=True)
     # what is not installed here is judged by what pip would put next to it
     faults = pip_faults.check_all(source, installed_version if installed else lambda name: None)
-    strangers, retired = tuple(flags.look_alikes(known.fixes, known.kernels)), tuple(flags.said_of(known.retired))
-    loading, running = (loading_problem(), report_folders.running()) if installed else (None, None)
+    strangers = tuple(flags.look_alikes(known.fixes, known.kernels, environ))
+    retired = tuple(flags.said_of(known.retired, environ))
+    loading, running = (loading_problem(environ), report_folders.running()) if installed else (None, None)
     others = tuple(releases.others_on_the_path(source)) if installed else ()
     return Examination(source, made, faults, loading, running, strangers, retired, known.problems, others)
 
@@ -176,7 +232,7 @@ def workaround(fix: Fix, source: Source) -> Workaround | None:
     return next((way for way in fix.workarounds if source.has_option(way.option)), None)
 
 
-def loading_problem() -> str | None:
+def loading_problem(environ: Mapping[str, str] | None = None) -> str | None:
     """Explain why SGLang would not load this plugin in this environment, or return None."""
     names = {entry.name for entry in importlib.metadata.entry_points(group=PLUGIN_GROUP)}
     if ENTRY_POINT not in names:
@@ -184,10 +240,36 @@ def loading_problem() -> str | None:
             "SGLang will NOT load the plugin: it is not installed in this environment; run `pip install .` there, in a "
             "checkout of sglang-bcg-fixes"
         )
-    chosen = [name.strip() for name in flags.plugin_choice().split(",") if name.strip()]
+    chosen = names_in(flags.plugin_choice(environ))
     if chosen and ENTRY_POINT not in chosen:
         return (
             f"SGLang will NOT load the plugin: SGLANG_PLUGINS={','.join(chosen)} does not name {ENTRY_POINT}, and "
             f"SGLang says nothing about names it does not know; add {ENTRY_POINT} to it"
         )
+    if flags.is_off(environ):
+        return f"{flags.EVERYTHING}=off: the plugin changes and checks nothing; unset it"
     return None
+
+
+def activity(environ: Mapping[str, str] | None = None) -> str:
+    """Tell whether a server of this environment gets the plugin, and by what."""
+    problem = loading_problem(environ)
+    if problem:
+        return "no"
+    if chosen := names_in(flags.plugin_choice(environ)):
+        return f"yes, SGLANG_PLUGINS names it; SGLang loads {' and '.join(chosen)}, and no other plugin"
+    return "yes, it is installed and SGLANG_PLUGINS is unset, so SGLang loads it"
+
+
+def names_in(chosen: str) -> list[str]:
+    return [name.strip() for name in chosen.split(",") if name.strip()]
+
+
+def supported() -> tuple[str, ...]:
+    """The releases that this package has been read against."""
+    return tuple(verdicts.recorded())
+
+
+def series_of(version: str) -> tuple[int, ...]:
+    """The numbers of a version, to be compared."""
+    return tuple(map(int, re.findall(r"\d+", version)))

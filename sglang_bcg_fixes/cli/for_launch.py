@@ -4,45 +4,53 @@
 from __future__ import annotations
 
 import dataclasses
-import json
+import functools
+import importlib.metadata
+import os
 import pathlib
-import re
-import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from sglang_bcg_fixes import flags
+from sglang_bcg_fixes import __version__, flags
 from sglang_bcg_fixes.anatomy.launches import AMPERE, BLACKWELL, HOPPER
-from sglang_bcg_fixes.cli import doctor
+from sglang_bcg_fixes.cli import doctor, model_config, server_command
 from sglang_bcg_fixes.concern import Concern, Harm, Launch
-from sglang_bcg_fixes.model import Action, Choice, Decision, Fix
+from sglang_bcg_fixes.model import Action, Choice, Decision, Fix, Workaround
 from sglang_bcg_fixes.planning import proven
+from sglang_bcg_fixes.process import report
+from sglang_bcg_fixes.source import served
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
 
+# of the JSON: it changes with the meaning of a field, not with a new one
+FORMAT = 2
 GPUS = {
     **dict.fromkeys(("h100", "h200", "h20", "h800", "gh200"), HOPPER),
     **dict.fromkeys(("b200", "b300", "gb200", "gb300", "rtx6000pro"), BLACKWELL),
     **dict.fromkeys(("a100", "a800", "a10", "a40", "l4", "l40s", "rtx4090"), AMPERE),
 }
-MODEL_FLAGS = ("--model-path", "--model")
-# of `sglang serve MODEL`
-SERVE, A_MODEL = "serve", "MODEL"
-# of a model on Hugging Face, and where its configuration is
-NAME = re.compile(r"[\w.-]+/[\w.-]+")
-HUB = "https://huggingface.co/{}/resolve/main/config.json"
-OVERRIDE = "--json-model-override-args"
+OF_AMD = ("mi2", "mi3", "mi4", "gfx")
+A_MODEL = "MODEL"
 AUTO = "auto"
-MENDED, NOT_MENDED, OFF = "mended", "NOT MENDED", "off"
-STATES = {Action.APPLY: MENDED, Action.OFF: OFF}
-# so that a screen holds the answer; -v has the others
-LINES = 10
-NOTICES = 3
-LAUNCH = "python -m sglang.launch_server"
+FIXED, NOT_FIXED, NOT_READ, OFF, OFF_BY_DEFAULT = "fixed", "NOT FIXED", "NOT READ", "OFF", "off by default"
+# the harms that make the exit status 1, by what --gate names
+GATES = {
+    "wrong": (Harm.WRONG,),
+    "crash": (Harm.WRONG, Harm.ENDS),
+    "any": (Harm.WRONG, Harm.ENDS, Harm.SLOWER),
+}
+NOTHING_TO_DO, TO_DO, UNREAD = 0, 1, 3
+NOT_CHECKED = "not checked: what SGLang refuses later, when it looks at the model and all flags together"
+# the columns of a line on a defect, and where it goes on
+STATE_WIDTH, HARM_WIDTH = 9, 17
+MARGIN = " " * (STATE_WIDTH + 1 + HARM_WIDTH + 1)
 
 
 class LaunchError(Exception):
     """The model or a flag cannot be read, and what to do."""
+
+
+ERRORS = (LaunchError, server_command.CommandLineError, model_config.ModelError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,20 +60,24 @@ class Item:
     decision: Decision[Fix]
     harm: Harm
     conditions: tuple[str, ...]
-    # those that are known to hold
-    certain: int
-    # by default another launch would be changed, this one is not
-    is_left: bool = False
+    state: str
+    # the flags that avoid it, and those of them that are in the command to run
+    way: Workaround | None = None
+    is_avoided: bool = False
 
     @property
-    def state(self) -> str:
-        return OFF if self.is_left else STATES.get(self.decision.action, NOT_MENDED)
+    def id(self) -> str:
+        return self.decision.id
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        """The worst first; of those what nobody mends, and what this model and these flags have more to do with."""
-        worst = list(Harm).index(self.harm)
-        return worst, self.state == MENDED, -self.certain, len(self.conditions), self.decision.id
+        """What somebody has to act on comes first."""
+        return (NOT_FIXED, OFF, NOT_READ, OFF_BY_DEFAULT, FIXED).index(self.state), list(Harm).index(self.harm), self.id
+
+    @property
+    def is_shown(self) -> bool:
+        """In full, without being asked for."""
+        return self.state in (NOT_FIXED, OFF, NOT_READ) and self.harm is not Harm.POSSIBLE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,71 +90,136 @@ class Answer:
     # the SGLang of this environment
     is_here: bool
     items: tuple[Item, ...]
-    strange: tuple[str, ...]
+    command: server_command.Command
+    environ: Mapping[str, str]
+    settings: flags.Settings
+    gate: str = "crash"
 
     @property
-    def not_mended(self) -> list[Item]:
-        return [item for item in self.items if item.state != MENDED]
+    def shown(self) -> list[Item]:
+        return [item for item in self.items if item.is_shown]
 
     @property
-    def is_good(self) -> bool:
-        return not (self.not_mended or self.examined.loading or self.examined.problems)
+    def fixed(self) -> list[Item]:
+        return [item for item in self.items if item.state == FIXED and item.harm is not Harm.POSSIBLE]
+
+    @property
+    def status(self) -> int:
+        """The exit status: 1 to act on something, 3 if all that is left is unread source."""
+        gated = [item for item in self.items if item.harm in GATES[self.gate]]
+        if any(item.state in (NOT_FIXED, OFF) for item in gated) or self.refusals or self.examined.problems:
+            return TO_DO
+        if self.examined.loading and any(item.state == FIXED for item in gated):
+            return TO_DO
+        return UNREAD if any(item.state == NOT_READ for item in gated) else NOTHING_TO_DO
+
+    @functools.cached_property
+    def refusals(self) -> list[str]:
+        """The fixes and kernels without which the settings let no server start."""
+        kernels = self.examined.plan.kernels if self.is_here else ()
+        wanted: list[Decision[Any]] = [*self.examined.plan.fixes, *kernels]
+        return [
+            f"{each.asked_for} ({each.action.value}): {each.reason}"
+            for each in wanted
+            if each.action.value in report.MISSING and each.is_needed(self.settings.strict)
+        ]
 
     def text(self, everything: bool) -> str:
         return "\n".join(self.lines(everything))
 
     def lines(self, everything: bool) -> Iterator[str]:
-        first, last = list(self.beginning()), list(self.end(everything))
-        yield from first
-        # one for the line that counts the others
-        room = LINES - len(first) - len(last) - 1
-        for place, item in enumerate(self.items):
-            lines = list(self.describe(item, everything))
-            room -= len(lines)
-            if room < 0 and not everything:
-                yield f"and {len(self.items) - place} more ({counted(self.items[place:])}): -v"
-                break
-            yield from lines
-        yield from last
+        yield from self.beginning()
+        for item in self.items if everything else self.shown:
+            yield from self.describe(item, everything)
+        if any(item.state == NOT_READ for item in self.shown):
+            yield from age(self.examined.source.version)
+        if self.fixed and not everything:
+            yield f"fixed by the plugin ({len(self.fixed)}): {', '.join(item.id for item in self.fixed)}"
+        for choice, form, conditions in self.kernels:
+            yield line("faster", form, choice.whose, choice.subject.title + worth(choice), conditions)
+        if left_out := self.kernels_left_out:
+            reasons = dict.fromkeys(map(why_left_out, left_out))
+            yield f"kernels that are off here: {', '.join(each.whose for each in left_out)}: {'; '.join(reasons)}"
+        yield self.evidence
+        yield from self.noticed
+        yield from self.examined.problems
+        if everything:
+            yield NOT_CHECKED
+        yield from self.end(everything)
 
     def beginning(self) -> Iterator[str]:
         source = self.examined.source
-        model = ", ".join(self.launch.architectures) or "a model without a name"
-        known = sum(d.finding.verdict in (Verdict.AFFECTED, Verdict.UNKNOWN) for d in self.examined.plan.fixes)
+        model = ", ".join(self.launch.architectures)
         yield f"{model} on SGLang {source.version}{f', {self.gpu}' if self.gpu else ''}: {source.files}"
-        told = f"{len(self.items)} of the {known} defects there concern this launch"
-        yield f"{told}: {counted(self.items)}" if self.items else told
+        yield self.verdict
+        yield from (f"another SGLang is in {folder}; Python imports the first" for folder in self.examined.others)
+        if self.is_here:
+            yield f"active here: {doctor.activity(self.environ)}"
+        if self.refusals:
+            yield f"does not start: the plugin refuses to, without {'; '.join(self.refusals)}"
 
-    def end(self, everything: bool) -> Iterator[str]:
-        for choice, form, conditions in self.kernels:
-            yield told("faster", form, choice.whose, choice.subject.title + worth(choice), conditions)
-        noticed = self.noticed
-        # one more would take no less room than the line that counts
-        shown = len(noticed) if everything or len(noticed) <= NOTICES else NOTICES - 1
-        yield from noticed[:shown]
-        if noticed[shown:]:
-            yield f"and {len(noticed) - shown} more options and settings that are not as they should be: -v"
-        yield from self.examined.problems
+    @property
+    def verdict(self) -> str:
+        counts = [(state, sum(item.state == state for item in self.shown)) for state in (NOT_FIXED, OFF, NOT_READ)]
+        left = [f"{count} {state}" for state, count in counts if count]
+        if self.refusals:
+            left.insert(0, "no server starts")
         if self.examined.loading:
-            yield self.examined.loading
-        elif self.kernels or any(item.state == MENDED for item in self.items):
-            yield f"run: SGLANG_PLUGINS={doctor.ENTRY_POINT} {LAUNCH} {shlex.join(words_of(self.launch))}".rstrip()
+            left.append("the plugin is not active")
+        if left:
+            return ", ".join(left)
+        return "nothing to do" if self.fixed else "nothing to do: no known defect there concerns this launch"
 
     def describe(self, item: Item, everything: bool) -> Iterator[str]:
         fix = item.decision.subject
-        yield told(item.harm.value, item.state, item.decision.whose, fix.title, item.conditions)
+        state = FIXED if item.state == FIXED else item.state
+        yield line(state, item.harm.value, item.decision.whose, fix.title, item.conditions)
         if everything:
             yield from doctor.describe(item.decision, self.examined.source, False)[1:]
-        elif item.state == OFF and fix.patches:
-            yield f"{'':16} {'':10} {fix.flag}=on mends it"
-        elif item.state != MENDED and (way := doctor.workaround(fix, self.examined.source)):
-            yield f"{'':16} {'':10} avoid it: {way.flags}"
+        elif item.state == NOT_READ:
+            yield f"{MARGIN}{item.decision.finding.reason}"
+        elif item.state == OFF:
+            yield f"{MARGIN}it is off: {item.decision.reason}"
+        if item.way and item.state != FIXED and not everything:
+            where = "avoided in `run:` by" if item.is_avoided else "avoid it:"
+            yield f"{MARGIN}{where} {item.way.flags}  ({item.way.effect})"
+
+    @property
+    def evidence(self) -> str:
+        """One line on the servers with this model that were run on this release."""
+        release, names = self.examined.source.version, self.launch.architectures
+        if is_unread(self.examined):
+            return "tried: nothing, because nobody has read some of this source"
+        found = []
+        if answers := served.on_gpu(release, names):
+            of, stock, patched = answers
+            found.append(f"on a GPU, prefills right: stock {stock} of {of}, with the plugin {patched}")
+        if words := served.on_cpu(release, names):
+            found.append(f"on a CPU: stock {words[0]}, with the plugin {words[1]}")
+        return f"tried on {release}: {'; '.join(found) or 'no server with this model'}"
 
     @property
     def noticed(self) -> list[str]:
-        """A sentence on each option of the command and setting of ours that does not count, or soon will not."""
-        options = [f"{word} is no option of this release; it was not taken into account" for word in self.strange]
-        return [*options, *self.examined.look_alikes, *self.examined.retired]
+        """A sentence on each setting of ours that does not count, or soon will not."""
+        return [*self.examined.look_alikes, *self.examined.retired]
+
+    def end(self, everything: bool) -> Iterator[str]:
+        if self.examined.loading:
+            yield self.examined.loading
+        if not self.refusals:
+            remark = "" if self.is_here else "   # where sglang-bcg-fixes is installed"
+            yield f"run: {self.command_to_run}{remark}"
+        names = [item.id for item in (*self.shown, *self.fixed)]
+        if names and not everything:
+            yield f"more: -v, and bcg-fixes explain {names[0]}"
+
+    @property
+    def command_to_run(self) -> str:
+        chosen = flags.plugin_choice(self.environ)
+        variables = dict(self.command.variables)
+        if self.is_here and chosen and doctor.ENTRY_POINT not in doctor.names_in(chosen):
+            variables[flags.PLUGINS] = server_command.with_plugin(chosen, doctor.ENTRY_POINT)
+        return self.command.text(variables)
 
     @property
     def kernels(self) -> list[tuple[Choice, str, list[str]]]:
@@ -151,37 +228,51 @@ class Answer:
         For a server of another machine, whose compilers are not known, it is what `auto` may choose there.
         """
         found = []
-        for choice in self.examined.plan.kernels:
-            concern = worst(choice.subject.concerns, self.launch)
-            may_run = choice.impl is not None if self.is_here else choice.state == AUTO and is_proven(choice)
-            if may_run and concern is not None:
+        for choice, concern in self.kernels_that_concern:
+            if choice.impl is not None if self.is_here else choice.state == AUTO and is_proven(choice):
                 form = choice.name if self.is_here else AUTO
                 found.append((choice, form, concern.undecided(self.launch)))
         return found
 
+    @property
+    def kernels_left_out(self) -> list[Choice]:
+        """Kernels that this launch would be faster with, and that are not on."""
+        on = {choice.op for choice, _, _ in self.kernels}
+        return [
+            choice
+            for choice, concern in self.kernels_that_concern
+            if choice.op not in on and choice.finding.verdict is Verdict.AFFECTED
+        ]
+
+    @functools.cached_property
+    def kernels_that_concern(self) -> list[tuple[Choice, Concern]]:
+        pairs = ((choice, worst(choice.subject.concerns, self.launch)) for choice in self.examined.plan.kernels)
+        return [(choice, concern) for choice, concern in pairs if concern is not None]
+
     def as_dict(self) -> dict[str, Any]:
         source = self.examined.source
         return {
-            "format": 1,
+            "format": FORMAT,
+            "package": __version__,
             "sglang": source.version,
             "path": str(source.files),
+            "others": list(self.examined.others),
             "architectures": self.launch.architectures,
             "gpu": self.gpu or None,
             "flags": {name: list(words) for name, words in self.launch.options.items()},
-            "not_options": list(self.strange),
+            "active": doctor.activity(self.environ) if self.is_here else None,
             "concerns": [
                 {
-                    "id": item.decision.id,
+                    "id": item.id,
                     "owner": item.decision.owner,
                     "title": item.decision.subject.title,
                     "harm": item.harm.value,
                     "with": list(item.conditions),
                     "state": item.state,
-                    "action": item.decision.action.value,
+                    "reason": item.decision.reason,
                     "flag": item.decision.subject.flag if item.decision.subject.patches else None,
-                    "workaround": dataclasses.asdict(way)
-                    if (way := doctor.workaround(item.decision.subject, source))
-                    else None,
+                    "workaround": dataclasses.asdict(item.way) if item.way else None,
+                    "avoided_in_run": item.is_avoided,
                 }
                 for item in self.items
             ],
@@ -193,12 +284,23 @@ class Answer:
                 }
                 for choice, form, left_open in self.kernels
             },
+            "kernels_left_out": {choice.op: why_left_out(choice) for choice in self.kernels_left_out},
+            "evidence": self.evidence,
+            "refusals": self.refusals,
             "loading": self.examined.loading,
             "look_alikes": list(self.examined.look_alikes),
             "retired": list(self.examined.retired),
             "problems": list(self.examined.problems),
-            "good": self.is_good,
+            "not_checked": NOT_CHECKED,
+            "run": None if self.refusals else self.command_to_run,
+            "gate": self.gate,
+            "status": self.status,
         }
+
+
+def line(first: str, second: str, name: str, title: str, conditions: Sequence[str]) -> str:
+    among = f" (with {'; '.join(conditions)})" if conditions else ""
+    return f"{first:{STATE_WIDTH}} {second:{HARM_WIDTH}} {name}: {title}{among}"
 
 
 def is_proven(choice: Choice) -> bool:
@@ -208,32 +310,80 @@ def is_proven(choice: Choice) -> bool:
 def worth(choice: Choice) -> str:
     """Tell what a GPU has measured, of the operation and not of a server."""
     found = proven.share_of_time(choice.op, choice.finding)
-    return f": {found[0]} to {found[1]} of the time of SGLang's own" if found else ""
+    if not found:
+        return ""
+    least, most = (round(100 * (1 - share)) for share in reversed(found))
+    return f"; this operation alone takes {least} to {most} % less time, the server's first token less than that"
 
 
-def counted(items: Sequence[Item]) -> str:
-    states = [item.state for item in items]
-    return ", ".join(f"{states.count(state)} {state}" for state in (NOT_MENDED, OFF, MENDED) if state in states)
+def why_left_out(choice: Choice) -> str:
+    """The reason why a kernel that would help is not on, in a few words."""
+    if choice.proven:
+        return choice.reason
+    return f"no GPU result is recorded for this source ({choice.subject.flag}=NAME runs one all the same)"
 
 
-def told(first: str, second: str, name: str, title: str, conditions: Sequence[str]) -> str:
-    among = f" (with {'; '.join(conditions)})" if conditions else ""
-    return f"{first:16} {second:10} {name}: {title}{among}"
+def is_unread(examined: doctor.Examination) -> bool:
+    return any(decision.finding.verdict is Verdict.UNKNOWN for decision in examined.plan.fixes)
 
 
-def answer(examined: doctor.Examination, launch: Launch, gpu: str, is_here: bool) -> Answer:
+def age(version: str) -> Iterator[str]:
+    """A line where the release is none that this package has been read against."""
+    known = list(doctor.supported())
+    if version not in known:
+        older = doctor.series_of(version) < doctor.series_of(known[0])
+        newest = doctor.series_of(version) > doctor.series_of(known[-1])
+        words = "newer than this plugin knows" if newest else "older than it knows" if older else "none that it knows"
+        yield f"{MARGIN}your SGLang is {words} ({known[0]} to {known[-1]}); a newer plugin may have read it"
+
+
+def answer(
+    examined: doctor.Examination,
+    launch: Launch,
+    gpu: str,
+    is_here: bool,
+    typed: server_command.Command | None = None,
+    environ: Mapping[str, str] | None = None,
+    settings: flags.Settings | None = None,
+    gate: str = "crash",
+) -> Answer:
+    source = examined.source
+    if not is_unread(examined):
+        launch = dataclasses.replace(launch, graphs=served.graphs(source.version, launch.architectures))
+    typed = typed or server_command.read(())
+    found = sorted(items_of(examined, launch), key=lambda item: item.rank)
+    changed = typed
     items = []
+    for item in found:
+        if item.way and item.is_shown and item.state in (NOT_FIXED, OFF):
+            tried = changed.changed(source, item.way)
+            if is_avoided(item, launch, source, tried):
+                changed, item = tried, dataclasses.replace(item, is_avoided=True)
+        items.append(item)
+    environ = server_command.environment_of(typed, os.environ) if environ is None else environ
+    settings = settings or flags.Settings("auto", {}, {}, None)
+    return Answer(examined, launch, gpu, is_here, tuple(items), changed, environ, settings, gate)
+
+
+def items_of(examined: doctor.Examination, launch: Launch) -> Iterator[Item]:
     for decision in examined.plan.fixes:
         if decision.finding.verdict not in (Verdict.AFFECTED, Verdict.UNKNOWN):
             continue
         # a fix of another package that does not say whom it concerns may concern everybody
         concern = worst(decision.subject.concerns or (Concern(Harm.WRONG),), launch)
         if concern is not None:
-            left_open = tuple(concern.undecided(launch))
-            certain = len(concern.conditions) - len(left_open)
-            items.append(Item(decision, concern.harm, left_open, certain, is_left(decision, launch)))
-    strange = tuple(name for name in launch.options if not examined.source.has_option(name))
-    return Answer(examined, launch, gpu, is_here, tuple(sorted(items, key=lambda item: item.rank)), strange)
+            state = state_of(decision, launch)
+            way = None if state == FIXED else doctor.workaround(decision.subject, examined.source)
+            yield Item(decision, concern.harm, tuple(concern.undecided(launch)), state, way)
+
+
+def state_of(decision: Decision[Fix], launch: Launch) -> str:
+    if decision.action is Action.APPLY:
+        return OFF_BY_DEFAULT if is_left(decision, launch) else FIXED
+    if decision.action is Action.OFF:
+        by_default = decision.subject.is_on_request and not decision.reason.endswith("=off")
+        return OFF_BY_DEFAULT if by_default else OFF
+    return NOT_READ if decision.action is Action.UNKNOWN else NOT_FIXED
 
 
 def is_left(decision: Decision[Fix], launch: Launch) -> bool:
@@ -242,95 +392,80 @@ def is_left(decision: Decision[Fix], launch: Launch) -> bool:
     return is_auto and any(condition.holds(launch) is False for condition in decision.subject.measured)
 
 
+def is_avoided(item: Item, launch: Launch, source: Source, changed: server_command.Command) -> bool:
+    """Tell whether a defect is known not to concern the changed command: only then may somebody say so."""
+    options = server_command.options_in(source, server_command.merged(changed.arguments))
+    return worst(item.decision.subject.concerns, dataclasses.replace(launch, options=options)) is None
+
+
 def worst(concerns: Sequence[Concern], launch: Launch) -> Concern | None:
     order = list(Harm)
     found = [concern for concern in concerns if concern.touches(launch)]
     return min(found, key=lambda concern: order.index(concern.harm), default=None)
 
 
-def read(source: Source, model: str | None, words: Sequence[str], gpu: str | None) -> Launch:
-    """The launch, from a configuration and the words of a command.
+def chip_of(gpu: str) -> str:
+    if not gpu:
+        return ""
+    if gpu.startswith(OF_AMD):
+        raise LaunchError(f"--gpu {gpu}: AMD is not covered; nothing of this package was tried there")
+    if gpu not in GPUS:
+        raise LaunchError(f"--gpu {gpu} is not one of {', '.join(GPUS)}{flags.nearest(gpu, GPUS)}")
+    return GPUS[gpu]
 
-    Of those before the first flag only the model of `sglang serve MODEL` is looked at.
-    """
-    options = options_in(source, words)
-    given = next((options[name][0] for name in MODEL_FLAGS if options.get(name)), None)
-    named = model or given
+
+def check_early(model: str | None, gpu: str) -> None:
+    """Refuse what needs no source, before one is fetched."""
+    chip_of(gpu)
+    if model is not None:
+        model_config.config_of(model)
+
+
+def read(
+    source: Source,
+    model: str | None,
+    typed: server_command.Command,
+    gpu: str,
+    environ: Mapping[str, str],
+    is_here: bool = False,
+) -> tuple[Launch, server_command.Command]:
+    """The launch, from a configuration and the words of a command, and the command with its model."""
+    arguments = server_command.merged(typed.arguments)
+    options = server_command.options_in(source, arguments)
+    given = next((options[name][0] for name in server_command.MODEL_FLAGS if options.get(name)), None)
+    named = model if model is not None else given
     if named is None:
         raise LaunchError("name the model with --model, or give its server's flags with --model-path in them")
-    if gpu and gpu not in GPUS:
-        raise LaunchError(f"--gpu {gpu} is not one of {', '.join(GPUS)}")
+    config = model_config.config_of(named)
     if given is None:
-        # a configuration alone is no model that a server could load
-        options = {MODEL_FLAGS[0]: [A_MODEL if pathlib.Path(named).is_file() else named], **options}
-    config = overridden(config_of(named), next(iter(options.get(OVERRIDE, ())), "{}"))
-    return Launch(source, config, options, GPUS[gpu] if gpu else "")
+        path = pathlib.Path(named)
+        folder = str(path.parent) if path.is_file() and path.name == "config.json" and path.parent.name else A_MODEL
+        typed = typed.with_model(folder if path.is_file() else named)
+        options = server_command.options_in(source, server_command.merged(typed.arguments))
+    elif model is not None:
+        check_same(model, config, given)
+    server_command.check(source, server_command.merged(typed.arguments), is_here and has_other_plugins())
+    config = model_config.overridden(config, next(iter(options.get(model_config.OVERRIDE, ())), "{}"))
+    model_config.check_architectures(source, config, environ)
+    launch = Launch(source, config, options, chip_of(gpu), environ=environ, has_whole_environment=is_here)
+    return launch, typed
 
 
-def options_in(source: Source, words: Sequence[str]) -> dict[str, list[str]]:
-    """The options of a command as SGLang takes them: of those that set the same value, the last one counts."""
-    # by the value that they set
-    found: dict[str, tuple[str, list[str]]] = {}
-    last = found.setdefault("", ("", []))[1]
-    for word in words:
-        if word.startswith("--"):
-            name, is_split, text = word.partition("=")
-            option = source.option(name)
-            last = [text] if is_split else []
-            found[source.value_of(option)] = option, last
-        else:
-            last.append(word)
-    before = found.pop("")[1]
-    options = dict(found.values())
-    if SERVE in before[:-1] and not any(map(options.get, MODEL_FLAGS)):
-        return {MODEL_FLAGS[0]: [before[before.index(SERVE) + 1]], **options}
-    return options
-
-
-def words_of(launch: Launch) -> Iterator[str]:
-    for name, words in launch.options.items():
-        yield from (name, *words)
-
-
-def config_of(model: str) -> dict[str, Any]:
-    """The config.json of a folder, a file, or a model in the cache of Hugging Face; nothing is fetched."""
-    path = pathlib.Path(model)
-    files = [path / "config.json", path, *cached(model)]
-    file = next((file for file in files if file.is_file()), None)
-    if file is None:
-        fetch = (
-            f"`curl -fLO {HUB.format(model)}`, then --model config.json" if NAME.fullmatch(model) else "name another"
-        )
+def check_same(model: str, config: Mapping[str, Any], given: str) -> None:
+    """Refuse to judge one model for a server of another."""
+    try:
+        other = model_config.config_of(given)
+    except model_config.ModelError:
+        # it is on the machine of the server, and this is its configuration
+        return
+    if other.get("architectures") != config.get("architectures"):
         raise LaunchError(
-            f"{model} is no folder with a config.json, no file, and not in {flags.model_cache()}; {fetch}"
+            f"--model {model} is {config.get('architectures')}, and the command serves {given}, which is "
+            f"{other.get('architectures')}; leave one of them out"
         )
-    try:
-        config = json.loads(file.read_text())
-    except ValueError as error:
-        raise LaunchError(f"{file} is no JSON ({error}); name the model's config.json") from error
-    if not isinstance(config, dict):
-        raise LaunchError(f"{file} is no model's configuration; name its config.json")
-    return config
 
 
-def overridden(config: dict[str, Any], word: str) -> dict[str, Any]:
-    """The configuration with what a flag puts in its place; what SGLang would only add to stays beside it."""
-    try:
-        given = json.loads(word)
-    except ValueError as error:
-        raise LaunchError(f"the word after {OVERRIDE} is no JSON ({error}); quote it for the shell") from error
-    if not isinstance(given, dict):
-        raise LaunchError(f"the word after {OVERRIDE} is no JSON object")
-    merged = {}
-    for key, value in given.items():
-        before = config.get(key)
-        merged[key] = {**before, **value} if isinstance(before, dict) and isinstance(value, dict) else value
-    return {**config, **merged}
-
-
-def cached(model: str) -> list[pathlib.Path]:
-    """The newest first."""
-    if not NAME.fullmatch(model):
-        return []
-    found = flags.model_cache().glob(f"models--{model.replace('/', '--')}/snapshots/*/config.json")
-    return sorted(found, key=lambda file: file.stat().st_mtime, reverse=True)
+def has_other_plugins() -> bool:
+    """Other plugins of SGLang may add choices to its options."""
+    entries = importlib.metadata.entry_points(group=doctor.PLUGIN_GROUP)
+    return any(entry.name != doctor.ENTRY_POINT for entry in entries)

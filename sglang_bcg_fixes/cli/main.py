@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import pathlib
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from sglang_bcg_fixes.cli import (
     ranks,
     report_file,
     run_module,
+    server_command,
     status,
     terminal,
 )
@@ -40,7 +42,7 @@ GOOD, MISSING, FAILED = 0, 1, 2
 ERRORS = (
     bisect.BisectError,
     flags.FlagError,
-    for_launch.LaunchError,
+    *for_launch.ERRORS,
     report_file.ReportFileError,
     registry.RegistryError,
     plan.PlanError,
@@ -63,7 +65,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given[:1] == ["--"]:
         return run_module.run(given[1:])
-    options = parser().parse_args(given)
+    options, strange = parser().parse_known_args(given)
+    if strange:
+        behind = "; put the server's own flags behind `--`" if options.command == "doctor" else ""
+        print(f"bcg-fixes {options.command}: unrecognized arguments: {' '.join(strange)}{behind}", file=sys.stderr)
+        return FAILED
     try:
         code = int(options.run(options))
         sys.stdout.flush()
@@ -89,15 +95,16 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "doctor",
         help="which known defects an SGLang has, and what would be done",
-        description="Exit status: 0 every wanted fix can be had, 1 one cannot or SGLang would not load the plugin, "
-        "2 no answer (none installed, bad flag). For a launch: 0 nothing to do or all mended, 1 something is not.",
+        description="Exit status: 0 nothing to act on, 1 wrong answers or no start and not fixed, or the plugin is not "
+        "active, 2 no answer (nothing installed, a bad flag, a command that SGLang refuses), 3 source that nobody has "
+        "read. What is off by default never counts.",
     )
     where = command.add_mutually_exclusive_group()
     where.add_argument("--root", type=pathlib.Path, metavar="DIR", help="a folder that contains sglang/")
     where.add_argument("--wheel", type=pathlib.Path, metavar="FILE", help="a wheel of SGLang")
     where.add_argument("--release", metavar="V", help="a release such as 0.5.12.post1, fetched with pip")
     command.add_argument(
-        "--all", action="store_true", help="defects that it does not have with evidence, and harmless spots"
+        "--all", action="store_true", help="every defect with evidence, also those it does not have, and harmless code"
     )
     command.add_argument(
         "--model",
@@ -105,6 +112,12 @@ def parser() -> argparse.ArgumentParser:
         help="only for this one: its folder, its config.json, or its name in the cache",
     )
     command.add_argument("--gpu", metavar="GPU", help=f"only for this one: {', '.join(for_launch.GPUS)}")
+    command.add_argument(
+        "--gate",
+        choices=list(for_launch.GATES),
+        default="crash",
+        help="what makes the exit status 1: wrong answers; these and a crash or no start (default); any harm",
+    )
     command.add_argument("-v", "--verbose", action="store_true", help="for a launch: every defect, with evidence")
     command.add_argument("--json", action="store_true", help="machine-readable")
     command.add_argument(
@@ -178,9 +191,15 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run_doctor(options: argparse.Namespace) -> int:
+    is_for_launch = options.model is not None or bool(options.launch) or options.gpu is not None
+    gpu = (options.gpu or "").lower()
+    typed = server_command.read(options.launch)
+    environ = server_command.environment_of(typed, os.environ)
+    if is_for_launch:
+        for_launch.check_early(options.model, gpu)
     known = registry.collect()
     try:
-        settings = known.settings()
+        settings = known.settings(environ)
     except flags.FlagError as error:
         # the flag of a fix that was refused is none, and this is why
         raise flags.FlagError("; ".join([str(error), *known.problems])) from error
@@ -188,14 +207,15 @@ def run_doctor(options: argparse.Namespace) -> int:
     source = chosen_source(options) if chosen else releases.installed()
     if source is None:
         raise CommandError("no SGLang is installed here; name one with --root, --wheel or --release")
-    result = doctor.examine(known, settings, source, installed=not chosen)
-    if options.model or options.launch or options.gpu:
-        launch = for_launch.read(source, options.model, options.launch, options.gpu)
-        answer = for_launch.answer(result, launch, options.gpu or "", is_here=not chosen)
-        say(answer.as_dict(), answer.text(options.verbose), options.json)
-        return GOOD if answer.is_good else MISSING
-    say(result.as_dict(), result.text(options.all), options.json)
-    return MISSING if result.wanted_but_missing or result.loading or result.problems else GOOD
+    result = doctor.examine(known, settings, source, installed=not chosen, environ=environ)
+    if not is_for_launch:
+        say(result.as_dict(), result.text(options.all), options.json)
+        return result.status
+    seen = environ if not chosen else typed.variables
+    launch, typed = for_launch.read(source, options.model, typed, gpu, seen, is_here=not chosen)
+    answer = for_launch.answer(result, launch, gpu, not chosen, typed, environ, settings, options.gate)
+    say(answer.as_dict(), answer.text(options.verbose), options.json)
+    return answer.status
 
 
 def say(content: dict[str, Any], text: str, as_json: bool) -> None:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.anatomy.attention_break import BREAKS, padded_rows
 from sglang_bcg_fixes.anatomy.forward_batch import zero_behind_the_last_token
-from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS
+from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS, QUANTISED
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
+from sglang_bcg_fixes.concern import possible, wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source
@@ -47,5 +47,5 @@ FIX = Fix(
     patches=(PatchPoint(BREAKS, How.GRAPH_BREAK, run_and_zero_tail),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
-    concerns=wrong(PREFILL_GRAPHS),
+    concerns=wrong(PREFILL_GRAPHS, QUANTISED) + possible(PREFILL_GRAPHS),
 )

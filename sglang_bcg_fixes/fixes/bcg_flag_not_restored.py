@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager
 
 from sglang_bcg_fixes.anatomy.launches import CODE_OF_YOUR_OWN, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
+from sglang_bcg_fixes.concern import possible
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.engine.graph_break import CONTEXT_MODULES
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
@@ -62,5 +62,5 @@ FIX = Fix(
     patches=(PatchPoint(SCOPES, How.AROUND, restore_the_flag),),
     default="off",
     workarounds=PREFILL_GRAPHS_OFF,
-    concerns=wrong(PREFILL_GRAPHS, CODE_OF_YOUR_OWN),
+    concerns=possible(PREFILL_GRAPHS, CODE_OF_YOUR_OWN),
 )

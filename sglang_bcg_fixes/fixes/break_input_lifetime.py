@@ -18,9 +18,9 @@ Remove when: Every release that has to be served keeps the inputs of a break ali
 from __future__ import annotations
 
 from sglang_bcg_fixes.anatomy.graph_pool import WEAK, WEAK_PLACES, keep_and_view
-from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS
+from sglang_bcg_fixes.anatomy.launches import CODE_OF_YOUR_OWN, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
+from sglang_bcg_fixes.concern import possible
 from sglang_bcg_fixes.engine.graph_break import DECORATOR_MODULES
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
@@ -49,5 +49,5 @@ FIX = Fix(
     patches=(PatchPoint(WEAK_PLACES, How.AROUND, keep_and_view),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
-    concerns=wrong(PREFILL_GRAPHS),
+    concerns=possible(PREFILL_GRAPHS, CODE_OF_YOUR_OWN),
 )

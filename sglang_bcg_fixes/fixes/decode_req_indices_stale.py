@@ -15,7 +15,7 @@ from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import DECODE_PADDING
 from sglang_bcg_fixes.anatomy.workarounds import DECODE_PADDING_OFF
-from sglang_bcg_fixes.concern import unseen
+from sglang_bcg_fixes.concern import possible
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, affected, fixed
@@ -50,5 +50,5 @@ FIX = Fix(
     patches=(PatchPoint(where=(OLD_BUFFERS,), how=How.BEFORE, body=zero_padded_rows),),
     workarounds=DECODE_PADDING_OFF,
     verify=("gpt_oss_decode_padding",),
-    concerns=unseen(DECODE_PADDING),
+    concerns=possible(DECODE_PADDING),
 )

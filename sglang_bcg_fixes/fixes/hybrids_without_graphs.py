@@ -61,7 +61,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_bcg_fixes.anatomy import latent_attention
 from sglang_bcg_fixes.anatomy.attention_break import join_heads
 from sglang_bcg_fixes.anatomy.forward_batch import CONTEXT, is_captured_into_a_prefill_graph, prefill_batch
-from sglang_bcg_fixes.anatomy.launches import LATENT, LINEAR_INSIDE, ON_HOPPER, PREFILL_GRAPHS, named
+from sglang_bcg_fixes.anatomy.launches import LATENT, LINEAR_INSIDE, ON_HOPPER, WANTED_PREFILL_GRAPHS, named
 from sglang_bcg_fixes.anatomy.runners import CAPTURE_PREFILL, EXECUTOR, SETUP_MODULE
 from sglang_bcg_fixes.anatomy.short_convolutions import LAYER, LFM2, LFM2_MOE, MOE_LAYER
 from sglang_bcg_fixes.concern import Condition, Launch, slower
@@ -433,10 +433,10 @@ FIX = Fix(
     # its break runs what the other is round
     after=("short_conv_prefix_ignored",),
     verify=("granite_hybrid_prefill_graph", "lfm2_prefill_graph"),
-    concerns=slower(PREFILL_GRAPHS, named(*(name for name, _ in MIXERS)))
-    + slower(PREFILL_GRAPHS, named(BAILING_NAME), LATENT)
+    concerns=slower(WANTED_PREFILL_GRAPHS, named(*(name for name, _ in MIXERS)))
+    + slower(WANTED_PREFILL_GRAPHS, named(BAILING_NAME), LATENT)
     + slower(
-        PREFILL_GRAPHS,
+        WANTED_PREFILL_GRAPHS,
         Condition(f"from 0.5.19 a model named {' or '.join(NEMOTRON_NAMES)}", is_nemotron_with_uncounted_layers),
     ),
     measured=(

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from sglang_bcg_fixes.anatomy.forward_batch import zero_behind_the_last_token
-from sglang_bcg_fixes.anatomy.launches import DELTA_ATTENTION, GATED_DELTA, PREFILL_GRAPHS
+from sglang_bcg_fixes.anatomy.launches import DELTA_ATTENTION, GATED_DELTA, PREFILL_GRAPHS, QUANTISED
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
+from sglang_bcg_fixes.concern import possible, wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
@@ -69,5 +69,6 @@ FIX = Fix(
         "qwen3_5_prefill_graph",
         "qwen3_5_by_default",
     ),
-    concerns=wrong(GATED_DELTA | DELTA_ATTENTION, PREFILL_GRAPHS),
+    concerns=wrong(GATED_DELTA | DELTA_ATTENTION, PREFILL_GRAPHS, QUANTISED)
+    + possible(GATED_DELTA | DELTA_ATTENTION, PREFILL_GRAPHS),
 )

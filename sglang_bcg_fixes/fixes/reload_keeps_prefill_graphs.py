@@ -25,7 +25,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS, RELOADED_WEIGHTS
 from sglang_bcg_fixes.anatomy.runners import EXECUTOR
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
+from sglang_bcg_fixes.concern import possible
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -146,5 +146,5 @@ FIX = Fix(
     patches=(PatchPoint(UPDATES, How.AROUND, update_weights),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
-    concerns=wrong(PREFILL_GRAPHS, RELOADED_WEIGHTS),
+    concerns=possible(PREFILL_GRAPHS, RELOADED_WEIGHTS),
 )

@@ -28,7 +28,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, IMAGES
+from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, IMAGES, REQUESTS_WITH_IMAGES
 from sglang_bcg_fixes.anatomy.layer_inputs import (
     captured_forward,
     given_embeddings,
@@ -200,5 +200,5 @@ FIX = Fix(
     ),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
-    concerns=wrong(IMAGES, ASKED_FOR),
+    concerns=wrong(IMAGES, ASKED_FOR, REQUESTS_WITH_IMAGES),
 )

@@ -38,9 +38,9 @@ class Registry:
     problems: tuple[str, ...] = ()
     retired: tuple[Retired, ...] = ()
 
-    def settings(self) -> flags.Settings:
-        """The settings in force in this process."""
-        return flags.read(self.fixes, self.kernels, retired=self.retired)
+    def settings(self, environ: Mapping[str, str] | None = None) -> flags.Settings:
+        """The settings in force in this process, or in one with these variables."""
+        return flags.read(self.fixes, self.kernels, environ, self.retired)
 
     def warnings(self) -> list[str]:
         """A sentence on each setting of this process that nobody reads, or soon nobody will."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 from collections.abc import Iterator, Mapping
 
 # a field of a class is an option where this describes it, and its name is the value that the option sets
@@ -13,43 +14,68 @@ ADDING = "add_cli_args"
 NEGATED = "BooleanOptionalAction"
 
 
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One option as it is declared: its spellings, the value that it sets, and what the parser is given for it."""
+
+    names: tuple[str, ...]
+    value: str
+    settings: Mapping[str, ast.expr]
+    # of a field of a class: its type, and whether a command has to give it
+    annotation: ast.expr | None = None
+    is_required: bool = False
+
+    @property
+    def is_negatable(self) -> bool:
+        action = self.settings.get("action")
+        return isinstance(action, ast.Attribute) and action.attr == NEGATED
+
+    @property
+    def spellings(self) -> list[str]:
+        negated = [f"--no-{name.removeprefix('--')}" for name in self.names] if self.is_negatable else []
+        return [*self.names, *negated]
+
+
 def options_in(module: ast.Module) -> dict[str, str]:
     """Each option, and the name of the value that it sets.
 
     Options that set the same one are spellings of each other, or stand for one of its words: the last one counts.
     """
+    return {name: option.value for option in declared(module) for name in option.spellings}
+
+
+def declared(module: ast.Module) -> Iterator[Option]:
     classes = [node for node in module.body if isinstance(node, ast.ClassDef)]
-    return {option: value for each in classes for node in each.body for option, value in options_of(node)}
+    for node in (node for each in classes for node in each.body):
+        if isinstance(node, ast.FunctionDef) and node.name == ADDING:
+            yield from added(node)
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield from of_field(node, node.target.id)
 
 
-def options_of(node: ast.stmt) -> Iterator[tuple[str, str]]:
-    if isinstance(node, ast.FunctionDef) and node.name == ADDING:
-        for call in filter(adds, ast.walk(node)):
-            assert isinstance(call, ast.Call)
-            settings = settings_of(call)
-            names = [name for name in map(word_of, call.args) if name.startswith("--")]
-            if names:
-                yield from named(names, word_of(settings.get("dest")) or value_of(names[0]), settings)
-    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-        of_field = described(node.annotation)
-        if of_field is not None and not is_true(of_field.get("no_cli")):
-            field = node.target.id
-            first = word_of(of_field.get("cli_name")) or f"--{field.replace('_', '-')}"
-            others = of_field.get("aliases")
-            aliases = [word_of(each) for each in others.elts] if isinstance(others, ast.List) else []
-            yield from named([first, *aliases], field, of_field)
+def added(function: ast.FunctionDef) -> Iterator[Option]:
+    for call in filter(adds, ast.walk(function)):
+        assert isinstance(call, ast.Call)
+        settings = settings_of(call)
+        names = tuple(name for name in map(word_of, call.args) if name.startswith("--"))
+        if names:
+            yield Option(names, word_of(settings.get("dest")) or value_of(names[0]), settings)
+
+
+def of_field(node: ast.AnnAssign, field: str) -> Iterator[Option]:
+    settings = described(node.annotation)
+    if settings is None or is_true(settings.get("no_cli")):
+        return
+    assert isinstance(node.annotation, ast.Subscript) and isinstance(node.annotation.slice, ast.Tuple)
+    first = word_of(settings.get("cli_name")) or f"--{field.replace('_', '-')}"
+    others = settings.get("aliases")
+    aliases = [word_of(each) for each in others.elts] if isinstance(others, ast.List) else []
+    needed = node.value is None and "required" not in settings
+    yield Option((first, *aliases), field, settings, node.annotation.slice.elts[0], needed)
 
 
 def adds(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument"
-
-
-def named(names: list[str], value: str, settings: Mapping[str, ast.expr]) -> Iterator[tuple[str, str]]:
-    action = settings.get("action")
-    for name in names:
-        yield name, value
-        if isinstance(action, ast.Attribute) and action.attr == NEGATED:
-            yield f"--no-{name.removeprefix('--')}", value
 
 
 def described(annotation: ast.expr) -> dict[str, ast.expr] | None:

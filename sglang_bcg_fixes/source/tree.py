@@ -157,10 +157,13 @@ class Source:
 
     @functools.cached_property
     def _options(self) -> dict[str, str]:
-        # options are added to the parser or, in later releases, are fields of the classes that it is derived from
+        return {name: value for tree in self.trees_of_options() for name, value in options.options_in(tree).items()}
+
+    def trees_of_options(self) -> list[ast.Module]:
+        """The modules that declare the command line: they add to a parser or, later, have the fields that it is of."""
         files = ["sglang/srt/server_args.py", *self.files.modules("sglang/srt/arg_groups/fields")]
         trees = [self._tree(file.removesuffix(".py").replace("/", "."))[1] for file in files]
-        return {name: value for tree in trees if tree for name, value in options.options_in(tree).items()}
+        return [tree for tree in trees if tree]
 
     def is_graph_break(self, module: str, name: str) -> bool:
         """Tell whether SGLang's `eager_on_graph` makes this name (or "Class.method") a break."""

@@ -12,7 +12,7 @@ linear_attention_captured; without it such a model gets no prefill graphs, whate
 
 from __future__ import annotations
 
-from sglang_bcg_fixes.anatomy.launches import GATED_DELTA, LINEAR_INSIDE, ON_HOPPER, PREFILL_GRAPHS
+from sglang_bcg_fixes.anatomy.launches import GATED_DELTA, LINEAR_INSIDE, ON_HOPPER, WANTED_PREFILL_GRAPHS
 from sglang_bcg_fixes.concern import slower
 from sglang_bcg_fixes.kernels import has_triton
 from sglang_bcg_fixes.kernels.gdn_extend import program
@@ -65,5 +65,5 @@ KERNEL = Kernel(
     # SGLang imports it for such a model only, after all the others
     awaits=(BACKEND_MODULE,),
     bit_exact=False,
-    concerns=slower(GATED_DELTA, PREFILL_GRAPHS, LINEAR_INSIDE, ON_HOPPER),
+    concerns=slower(GATED_DELTA, WANTED_PREFILL_GRAPHS, LINEAR_INSIDE, ON_HOPPER),
 )

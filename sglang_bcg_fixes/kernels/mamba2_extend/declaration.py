@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sglang_bcg_fixes.anatomy.launches import LINEAR_INSIDE, ON_HOPPER, PREFILL_GRAPHS, named
+from sglang_bcg_fixes.anatomy.launches import LINEAR_INSIDE, ON_HOPPER, WANTED_PREFILL_GRAPHS, named
 from sglang_bcg_fixes.anatomy.mamba2 import PREPARE
 from sglang_bcg_fixes.concern import Condition, Launch, slower
 from sglang_bcg_fixes.kernels import has_triton
@@ -88,6 +88,9 @@ KERNEL = Kernel(
     awaits=(NEMOTRON,),
     bit_exact=False,
     concerns=slower(
-        Condition("a model that was measured on this release", is_measured), PREFILL_GRAPHS, LINEAR_INSIDE, ON_HOPPER
+        Condition("a model that was measured on this release", is_measured),
+        WANTED_PREFILL_GRAPHS,
+        LINEAR_INSIDE,
+        ON_HOPPER,
     ),
 )

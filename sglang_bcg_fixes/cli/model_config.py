@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The configuration of a model that somebody names, and the models that an SGLang has; nothing is fetched."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.source.tree import Source
+
+# of a model on Hugging Face, and where its configuration is
+NAME = re.compile(r"[\w.-]+/[\w.-]+")
+HUB = "https://huggingface.co/{}/resolve/main/config.json"
+OVERRIDE = "--json-model-override-args"
+ENTRIES = re.compile(r"^EntryClass\b[^=]*=(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
+COMMENT = re.compile(r"#.*")
+
+
+class ModelError(Exception):
+    """The model's configuration cannot be read or judged, and what to do."""
+
+
+def config_of(model: str) -> dict[str, Any]:
+    """The config.json of a folder, a file, or a model in the cache of Hugging Face."""
+    if not model.strip():
+        raise ModelError("--model is empty: the variable that should name the model may not be set")
+    path = pathlib.Path(model)
+    files = [path / "config.json", path, *cached(model)]
+    file = next((file for file in files if file.is_file()), None)
+    if file is None:
+        fetch = (
+            f"`curl -fLO {HUB.format(model)}`, then --model config.json" if NAME.fullmatch(model) else "name another"
+        )
+        raise ModelError(f"{model} is no folder with a config.json, no file, and not in {flags.model_cache()}; {fetch}")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8-sig"))
+    except ValueError as error:
+        raise ModelError(f"{file} is no JSON ({error}); name the model's config.json") from error
+    if not isinstance(config, dict):
+        raise ModelError(f"{file} is no model's configuration; name its config.json")
+    return config
+
+
+def overridden(config: dict[str, Any], word: str) -> dict[str, Any]:
+    """The configuration with what a flag puts in its place; what SGLang would only add to stays beside it."""
+    try:
+        given = json.loads(word)
+    except ValueError as error:
+        raise ModelError(f"the word after {OVERRIDE} is no JSON ({error}); quote it for the shell") from error
+    if not isinstance(given, dict):
+        raise ModelError(f"the word after {OVERRIDE} is no JSON object")
+    merged = {}
+    for key, value in given.items():
+        before = config.get(key)
+        merged[key] = {**before, **value} if isinstance(before, dict) and isinstance(value, dict) else value
+    return {**config, **merged}
+
+
+def cached(model: str) -> list[pathlib.Path]:
+    """The newest first."""
+    if not NAME.fullmatch(model):
+        return []
+    found = flags.model_cache().glob(f"models--{model.replace('/', '--')}/snapshots/*/config.json")
+    return sorted(found, key=lambda file: file.stat().st_mtime, reverse=True)
+
+
+def architectures_of(source: Source) -> set[str]:
+    """The names in SGLang's registry: each file of a model says which of its classes are models."""
+    texts = (source.text(path) or "" for path in source.files.modules("sglang/srt/models"))
+    entries = (COMMENT.sub("", found[1]) for text in texts for found in ENTRIES.finditer(text))
+    return {name for entry in entries for name in re.findall(r"\b[A-Za-z]\w+", entry)}
+
+
+def check_architectures(source: Source, config: Mapping[str, Any], environ: Mapping[str, str]) -> None:
+    """Refuse a model that this SGLang does not have: nothing that is said of it would be true."""
+    named = config.get("architectures")
+    given = named if isinstance(named, list) else [named]
+    names = [name for name in given if isinstance(name, str) and name]
+    if not names or names != given:
+        kind = "a diffusers pipeline" if "_class_name" in config else "without a list of `architectures`"
+        raise ModelError(f"this configuration is {kind}, so nobody can tell which model it is of; give the model's own")
+    if environ.get(flags.MODELS_OF_ANOTHER_PACKAGE, "").strip():
+        return
+    known = architectures_of(source)
+    for name in names:
+        if name not in known:
+            raise ModelError(f"{name} is in no registry of SGLang {source.version}{flags.nearest(name, known)}")

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command that starts somebody's server: its variables, its options as SGLang takes them, and changes to it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.model import Workaround
+from sglang_bcg_fixes.source import command_line
+from sglang_bcg_fixes.source.tree import Source
+
+VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+MODULE = ("python", "-m", "sglang.launch_server")
+SERVE, LAUNCH_SERVER = "serve", "sglang.launch_server"
+MODEL_PATH, CONFIG = "--model-path", "--config"
+MODEL_FLAGS = (MODEL_PATH, "--model")
+# `sglang serve` takes it away before SGLang's parser sees the others
+OF_SERVE_ALONE = "--model-type"
+LEAVE_OUT = "(leave out) "
+REMARK = re.compile(r"\s*\((?!leave out\)).*?\)")
+
+
+class CommandLineError(Exception):
+    """The command cannot be read, or SGLang would refuse it, and what to do."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Command:
+    """A command as it was typed: variables, the words that name the program, and all words after those."""
+
+    variables: Mapping[str, str]
+    program: tuple[str, ...]
+    words: tuple[str, ...]
+
+    @property
+    def arguments(self) -> list[str]:
+        """What SGLang's parser reads: `sglang serve MODEL` names the model without a flag."""
+        words = list(self.words)
+        if self.program[-1:] == (SERVE,) and words and not words[0].startswith("-"):
+            words.insert(0, MODEL_PATH)
+        return [word for place, word in enumerate(words) if not is_of_serve(words, place)]
+
+    def text(self, variables: Mapping[str, str]) -> str:
+        """The line for a shell, with these variables instead of its own."""
+        given = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+        return " ".join([*given, shlex.join([*(self.program or MODULE), *self.words])])
+
+    def with_model(self, name: str) -> Command:
+        return dataclasses.replace(self, words=(MODEL_PATH, name, *self.words))
+
+    def changed(self, source: Source, way: Workaround) -> Command:
+        """The command with the flags of a workaround."""
+        words = list(self.words)
+        for clause in clauses(way):
+            first = clause.removeprefix(LEAVE_OUT)
+            option, *values = shlex.split(first)
+            words = without(source, words, option)
+            if first == clause:
+                words += [option, *values]
+                # such as `--disable-radix-cache --chunked-prefill-size -1`
+                words = once(source, words)
+        return dataclasses.replace(self, words=tuple(words))
+
+
+def is_of_serve(words: Sequence[str], place: int) -> bool:
+    word, before = words[place], words[place - 1] if place else ""
+    return word.partition("=")[0] == OF_SERVE_ALONE or before == OF_SERVE_ALONE
+
+
+def clauses(way: Workaround) -> list[str]:
+    """The flags of its first alternative, each with what it takes or with a word that it has to go."""
+    first = REMARK.sub("", way.flags.partition(", or")[0])
+    return first.split(", and ")
+
+
+def read(words: Sequence[str]) -> Command:
+    """Take a command, or flags alone, apart."""
+    left = [word for place, word in enumerate(words) if place or word != "env"]
+    variables: dict[str, str] = {}
+    while left and (found := VARIABLE.fullmatch(left[0])):
+        variables[found[1]] = found[2]
+        left.pop(0)
+    ends = [place + 1 for place, word in enumerate(left) if word == LAUNCH_SERVER or is_serve(left, place)]
+    first_flag = next((place for place, word in enumerate(left) if word.startswith("--")), len(left))
+    end = next((end for end in ends if end <= first_flag), first_flag)
+    return Command(variables, tuple(left[:end]), tuple(left[end:]))
+
+
+def is_serve(words: Sequence[str], place: int) -> bool:
+    return words[place] == SERVE and place > 0 and pathlib.PurePath(words[place - 1]).name == "sglang"
+
+
+def environment_of(command: Command, environ: Mapping[str, str]) -> dict[str, str]:
+    return {**environ, **command.variables}
+
+
+def merged(arguments: Sequence[str]) -> list[str]:
+    """The arguments with those of the file that --config names before them, as SGLang puts them."""
+    places = [place for place, word in enumerate(arguments) if word == CONFIG]
+    if not places:
+        return list(arguments)
+    if len(places) > 1 or places[0] + 1 == len(arguments):
+        raise CommandLineError(f"{CONFIG} takes one file, once")
+    before, after = arguments[: places[0]], arguments[places[0] + 2 :]
+    return [*of_file(pathlib.Path(arguments[places[0] + 1])), *before, *after]
+
+
+def of_file(file: pathlib.Path) -> Iterator[str]:
+    try:
+        import yaml
+    except ImportError as error:
+        raise CommandLineError(
+            f"{CONFIG} {file} cannot be read: PyYAML comes with SGLang and is not in this environment; give the flags "
+            f"themselves"
+        ) from error
+    try:
+        content = yaml.safe_load(file.read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise CommandLineError(f"{CONFIG} {file} cannot be read: {reason}; name the server's own file") from error
+    if not isinstance(content, dict | None):
+        raise CommandLineError(f"{CONFIG} {file} holds no settings by name; name the server's own file")
+    for name, value in (content or {}).items():
+        yield from words_of(f"--{name}", value)
+
+
+def words_of(option: str, value: Any) -> Iterator[str]:
+    if value is True:
+        yield option
+    elif isinstance(value, list):
+        yield from [option, *map(str, value)] if value else ()
+    elif value is not False:
+        yield from (option, json.dumps(value) if isinstance(value, dict) else str(value))
+
+
+def options_in(source: Source, arguments: Sequence[str]) -> dict[str, list[str]]:
+    """The options of a command as SGLang takes them: of those that set the same value, the last one counts."""
+    # by the value that they set
+    found: dict[str, tuple[str, list[str]]] = {}
+    last: list[str] = []
+    for word in arguments:
+        if word.startswith("--"):
+            name, is_split, text = word.partition("=")
+            option = source.option(name)
+            last = [text] if is_split else []
+            found[source.value_of(option)] = option, last
+        else:
+            last.append(word)
+    return dict(found.values())
+
+
+def check(source: Source, arguments: Sequence[str], has_other_plugins: bool) -> None:
+    """Refuse what SGLang's own parser refuses, in its words."""
+    try:
+        command_line.check(source, arguments, with_choices=not has_other_plugins)
+    except command_line.RefusedError as error:
+        raise CommandLineError(f"SGLang {source.version} refuses this command: {error}") from error
+
+
+def without(source: Source, words: Iterable[str], option: str) -> list[str]:
+    """The words without an option, by any spelling, and without what stands behind it."""
+    kept: list[str] = []
+    drops = False
+    for word in words:
+        if word.startswith("--"):
+            name = source.option(word.partition("=")[0])
+            drops = source.value_of(name) == source.value_of(option)
+        kept += [] if drops else [word]
+    return kept
+
+
+def once(source: Source, words: Sequence[str]) -> list[str]:
+    """Each value is set by the last of its options."""
+    groups: dict[str, list[str]] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name = source.value_of(source.option(word.partition("=")[0]))
+            groups.pop(name, None)
+        groups.setdefault(name, []).append(word)
+    return [word for group in groups.values() for word in group]
+
+
+def with_plugin(chosen: str, entry_point: str) -> str:
+    """SGLANG_PLUGINS with this plugin beside those that are named there."""
+    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    others = [name for name in names if name not in (entry_point, flags.NO_PLUGIN)]
+    return ",".join([*others, entry_point])
