@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention leaves the padded rows of its output uninitialised
+"""Intermittent NaN or garbage with prefill graphs (experts, quantization, collectives)
 
 Symptom: Intermittent NaN or garbage in models whose later layers read every row of the padded batch: expert routing,
 quantisation scales, collectives.

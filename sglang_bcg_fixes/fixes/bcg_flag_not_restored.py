@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Leaving a breakable graph scope also ends the scope around it
+"""No harm in SGLang itself; code of yours that nests graph scopes may answer wrongly
 
 Symptom: None seen in a released SGLang, which does not nest these scopes. Code that nests them would take the ordinary
 code paths in the rest of the outer scope: capture without graph breaks.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prompt that arrives while another request decodes across a boundary spoils that request's cached state
+"""Next chat turn wrong now and then on a busy server (hybrid models, extra_buffer)
 
 Symptom: Hybrid models (Qwen3-Next, Qwen3.5, Kimi-Linear, NemotronH, Falcon-H1, Granite 4, Ling 2.5 and others) with the
 extra-buffer strategy of the Mamba prefix cache, which is the default for most of them from 0.5.14, answer the next turn

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph break replays with inputs whose memory may belong to another tensor
+"""A model of your own may answer wrongly or crash: prefill graphs read reused memory
 
 Symptom: Wrong greedy output, NaN or "illegal memory access" in prefill with breakable CUDA graphs on, often only after
 many requests or after smaller buckets were captured; nothing in the log.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A graph break writes its output into memory that may belong to another tensor
+"""A model of your own may answer wrongly or crash: prefill graphs write to reused memory
 
 Symptom: Wrong greedy output, NaN or "illegal memory access" in prefill with breakable CUDA graphs on; nothing in the
 log.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attention break passes the backend padded positions next to narrowed slots
+"""Wrong answers with --dcp-size above 1 and prefill graphs on the Triton backend
 
 Symptom: With --dcp-size above 1 and the Triton backend, a prefill that does not fill its graph leaves wrong keys and
 values: every rank stores every token, several of them in one slot, and later answers are wrong. On 0.5.15 with default

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captured compressors of DeepSeek-V4 read states that the host is still loading
+"""DeepSeek-V4 may answer wrongly on prefixes from host memory (HiCache, prefill graphs)
 
 Symptom: With --enable-hierarchical-cache and breakable prefill graphs, which are opt-in for DeepSeek-V4, or come with
 context parallelism, a prompt whose prefix is loaded from host memory is compressed and indexed from what was in those

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill graphs of MLA models cannot be captured under decode context parallelism
+"""DeepSeek and Kimi models do not start with --dcp-size above 1 and prefill graphs
 
 Symptom: With --dcp-size above 1, a DeepSeek or Kimi model with prefill graphs does not start: "'NoneType' object has no
 attribute 'dcp_local_prefix_kv_indices'" while they are captured. On 0.5.15 and 0.5.15.post1 with default flags, later

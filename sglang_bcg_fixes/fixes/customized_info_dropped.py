@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replayed prefill drops what a model adds to its answer
+"""customized_info of your own model loses entries, or is missing, with prefill graphs
 
 Symptom: With a model that fills in customized_info (SGLang's own models do not; plugins' and private ones may),
 meta_info has one entry fewer than there are tokens, and each entry is paired with the token before its own. A request

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decode says that it has read the scheduler's tables before its graph has
+"""Rare wrong tokens under overlap scheduling (TensorRT-LLM attention, DeepSeek-V4)
 
 Symptom: With overlap scheduling, a decode rarely attends to slots of another request: wrong tokens that no second run
 repeats. TensorRT-LLM's attention, the default on Blackwell, from 0.5.15; DeepSeek-V4 from 0.5.14. Nothing in the log;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Padded rows of a decode graph point at the rows of former requests
+"""No harm seen: padding in decode graphs points at former requests
 
 Symptom: None seen by itself: with ordinary and latent attention the padded rows only read what they should not, and
 their output is discarded. Anything that writes through these indices would write into another request's rows.

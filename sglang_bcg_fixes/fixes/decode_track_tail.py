@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replayed decode saves Mamba2 state to slots that are not the request's
+"""Next chat turn wrong after a long enough answer (NemotronH, Falcon-H1, Granite 4)
 
 Symptom: NemotronH, Falcon-H1 and Granite 4 answer wrong where the prefix cache resumes from a decoded token, as
 it does in the next turn of a chat once an answer has crossed a multiple of --mamba-track-interval. In the upstream

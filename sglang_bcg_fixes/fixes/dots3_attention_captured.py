@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of Dots3 is captured into the prefill graph
+"""Dots3 dies at its first replayed prefill, or answers wrongly (explicit breakable graphs)
 
 Symptom: With breakable prefill graphs chosen explicitly, Dots3 ends at its first replayed prefill with "shape ... is
 invalid for input of size" or an error of `einsum`, or with an illegal memory access. With an indexer, and while freed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill graphs under DP attention read token counts from freed memory
+"""Intermittent wrong answers or a crash: DP attention with explicit breakable graphs
 
 Symptom: With --enable-dp-attention, intermittent wrong answers or "illegal memory access", once that memory has been
 reused. Only with --cuda-graph-backend-prefill breakable: by default DP attention turns breakable prefill graphs off.

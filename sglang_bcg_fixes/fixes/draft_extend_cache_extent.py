@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The draft model's extend step counts its new tokens twice
+"""Slower: fewer drafts accepted by EAGLE, EAGLE3 and STANDALONE on Triton attention
 
 Symptom: EAGLE, EAGLE3 and STANDALONE with the Triton attention backend accept fewer draft tokens than they should;
 answers stay right, speed is lost, nothing is in the log. With topk 1 the accept length is as it should be without CUDA

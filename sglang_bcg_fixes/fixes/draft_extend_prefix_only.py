@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft worker that passes the prefix alone gets too short a cache extent
+"""Slower: few drafts accepted with a draft worker that SGLang does not ship
 
 Symptom: None with the workers that SGLang ships. With another worker, such as one of a build from main, few draft
 tokens are accepted although the same draft model does well elsewhere: its new tokens do not attend to each other.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft's replayed prefill looks up ids that stand for images
+"""A prompt with an image can end the server (multimodal models with speculation)
 
 Symptom: With speculation and a multimodal model, a prompt with an image ends the server in the draft's prefill
 ("device-side assert triggered"), where one rank has the whole table of embeddings: with --tp-size 1, or with data

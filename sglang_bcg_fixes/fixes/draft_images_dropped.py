@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images do not reach the replayed prefill of a draft model
+"""Slower: fewer drafts accepted for prompts with images (EAGLE3)
 
 Symptom: With EAGLE3 speculation and a multimodal model, drafts for prompts with images are accepted less often; answers
 stay right but come more slowly. From 0.5.17 with default flags, for the models that keep prefill graphs (Qwen3.5,

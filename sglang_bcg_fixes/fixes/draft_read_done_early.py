@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft's step says that it has read the scheduler's tables before its graph has
+"""Slower: now and then fewer drafts accepted (EAGLE with overlap scheduling)
 
 Symptom: With EAGLE and overlap scheduling, a draft rarely attends to slots of another request, so that fewer of its
 tokens are accepted. FlashAttention 3, the default on Hopper, from 0.5.16; TensorRT-LLM's attention and DeepSeek-V4 from

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replayed draft prefill drops the hidden states of the target
+"""Slower: fewer drafts accepted with NEXTN (Qwen3-Next, text Qwen3.5, Qwen3 and EXAONE MoE)
 
 Symptom: With NEXTN (EAGLE) speculation and default flags, the drafts of Qwen3-Next, of Qwen3's and EXAONE's mixtures of
 experts and of text-only Qwen3.5 are accepted less often. Answers stay right but come more slowly; nothing in the log.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The first prefill under DP attention with LoRA ends the server
+"""The first prompt ends the server: --enable-dp-attention with --enable-lora
 
 Symptom: With --enable-dp-attention and --enable-lora the server starts, and its first prompt ends it: "'EagerRunner'
 object has no attribute 'can_replay_locally'". So does one without LoRA whose prefill graphs were left out because

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The draft's page table is written past its width
+"""The server dies: EAGLE with topk above 1 on FlashAttention with small pages
 
 Symptom: The server stops with a device-side assert, "index out of bounds", or "illegal memory access": EAGLE with topk
 above 1 on FlashAttention, CUDA graphs, and pages so small that the drafts of one branch need more than two of them,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sarvam's latent attention is captured in the form that replays are not prepared for
+"""Sarvam's MLA models die at the first replayed prefill on FlashAttention 3
 
 Symptom: Sarvam's models with latent attention (MLA) stop at their first replayed prefill on FlashAttention 3, with
 "shape ... is invalid for input of size" or, from 0.5.22 on, an error of `einsum`.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Returned experts of a replayed prefill are those of another data parallel rank, or of no token
+"""Returned routed experts are other tokens', or the scheduler dies (DP attention)
 
 Symptom: With --enable-dp-attention and --enable-return-routed-experts, the experts returned for a prompt are those of
 another rank's tokens or of padding, on every data parallel rank but the first; before the first decode replay,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Latent attention is captured for fa4 in the form that replays are not prepared for
+"""MLA models die at the first replayed prefill with fa4 on GPUs before Blackwell
 
 Symptom: With `--prefill-attention-backend fa4` on a GPU before Blackwell, models with latent attention (MLA) end at
 their first replayed prefill, with an `AssertionError` about the shape of the keys.

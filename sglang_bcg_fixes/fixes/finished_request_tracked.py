@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speculation goes on saving states of a request that has finished
+"""Crash or rare wrong answers: speculation with structured output (hybrid models)
 
 Symptom: Hybrid models (Qwen3.5, Qwen3-Next, NemotronH) with speculative decoding and structured output. On 0.5.13 to
 0.5.15.post1, "'NoneType' object cannot be interpreted as an integer" ends the server as a request finishes. On 0.5.16

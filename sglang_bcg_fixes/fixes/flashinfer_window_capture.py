@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashInfer's full prefill graphs cannot be captured for models with sliding windows
+"""Sliding-window models do not start with full prefill graphs on FlashInfer
 
 Symptom: With --cuda-graph-backend-prefill full and --attention-backend flashinfer, a model with a sliding-window cache
 does not start: "'FlashInferAttnBackend' object has no attribute 'cuda_graph_swa_out_cache_loc'" while its prefill

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replayed prefill drops the logits that a diffusion LLM works with
+"""Diffusion LLMs (SDAR, LLaDA 2) die at the first replayed prefill
 
 Symptom: A server of a diffusion LLM (SDAR, LLaDA 2; --dllm-algorithm) ends at its first replayed prefill, with an error
 about 'NoneType' that has no attribute 'shape' or, up to 0.5.15.post1, is not subscriptable. Its batches replay a

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse DeepSeek models leave the padded rows of their attention uninitialised
+"""Intermittent NaN or garbage in DeepSeek-V3.2 and GLM-5 (explicit breakable graphs)
 
 Symptom: Intermittent NaN or garbage in DeepSeek-V3.2, GLM-5 and other models with sparse latent attention, whose later
 layers read every row of the padded batch: expert routing, quantisation scales, collectives. Only with

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks replay prefill graphs of different sizes that gather the tokens of all
+"""The server can hang in prefill: DP attention with --moe-a2a-backend megamoe (Kimi K3)
 
 Symptom: With --enable-dp-attention and --moe-a2a-backend megamoe, a model with a dense layer, such as Kimi K3, hangs in
 a prefill where one data parallel rank has no prompt, or the ranks have prompts that need graphs of different sizes.

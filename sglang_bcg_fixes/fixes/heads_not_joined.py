@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of Gemma3n and MiniCPM-SALA comes out of a graph break by heads, which its projection cannot take
+"""Gemma3n (text) and MiniCPM-SALA do not start with breakable prefill graphs
 
 Symptom: Gemma3n stops at start-up while breakable prefill graphs are captured: `RuntimeError: mat1 and mat2 shapes
 cannot be multiplied`. So does MiniCPM-SALA with lightning attention, from 0.5.19: `ValueError: Expected hidden_size to

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft from the same checkpoint changes its target's configuration
+"""Crash at start or wrong answers with --speculative-adaptive (hybrid models)
 
 Symptom: Up to 0.5.13.post1, with --speculative-adaptive and a draft that is part of the same checkpoint, a hybrid model
 (Qwen3-Next, Qwen3.5, NemotronH, Bailing) crashes at start-up or silently computes some layers with the wrong attention.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Granite hybrid, LFM2, Ling 2.5 and NemotronH get no prefill graphs
+"""Slower: Granite 4 hybrid, LFM2, Ling 2.5 and NemotronH run without prefill graphs
 
 Symptom: Granite 4 hybrid (GraniteMoeHybridForCausalLM), LFM2 (Lfm2ForCausalLM, Lfm2MoeForCausalLM) and Ling 2.5 and
 Ring 2.5 (BailingMoeV2_5ForCausalLM) prefill eagerly in every release, and NemotronH (NemotronHForCausalLM,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replay does not recognise an idle data parallel rank of Qwen4
+"""Qwen4 with DP attention dies when one rank prefills while another is idle
 
 Symptom: With --enable-dp-attention and default flags, Qwen4 ends with "invalid configuration argument" as soon as one
 rank prefills while another has nothing to do.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A captured Kimi delta attention takes raw betas for squashed ones
+"""Kimi-Linear and Kimi K3 answer every replayed prefill wrongly (explicit breakable graphs)
 
 Symptom: Kimi-Linear and Kimi K3 answer wrong with HTTP 200 to every prompt that a prefill graph replays. A tiny
 Kimi-Linear gave another first token to 96 of 99 prompts on an H200. Nothing in the log. Only with

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prefill graph without breaks reads cache that the host is still loading
+"""Wrong answers on prefixes loaded by HiCache or LMCache (full prefill graphs, Inkling)
 
 Symptom: With --enable-hierarchical-cache, and prefill graphs without breaks as Inkling has them by default and others
 with --cuda-graph-backend-prefill full, a prompt whose prefix is loaded from host memory attends to what was in those

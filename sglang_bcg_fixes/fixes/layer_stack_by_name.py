@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prefill runner finds a model's layers by attribute name
+"""Unusual names of layers: no prefill graphs, no start, or wrong answers in your own model
 
 Symptom: A model whose attribute names the runner does not know gets no prefill graphs. Where breakable graphs are asked
 for, prefill runs eagerly on 0.5.12 and 0.5.13 (Gemma 4 with images), and the server stops at start-up on 0.5.14 (the

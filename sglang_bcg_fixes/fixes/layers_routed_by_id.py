@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hybrid attention is chosen by layer id instead of by layer kind
+"""No harm in SGLang's models; one of your own may attend wrongly in some layers
 
 Symptom: None with the models and drafts that SGLang ships. A source between releases crashes with Ring and Ling, whose
 linear layers are made of RadixAttention ("layer_id=0 not in full attention layers", 0.5.12.post1 to 0.5.13). A model of

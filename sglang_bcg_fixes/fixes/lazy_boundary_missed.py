@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prompt that arrives beside a boundary has the lazy strategy cache a state under another length
+"""Next chat turn wrong, often on a busy server (hybrid models, extra_buffer_lazy)
 
 Symptom: Hybrid models (Qwen3-Next, Qwen3.5, Kimi-Linear, NemotronH, Falcon-H1, Granite 4, Ling 2.5 and others) with
 --mamba-radix-cache-strategy extra_buffer_lazy (before 0.5.16 --mamba-scheduler-strategy) answer the next turn of a chat

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning attention caches the state after a prompt as that before its last tokens, and none of decode
+"""Ling 2.5 and Ring 2.5 answer wrongly on prefix-cache hits (extra_buffer)
 
 Symptom: Ling 2.5 and Ring 2.5 with the extra-buffer strategy of the Mamba prefix cache, which is the default from
 0.5.14, answer wrong wherever a cached prefix is found: after every prompt whose length is no multiple of the chunk of

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prefix-cache hit of lightning attention starts from whatever its slot held
+"""Ling 2.5 and Ring 2.5 answer wrongly on every prefix-cache hit, with default flags
 
 Symptom: Ling 2.5 and Ring 2.5 answer a prompt that begins like an earlier one as if its beginning were another text:
 every request that finds a prefix in the cache is wrong, with all flags but --disable-radix-cache. Nothing in the log.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear attention is captured into the prefill graph.
+"""Qwen3-Next, Qwen3.5 and Kimi-Linear answer wrongly or die with breakable graphs
 
 Symptom: With breakable CUDA graphs on, models with gated delta net or KDA layers (Qwen3-Next, Qwen3.5, Kimi-Linear)
 answer wrongly with HTTP 200 (GSM8K 16.5 % instead of 86.7 % for Qwen3.5-4B in the upstream report), or the server dies

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear attention leaves the padded rows of its output uninitialised
+"""Intermittent NaN or garbage in Qwen3-Next, Qwen3.5 and Kimi-Linear with prefill graphs
 
 Symptom: Intermittent NaN or garbage in Qwen3-Next, Qwen3.5 and Kimi-Linear, where later layers read every row of the
 padded batch: expert routing, quantisation scales, collectives.

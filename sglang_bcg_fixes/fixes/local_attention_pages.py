@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Local attention reads the wrong pages when a page is larger than one token
+"""Llama 4 answers wrongly on FlashAttention with --page-size above 1
 
 Symptom: Llama 4 on FlashAttention with --page-size above 1 answers wrongly with HTTP 200: its local layers see a few
 tokens of the prompt or other requests' keys. Prompts shorter than the chunk (8192) are affected too, with graphs and

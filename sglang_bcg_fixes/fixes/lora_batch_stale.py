@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill graphs apply the LoRA adapters of the batch that ran before their capture
+"""LoRA: another request's adapter answers, or a crash (forced prefill graphs)
 
 Symptom: With --enable-lora, prompts are answered with another request's adapter or with none, or a prefill ends with
 "illegal memory access". Only when forced: --enforce-piecewise-cuda-graph together with --enable-breakable-cuda-graph

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mamba2 caches a state of another place for all but the first prompt of a prefill batch
+"""NemotronH, Falcon-H1, Granite 4 answer wrongly on cache hits of batched prompts
 
 Symptom: NemotronH, Falcon-H1 and Granite 4 with the extra-buffer strategy of the Mamba prefix cache, which is the
 default from 0.5.14, answer wrong wherever a prefix is found whose prompt was computed together with others. In the

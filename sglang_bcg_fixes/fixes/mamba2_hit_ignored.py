@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A short prompt on a cached prefix starts from an empty Mamba2 state
+"""Chats forget what came before a short turn (NemotronH, Falcon-H1, Granite 4)
 
 Symptom: NemotronH, Falcon-H1 and Granite 4 with the extra-buffer strategy of the Mamba prefix cache, the default there,
 answer as if they had forgotten the conversation wherever a prefix is found and what follows is shorter than the model's

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hybrid models take a request of length one for padding
+"""Wrong answer with speculation while another request has length 1 (hybrid models)
 
 Symptom: With speculative decoding and CUDA graphs, the last request of a batch of a hybrid model (gated delta net,
 Mamba2, lightning attention) loses its state whenever another request of the batch has length 1: a wrong answer, nothing

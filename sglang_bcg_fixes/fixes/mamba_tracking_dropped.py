@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill graphs do not write the Mamba2 state that the prefix cache relies on
+"""NemotronH answers worse when a prompt is found in the prefix cache (extra_buffer)
 
 Symptom: NemotronH answers worse on the second and later runs of the same prompts, when prefixes are found in the cache:
 GSM8K 0.965, then 0.900 to 0.920 in the upstream report. Needs the extra-buffer strategy of the Mamba prefix cache.

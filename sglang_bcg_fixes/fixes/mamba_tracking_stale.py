@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mixed batch rewrites the checkpoints of an earlier prefill
+"""Wrong answers on later cache hits with --enable-mixed-chunk (Ling 2.5, Ring 2.5)
 
 Symptom: With --enable-mixed-chunk, the extra-buffer strategy of the Mamba prefix cache and lightning attention (Ling
 2.5, Ring 2.5) on breakable prefill graphs, cached states are overwritten with those of other requests: wrong answers

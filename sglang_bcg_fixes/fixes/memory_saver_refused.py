@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Breakable prefill graphs refuse the memory saver
+"""The server does not start: --enable-memory-saver and SGLANG_MEMORY_SAVER_CUDA_GRAPH=1
 
 Symptom: With --enable-memory-saver and SGLANG_MEMORY_SAVER_CUDA_GRAPH=1, as reinforcement learning sets them to release
 the memory of graphs, the server does not start: "Breakable CUDA graph is not compatible with memory saver mode". From

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prefill that running requests are mixed into caches a state that nobody has written
+"""Wrong answers on cache hits with --enable-mixed-chunk (hybrid models, extra_buffer)
 
 Symptom: With --enable-mixed-chunk and the extra-buffer strategy of the Mamba prefix cache, Qwen3-Next, Qwen3.5,
 Kimi-Linear, NemotronH, Falcon-H1, Granite 4 and other hybrid models answer wrong wherever a prefix is found whose

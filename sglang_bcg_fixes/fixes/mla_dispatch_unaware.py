@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Latent attention is dispatched as if no breakable graph were captured
+"""MLA models (DeepSeek, Kimi-Linear) do not start with breakable prefill graphs
 
 Symptom: DeepSeek, Kimi-Linear and other models with latent attention (MLA) stop at start-up, while prefill graphs are
 captured, with a shape mismatch in `q.view`. From 0.5.14 only where the breakable backend is chosen explicitly: it is

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Latent attention replays are prepared for the form that was not captured
+"""MLA models die at the first replayed prefill on FlashAttention 3 (explicit graphs)
 
 Symptom: DeepSeek, Kimi-Linear and other models with latent attention (MLA) stop at their first replayed prefill on
 FlashAttention 3, with a shape mismatch in `q.view`. On TensorRT-LLM (Blackwell) absorbed queries are passed to the

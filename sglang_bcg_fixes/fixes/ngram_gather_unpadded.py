@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks of Qwen4 gather n-gram ids of a padded replay into a buffer for the tokens without padding
+"""Qwen4 with DP attention dies at the first prompt that does not fill its prefill graph
 
 Symptom: With --enable-dp-attention and default flags, Qwen4 ends at the first prompt whose prefill is replayed and that
 does not fill its graph: a collective refuses the sizes of its tensors. Not with SGLANG_USE_ATTN_TP_NGRAM=1.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""N-gram speculation never advances the recurrent state
+"""Wrong answers after the first tokens with NGRAM speculation (hybrid models)
 
 Symptom: Hybrid models (Qwen3.5, Qwen3-Next) with --speculative-algorithm NGRAM answer wrong after the first few tokens,
 with HTTP 200: no recurrent layer sees more than the prompt and the tokens that are just being verified.

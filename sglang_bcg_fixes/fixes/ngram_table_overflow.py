@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last request's n-gram embeddings are stored past the end of their table
+"""LongCat with n-gram embeddings answers wrongly or dies at --max-running-requests
 
 Symptom: With as many requests as --max-running-requests allows, LongCat models with n-gram embeddings read and
 overwrite memory outside their table: wrong answers, or "illegal memory access".

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No prefill graph size fits, and the server does not start
+"""The server does not start: every size in --cuda-graph-bs-prefill is too large
 
 Symptom: The server stops at start-up with "'EagerRunner' object has no attribute 'runner'", right after warning that no
 configured capture size fits: every size given with --cuda-graph-bs-prefill is larger than the number of requests times

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""With pages of 128 tokens or more, gated delta net caches the state of half the prompt as that of the whole
+"""Qwen3-Next, Qwen3.5, Kimi-Linear answer wrongly on cache hits (--page-size from 128)
 
 Symptom: Qwen3-Next, Qwen3.5 and Kimi-Linear with --page-size 128 or more and the extra-buffer strategy of the Mamba
 prefix cache answer wrong wherever a cached prefix is found: with pages of 128, the state after 448 tokens passes for
@@ -7,7 +7,7 @@ that after 896. Nothing in the log.
 Cause: The kernels keep a state every 64 tokens. The checkpoint of a prompt is looked up among them as if they kept one
 for every page, where a page is larger.
 Change: It is looked up by the 64 tokens that they do keep one for. With smaller pages nothing changes. Mamba2 layers
-have more wrong with them, which mamba2_checkpoint_grid mends.
+have more wrong with them, which mamba2_checkpoint_grid fixes.
 Remove when: No release before 0.5.19 has to be served.
 """
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every prefill graph keeps its own hidden-state tensor
+"""A smaller KV cache: prefill graphs take more GPU memory than they need
 
 Symptom: Breakable CUDA graphs use more memory than they need: 0.73 GiB for hidden size 4096 with the default sizes up
 to 8192 tokens, twice that for 8192. The KV cache shrinks by as much.

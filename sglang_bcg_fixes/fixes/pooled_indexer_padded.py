@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pooled indexer's choice is refused where data parallel attention has padded the batch
+"""GLM-5.3-Flash dies in prefill with DP attention and breakable graphs
 
 Symptom: GLM-5.3-Flash with --enable-dp-attention and breakable prefill graphs ends with "Pooled-indexer prefill
 returned an unexpected top-k shape", as soon as one rank's prompts are shorter than another's.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prefill graph without breaks writes to checkpoints of earlier requests
+"""Inkling answers wrongly on prefix-cache hits, after a later prefill spoilt them
 
 Symptom: Inkling answers wrong where the prefix cache resumes from a checkpoint that a later prefill has overwritten
 with the window of another prompt. It takes a batch of fewer requests than an earlier one. Nothing in the log; default

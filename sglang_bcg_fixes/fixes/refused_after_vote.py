@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A data parallel rank refuses the prefill graph that it has voted to replay
+"""DP attention hangs or dies in prefill (own embeddings; long prompts of DeepSeek-V4.1)
 
 Symptom: With --enable-dp-attention, the ranks hang in a prefill, or a collective ends them. On 0.5.17 and 0.5.18 where
 one of them has a prompt with embeddings of its own (`positional_embed_overrides`, also those given to /v1/score); on
 0.5.21 and 0.5.22 where a prompt of DeepSeek-V4.1 on one of them is longer than 16,384 tokens. Default flags.
 Cause: Before each step, the ranks vote on replaying the prefill graph, so that all of them do the same. Such a batch is
-never replayed, but the vote does not know: it is told of no such embeddings, and the attention backend is asked for the
+never replayed, but the vote does not know: it sees no such embeddings, and the attention backend is asked for the
 longest context of its graphs only after the vote. So one rank runs eagerly while others replay, and their collectives
 differ in size.
 Change: A rank votes against a replay for each batch that it would refuse, so all ranks prefill that step eagerly.

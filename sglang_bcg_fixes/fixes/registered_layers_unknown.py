@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A linear model registered with SGLang cannot be served
+"""The server does not start for a linear model that another package registers
 
 Symptom: The server does not start for a model that another package registered with register_linear_attn_model:
 "'ModelConfig' object has no attribute 'full_attention_layer_ids'". If the model also has a sliding window, layers go to

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights are reloaded, and the prefill graphs still read the old ones
+"""Answers from old weights, or a crash, after a reload with recapture_cuda_graph
 
 Symptom: After /update_weights_from_disk with "recapture_cuda_graph": true, replayed prefills answer from the old
 weights, or from whatever has been written to their memory since, or end in "illegal memory access". It takes a model

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Results are processed while the step that was just launched still reads the scheduler's tables
+"""Rare wrong tokens under overlap scheduling, above all with sliding windows
 
 Symptom: With overlap scheduling, above all in models with a sliding window, a step rarely attends to slot 0 or to slots
 of another request: wrong tokens that no second run repeats. Nothing in the log; default flags.

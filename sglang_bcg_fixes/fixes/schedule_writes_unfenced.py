@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler writes its tables while a step still reads them
+"""Rare wrong tokens under overlap scheduling, above all with windows or disaggregation
 
 Symptom: With overlap scheduling, above all in models with a sliding window and in disaggregated serving, a step rarely
 attends to slots of another request: wrong tokens that no second run repeats. Upstream saw DeepSeek-V4's GSM8K fall

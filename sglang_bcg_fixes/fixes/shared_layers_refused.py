@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers that share a KV cache are taken for a mistake when attention layers are listed for a prefill graph
+"""Gemma 3n and Gemma 4 (E2B, E4B) do not start with prefill graphs
 
 Symptom: A Gemma 3n, or a Gemma 4 whose last layers read the KV cache of earlier ones (E2B, E4B), stops at start-up with
 `ValueError: invalid or duplicate attention layer_id`, before prefill graphs are captured. From 0.5.19 on no flag is

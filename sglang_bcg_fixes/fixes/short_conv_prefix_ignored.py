@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prompt of LFM2 that goes on behind a prefix convolves as if it began there
+"""LFM2 answers wrongly on prefix-cache hits and after chunked prefill
 
 Symptom: LFM2 and LFM2-MoE answer wrongly where a prefix is found in the prefix cache, which is on by default, and where
 a prompt is prefilled in chunks: after the seam each of their short convolutions has lost the tokens before it. The
 fewer tokens follow, the more of the answer is wrong. Nothing in the log.
 Cause: The layers tell the convolution of a prefill that no request has a window of earlier inputs. Decode reads it, and
 so does prefill from 0.5.12 on.
-Change: The convolution of a prefill is told which requests have a prefix, as from 0.5.12 on; it then begins with the
+Change: The convolution of a prefill learns which requests have a prefix, as from 0.5.12 on; it then begins with the
 window in their slots. A call that says so itself is left as it is, and so is decode.
 Remove when: 0.5.11 need not be served.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill graphs serve batches of one request only
+"""Slower: batched prefill runs without graphs; embedding models return logits
 
 Symptom: With breakable CUDA graphs on, a prefill batch of two or more requests never replays a graph; it is right, and
 as slow as without graphs. `cuda graph: True` never appears in the log next to more than one new sequence. Embedding

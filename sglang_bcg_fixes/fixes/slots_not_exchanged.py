@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A decode step overwrites the state that the prefix cache is about to take
+"""Next chat turn may, rarely, continue from a wrong cached state (hybrid models)
 
 Symptom: Hybrid models (Qwen3-Next, Qwen3.5, Kimi-Linear, NemotronH, Falcon-H1, Granite 4, Ling 2.5 and others) with the
 extra-buffer strategy of the Mamba prefix cache, their default, rarely answer the next turn of a chat wrong. In the last

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MiniMax-M3's sparse attention is captured into the prefill graph
+"""MiniMax-M3 answers wrongly or dies (explicit breakable prefill graphs)
 
 Symptom: MiniMax-M3 with breakable prefill graphs answers wrongly with HTTP 200, or the server dies with "illegal memory
 access". Only with --cuda-graph-backend-prefill breakable: the default for this model is another backend.

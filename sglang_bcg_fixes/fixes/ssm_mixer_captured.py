@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Mamba2 mixer of Falcon-H1 is captured into the prefill graph
+"""Falcon-H1 answers wrongly with breakable prefill graphs, the default from 0.5.15
 
 Symptom: Falcon-H1 answers wrongly with HTTP 200, logprobs are off by up to 1 or NaN, nothing is in the log. From 0.5.15
 no flag is needed: breakable graphs are the default there.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prefill runner calls a model's layers with arguments that they do not take
+"""The server does not start with prefill graphs (Phi, Persimmon, Cohere and others)
 
 Symptom: The server stops at start-up while prefill graphs are captured, with a TypeError about input_embeds or the
 number of arguments, or with "'ForwardBatch' object has no attribute 'flatten'"; from 0.5.15 no flag is needed. The

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The prefix cache copies a state before the layers have written it
+"""Hybrid models answer wrongly on cache hits of prompts prefilled in chunks (extra_buffer)
 
 Symptom: Qwen3-Next, Qwen3.5, Kimi-Linear and other hybrid models with the extra-buffer strategy of the Mamba prefix
 cache answer wrong wherever a prefix is found whose prompt was computed in pieces (--chunked-prefill-size), and now and

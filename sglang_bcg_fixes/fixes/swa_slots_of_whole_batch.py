@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of a batch store their sliding window keys in the whole batch's slots
+"""MiMo-V2 dies with --enable-two-batch-overlap; drafts with sliding windows may
 
 Symptom: MiMo-V2 with --enable-two-batch-overlap stops with a shape mismatch in set_kv_buffer; a kernel that does not
 compare the sizes would store one half's keys in the other half's slots. The same holds for draft models with a sliding

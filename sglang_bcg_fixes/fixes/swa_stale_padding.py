@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Padded decode rows write into the sliding window cache of running requests
+"""Worse answers under load, or no start (sliding windows: MiMo V2.5 Pro, Gemma, GPT-OSS)
 
 Symptom: On 0.5.11, models with a sliding window pool (MiMo V2.5 Pro, Gemma, GPT-OSS) lose accuracy under load, 80.3
 instead of 90.3 on AIME24-25 in the upstream report, or get NaN. On 0.5.12 and 0.5.12.post1 the server asserts at

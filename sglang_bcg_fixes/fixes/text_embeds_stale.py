@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A text prompt replays the embeddings of an earlier batch
+"""A text is answered as the previous prompt (other packages' multimodal models)
 
 Symptom: A multimodal model answers a text as if it had been given the previous prompt, with HTTP 200. It takes an
 explicit breakable prefill backend and a model whose forward passes its layers token ids when there is no image, as

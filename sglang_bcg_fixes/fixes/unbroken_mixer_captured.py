@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mixer with its own state is captured without checking that it breaks the graph
+"""A recurrent model of your own, or DeepSeek-V3.2, may answer wrongly with prefill graphs
 
 Symptom: A model whose mixer has no graph break (one of your own, or one that a later release adds, as Falcon-H1 was)
 answers wrongly with HTTP 200: every replay computes with the state of the dummy batch. So does DeepSeek-V3.2 from

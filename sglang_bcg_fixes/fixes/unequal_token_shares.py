@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill graph sizes that the ranks of an attention group cannot share equally
+"""DP attention with 8 or more ranks a group does not start, or may hang in prefill
 
 Symptom: With --enable-dp-attention and an attention group (--tp-size over --dp-size) of 8 ranks or more, the server
 does not start: a collective of the capture finds that "input tensor must be the same size as output size times world

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The graph that verifies drafts attends as the last captured prefill did
+"""DeepSeek, Kimi K2 die at the first answer: trtllm_mla, tc_piecewise and speculation
 
 Symptom: DeepSeek and Kimi K2 on Blackwell with --attention-backend trtllm_mla, compiled prefill graphs (tc_piecewise)
 and speculative decoding, DFLASH for one, end with "illegal memory access" at the first answer.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draft verification reads the wrong slots of the sliding window cache
+"""Wrong answers with --speculative-eagle-topk above 1 (sliding windows, FlashAttention)
 
 Symptom: A model with its own sliding window cache (GPT-OSS and others), verified on FlashAttention with
 --speculative-eagle-topk above 1, accepts wrong drafts and answers wrongly, with HTTP 200, with CUDA graphs and without.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Image embeddings do not reach the replayed prefill graph
+"""Images are ignored, or all prompts fail, with forced prefill graphs (multimodal models)
 
 Symptom: A multimodal model answers as if there were no image, with HTTP 200, or every prompt to it fails with "Boolean
 value of Tensor is ambiguous" (0.5.13). Only when forced: --enforce-piecewise-cuda-graph together with

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashAttention's metadata in one launch, eager and before each replay of a graph
+"""Less launch overhead in each step on FlashAttention, eager and with graphs
 
 SGLang's FlashAttentionBackend recomputes lengths, sums and page tables in every step: 4 to 33 torch operations eagerly,
 up to 28 before a replay. Here each step is one launch, or two with topk above 1. SGLang's own code still runs where

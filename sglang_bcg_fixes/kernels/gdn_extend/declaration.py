@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gated delta net inside the captured prefill, without a break at its layers
+"""Faster prefill of Qwen3-Next and Qwen3.5 (gated delta net runs inside the graph)
 
 Under breakable prefill graphs every gated delta net layer (Qwen3-Next, Qwen3.5) is an eager break, whose dozen launches
 take the host longer than they take the GPU. Here these layers are captured, with kernels that read their work on the

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kimi delta attention inside the captured prefill, without a break at its layers
+"""Faster prefill of Kimi-Linear with graphs (Kimi delta attention runs inside them)
 
 Under breakable prefill graphs every Kimi delta attention layer (Kimi-Linear, Kimi K3, Ling 3, GLM-5 Next) is an eager
 break, in releases up to 0.5.21. Here these layers are captured, with kernels that read their work on the device; full

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lightning attention inside the captured prefill, without a break at its layers
+"""Faster prefill of short prompts with lightning attention (Ling and Ring 2.5)
 
 Under breakable prefill graphs every lightning attention layer (MiniCPM-SALA, Ling and Ring 2.5) is an eager break. Here
 these layers are captured: `seg_la` runs SGLang's own kernels with the launch of the largest batch, and has the bits of

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mamba2 inside the captured prefill, without a break at its layers
+"""Faster prefill of NemotronH, Falcon-H1, Granite hybrid (Mamba2 runs inside the graph)
 
 Under breakable prefill graphs every Mamba2 mixer (NemotronH, Falcon-H1) is an eager break, with its projections, its
 convolution, the kernels of its scan and some waits for the GPU. Here these layers are captured, with kernels that read

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Short convolutions of LFM2 inside the captured prefill, without a break at their layers
+"""Faster prefill of LFM2 with graphs (short convolutions run inside them)
 
 With the fix hybrids_without_graphs, which gives LFM2 and LFM2-MoE the prefill graphs that SGLang refuses them, every
 short convolution is an eager break. Here these layers are captured, with a kernel that reads its work on the device;
