@@ -223,6 +223,11 @@ def all_off(fixes: Iterable[Fix], kernels: Iterable[Kernel]) -> Settings:
     )
 
 
+def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables of this process and those of a command, which win."""
+    return {**os.environ, **variables}
+
+
 def is_ours(name: str) -> bool:
     return name == EVERYTHING or (name.startswith(PREFIX) and name not in OF_SGLANG)
 

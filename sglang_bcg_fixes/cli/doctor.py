@@ -99,6 +99,7 @@ class Examination:
             "harmless": [dataclasses.asdict(spot) for spot in HARMLESS],
             "kernels": {choice.op: choice.as_dict() for choice in self.plan.kernels},
             "wanted_but_missing": [decision.id for decision in self.wanted_but_missing],
+            "status": self.status,
         }
 
     def text(self, everything: bool) -> str:

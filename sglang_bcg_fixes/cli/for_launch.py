@@ -6,7 +6,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.metadata
-import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -236,12 +235,12 @@ class Answer:
 
     @property
     def kernels_left_out(self) -> list[Choice]:
-        """Kernels that this launch would be faster with, and that are not on."""
+        """Kernels that this launch would be faster with, as it was measured somewhere, and that are not on."""
         on = {choice.op for choice, _, _ in self.kernels}
         return [
             choice
             for choice, concern in self.kernels_that_concern
-            if choice.op not in on and choice.finding.verdict is Verdict.AFFECTED
+            if choice.op not in on and choice.op in proven.times() and choice.finding.verdict is Verdict.AFFECTED
         ]
 
     @functools.cached_property
@@ -360,7 +359,7 @@ def answer(
             if is_avoided(item, launch, source, tried):
                 changed, item = tried, dataclasses.replace(item, is_avoided=True)
         items.append(item)
-    environ = server_command.environment_of(typed, os.environ) if environ is None else environ
+    environ = flags.environment_with(typed.variables) if environ is None else environ
     settings = settings or flags.Settings("auto", {}, {}, None)
     return Answer(examined, launch, gpu, is_here, tuple(items), changed, environ, settings, gate)
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import pathlib
 import sys
 import tempfile
@@ -194,7 +193,7 @@ def run_doctor(options: argparse.Namespace) -> int:
     is_for_launch = options.model is not None or bool(options.launch) or options.gpu is not None
     gpu = (options.gpu or "").lower()
     typed = server_command.read(options.launch)
-    environ = server_command.environment_of(typed, os.environ)
+    environ = flags.environment_with(typed.variables)
     if is_for_launch:
         for_launch.check_early(options.model, gpu)
     known = registry.collect()

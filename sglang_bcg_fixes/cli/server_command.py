@@ -97,10 +97,6 @@ def is_serve(words: Sequence[str], place: int) -> bool:
     return words[place] == SERVE and place > 0 and pathlib.PurePath(words[place - 1]).name == "sglang"
 
 
-def environment_of(command: Command, environ: Mapping[str, str]) -> dict[str, str]:
-    return {**environ, **command.variables}
-
-
 def merged(arguments: Sequence[str]) -> list[str]:
     """The arguments with those of the file that --config names before them, as SGLang puts them."""
     places = [place for place, word in enumerate(arguments) if word == CONFIG]

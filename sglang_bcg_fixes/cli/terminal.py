@@ -9,11 +9,14 @@ import sys
 import textwrap
 
 from sglang_bcg_fixes import flags
-from sglang_bcg_fixes.concern import Harm
 
 RED, GREEN, YELLOW = "31;1", "32", "33"
 COLOURS = {
-    "NOT MENDED": RED,
+    "NOT FIXED": RED,
+    "no server starts": RED,
+    "does not start": RED,
+    "NOT READ": YELLOW,
+    "OFF": YELLOW,
     "RANKS DIFFER": RED,
     "affected": RED,
     "unknown": YELLOW,
@@ -21,14 +24,18 @@ COLOURS = {
     "failed": RED,
     "off": YELLOW,
     "waiting": YELLOW,
-    "mended": GREEN,
+    "fixed by the plugin": GREEN,
+    "fixed": GREEN,
+    "nothing to do": GREEN,
+    "faster": GREEN,
     "applied": GREEN,
 }
-# a state is the first or the second column of its line
-STATE = re.compile(rf"(?:^ {{0,4}}|^.{{16,17}} )({'|'.join(COLOURS)})(?=\W)")
+# a state begins its line
+STATE = re.compile(rf"^ {{0,4}}({'|'.join(COLOURS)})(?=\W|$)")
 # where a line goes on that is too long: below its last column, by what it begins with
 BELOW = {
-    rf"(?:{'|'.join(harm.value for harm in Harm)}|faster) ": 28,
+    r"(?:NOT FIXED|NOT READ|OFF|off by default|fixed|faster) +(?:auto|\S.{14,16} )": 28,
+    r" {28}\w": 28,
     r" {10}\w": 21,
     r"(?:affected|latent|fixed|absent|unknown) ": 10,
     r" {4}\w": 16,

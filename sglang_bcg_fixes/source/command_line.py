@@ -34,6 +34,9 @@ class Parser(argparse.ArgumentParser):
 
 def check(source: Source, words: Sequence[str], with_choices: bool = True) -> None:
     """Raise what SGLang's parser would say; other plugins may add choices, so these can be left out."""
+    if not source.has_option("--model-path"):
+        # it declares them elsewhere, so nobody knows what it would refuse
+        return
     parser_of(source, with_choices).parse_args(words)
 
 

@@ -142,7 +142,7 @@ def test_what_only_sounds_alike_is_nobodys_business() -> None:
     ours = ("BCG_FIXES_CUDA_ARCHS", "BCG_FIXES_SKIP_CUDA", "BCG_FIXES_VENV", "SGLANG_BCG_FIXES")
     assert flags.look_alikes([FIX], [KERNEL], dict.fromkeys([*others, *ours], "1")) == []
     [said] = flags.look_alikes([FIX], [KERNEL], {"SGLANG_BCGXYZ": "1"})
-    assert said == "SGLANG_BCGXYZ is set, and nobody reads it; `bcg-fixes list` shows every flag"
+    assert said == "SGLANG_BCGXYZ is set, and nobody reads it; did you mean SGLANG_BCG?"
 
 
 @pytest.mark.parametrize("version", [RELEASES[0], RELEASES[-1]])
@@ -167,5 +167,9 @@ def test_the_table_holds_exactly_what_is_read() -> None:
     names = [row.name for row in rows]
     assert len(names) == len(set(names))
     for row in rows:
-        value = row.values.split("|")[0] if "|" in row.values else {"a number": "7"}.get(row.values, "some-folder")
+        value = (
+            row.values.split("|")[0]
+            if "|" in row.values
+            else {"a number": "7", "names": FIX.id}.get(row.values, "some-folder")
+        )
         flags.read([FIX, SHY, WATCHED], [KERNEL], {row.name: value})

@@ -4,18 +4,15 @@
 from __future__ import annotations
 
 import json
-import pathlib
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
-from cpu_sglang import architectures
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.anatomy import launches
 from sglang_bcg_fixes.cli import doctor as examination
-from sglang_bcg_fixes.cli import for_launch, main
+from sglang_bcg_fixes.cli import for_launch, server_command
 from sglang_bcg_fixes.concern import Concern, Condition, Harm, Launch, slower, wrong
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.kernels.gdn_extend import declaration as gdn_extend
@@ -57,7 +54,7 @@ OLDER = (
 
 def launch(words: str = "", config: Mapping[str, Any] = LLAMA, chip: str = "", release: str = wheels.NEWEST) -> Launch:
     source = releases.in_folder(wheels.unpacked(release))
-    return Launch(source, config, for_launch.options_in(source, words.split()), chip)
+    return Launch(source, config, server_command.options_in(source, words.split()), chip)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +162,13 @@ def test_flags_decide_a_condition_or_leave_it_open(condition: str, words: str, h
         ("MODEL_OF_YOUR_OWN", LLAMA, False),
         ("MODEL_OF_YOUR_OWN", {"architectures": ["MineForCausalLM"]}, None),
         ("EMBEDDINGS", LLAMA, False),
-        ("EMBEDDINGS", {"architectures": ["BertModel"]}, True),
+        ("EMBEDDINGS", {"architectures": ["BertModel"]}, None),
+        ("WINDOW", {**LLAMA, "sliding_window": 4096}, True),
+        ("WINDOW", {**LLAMA, "sliding_window": 131072, "use_sliding_window": False}, False),
+        ("WINDOW", {**LLAMA, "layer_types": ["linear_attention", "full_attention"]}, False),
+        ("WINDOW", {**LLAMA, "layer_types": ["sliding_attention", "full_attention"]}, True),
+        ("QUANTISED", LLAMA, False),
+        ("QUANTISED", {**LLAMA, "quantization_config": {"quant_method": "fp8"}}, True),
     ],
 )
 def test_a_configuration_decides_a_condition(condition: str, config: dict[str, Any], holds: bool | None) -> None:
@@ -212,8 +215,9 @@ def test_a_fix_for_speed_is_called_off_where_it_leaves_a_launch_alone(
         asked = launch(words, config, chip, release)
         return [item.state for item in for_launch.answer(examined, asked, "", False).items]
 
-    assert states() == states(**{fix.flag: "auto"}) == [for_launch.OFF if is_left else for_launch.MENDED]
-    assert states(**{fix.flag: "on"}) == [for_launch.MENDED]
+    left = for_launch.OFF_BY_DEFAULT if is_left else for_launch.FIXED
+    assert states() == states(**{fix.flag: "auto"}) == [left]
+    assert states(**{fix.flag: "on"}) == [for_launch.FIXED]
 
 
 def test_before_0515_there_are_no_graphs_unless_asked_for() -> None:
@@ -239,7 +243,7 @@ def test_where_two_flags_choose_the_graphs_the_last_one_does(words: str, holds: 
 def test_a_command_is_read_as_sglang_reads_it(release: str, commands: Sequence[str]) -> None:
     root = wheels.unpacked(release)
     source = releases.in_folder(root)
-    taken = {words: for_launch.options_in(source, words.split()) for words in commands}
+    taken = {words: server_command.options_in(source, words.split()) for words in commands}
     flat = [[part for option, given in options.items() for part in (option, *given)] for options in taken.values()]
     arguments = json.dumps([*(words.split() for words in commands), *flat])
     done = processes.on_cpu(root, "-m", "tests.scenarios.parsed_commands", arguments, cold=True)
@@ -293,89 +297,6 @@ def test_the_only_models_of_a_layer_signature_are_those_in_the_files_that_a_mode
     assert has_such_layers(launch(config={"architectures": ["MineForCausalLM"]})) is None
 
 
-def folder(tmp_path: pathlib.Path, config: Mapping[str, Any]) -> str:
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    return str(tmp_path)
-
-
-def doctor(*words: str, status: int = 0) -> str:
-    done = processes.python("-m", "sglang_bcg_fixes", "doctor", *words)
-    assert done.returncode == status, done.stdout + done.stderr
-    return done.stdout + done.stderr
-
-
-def root(release: str) -> tuple[str, str]:
-    return "--root", str(wheels.unpacked(release))
-
-
-def test_what_concerns_a_model_is_said_in_ten_lines_the_worst_first(tmp_path: pathlib.Path) -> None:
-    said = doctor(*root("0.5.15.post1"), "--model", folder(tmp_path, HYBRID), "--", "--tp-size", "2").splitlines()
-    assert len(said) <= 10
-    assert said[0].startswith("FalconH1ForCausalLM on SGLang 0.5.15.post1: /")
-    assert said[2].startswith("wrong answers") and "ssm_mixer_captured" in "".join(said[2:8])
-    assert said[-1].endswith(f"launch_server --model-path {tmp_path} --tp-size 2")
-
-
-def test_a_whole_command_can_be_given_and_what_is_not_mended_is_an_exit_status(tmp_path: pathlib.Path) -> None:
-    command = f"python -m sglang.launch_server --model-path {folder(tmp_path, LLAMA)}"
-    said = doctor(*root("0.5.11"), "--", *command.split(), status=1)
-    assert "NOT MENDED schedule_writes_unfenced" in said and "avoid it: --disable-overlap-schedule" in said
-    assert "schedule_writes" not in doctor(*root("0.5.11"), "--", *command.split(), "--disable-overlap-schedule")
-
-
-def test_a_fix_that_is_off_is_named_with_the_flag_that_turns_it_on(tmp_path: pathlib.Path) -> None:
-    model = ("--model", folder(tmp_path, {"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4}))
-    said = doctor(*root(wheels.NEWEST), *model, "--", "--speculative-algorithm", "NEXTN", status=1)
-    assert "SGLANG_BCG_FIX_DRAFT_STATES_DROPPED=on mends it" in said
-
-
-def test_json_has_the_same(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("BCG_FIXES", "off")
-    said = json.loads(doctor(*root("0.5.15.post1"), "--model", folder(tmp_path, HYBRID), "--json"))
-    ids = [each["id"] for each in said["concerns"]]
-    assert said["format"] == 1 and said["good"] and said["architectures"] == ["FalconH1ForCausalLM"]
-    assert len(said["look_alikes"]) == 1 and said["retired"] == []
-    assert "ssm_mixer_captured" in ids and "sparse_attention_captured" not in ids
-
-
-def test_many_things_to_notice_leave_room_for_defects(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ["BCGFIXES", "BCG_FIXES", "BCG_KERNELS"]
-    for name in names:
-        monkeypatch.setenv(name, "off")
-    words = (*root("0.5.15.post1"), "--model", folder(tmp_path, HYBRID))
-    three = doctor(*words).splitlines()
-    assert len(three) <= 10 and [line.split()[0] for line in three[-4:-1]] == names
-    four = doctor(*words, "--", "--nowhere").splitlines()
-    assert len(four) <= 10 and four[2].startswith("wrong answers")
-    assert four[-4].startswith("--nowhere is no option") and four[-3].startswith("BCGFIXES")
-    assert four[-2] == "and 2 more options and settings that are not as they should be: -v"
-    assert set(names) <= {line.split()[0] for line in doctor(*words, "-v", "--", "--nowhere").splitlines()}
-
-
-def test_an_option_that_the_release_does_not_have_is_named(tmp_path: pathlib.Path) -> None:
-    said = doctor(
-        *root("0.5.13"), "--model", folder(tmp_path, LLAMA), "--", "--cuda-graph-backend-prefill", "full", status=1
-    )
-    assert "--cuda-graph-backend-prefill is no option of this release" in said
-
-
-@pytest.mark.parametrize(
-    ("words", "told"),
-    [
-        (
-            ["--model", "nowhere/at-all"],
-            "`curl -fLO https://huggingface.co/nowhere/at-all/resolve/main/config.json`, then --model config.json",
-        ),
-        (["--model", "/nowhere/at/all"], "; name another"),
-        (["--gpu", "h200"], "name the model with --model"),
-        (["--model", "here", "--gpu", "h9"], "--gpu h9 is not one of h100"),
-    ],
-)
-def test_what_cannot_be_answered_says_what_to_do(words: list[str], told: str, tmp_path: pathlib.Path) -> None:
-    given = [folder(tmp_path, LLAMA) if word == "here" else word for word in words]
-    assert told in doctor(*root(wheels.NEWEST), *given, status=2)
-
-
 @pytest.mark.parametrize(
     ("word", "option"),
     [
@@ -390,35 +311,6 @@ def test_the_beginning_of_an_option_stands_for_it_where_only_one_begins_so(word:
     source = releases.in_folder(wheels.unpacked(wheels.NEWEST))
     assert source.option(word) == option
     assert source.has_option(word) is (word == "--enable-hierarchical-cache")
-
-
-def test_what_is_said_of_a_shortened_option_is_what_is_said_of_the_whole(tmp_path: pathlib.Path) -> None:
-    words = ("--tp", "2", "--disable-overlap-s", "--json-model-override-args", "{ }")
-    said = doctor(*root("0.5.11"), "--model", folder(tmp_path, LLAMA), "--", *words)
-    assert "no option" not in said and "schedule_writes" not in said
-
-
-def test_a_configuration_alone_is_no_model_to_start(tmp_path: pathlib.Path) -> None:
-    file = f"{folder(tmp_path, HYBRID)}/config.json"
-    assert doctor(*root("0.5.15.post1"), "--model", file).endswith("launch_server --model-path MODEL\n")
-    said = doctor(*root("0.5.15.post1"), "--model", file, "--", "--model-path", "org/name")
-    assert said.endswith("launch_server --model-path org/name\n")
-
-
-def test_the_model_of_sglang_serve_needs_no_flag(tmp_path: pathlib.Path) -> None:
-    model = folder(tmp_path, HYBRID)
-    said = doctor(*root("0.5.16"), "--", "sglang", "serve", model, "--tp", "2")
-    assert said.startswith("FalconH1ForCausalLM") and said.endswith(f"--model-path {model} --tp-size 2\n")
-    assert "give its server's flags with --model-path" in doctor(*root("0.5.16"), "--", "sglang", "serve", status=2)
-    source = releases.in_folder(wheels.unpacked(wheels.NEWEST))
-    both = for_launch.options_in(source, ["serve", "a", "--model", "b"])
-    assert both == {"--model": ["b"]}
-
-
-def test_the_command_to_run_is_quoted_for_a_shell(tmp_path: pathlib.Path) -> None:
-    model = ("--model", folder(tmp_path, HYBRID))
-    said = doctor(*root("0.5.15.post1"), *model, "--", "--json-model-override-args", '{"a": 1}')
-    assert said.endswith("""--json-model-override-args '{"a": 1}'\n""")
 
 
 @pytest.mark.parametrize(("named", "read"), [(["A", "B"], ["A", "B"]), ("AB", ["AB"]), (7, []), (None, []), ([], [])])
@@ -436,59 +328,3 @@ def test_a_standalone_draft_has_the_defects_of_the_worker_that_it_shares_with_ea
 
 def test_a_setting_in_a_list_of_layers_counts() -> None:
     assert launches.HYBRID.holds(launch(config={**LLAMA, "layers": [{"mamba_d_state": 16}]})) is True
-
-
-def test_the_configuration_is_taken_as_a_flag_changes_it(tmp_path: pathlib.Path) -> None:
-    source = releases.in_folder(wheels.unpacked(wheels.NEWEST))
-    name = folder(tmp_path, {**LLAMA, "text_config": {"a": 1}})
-    given = ["--json-model-override-args", '{"architectures": ["FalconH1ForCausalLM"], "text_config": {"b": 2}}']
-    read = for_launch.read(source, name, given, None)
-    assert read.architectures == ["FalconH1ForCausalLM"] and read.config["text_config"] == {"a": 1, "b": 2}
-    for wrong_word in ("{", "[]"):
-        with pytest.raises(for_launch.LaunchError, match="is no JSON"):
-            for_launch.read(source, name, [given[0], wrong_word], None)
-
-
-def test_a_file_that_is_no_configuration_is_named(tmp_path: pathlib.Path) -> None:
-    (tmp_path / "config.json").write_text("{")
-    assert f"{tmp_path}/config.json is no JSON" in doctor(*root(wheels.NEWEST), "--model", str(tmp_path), status=2)
-
-
-def test_a_name_is_looked_up_in_the_cache(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    file = tmp_path / "models--org--name" / "snapshots" / "1" / "config.json"
-    file.parent.mkdir(parents=True)
-    file.write_text(json.dumps(LLAMA))
-    assert for_launch.config_of("org/name") == LLAMA
-    assert main.parser().parse_args(["doctor", "--", "--tp", "2"]).launch == ["--tp", "2"]
-
-
-PAGE = processes.REPOSITORY / "docs" / "launches.md"
-EXAMPLES = re.findall(r"^```\n\$ bcg-fixes (doctor .+)\n((?:(?!```).+\n)*)```$", PAGE.read_text(), re.MULTILINE)
-# sizes play no part: a tiny model of the same kind stands in for the published one
-MODELS = {
-    "Qwen/Qwen3.5-35B-A3B": "Qwen3_5MoeForConditionalGeneration",
-    "tiiuae/Falcon-H1-7B-Instruct": "FalconH1ForCausalLM",
-    "openai/gpt-oss-120b": "GptOssForCausalLM",
-    "meta-llama/Llama-3.1-8B-Instruct": "LlamaForCausalLM",
-}
-
-
-def test_the_page_has_its_examples() -> None:
-    assert len(EXAMPLES) == len(MODELS)
-
-
-@pytest.mark.parametrize(("command", "answer"), EXAMPLES)
-def test_the_page_shows_what_is_said(command: str, answer: str, tmp_path: pathlib.Path) -> None:
-    for name, architecture in MODELS.items():
-        file = tmp_path / f"models--{name.replace('/', '--')}" / "snapshots" / "1" / "config.json"
-        file.parent.mkdir(parents=True)
-        config = architectures.CONFIGURATIONS[architecture].config
-        file.write_text(json.dumps({**config, "architectures": [architecture]}))
-    words = command.split()
-    at = words.index("--release")
-    words[at : at + 2] = root(words[at + 1])
-    done = processes.python("-m", "sglang_bcg_fixes", *words, environment={"HF_HUB_CACHE": str(tmp_path)})
-    # the page does not name a folder of somebody's
-    assert re.sub(r": /\S+$", ": ...", done.stdout, count=1, flags=re.MULTILINE) == answer, done.stderr
-    assert done.returncode == ("NOT MENDED" in answer)

@@ -33,8 +33,8 @@ def test_a_copied_template_is_a_fix_with_flag_page_and_probe(checkout: pathlib.P
     assert "SGLANG_BCG_FIX_STALE_PAGE_TABLE=auto|off|on" in listed.stdout, listed.stderr
     assert in_checkout(checkout, "-m", "sglang_bcg_fixes", "explain", "stale_page_table").returncode == 0
     (checkout / "sglang" / "srt").mkdir(parents=True)
-    examined = in_checkout(checkout, "-m", "sglang_bcg_fixes", "doctor", "--root", str(checkout))
-    assert "unknown   stale_page_table" in examined.stdout and examined.returncode == 1, examined.stdout
+    examined = in_checkout(checkout, "-m", "sglang_bcg_fixes", "doctor", "--all", "--root", str(checkout))
+    assert "unknown   stale_page_table" in examined.stdout and examined.returncode == 3, examined.stdout
 
 
 def test_the_printed_steps_are_those_of_contributing_for_this_id(checkout: pathlib.Path) -> None:

@@ -50,7 +50,7 @@ def words(text: str) -> list[str]:
 def test_a_terminal_gets_colours_and_lines_that_fit(release_root: Callable[[str], pathlib.Path]) -> None:
     root = str(release_root(NEWEST))
     shown, plain = on_a_terminal(*COMMAND, root), on_a_terminal(*COMMAND, root, NO_COLOR="1")
-    assert f"\033[{terminal.RED}maffected\033[0m  break_input_lifetime" in shown
+    assert f"\033[{terminal.GREEN}mfixed\033[0m     wrong answers (" in shown
     assert "\033" not in plain and "\033" not in on_a_terminal(*COMMAND, root, TERM="dumb")
     for line in plain.splitlines():
         assert len(line) <= WIDTH or terminal.WHOLE.match(line) or len(line.split()) == 1, line
@@ -62,12 +62,12 @@ def test_a_terminal_gets_colours_and_lines_that_fit(release_root: Callable[[str]
 @pytest.mark.parametrize(
     ("line", "painted"),
     [
-        ("wrong answers    NOT MENDED this: that", "wrong answers    \033[31;1mNOT MENDED\033[0m this: that"),
-        ("crash or no start mended     this: that", "crash or no start \033[32mmended\033[0m     this: that"),
+        ("NOT FIXED wrong answers     this: that", "\033[31;1mNOT FIXED\033[0m wrong answers     this: that"),
+        ("fixed     crash or no start this: that", "\033[32mfixed\033[0m     crash or no start this: that"),
+        ("1 NOT FIXED", "1 NOT FIXED"),
         ("    lost        this: that", "    \033[31;1mlost\033[0m        this: that"),
         ("RANKS DIFFER: this", "\033[31;1mRANKS DIFFER\033[0m: this"),
-        ("          action     it would be mended", "          action     it would be mended"),
-        ("and 2 more (2 mended): -v", "and 2 more (2 mended): -v"),
+        ("          action     it would be fixed", "          action     it would be fixed"),
         ("offline", "offline"),
         ("", ""),
     ],
@@ -77,9 +77,9 @@ def test_a_state_is_painted_where_its_column_is(line: str, painted: str) -> None
 
 
 def test_a_long_line_goes_on_below_its_last_column() -> None:
-    line = f"slower           mended     this: {'word ' * 20}".rstrip()
+    line = f"NOT FIXED wrong answers     this: {'word ' * 20}".rstrip()
     first, *rest = terminal.fold(line, 60).splitlines()
-    assert first.startswith("slower           mended     this: word") and rest
+    assert first.startswith("NOT FIXED wrong answers     this: word") and rest
     assert all(line.startswith(f"{'':28}word") and len(line) <= 60 for line in rest)
     command = "run: SGLANG_PLUGINS=bcg_fixes python " + "--flag " * 20
     assert terminal.fold(command, 60) == command
