@@ -2,6 +2,7 @@
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 VENV := .venv-test
+SMALL := .venv-site
 BIN := $(VENV)/bin
 # minutes and steps of the ledger are counted from here
 export STARTED := $(shell date +%s)
@@ -59,9 +60,10 @@ harm: wheels
 docs: $(VENV)/ready
 	$(BIN)/python tools/make_docs.py
 
-# the pages of docs/ as a site, in site/; the variable is for an advertisement
-site: $(VENV)/ready
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+# README and docs/ as a site, in site/; without the tests' environment, in a small one; the variable is for an advertisement
+site: SITE := $(if $(wildcard $(VENV)/ready),$(VENV),$(SMALL))
+site: $(if $(wildcard $(VENV)/ready),,$(SMALL)/ready)
+	NO_MKDOCS_2_WARNING=1 $(SITE)/bin/python -m mkdocs build --strict
 
 fix:
 	$(PYTHON) tools/new_fix.py $(ID)
@@ -86,7 +88,7 @@ dist: wheels
 	$(BIN)/python tools/dist.py
 
 clean:
-	rm -rf .venv $(VENV) build dist *.egg-info
+	rm -rf .venv $(VENV) $(SMALL) site build dist *.egg-info
 
 # its own stack: SGLang's pins are CUDA builds, so its wheels come without dependencies and these replace them
 $(VENV)/ready: $(REQUIREMENTS) setup.py pyproject.toml entry_points.toml
@@ -94,4 +96,9 @@ $(VENV)/ready: $(REQUIREMENTS) setup.py pyproject.toml entry_points.toml
 	$(BIN)/python -m pip install --disable-pip-version-check $(TORCH)
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -r cpu_sglang/requirements.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -r tests/requirements.txt --editable .
+	touch $@
+
+$(SMALL)/ready: tests/requirements.txt
+	$(PYTHON) -m venv $(SMALL)
+	$(SMALL)/bin/python -m pip install --disable-pip-version-check $(shell grep ^mkdocs-material tests/requirements.txt) tomli
 	touch $@

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The site of docs/: built strictly, every link in it leads somewhere, and nothing of it comes from elsewhere."""
+"""The site of README and docs/: built strictly, every link leads somewhere, and nothing of it comes from elsewhere."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests import processes
 
 DOCS = processes.REPOSITORY / "docs"
 MADE_UP = "https://forge.example/somebody/sglang-bcg-fixes"
+EXAMPLE, PICTURE = "examples/deploy/compose.yaml", "benchmarks/results/bench-0.5.23-servers.png"
 
 
 class Page(html.parser.HTMLParser):
@@ -59,9 +60,34 @@ def pages(site: pathlib.Path) -> dict[str, Page]:
 
 def test_every_page_of_the_checkout_is_in_it(site: pathlib.Path, pages: dict[str, Page]) -> None:
     texts = {file.relative_to(DOCS).with_suffix(".html").as_posix() for file in DOCS.rglob("*.md")}
-    texts = {re.sub(r"README\.html$", "index.html", name) for name in texts}
-    assert pages.keys() - texts == {"404.html", "matrix.html"} and texts <= pages.keys()
+    texts = {re.sub(r"/README\.html$", "/index.html", name) for name in texts} - {"README.html"}
+    others = {"404.html", "matrix.html", "index.html", "pages.html", "CONTRIBUTING.html", "upstream/index.html"}
+    assert texts | others <= pages.keys() and "examples/deploy/index.html" in pages
     assert (site / "schema" / "doctor.json").is_file() and len(texts) > 80
+
+
+def test_the_first_page_is_the_readme(site: pathlib.Path) -> None:
+    _, heading, first = (processes.REPOSITORY / "README.md").read_text().partition("# sglang-bcg-fixes\n")
+    sentence = re.split(r"(?<=\w)[.:] ", re.sub(r"\[([^]]+)\]\([^)]+\)|[*`]", r"\1", " ".join(first.split())))[0]
+    shown = " ".join(re.sub(r"<[^>]+>", "", (site / "index.html").read_text()).split())
+    assert heading and len(sentence) > 20 and sentence in shown
+
+
+def test_a_folder_is_a_list_of_its_files(pages: dict[str, Page]) -> None:
+    reports = {f"{file.stem}.html" for file in (DOCS / "upstream").glob("*.md")}
+    assert reports <= set(pages["upstream/index.html"].links)
+
+
+def test_a_long_name_in_a_table_may_be_folded(site: pathlib.Path) -> None:
+    shown = (site / "mended.html").read_text()
+    assert ">ssm_<wbr>mixer_<wbr>captured</a>" in shown and 'href="fixes/ssm_mixer_captured.html"' in shown
+
+
+def test_it_is_built_without_torch() -> None:
+    command = ["make", "--dry-run", "site", "VENV=.venv-that-is-missing", "SMALL=.venv-that-is-missing-too"]
+    done = subprocess.run(command, cwd=processes.REPOSITORY, capture_output=True, text=True, check=True)
+    assert re.search(r"\.venv-that-is-missing-too/bin/python -m pip install .*mkdocs-material==", done.stdout)
+    assert "torch" not in done.stdout and "-m mkdocs build --strict" in done.stdout
 
 
 def test_every_link_leads_to_a_file_and_a_place_in_it(site: pathlib.Path, pages: dict[str, Page]) -> None:
@@ -98,23 +124,23 @@ def test_pages_have_the_names_of_their_headings(site: pathlib.Path) -> None:
 
 def led(text: str, repository: str | None = None) -> str:
     (found,) = site_links.LINK.finditer(text)
-    return site_links.led(found, DOCS, repository)
+    return site_links.led(found, DOCS / "flags.md", repository)
 
 
 @pytest.mark.parametrize(
     ("link", "alone", "with_a_repository"),
     [
-        ("[a](../CONTRIBUTING.md)", "a (`CONTRIBUTING.md`)", f"[a]({MADE_UP}/blob/v0.1.0/CONTRIBUTING.md)"),
-        ("[a](../csrc/README.md#b)", "a (`csrc/README.md`)", f"[a]({MADE_UP}/blob/v0.1.0/csrc/README.md#b)"),
-        ("[a](schema)", "a (`docs/schema`)", f"[a]({MADE_UP}/tree/v0.1.0/docs/schema)"),
+        ("[a](../CONTRIBUTING.md)", "[a](CONTRIBUTING.md)", "[a](CONTRIBUTING.md)"),
+        ("[a](../csrc/README.md#b)", "[a](csrc/README.md#b)", "[a](csrc/README.md#b)"),
+        ("[a](../README.md)", "[a](index.md)", "[a](index.md)"),
+        ("[a](README.md)", "[a](pages.md)", "[a](pages.md)"),
+        (f"[a](../{EXAMPLE})", f"[a]({EXAMPLE})", f"[a]({MADE_UP}/blob/v0.1.0/{EXAMPLE})"),
+        ("[a](../examples/deploy)", "[a](examples/deploy/README.md)", "[a](examples/deploy/README.md)"),
+        ("[a](schema)", "[a](schema/index.md)", "[a](schema/index.md)"),
         ("[a](flags.md#b)", "[a](flags.md#b)", "[a](flags.md#b)"),
         ("[a](adr)", "[a](adr/README.md)", "[a](adr/README.md)"),
-        ("![a](../docs/harm.svg)", "![a](../docs/harm.svg)", "![a](../docs/harm.svg)"),
-        (
-            "![a](../benchmarks/results/bench-0.5.23-servers.png)",
-            "![a](pictures/bench-0.5.23-servers.png)",
-            "![a](pictures/bench-0.5.23-servers.png)",
-        ),
+        ("![a](../docs/harm.svg)", "![a](harm.svg)", "![a](harm.svg)"),
+        (f"![a](../{PICTURE})", f"![a]({PICTURE})", f"![a]({PICTURE})"),
     ],
 )
 def test_what_leads_out_of_the_pages(link: str, alone: str, with_a_repository: str) -> None:
