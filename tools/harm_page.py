@@ -250,27 +250,29 @@ def wrapped(items: Iterable[str]) -> list[str]:
 
 def picture(table: Table) -> str:
     names = names_in(table)
-    width, height = LEFT + COLUMN * len(RELEASES) + 10, TOP + ROW * (len(names) + len(KINDS)) + 20
+    top = TOP + ROW * len(KINDS)
+    width, height = LEFT + COLUMN * len(RELEASES) + 10, top + ROW * len(names) + 20
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-family="sans-serif" '
         'font-size="10">',
         f'<rect width="{width}" height="{height}" fill="white"/>',
+        '<text x="10" y="21" font-weight="bold">patched compared with stock</text>',
     ]
-    for place, release in enumerate(RELEASES):
-        x = LEFT + COLUMN * place + COLUMN // 2
-        parts.append(f'<text x="{x}" y="{TOP - 6}" transform="rotate(-40 {x} {TOP - 6})">{release}</text>')
-    for line, name in enumerate(names):
-        y = TOP + ROW * line
-        parts.append(f'<text x="{LEFT - 6}" y="{y + 11}" text-anchor="end">{html.escape(name)}</text>')
-        for place, release in enumerate(RELEASES):
-            kind = kind_of(release, name, table[release].get(name, {}))
-            parts.append(cell(LEFT + COLUMN * place, y, COLUMN, kind))
     for line, kind in enumerate(KINDS):
-        y = TOP + ROW * (len(names) + line) + 10
+        y = 10 + ROW * line
         parts += [
             cell(LEFT, y, COLUMN, kind),
             f'<text x="{LEFT + COLUMN + 8}" y="{y + 11}">{html.escape(kind[2])}</text>',
         ]
+    for place, release in enumerate(RELEASES):
+        x = LEFT + COLUMN * place + COLUMN // 2
+        parts.append(f'<text x="{x}" y="{top - 6}" transform="rotate(-40 {x} {top - 6})">{release}</text>')
+    for line, name in enumerate(names):
+        y = top + ROW * line
+        parts.append(f'<text x="{LEFT - 6}" y="{y + 11}" text-anchor="end">{html.escape(name)}</text>')
+        for place, release in enumerate(RELEASES):
+            kind = kind_of(release, name, table[release].get(name, {}))
+            parts.append(cell(LEFT + COLUMN * place, y, COLUMN, kind))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
