@@ -78,6 +78,12 @@ def test_a_folder_is_a_list_of_its_files(pages: dict[str, Page]) -> None:
     assert reports <= set(pages["upstream/index.html"].links)
 
 
+def test_what_a_page_says_in_a_checkout_only_is_left_out(site: pathlib.Path) -> None:
+    shown = (site / "matrix.html").read_text()
+    assert "make site" in (DOCS / "matrix.html").read_text() and "make site" not in shown
+    assert 'href="fixes/ssm_mixer_captured.html"' in shown and 'href="pages.html"' in shown
+
+
 def test_a_long_name_in_a_table_may_be_folded(site: pathlib.Path) -> None:
     shown = (site / "mended.html").read_text()
     assert ">ssm_<wbr>mixer_<wbr>captured</a>" in shown and 'href="fixes/ssm_mixer_captured.html"' in shown
