@@ -35,6 +35,7 @@ MODELS_OF_ANOTHER_PACKAGE = "SGLANG_EXTERNAL_MODEL_PACKAGE"
 OF_BUILDS = ("BCG_FIXES_CUDA_ARCHS", "BCG_FIXES_SKIP_CUDA", "BCG_FIXES_VENV")
 # how much of a name has to be that of a flag
 ALIKE = 0.8
+LISTED = "`bcg-fixes list --flags` shows every flag"
 
 SWITCHES = ("auto", "off")
 MODES = ("auto", "off", "strict")
@@ -175,7 +176,7 @@ def read(
     if not canary.isdecimal():
         mistakes.append(f"{CANARY}={canary} is not a number of prefills; set 0 or more, such as 100")
     if mistakes:
-        raise FlagError("; ".join(mistakes) + ". `bcg-fixes list` shows every flag")
+        raise FlagError("; ".join([*mistakes, LISTED]))
     mode = chosen[FIXES]
     off_by: dict[str, str] = {}
 
@@ -263,7 +264,7 @@ def look_alikes(fixes: Iterable[Fix], kernels: Iterable[Kernel], environ: Mappin
         whole = form if form.startswith("SGLANG") else f"SGLANG{form}"
         close = difflib.get_close_matches(whole, rows, n=1, cutoff=ALIKE)
         if close or form.startswith(squeezed(PREFIX)):
-            hint = f"did you mean {rows[close[0]]}?" if close else "`bcg-fixes list` shows every flag"
+            hint = f"did you mean {rows[close[0]]}?" if close else LISTED
             found.append(f"{name} is set, and nobody reads it; {hint}")
     return found
 
@@ -365,5 +366,7 @@ def plugin_choice(environ: Mapping[str, str] | None = None) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else ""
+    """Name the one that was meant, by its letters alone; what follows this goes on with a semicolon."""
+    names = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
+    return f"; did you mean {names[close[0]]}?" if close else ""
