@@ -15,6 +15,13 @@ from sglang_bcg_fixes.source.tree import Folder, Source, Wheel
 # name, version, perhaps a build, and three tags
 WHEEL = re.compile(r"[^-]+-(?P<version>[^-]+)(-\d[^-]*)?-[^-]+-[^-]+-[^-]+\.whl")
 VERSION = re.compile(r"\d+(\.\d+)*((a|b|rc)\d+)?(\.post\d+)?(\.dev\d+)?(\+[a-z0-9.]+)?")
+# of what pip says: the versions that it was offered, and why a connection did not come about
+OFFERED = re.compile(r"\(from versions: (?P<versions>[^)]*)\)")
+NO_NETWORK = (
+    *("Temporary failure in name resolution", "Name or service not known", "Connection refused"),
+    *("Network is unreachable", "No route to host", "Tunnel connection failed", "Cannot connect to proxy"),
+    *("CERTIFICATE_VERIFY_FAILED", "timed out", "connection broken", "ConnectionError"),
+)
 
 
 class ReleaseError(Exception):
@@ -114,11 +121,25 @@ def download(version: str, cache: pathlib.Path, python: str) -> pathlib.Path:
         outcome = subprocess.run([*command, "--dest", draft, f"sglang=={version}"], capture_output=True, text=True)
         files = sorted(pathlib.Path(draft).glob(f"sglang-{version}-*.whl"))
         if outcome.returncode or not files:
-            last = outcome.stderr.strip().splitlines()[-1:] or ["it printed nothing"]
-            raise ReleaseError(
-                f"pip cannot fetch sglang=={version}: {last[0]}; check the release's name and the network"
-            )
+            raise ReleaseError(f"pip cannot fetch sglang=={version}: {why_not_fetched(outcome.stderr)}")
         return files[-1].replace(cache / files[-1].name)
+
+
+def why_not_fetched(log: str) -> str:
+    """Say from what pip printed whether the network or the release is missing, and the next step."""
+    offered = OFFERED.search(log)
+    if offered and offered["versions"] != "none":
+        newest = offered["versions"].split(", ")[-1]
+        return f"its index has no such release for this platform, the newest there is {newest}; check the number"
+    if broken := next((words for words in NO_NETWORK if words in log), None):
+        return (
+            f"it reaches no package index ({broken}); check the network, or fetch the wheel elsewhere and give it "
+            f"with --wheel"
+        )
+    if offered:
+        return "its index offers no SGLang, or does not answer; check the network, and the index in `pip config list`"
+    last = log.strip().splitlines()[-1:] or ["it printed nothing"]
+    return f"{last[0]}; run `pip download --no-deps sglang` to see more"
 
 
 def written_version(root: pathlib.Path) -> str | None:
