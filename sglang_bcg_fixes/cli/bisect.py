@@ -10,10 +10,15 @@ import os
 import pathlib
 import signal
 import subprocess
+import sys
+import tempfile
 from collections.abc import Callable, Sequence
 
 from sglang_bcg_fixes import flags
-from sglang_bcg_fixes.planning.plan import Plan
+from sglang_bcg_fixes.cli import doctor
+from sglang_bcg_fixes.planning import plan
+from sglang_bcg_fixes.planning.registry import Registry
+from sglang_bcg_fixes.source import releases
 
 # of fixes that change an answer together; each costs a search of its own
 MOST = 4
@@ -32,8 +37,15 @@ class Answer:
     status: int | None
     output: bytes
 
+    @property
+    def says_nothing(self) -> bool:
+        """Tell whether the same again would prove nothing: it was cut off, or only an exit status is known."""
+        return self.status is None or not self.output
+
     def __str__(self) -> str:
         ending = "no end in time" if self.status is None else f"exit status {self.status}"
+        if self.says_nothing and self.status is not None:
+            return f"{ending}, no output"
         return f"{ending}, output {hashlib.sha256(self.output).hexdigest()[:8]} ({len(self.output)} bytes)"
 
 
@@ -101,6 +113,11 @@ class Search:
             )
         self.all_off = self.answer("all off", everything)
         if self.all_off == self.all_on:
+            if self.all_on.says_nothing:
+                raise BisectError(
+                    f"nothing was answered, with all of them on and off alike: {self.all_on}; the command has to print "
+                    f"an answer and to end within --limit seconds"
+                )
             return []
         self.off_varies = self.answer("all off, again", everything) != self.all_off
         self.known = {frozenset[str](): False, frozenset(everything): True}
@@ -154,9 +171,48 @@ def needed(names: Sequence[str], is_changed: Callable[[Sequence[str]], bool]) ->
     return next(([name] for name in found[1:] if is_changed([name])), found)
 
 
-def candidates(plan: Plan, among: str | None) -> dict[str, str]:
+def command(
+    known: Registry, words: Sequence[str], among: str | None, limit: float, folder: pathlib.Path | None
+) -> bool:
+    """Search with the SGLang that is installed here, and print each run and the result; False if none changes it."""
+    source = releases.installed()
+    if source is None:
+        raise BisectError("no SGLang is installed here; run it in the environment of the server")
+    on = candidates(plan.make(known, known.settings(), source), among)
+    folder = empty_folder(folder)
+    if problem := doctor.loading_problem():
+        print(f"bcg-fixes bisect: warning: {problem}", file=sys.stderr)
+    print(f"{len(on)} fixes and kernels are on; the output of each run is kept in {folder}", flush=True)
+    search = Search(Command(words, folder, limit).run, on, lambda line: print(line, flush=True))
+    found = search.result()
+    if not found:
+        print("no fix changes the answer: it is the same with all of them off")
+        return False
+    off = " ".join(f"{on[name]}=off" for name in found)
+    alike = "varies, as with all of them off" if search.off_varies else "is as with all of them off"
+    verb = "changes the answer" if len(found) == 1 else "change the answer together"
+    print(f"{' and '.join(found)} {verb}: with {off} alone it {alike}")
+    print("\n".join(f"`bcg-fixes explain {name}` says what it is for" for name in found))
+    return True
+
+
+def empty_folder(named: pathlib.Path | None) -> pathlib.Path:
+    """The folder for the output of each run; one that holds an earlier search is left alone."""
+    if named is None:
+        return pathlib.Path(tempfile.mkdtemp(prefix="bcg-fixes-bisect-"))
+    try:
+        named.mkdir(parents=True, exist_ok=True)
+        earlier = any(named.glob("*.stdout"))
+    except OSError as error:
+        raise BisectError(f"--folder: {named} cannot take the runs ({error.strerror}); name another") from error
+    if earlier:
+        raise BisectError(f"--folder: {named} holds the runs of an earlier search; name another, or remove it")
+    return named
+
+
+def candidates(made: plan.Plan, among: str | None) -> dict[str, str]:
     """The flag of each fix and kernel that is on for this source, or of those that are named."""
-    on = {decision.id: decision.subject.flag for decision in plan.applied}
+    on = {decision.id: decision.subject.flag for decision in made.applied}
     if not on:
         raise BisectError("no fix and no kernel is on for this SGLang, with these flags; `bcg-fixes doctor` says why")
     named = list(on) if among is None else [name.strip().lower() for name in among.split(",")]

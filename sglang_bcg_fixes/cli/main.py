@@ -4,18 +4,16 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import pathlib
 import sys
-import tempfile
-import textwrap
 from collections.abc import Sequence
 from typing import Any
 
 from sglang_bcg_fixes import __version__, flags
 from sglang_bcg_fixes.cli import (
     bisect,
+    catalogue,
     completion,
     doctor,
     for_launch,
@@ -26,12 +24,10 @@ from sglang_bcg_fixes.cli import (
     status,
     terminal,
 )
-from sglang_bcg_fixes.cli.harmless import HARMLESS
 from sglang_bcg_fixes.lab.bench import command as bench
 from sglang_bcg_fixes.lab.verify import command as verify
 from sglang_bcg_fixes.lab.verify import page
 from sglang_bcg_fixes.lab.verify.environment import EnvironmentMissing
-from sglang_bcg_fixes.model import OURS, SECTIONS, Fix, Kernel
 from sglang_bcg_fixes.planning import plan, registry
 from sglang_bcg_fixes.process import report_folders
 from sglang_bcg_fixes.source import releases, verdicts
@@ -40,6 +36,7 @@ from sglang_bcg_fixes.source.tree import Source, Unreadable
 GOOD, MISSING, FAILED = 0, 1, 2
 ERRORS = (
     bisect.BisectError,
+    catalogue.CatalogueError,
     flags.FlagError,
     *for_launch.ERRORS,
     report_file.ReportFileError,
@@ -64,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given[:1] == ["--"]:
         return run_module.run(given[1:])
-    options, strange = parser().parse_known_args(given)
+    options, strange = parser().parse_known_args(in_dashes(given))
     if strange:
         behind = "; put the server's own flags behind `--`" if options.command == "doctor" else ""
         print(f"bcg-fixes {options.command}: unrecognized arguments: {' '.join(strange)}{behind}", file=sys.stderr)
@@ -80,6 +77,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (*ERRORS, CommandError) as error:
         print(f"bcg-fixes {options.command}: {error}", file=sys.stderr)
         return FAILED
+
+
+def in_dashes(words: Sequence[str]) -> Sequence[str]:
+    """Words for the parser, which knows help and the version as options only."""
+    if words[:1] == ["help"] or not words:
+        return [*words[1:], "--help"]
+    return ["--version"] if words == ["version"] else words
 
 
 def parser() -> argparse.ArgumentParser:
@@ -124,11 +128,13 @@ def parser() -> argparse.ArgumentParser:
     )
     command.set_defaults(run=run_doctor)
 
-    command = commands.add_parser("explain", help="one defect: symptom, cause, change, when to remove the fix")
-    command.add_argument("id", metavar="ID", help="or the name of its flag")
+    command = commands.add_parser("explain", help="one defect, kernel or flag: releases, symptom, cause, workarounds")
+    command.add_argument("id", metavar="ID_OR_FLAG", help="one that `bcg-fixes list` or `bcg-fixes list --flags` shows")
+    command.add_argument("--json", action="store_true", help="machine-readable")
     command.set_defaults(run=run_explain)
 
-    command = commands.add_parser("list", help="every defect, kernel and flag")
+    command = commands.add_parser("list", help="every defect by its harm, with its state in the SGLang installed here")
+    command.add_argument("--flags", action="store_true", help="every flag instead, with its values and its default")
     command.add_argument("--json", action="store_true", help="machine-readable")
     command.set_defaults(run=run_list)
 
@@ -141,19 +147,21 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--json", action="store_true", help="machine-readable")
     command.set_defaults(run=run_status)
 
-    command = commands.add_parser("report", help="one file to send with a report, without what is yours")
-    command.add_argument("--log", action="append", type=pathlib.Path, default=[], help="a server's; repeat for more")
-    command.add_argument(
-        "--file", type=pathlib.Path, default=pathlib.Path("bcg-fixes-report.json"), help="by default %(default)s"
+    command = commands.add_parser(
+        "report",
+        help="one page to send with a report, without what is yours, and the details beside it",
+        description="The details are JSON, in a file of the same name that ends with .json.",
     )
+    command.add_argument("--log", action="append", type=pathlib.Path, default=[], help="a server's; repeat for more")
+    command.add_argument("--file", default="bcg-fixes-report.txt", help="by default %(default)s; - prints the page")
     command.set_defaults(run=run_report)
 
     command = commands.add_parser(
         "bisect",
         usage="%(prog)s [--among IDS] [--limit SECONDS] [--folder DIR] -- COMMAND ARGUMENTS...",
         help="which fix changes the answer of a command, by switching fixes off",
-        description="Exit status: 0 found, 1 the answer is the same with all of them off, 2 no result. An answer is "
-        "the command's exit status and what it prints to its standard output.",
+        description="Exit status: 0 found, 1 the answer is the same with all of them off, 2 no result, such as where "
+        "nothing was answered. An answer is the command's exit status and what it prints to its standard output.",
     )
     command.add_argument("--among", metavar="IDS", help="only these fixes and kernels, separated by commas")
     command.add_argument("--limit", type=float, default=1800, metavar="SECONDS", help="for each run; by default 1800")
@@ -250,128 +258,39 @@ def all_known(options: argparse.Namespace) -> registry.Registry:
 
 
 def run_explain(options: argparse.Namespace) -> int:
-    known = all_known(options)
-    declared: list[Fix | Kernel] = [*known.fixes, *known.kernels]
-    everything = {each.id: each for each in declared}
-    by_flag = {each.flag: each.id for each in declared}
-    name = by_flag.get(options.id.upper(), options.id.lower())
-    if name not in everything:
-        nearest = flags.nearest(name, everything)
-        raise CommandError(f"no defect or kernel '{options.id}'{nearest}; `bcg-fixes list` shows all")
-    asked = everything[name]
-    try:
-        print(explanation(asked) if isinstance(asked, Fix) else kernel_explanation(asked))
-    except ValueError as error:
-        raise CommandError(f"{error} in the package {known.owner(asked.id)}") from error
-    if known.owner(asked.id) != OURS:
-        print(f"\nPackage: {known.owner(asked.id)}")
+    say(*catalogue.explain(all_known(options), options.id), options.json)
     return GOOD
-
-
-def explanation(fix: Fix) -> str:
-    """The page of a fix as plain text."""
-    lines = [f"{fix.id}: {fix.title}", ""]
-    for section in SECTIONS:
-        lines += [section, textwrap.indent(textwrap.fill(fix.section(section), 100), "  "), ""]
-    if found := list(verdicts.spans(fix.id)):
-        lines += ["Releases", *(f"  {span}: {verdict}" for span, verdict in found), ""]
-    if fix.concerns:
-        lines += ["Whom it concerns", *(f"  {concern.says}" for concern in fix.concerns), ""]
-    if fix.upstream:
-        lines += ["Upstream", *(f"  {link}" for link in fix.upstream), ""]
-    lines += ["Workarounds, by the flags of the release", *(f"  {w.flags}  ({w.effect})" for w in fix.workarounds), ""]
-    if fix.patches:
-        points = [f"  {' or '.join(point.where)} ({point.how.value})" for point in fix.patches]
-        lines += ["What is patched", *points, "", f"Switch: {fix.flag}=auto|off|on, by default {fix.default}"]
-    else:
-        lines += ["This version watches for it and has no fix."]
-    return "\n".join(lines)
-
-
-def kernel_explanation(kernel: Kernel) -> str:
-    states = "|".join(["auto", "off", *(impl.name for impl in kernel.impls)])
-    lines = [f"{kernel.op}: {kernel.title}", "", *kernel.doc.strip().splitlines()[2:], "", "Implementations"]
-    for impl in kernel.impls:
-        lines.append(f"  {impl.name}" + (f"  (only by name: {impl.only_by_name})" if impl.only_by_name else ""))
-    points = [f"  {' or '.join(point.where)} ({point.how.value})" for point in kernel.patches]
-    return "\n".join([*lines, "", "What is patched", *points, "", f"Switch: {kernel.flag}={states}"])
 
 
 def run_list(options: argparse.Namespace) -> int:
     known = all_known(options)
-    rows = flags.table(known.fixes, known.kernels)
-    if options.json:
-        defects = [
-            {"id": fix.id, "title": fix.title, "fix": bool(fix.patches), "owner": known.owner(fix.id)}
-            for fix in known.fixes
-        ]
-        harmless = [dataclasses.asdict(spot) for spot in HARMLESS]
-        print(json.dumps({"defects": defects, "harmless": harmless, "flags": [vars(row) for row in rows]}, indent=1))
-        return GOOD
-    whose = {name: f" ({owner})" for name, owner in known.owners.items()}
-    for fix in known.fixes:
-        print(f"{fix.id:32} {'fix     ' if fix.patches else 'watch   '}  {fix.title}{whose.get(fix.id, '')}")
-    for spot in HARMLESS:
-        print(f"{spot.id:32} harmless  {spot.title}")
-    for kernel in known.kernels:
-        print(f"{kernel.op:32} kernel    {kernel.title}{whose.get(kernel.op, '')}")
-    print()
-    for row in rows:
-        print(f"{row.name}={row.values}  (default {row.default})")
-        print(textwrap.indent(textwrap.fill(row.doc, 100), "    "))
+    if options.flags:
+        say(*catalogue.listed_flags(known), options.json)
+    else:
+        say(*catalogue.listed(known, releases.installed()), options.json)
     return GOOD
 
 
 def run_report(options: argparse.Namespace) -> int:
-    known = registry.collect()
-    folders = report_folders.chosen()
-    live = ranks.with_ranks([status.with_calls(each) for each in report_folders.live(folders)])
-    notes = [f"ranks differ: {each}" for each in ranks.differences(live)]
-    notes += [text for folder in folders if (text := report_folders.problem(folder))]
-    notes += known.problems
-    examined, source = None, releases.installed()
-    try:
-        if source is not None:
-            settings = known.settings()
-            examined = doctor.examine(known, settings, source, installed=True)
-    except flags.FlagError as error:
-        # a report about a setting that is refused has to be possible
-        notes.append(str(error))
-    logs = [line for file in options.log for line in report_file.lines_of_ours(file)]
-    report_file.write(options.file, report_file.made(examined, live, notes, logs))
-    print(f"{options.file}: read it before you send it, and attach it to your report")
+    print(report_file.command(registry.collect(), options.file, options.log))
     return GOOD
 
 
 def run_bisect(options: argparse.Namespace) -> int:
-    known = all_known(options)
-    source = releases.installed()
-    if source is None:
-        raise CommandError("no SGLang is installed here; run it in the environment of the server")
-    on = bisect.candidates(plan.make(known, known.settings(), source), options.among)
-    if problem := doctor.loading_problem():
-        print(f"bcg-fixes bisect: warning: {problem}", file=sys.stderr)
-    folder = options.folder or pathlib.Path(tempfile.mkdtemp(prefix="bcg-fixes-bisect-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    print(f"{len(on)} fixes and kernels are on; the output of each run is kept in {folder}", flush=True)
-    command = bisect.Command(options.words, folder, options.limit)
-    search = bisect.Search(command.run, on, lambda line: print(line, flush=True))
-    found = search.result()
-    if not found:
-        print("no fix changes the answer: it is the same with all of them off")
-        return MISSING
-    off = " ".join(f"{on[name]}=off" for name in found)
-    alike = "varies, as with all of them off" if search.off_varies else "is as with all of them off"
-    verb = "changes the answer" if len(found) == 1 else "change the answer together"
-    print(f"{' and '.join(found)} {verb}: with {off} alone it {alike}")
-    print("\n".join(f"`bcg-fixes explain {name}` says what it is for" for name in found))
-    return GOOD
+    found = bisect.command(all_known(options), options.words, options.among, options.limit, options.folder)
+    return GOOD if found else MISSING
 
 
 def run_completion(options: argparse.Namespace) -> int:
     known = registry.discover()
     ids = [*(fix.id for fix in known.fixes), *(kernel.op for kernel in known.kernels)]
-    values = {"ID": ids, "IDS": ids, "GPU": list(for_launch.GPUS), "V": list(verdicts.recorded())}
+    values = {
+        "ID": ids,
+        "IDS": ids,
+        "ID_OR_FLAG": catalogue.names(known),
+        "GPU": list(for_launch.GPUS),
+        "V": list(verdicts.recorded()),
+    }
     print(completion.script(options.shell, parser(), values), end="")
     return GOOD
 

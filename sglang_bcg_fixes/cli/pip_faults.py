@@ -25,6 +25,7 @@ class InstallationFault:
 
     id: str
     title: str
+    cause: str
     remedy: str
     check: Callable[[Source, Versions], str | None]
 
@@ -65,6 +66,7 @@ FAULTS = (
     InstallationFault(
         id="kernels_unbounded",
         title='import sglang fails with "Either a revision or a version must be specified"',
+        cause="SGLang asks for kernels without an upper bound; transformers 5.6 fails with kernels 0.15 and later",
         remedy='pip install "kernels<0.13"',
         check=kernels_unbounded,
     ),

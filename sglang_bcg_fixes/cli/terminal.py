@@ -17,6 +17,7 @@ COLOURS = {
     "does not start": RED,
     "NOT READ": YELLOW,
     "OFF": YELLOW,
+    "not read": YELLOW,
     "RANKS DIFFER": RED,
     "affected": RED,
     "unknown": YELLOW,
@@ -40,6 +41,10 @@ BELOW = {
     r"(?:affected|latent|fixed|absent|unknown) ": 10,
     r" {4}\w": 16,
 }
+# or else below its second column, if that begins soon enough, or its first word
+COLUMN = re.compile(r" *\S+(?: \S+)* {2,}")
+SOON = 32
+ITEM = re.compile(r" +\w+: ")
 # somebody copies these, or follows them in an editor
 WHOLE = re.compile(r"run: | {10}evidence ")
 NARROWEST = 60
@@ -59,8 +64,24 @@ def show(text: str) -> None:
 def fold(line: str, width: int) -> str:
     if len(line) <= width or WHOLE.match(line):
         return line
-    indent = next((column for begins, column in BELOW.items() if re.match(begins, line)), 2)
-    return textwrap.fill(line, width, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False)
+    indent = next((column for begins, column in BELOW.items() if re.match(begins, line)), 0) or below(line)
+    text = line.lstrip()
+    return textwrap.fill(
+        text,
+        width,
+        # kept even before a word that fits nowhere
+        initial_indent=line[: len(line) - len(text)],
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def below(line: str) -> int:
+    column, margin = COLUMN.match(line), len(line) - len(line.lstrip())
+    if column and column.end() <= SOON:
+        return column.end()
+    return margin + 2 if not margin or ITEM.match(line) else margin
 
 
 def paint(line: str) -> str:

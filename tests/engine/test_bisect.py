@@ -214,7 +214,7 @@ def test_kernels_are_searched_too_and_only_those_that_are_named(release_root: Ro
     assert "with SGLANG_BCG_FIX_VLM_EMBEDS_DROPPED=off alone it varies, as with all of them off" in done.stdout
     kernel = {"SGLANG_BCG_KERNEL_FA_METADATA": "reference"}
     script = when(off("SGLANG_BCG_KERNEL_FA_METADATA"), "echo slow")
-    asked = ("--among", "fa_metadata", "--folder", str(tmp_path), "--", "sh", "-c", script)
+    asked = ("--among", "fa_metadata", "--folder", str(tmp_path / "kernel"), "--", "sh", "-c", script)
     done = command(release_root(RELEASE), *asked, **kernel)
     assert done.returncode == 0 and "fa_metadata changes the answer" in done.stdout, done.stdout + done.stderr
 
@@ -222,7 +222,20 @@ def test_kernels_are_searched_too_and_only_those_that_are_named(release_root: Ro
 @pytest.mark.parametrize(
     ("arguments", "environ", "code", "said"),
     [
-        (["--", "true"], {}, 1, "no fix changes the answer: it is the same with all of them off"),
+        (["--", "echo", "right"], {}, 1, "no fix changes the answer: it is the same with all of them off"),
+        (
+            ["--", "true"],
+            {},
+            2,
+            "bisect: nothing was answered, with all of them on and off alike: exit status 0, no output",
+        ),
+        (
+            ["--limit", "0.2", "--", "sleep", "100"],
+            {},
+            2,
+            "nothing was answered, with all of them on and off alike: no end",
+        ),
+        (["--limit", "2", "--", "sh", "-c", "echo right; sleep 9"], {}, 2, "nothing was answered"),
         (["--", "/nowhere/ask"], {}, 2, "bcg-fixes bisect: /nowhere/ask cannot be run"),
         (
             ["--among", "vlm_embeds_droped", "--", "true"],
@@ -237,7 +250,7 @@ def test_kernels_are_searched_too_and_only_those_that_are_named(release_root: Ro
             2,
             "no fix and no kernel is on for this SGLang, with these flags",
         ),
-        (["--", "true"], {"SGLANG_PLUGINS": "other"}, 1, "warning: SGLang will NOT load the plugin"),
+        (["--", "echo", "right"], {"SGLANG_PLUGINS": "other"}, 1, "warning: SGLang will NOT load the plugin"),
     ],
 )
 def test_what_gives_no_result_says_why(
@@ -246,6 +259,20 @@ def test_what_gives_no_result_says_why(
     done = command(release_root(RELEASE), *arguments, **environ, TMPDIR=str(tmp_path))
     assert done.returncode == code and said in done.stdout + done.stderr, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+    assert code == 1 or "no fix changes the answer" not in done.stdout
+
+
+def test_the_runs_of_an_earlier_search_are_left_alone(release_root: Root, tmp_path: pathlib.Path) -> None:
+    folder, file = tmp_path / "runs", tmp_path / "file"
+    file.touch()
+    asked = ("--folder", str(folder), "--", "echo", "right")
+    assert command(release_root(RELEASE), *asked).returncode == 1
+    before = {each.name: each.stat().st_mtime_ns for each in folder.iterdir()}
+    again = command(release_root(RELEASE), *asked)
+    assert again.returncode == 2 and f"--folder: {folder} holds the runs of an earlier search" in again.stderr
+    assert {each.name: each.stat().st_mtime_ns for each in folder.iterdir()} == before and len(before) == 6
+    wrong = command(release_root(RELEASE), "--folder", str(file), "--", "echo", "right")
+    assert wrong.returncode == 2 and f"--folder: {file} cannot take the runs (File exists)" in wrong.stderr
 
 
 def test_without_sglang_it_says_where_to_run_it() -> None:

@@ -5,6 +5,7 @@ import ast
 import dataclasses
 import json
 import pathlib
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,11 +13,12 @@ from collections.abc import Callable
 import pytest
 
 from sglang_bcg_fixes import flags
-from sglang_bcg_fixes.cli import doctor
+from sglang_bcg_fixes.cli import catalogue, doctor
 from sglang_bcg_fixes.cli.harmless import HARMLESS, Harmless
+from sglang_bcg_fixes.concern import Harm
 from sglang_bcg_fixes.model import SECTIONS, Action, Fix
 from sglang_bcg_fixes.planning import plan, registry
-from sglang_bcg_fixes.source import releases, verdicts
+from sglang_bcg_fixes.source import offered, releases, verdicts
 from tests import processes
 from tests.engine.test_plugin import OTHERS_OFF
 from tests.wheels import NEWEST
@@ -157,6 +159,15 @@ def test_doctor_fetches_a_release(tmp_path: pathlib.Path) -> None:
         (["doctor", "--root", "/nowhere"], "no sglang/srt in it"),
         (["doctor", "--wheel", "/nowhere.whl"], "no such file"),
         (["explain", "linear_atention_captured"], "did you mean linear_attention_captured?"),
+        (
+            ["explain", "SGLANG_BCG_FIXE"],
+            "no flag 'SGLANG_BCG_FIXE'; did you mean SGLANG_BCG_FIXES?; `bcg-fixes list --fl",
+        ),
+        (["explain", "bcg_fixe"], "did you mean SGLANG_BCG_FIXES?; `bcg-fixes list` shows all"),
+        (["explain", "sglang_bcg_fix_kda_raw_bet"], "did you mean SGLANG_BCG_FIX_KDA_RAW_BETA?; "),
+        (["explain", "kernel_unbounded"], "did you mean kernels_unbounded?; "),
+        (["explain", "states_after_warmup"], "did you mean states_after_warm_up?; "),
+        (["explain", "xyzzy"], "no defect, kernel or flag 'xyzzy'; `bcg-fixes list` shows all"),
     ],
 )
 def test_what_cannot_be_answered_exits_2_with_a_reason(arguments: list[str], words: str) -> None:
@@ -166,7 +177,39 @@ def test_what_cannot_be_answered_exits_2_with_a_reason(arguments: list[str], wor
 
 def test_a_release_that_does_not_exist_exits_2(tmp_path: pathlib.Path) -> None:
     done = run("doctor", "--release", "0.5.999", SGLANG_BCG_CACHE_DIR=str(tmp_path))
-    assert done.returncode == 2 and "pip cannot fetch sglang==0.5.999" in done.stderr, done.stderr
+    words = "pip cannot fetch sglang==0.5.999: its index has no such release for this platform, the newest there is 0."
+    assert done.returncode == 2 and words in done.stderr, done.stderr
+
+
+def test_a_network_that_is_not_there_is_not_taken_for_a_release_that_is_not(tmp_path: pathlib.Path) -> None:
+    nowhere = {"PIP_CONFIG_FILE": "/dev/null", "PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "1"}
+    done = run("doctor", "--release", "0.5.23", SGLANG_BCG_CACHE_DIR=str(tmp_path), **nowhere)
+    words = "pip cannot fetch sglang==0.5.23: it reaches no package index (Connection refused); check the network"
+    assert done.returncode == 2 and words in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (
+            "x: [Errno -3] Temporary failure in name resolution\n(from versions: none)",
+            "no package index (Temporary fail",
+        ),
+        ("connection broken by 'ReadTimeoutError'\n(from versions: none)", "no package index (connection broken)"),
+        (
+            "Retrying after connection broken\nERROR: (from versions: 0.5.9, 0.5.23)",
+            "the newest there is 0.5.23; check",
+        ),
+        (
+            "ERROR: (from versions: none)\nERROR: No matching distribution",
+            "its index offers no SGLang, or does not answer; check",
+        ),
+        ("ERROR: No space left", "ERROR: No space left; run `pip download --no-deps sglang`"),
+        ("", "it printed nothing; run"),
+    ],
+)
+def test_what_pip_prints_says_whether_network_or_release_is_missing(log: str, words: str) -> None:
+    assert words in releases.why_not_fetched(log)
 
 
 def test_doctor_does_not_say_that_a_server_starts_without_a_kernel_that_was_asked_for(release_root: Root) -> None:
@@ -188,7 +231,7 @@ def test_doctor_and_list_tell_of_the_switch_for_all_kernels(release_root: Root) 
     setting = {"SGLANG_BCG_KERNELS": "off", "SGLANG_BCG_KERNEL_FA_METADATA": "reference"}
     named = run("doctor", "--all", "--root", root, **setting).stdout
     assert "would run  reference" in named.partition("kernel    fa_metadata: ")[2].split("\nkernel ")[0]
-    assert "SGLANG_BCG_KERNELS=auto|off" in run("list").stdout
+    assert "SGLANG_BCG_KERNELS=auto|off" in run("list", "--flags").stdout
 
 
 @pytest.mark.parametrize("name", ["SGLANG_BCG_FIX_KDA_RAW_BETA", "sglang_bcg_fix_kda_raw_beta", "KDA_RAW_BETA"])
@@ -204,7 +247,7 @@ def test_explain_tells_of_a_kernel_who_runs_and_where() -> None:
     assert done.returncode == 0, done.stderr
     for words in (
         "init_forward_metadata (around)",
-        "reference  (only by name",
+        "reference: only by name, ",
         "SGLANG_BCG_KERNEL_FA_METADATA=auto|off",
     ):
         assert words in done.stdout, done.stdout
@@ -212,10 +255,71 @@ def test_explain_tells_of_a_kernel_who_runs_and_where() -> None:
 
 @pytest.fixture(scope="module")
 def explained() -> dict[str, tuple[int, str]]:
-    """The exit status and the text of `explain` for each fix, all from one process."""
+    """The exit status and the text of `explain` for each name, all from one process."""
     found: dict[str, tuple[int, str]]
-    found = processes.result(on_bare_machine("explain_each", *(fix.id for fix in registry.discover().fixes)))
+    found = processes.result(on_bare_machine("explain_each", *catalogue.names(registry.discover())))
     return found
+
+
+def test_explain_takes_every_name_that_list_shows(explained: dict[str, tuple[int, str]]) -> None:
+    known = registry.discover()
+    names = re.findall(r"^  (\w+): ", list_without_sglang().stdout, re.MULTILINE)
+    names += re.findall(r"\b(SGLANG_BCG_\w+)(?:=|: )", list_without_sglang("--flags").stdout)
+    assert {*names} >= {*catalogue.names(known)}
+    assert [name for name in names if explained[name][0] != 0] == []
+    for spot in HARMLESS:
+        assert spot.reason in explained[spot.id][1] and spot.releases in explained[spot.id][1]
+    assert 'pip install "kernels<0.13"' in explained["kernels_unbounded"][1]
+    assert "refuse to serve" in explained["SGLANG_BCG_SELFCHECK"][1]
+
+
+def test_explain_begins_with_the_releases_and_says_where_a_workaround_works(
+    explained: dict[str, tuple[int, str]],
+) -> None:
+    text = explained["break_input_lifetime"][1]
+    order = ["Releases", "Whom it concerns", "Workarounds", *SECTIONS, "Upstream", "Patched places", "Flag"]
+    assert re.findall(r"^(\w.*)$", text, re.MULTILINE)[1:] == order
+    assert "\n  0.5.11 to 0.5.13.post1  (leave out) --enable-breakable-cuda-graph (" in text
+    assert f"\n  0.5.14 to {NEWEST}  --cuda-graph-backend-prefill disabled (" in text
+    watched = next(fix for fix in registry.discover().fixes if not fix.patches)
+    assert explained[watched.id][1].endswith("Flag\n  none: it has no fix yet\n")
+
+
+@pytest.mark.parametrize("fix", registry.discover().fixes, ids=lambda fix: fix.id)
+def test_an_affected_release_has_one_workaround_or_is_said_to_have_none(fix: Fix) -> None:
+    ways, without = catalogue.workarounds(fix)
+    said = ", ".join(filter(None, [*(span for _, span in ways), without]))
+    one_by_one = [release for release, row in verdicts.recorded().items() if row[fix.id] == "affected"]
+    assert all(span for _, span in ways) and (said or not one_by_one)
+    for release in one_by_one:
+        named = [way for way in fix.workarounds if offered.has_option(release, way.option)]
+        assert bool(named) is (release not in spelt(without)), release
+
+
+def spelt(spans: str) -> list[str]:
+    """Every release of spans in words."""
+    every, found = list(verdicts.recorded()), list[str]()
+    for span in filter(None, spans.split(", ")):
+        first, _, last = span.partition(" to ")
+        found += every[every.index(first) : every.index(last or first) + 1]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "fields"),
+    [
+        ("kda_raw_beta", "defect", {"harm", "releases", "workarounds", "symptom", "remove_when", "patches", "flag"}),
+        ("SGLANG_BCG_FIX_KDA_RAW_BETA", "defect", {"harm", "upstream"}),
+        ("fa_metadata", "kernel", {"text", "implementations", "patches", "flag"}),
+        ("states_after_warm_up", "harmless", {"releases", "reason", "test"}),
+        ("kernels_unbounded", "installation", {"cause", "remedy"}),
+        ("sglang_bcg_fixes", "flag", {"name", "values", "default", "doc"}),
+    ],
+)
+def test_explain_has_the_same_for_machines(name: str, kind: str, fields: set[str]) -> None:
+    done = run("explain", name, "--json")
+    found = json.loads(done.stdout)
+    assert found["format"] == 1 and found["kind"] == kind and found.keys() >= fields, found
 
 
 @pytest.mark.parametrize("fix", registry.discover().fixes, ids=lambda fix: fix.id)
@@ -227,18 +331,97 @@ def test_explain_tells_all_sections(explained: dict[str, tuple[int, str]], fix: 
 
 
 def test_a_reader_that_has_seen_enough_is_no_error() -> None:
-    command = f"{sys.executable} -m sglang_bcg_fixes list | head -1"
+    command = f"{sys.executable} -m sglang_bcg_fixes list --flags | head -1"
     done = subprocess.run(command, shell=True, capture_output=True, text=True, cwd=processes.REPOSITORY)
     assert done.returncode == 0 and done.stderr == "", done.stderr
 
 
-def test_list_shows_every_defect_and_flag() -> None:
-    done = run("list")
-    assert done.returncode == 0, done.stderr
-    for fix in registry.discover().fixes:
-        assert fix.id in done.stdout and (not fix.patches or fix.flag in done.stdout)
-    assert "SGLANG_BCG_FIXES=auto|off|strict" in done.stdout
-    assert json.loads(run("list", "--json").stdout)["flags"][0]["name"] == "SGLANG_BCG_FIXES"
+def list_without_sglang(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return on_bare_machine("without_sglang", "list", *arguments)
+
+
+def test_list_of_flags_has_each_in_a_line_and_says_once_what_a_value_does() -> None:
+    done = run("list", "--flags")
+    known = registry.discover()
+    rows = flags.table(known.fixes, known.kernels)
+    assert done.returncode == 0 and all(done.stdout.count(f"{row.name}=") <= 2 for row in rows), done.stderr
+    for fix in known.fixes:
+        assert done.stdout.count(f" {fix.flag}: {fix.title}\n") == bool(fix.patches)
+    assert "SGLANG_BCG_FIXES=auto|off|strict" in done.stdout and done.stdout.count("cannot be applied") == 2
+    found = json.loads(run("list", "--flags", "--json").stdout)
+    assert found == {"format": 1, "flags": [vars(row) for row in rows]}
+
+
+def test_list_has_defects_by_harm_with_their_releases_where_no_sglang_is_installed() -> None:
+    done = list_without_sglang()
+    lines, known = done.stdout.splitlines(), registry.discover()
+    assert done.returncode == 0 and lines[0].startswith("No SGLang is installed here. "), done.stderr
+    assert "SGLANG_BCG_FIX_" not in done.stdout
+    harms = [line.partition(": ")[0] for line in lines if line.partition(": ")[0] in set(Harm)]
+    assert harms == [harm for harm in Harm if harm in harms] and harms[0] == "wrong answers"
+    for fix in known.fixes:
+        [line] = [line for line in lines if line.startswith(f"  {fix.id}: {fix.title} (")]
+        assert "affected" in verdicts_of(fix.id) or line.endswith(" (no release)")
+    [line] = [line for line in lines if line.startswith("  kda_raw_beta: ")]
+    assert line.endswith(" (0.5.22 to 0.5.23)")
+    assert all(f"  {kernel.op}: {kernel.title}" in lines for kernel in known.kernels)
+    found = json.loads(list_without_sglang("--json").stdout)
+    assert found["format"] == 1 and found["sglang"] is None and len(found["defects"]) == len(known.fixes)
+
+
+def verdicts_of(fix_id: str) -> set[str]:
+    return {row[fix_id] for row in verdicts.recorded().values()}
+
+
+@pytest.mark.parametrize("environ", [{}, {"SGLANG_BCG_FIX_KDA_RAW_BETA": "off"}, {"SGLANG_BCG_FIXES": "offf"}])
+def test_list_has_each_state_in_the_installed_sglang(release_root: Root, environ: dict[str, str]) -> None:
+    root = release_root(NEWEST)
+    command = ("-m", "sglang_bcg_fixes", "list")
+    done = processes.python(*command, paths=[root], environment=environ)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and lines[0].endswith(f"in SGLang {NEWEST}, {root}"), done.stderr
+    found = json.loads(processes.python(*command, "--json", paths=[root], environment=environ).stdout)
+    assert found["sglang"] == NEWEST and found["path"] == str(root)
+    states = {row["id"]: row["state"] for row in found["defects"]}
+    for row in found["defects"]:
+        assert f"  {row['state']:11} {row['id']}: {row['title']}" in lines
+    expected = {"latent": {"latent"}, "fixed": {"not here"}, "absent": {"not here"}}
+    for name, verdict in verdicts.recorded()[NEWEST].items():
+        assert states[name] in expected.get(verdict, {"fixed", "off", "NOT FIXED"}) or states[name] == "fixed", name
+    assert states["memory_saver_refused"] == "NOT FIXED" and states["mamba2_checkpoint_grid"] == "not here"
+    assert states["kda_raw_beta"] == environ.get("SGLANG_BCG_FIX_KDA_RAW_BETA", "fixed")
+    # within a harm, the state to act on first
+    for harm in Harm:
+        order = [list(catalogue.State).index(row["state"]) for row in found["defects"] if row["harm"] == harm]
+        assert order == sorted(order)
+    assert {kernel["op"] for kernel in found["kernels"] if kernel["runs"]} == {
+        k.op for k in registry.discover().kernels
+    }
+
+
+def test_list_does_not_call_a_source_that_nobody_has_read_fixed(drifted_root: pathlib.Path) -> None:
+    done = processes.python("-m", "sglang_bcg_fixes", "list", paths=[drifted_root])
+    assert done.returncode == 0 and "\n  not read    linear_attention_captured: " in done.stdout, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "usage: bcg-fixes [-h]"),
+        (["help"], "usage: bcg-fixes [-h]"),
+        (["help", "list"], "usage: bcg-fixes list [-h]"),
+        (["version"], "sglang-bcg-fixes "),
+    ],
+)
+def test_alone_it_helps_and_help_and_version_are_commands_too(arguments: list[str], words: str) -> None:
+    done = run(*arguments)
+    assert done.returncode == 0 and done.stdout.startswith(words) and done.stderr == "", done.stderr
+
+
+def test_every_suggestion_ends_with_a_question_mark_or_goes_on_behind_a_semicolon(tmp_path: pathlib.Path) -> None:
+    for name, value in (("SGLANG_BCG_FIXES", "offf"), ("SGLANG_BCG_FIXE", "off"), ("SGLANG_BCG_SELFCHEK", "off")):
+        said = run("doctor", "--root", str(tmp_path), **{name: value}).stderr
+        assert re.search(r"did you mean \w+\?(;|$)", said) and "?." not in said, said
 
 
 def test_status_without_processes_says_where_it_looked(tmp_path: pathlib.Path) -> None:
@@ -246,7 +429,9 @@ def test_status_without_processes_says_where_it_looked(tmp_path: pathlib.Path) -
     assert done.returncode == 0 and f"no running process reports in {tmp_path}: " in done.stdout
 
 
-@pytest.mark.parametrize("arguments", [["list"], ["explain", "fa_metadata"], ["status"]], ids=lambda given: given[0])
+@pytest.mark.parametrize(
+    "arguments", [["list", "--flags"], ["explain", "fa_metadata"], ["status"]], ids=lambda given: given[0]
+)
 @pytest.mark.parametrize(
     ("name", "words"),
     [

@@ -68,6 +68,9 @@ def test_a_terminal_gets_colours_and_lines_that_fit(release_root: Callable[[str]
         ("    lost        this: that", "    \033[31;1mlost\033[0m        this: that"),
         ("RANKS DIFFER: this", "\033[31;1mRANKS DIFFER\033[0m: this"),
         ("          action     it would be fixed", "          action     it would be fixed"),
+        ("  NOT FIXED   this: that", "  \033[31;1mNOT FIXED\033[0m   this: that"),
+        ("  not read    this: that", "  \033[33mnot read\033[0m    this: that"),
+        ("  fixed       this: that", "  \033[32mfixed\033[0m       this: that"),
         ("offline", "offline"),
         ("", ""),
     ],
@@ -83,6 +86,44 @@ def test_a_long_line_goes_on_below_its_last_column() -> None:
     assert all(line.startswith(f"{'':28}word") and len(line) <= 60 for line in rest)
     command = "run: SGLANG_PLUGINS=bcg_fixes python " + "--flag " * 20
     assert terminal.fold(command, 60) == command
+
+
+@pytest.mark.parametrize(
+    "arguments", [["list"], ["list", "--flags"], ["explain", "mamba2_checkpoint_grid"], ["explain", "gdn_extend"]]
+)
+def test_lists_and_pages_are_folded_on_a_terminal_alone(arguments: list[str]) -> None:
+    command = ("-m", "sglang_bcg_fixes", *arguments)
+    shown, piped = on_a_terminal(*command, NO_COLOR="1", COLUMNS="60"), processes.python(*command).stdout
+    assert words(shown) == words(piped) and max(map(len, piped.splitlines())) > 100
+    assert all(len(line) <= 60 or len(line.split()) == 1 for line in shown.splitlines())
+    # a line that is folded stays behind the margin of the first
+    margins = [len(line) - len(line.lstrip()) for line in shown.splitlines() if line]
+    whole = iter([line for line in piped.splitlines() if line])
+    left, margin = 0, 0
+    for line, found in zip(filter(None, shown.splitlines()), margins, strict=True):
+        if not left:
+            first = next(whole)
+            left, margin = len(first.split()), len(first) - len(first.lstrip())
+            assert found == margin
+        assert found >= margin
+        left -= len(line.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "column"),
+    [
+        ("  fixed       this: that", 14),
+        ("  0.5.14 to 0.5.19  --page-size 1 (that)", 20),
+        ("  this: that and more", 4),
+        ("  A sentence of a paragraph.", 2),
+        ("a title", 2),
+        ("  a second column that begins so late that nothing fits below it   here", 2),
+    ],
+)
+def test_the_next_line_begins_below_the_last_column(line: str, column: int) -> None:
+    assert terminal.below(line) == column
+    _, *rest = terminal.fold(f"{line} {'word ' * 20}".rstrip(), 60).splitlines()
+    assert rest and all(next_one.startswith(f"{'':{column}}word") for next_one in rest[1:])
 
 
 def test_colours_are_wanted_unless_the_environment_says_no() -> None:

@@ -75,6 +75,12 @@ def without_sglang(*arguments: str) -> None:
         command(*arguments)
 
 
+def without_sglang_and_torch(*arguments: str) -> None:
+    """Refuse torch, whoever imports it; its version can still be looked up."""
+    with mock.patch.dict(sys.modules, {"torch": None, "triton": None}):
+        without_sglang(*arguments)
+
+
 def with_little_memory(*arguments: str) -> None:
     from sglang_bcg_fixes.cli.main import main
 
