@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from sglang_bcg_fixes.planning import registry
-from sglang_bcg_fixes.source import verdicts
+from sglang_bcg_fixes.source import served, verdicts
 from tests import processes
 from tests.wheels import NEWEST
 from tests.wheels import RELEASES as ALL_RELEASES
@@ -322,21 +322,47 @@ def test_accuracies_of_models_without_graphs_are_the_recorded_ones(row: list[str
     assert servers["kernels"]["counts"]["prefill"]["replayed"] > 1900
 
 
-def test_the_readme_tells_what_a_warm_cache_of_mamba2_answers() -> None:
-    for release in ("0.5.15.post1", "0.5.17"):
-        shares = {
-            server["arm"]: [phase["accuracy"] for name, phase in server["phases"].items() if name.startswith("warm")]
-            for server in json.loads((RESULTS / f"accuracy-mamba2-{release}.json").read_text())["servers"]
-        }
-        stock, patched = (100 * sum(shares[arm]) / len(shares[arm]) for arm in ("stock", "kernels"))
-        told = f"get {stock:.0f} % right from a warm prefix cache, and **{patched:.1f} %** with us"
-        assert f"stock 0.5.15.post1 and 0.5.17 {told}" in " ".join(README.split())
+# of the table of what breaks: the architectures of each line that are in the recorded tables
+BREAKING = {
+    "Falcon-H1": ["FalconH1ForCausalLM"],
+    "Gemma 3n, text": ["Gemma3nForCausalLM"],
+    "MiniCPM-SALA": ["MiniCPMSALAForCausalLM"],
+    "Phi 1 and 2": ["PhiForCausalLM"],
+    "Persimmon": ["PersimmonForCausalLM"],
+    "Sarvam-MLA": ["SarvamMLAForCausalLM"],
+    "Kimi-Linear, Kimi K3": ["KimiLinearForCausalLM", "KimiK3ForConditionalGeneration"],
+    "GLM-Image": ["GlmImageForConditionalGeneration"],
+    "Dots3": ["Dots3NoteForCausalLM"],
+}
+DEFAULT = {served.BY_DEFAULT: "yes", served.IF_ASKED_FOR: "if graphs are asked for"}
 
 
-def test_the_readme_has_lines_of_the_whole_table_and_fits_two_screens() -> None:
-    table = [line for line in README.splitlines() if "→" in line and line.startswith("| ")]
-    assert len(table) == 9 and set(table) <= set(EVIDENCE.splitlines())
-    assert len(README.splitlines()) <= 120
+def lines_below(header: str, text: str) -> list[list[str]]:
+    _, _, rest = text.partition(header)
+    rows = itertools.takewhile(lambda line: line.startswith("|"), rest.splitlines()[2:])
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_the_readme_names_what_breaks_on_the_newest_release_and_by_what_it_is_fixed() -> None:
+    assert f"## What breaks on {NEWEST} today" in README
+    shown = lines_below("| model | with default flags |", README)
+    page = (processes.REPOSITORY / "docs" / "graphs_by_model.md").read_text()
+    recorded = {name: fixes for name, _, fixes in lines_below("| architecture | stock | the plugin's fix |", page)}
+    affected = {fix for fix, verdict in verdicts.recorded()[NEWEST].items() if verdict == "affected"}
+    for model, default, _, fixes in shown:
+        named = set(re.findall(r"\[(\w+)\]", fixes))
+        assert named <= affected, model
+        for architecture in BREAKING.get(model, ()):
+            assert DEFAULT[served.graphs(NEWEST, [architecture])] == default, model
+            assert named == set(re.findall(r"\[(\w+)\]", recorded[architecture])), model
+    named_models = {name for names in BREAKING.values() for name in names} | {"KimiK3LinearForCausalLM"}
+    assert set(BREAKING) < {row[0] for row in shown} and set(recorded) == named_models
+
+
+def test_the_readme_fits_two_screens_and_its_times_are_those_of_the_evidence() -> None:
+    table = [line for line in README.splitlines() if line.startswith("|") and line.endswith("** |")]
+    assert len(table) == 5 and set(table) <= set(EVIDENCE.splitlines())
+    assert len(README.splitlines()) <= 100
 
 
 def test_the_readme_shows_doctors_answer_as_its_page_does() -> None:
@@ -345,10 +371,11 @@ def test_the_readme_shows_doctors_answer_as_its_page_does() -> None:
     assert example in (processes.REPOSITORY / "docs" / "launches.md").read_text()
 
 
-def test_the_readme_counts_what_its_release_does_not_need() -> None:
-    (line,) = (line for line in README.splitlines() if line.startswith("bcg-fixes 0.1.0 on sglang"))
-    release, count = parts(re.compile(r".* on sglang (\S+), .*; (\d+) not needed; \.\.\."), line)
-    found = verdicts.recorded()[release]
-    # a guard is applied where nothing is wrong, too
-    fixes = [fix for fix in registry.discover().fixes if fix.patches and not fix.guard]
-    assert int(count) == sum(found[fix.id] != "affected" for fix in fixes)
+def test_the_readme_shows_the_log_line_of_its_page() -> None:
+    (line,) = (line for line in README.splitlines() if line.startswith("bcg-fixes 0.1.0: sglang "))
+    assert line in (processes.REPOSITORY / "docs" / "status.md").read_text().splitlines() and len(line) <= 200
+
+
+def test_the_readme_counts_what_has_no_fix() -> None:
+    without = [fix.id for fix in registry.discover().fixes if not fix.patches]
+    assert len(without) == 5 and "Five known defects have no fix" in README

@@ -146,7 +146,8 @@ def test_other_plugins_stay(chosen: str, kept: str) -> None:
 
 def test_a_file_of_settings_is_merged_as_sglang_does(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "server.yaml"
-    file.write_text("tp-size: 4\ntrust-remote-code: true\nskip-tokenizer-init: false\ncuda-graph-bs-prefill: [64, 128]\nport: 1\n")
+    switches = "trust-remote-code: true\nskip-tokenizer-init: false\n"
+    file.write_text(f"tp-size: 4\n{switches}cuda-graph-bs-prefill: [64, 128]\nport: 1\n")
     words = ["--model-path", "m", "--config", str(file), "--port", "2"]
     assert server_command.merged(words) == [
         *("--tp-size", "4", "--trust-remote-code", "--cuda-graph-bs-prefill", "64", "128", "--port", "1"),

@@ -7,6 +7,7 @@ other ranks are not of that kind, and cells without a row are not judged here.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +21,11 @@ from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.source import releases, served
 from tests import processes, wheels
 from tests.harm import matrix
-from tools import harm_page, served_table
+
+sys.path.insert(0, str(processes.REPOSITORY / "tools"))
+
+import harm_page
+import served_table
 
 # each has a red test of its own with what no row has
 SHOWN_ELSEWHERE = {
