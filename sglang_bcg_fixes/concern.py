@@ -53,6 +53,10 @@ class Launch:
         """The values of a key, at any depth."""
         return [value for found, value in settings_in(self.config) if found == key]
 
+    def denies(self, key: str) -> bool:
+        """Tell whether the configuration says no to something, at any depth."""
+        return any(found == key and value is False for found, value in every_setting(self.config))
+
     def given(self, *names: str) -> bool:
         return any(name in self.options for name in names)
 
@@ -72,14 +76,17 @@ class Launch:
 
 
 def settings_in(value: Any) -> Iterator[tuple[str, Any]]:
+    return ((key, inner) for key, inner in every_setting(value) if inner not in (None, False, 0, [], {}, ""))
+
+
+def every_setting(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            if inner not in (None, False, 0, [], {}, ""):
-                yield str(key), inner
-            yield from settings_in(inner)
+            yield str(key), inner
+            yield from every_setting(inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from settings_in(inner)
+            yield from every_setting(inner)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -68,8 +68,10 @@ def add(files: Any, config: Any, target: pathlib.Path) -> None:
     """Make a file or a list of files part of the site, unless it is one."""
     place = place_of(target)
     if files.get_file_from_path(place) is None:
-        source = {"content": list_of(target)} if target.is_dir() else {"abs_src_path": str(target)}
-        files.append(File.generated(config, place, **source))
+        if target.is_dir():
+            files.append(File.generated(config, place, content=list_of(target)))
+        else:
+            files.append(File.generated(config, place, abs_src_path=str(target)))
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:

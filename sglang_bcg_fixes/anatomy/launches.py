@@ -129,7 +129,7 @@ def embeds(launch: Launch) -> bool | None:
 
 def has_windows(launch: Launch) -> bool | None:
     """Many models name the size of a window that they do not use."""
-    if any(value is False for value in launch.values("use_sliding_window")):
+    if launch.denies("use_sliding_window"):
         return False
     kinds = [str(kind) for listed in launch.values("layer_types") if isinstance(listed, list) for kind in listed]
     if kinds:

@@ -155,7 +155,7 @@ def test_json_has_the_same(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPat
     ],
 )
 def test_what_cannot_be_answered_says_what_to_do(words: list[str], said: str, tmp_path: pathlib.Path) -> None:
-    made = {
+    made: dict[str, Mapping[str, Any]] = {
         "here": LLAMA,
         "hybrid": HYBRID,
         "unknown": {"architectures": ["FooBarForCausalLM"]},
@@ -221,11 +221,10 @@ def test_the_settings_of_a_file_count(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_workaround_that_is_not_known_to_work_is_not_said_to_be_applied(tmp_path: pathlib.Path) -> None:
-    model = folder(tmp_path, {**LLAMA, "architectures": ["DeepseekV3ForCausalLM"], "kv_lora_rank": 512})
-    file = tmp_path / "server.yaml"
-    file.write_text("dcp-size: 2\nenable-breakable-cuda-graph: true\n")
-    said = doctor(*root("0.5.12"), "--model", model, "--", "--config", str(file), status=1)
-    assert "avoid it: (leave out) --enable-breakable-cuda-graph" in said and "avoided in `run:` by" in said
+    words = ("--model", folder(tmp_path, LLAMA), "--", "--enable-breakable-cuda-graph")
+    said = doctor(*root("0.5.13"), *words, status=1)
+    assert "avoid it: --piecewise-cuda-graph-tokens 512" in said and "--piecewise" not in run_line(said)
+    assert "avoided in `run:` by --disable-overlap-schedule" in said
 
 
 def test_the_configuration_is_taken_as_a_flag_changes_it(tmp_path: pathlib.Path) -> None:
