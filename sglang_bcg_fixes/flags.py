@@ -170,7 +170,8 @@ def read(
     every: list[Fix | Kernel] = [*fixes, *kernels]
     flag_of = {each.id: each.flag for each in every}
     listed = [name.strip().lower() for name in given.get(OFF_LIST, "").split(",") if name.strip()]
-    mistakes += [f"{OFF_LIST} names {name}{nearest(name, flag_of)}" for name in listed if name not in flag_of]
+    none = "which is no fix and no kernel"
+    mistakes += [f"{OFF_LIST} names {name}, {none}{nearest(name, flag_of)}" for name in listed if name not in flag_of]
     in_list = {flag_of[name]: f"{OFF_LIST}={name}" for name in listed if name in flag_of}
     canary = given.get(CANARY, rows[CANARY].default)
     if not canary.isdecimal():

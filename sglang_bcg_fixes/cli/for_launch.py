@@ -133,7 +133,8 @@ class Answer:
         if any(item.state == NOT_READ for item in self.shown):
             yield from age(self.examined.source.version)
         if self.fixed and not everything:
-            yield f"fixed by the plugin ({len(self.fixed)}): {', '.join(item.id for item in self.fixed)}"
+            who = "not fixed until the plugin is active" if self.examined.loading else "fixed by the plugin"
+            yield f"{who} ({len(self.fixed)}): {', '.join(item.id for item in self.fixed)}"
         for choice, form, conditions in self.kernels:
             yield line("faster", form, choice.whose, choice.subject.title + worth(choice), conditions)
         if left_out := self.kernels_left_out:
@@ -240,7 +241,8 @@ class Answer:
         return [
             choice
             for choice, concern in self.kernels_that_concern
-            if choice.op not in on and choice.op in proven.times() and choice.finding.verdict is Verdict.AFFECTED
+            if choice.op not in on and choice.op in proven.times()
+            if choice.finding.verdict is Verdict.AFFECTED and choice.action is not Action.BLOCKED
         ]
 
     @functools.cached_property
@@ -298,7 +300,7 @@ class Answer:
 
 
 def line(first: str, second: str, name: str, title: str, conditions: Sequence[str]) -> str:
-    among = f" (with {'; '.join(conditions)})" if conditions else ""
+    among = f"; only with {' and '.join(conditions)}" if conditions else ""
     return f"{first:{STATE_WIDTH}} {second:{HARM_WIDTH}} {name}: {title}{among}"
 
 

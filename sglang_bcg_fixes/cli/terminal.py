@@ -26,6 +26,7 @@ COLOURS = {
     "off": YELLOW,
     "waiting": YELLOW,
     "fixed by the plugin": GREEN,
+    "not fixed until the plugin is active": RED,
     "fixed": GREEN,
     "nothing to do": GREEN,
     "faster": GREEN,

@@ -38,6 +38,25 @@ def test_every_value_is_taken() -> None:
     assert settings.strict and settings.fixes["stale_table"] == "on" and settings.kernels["metadata"] == "reference"
 
 
+def test_one_switch_turns_everything_off_and_refuses_nothing() -> None:
+    wrong = {"SGLANG_BCG_FIXES": "strict", "SGLANG_BCG_TYPO": "on", FIX.flag: "on", KERNEL.flag: "triton"}
+    settings = read(SGLANG_BCG=" OFF ", SGLANG_BCG_CANARY="x", **wrong)
+    assert settings.is_off and not settings.strict and settings.selfcheck == "off" and settings.canary == 0
+    assert settings.fixes == {"stale_table": "off", "shy_fix": "off"} and settings.kernels == {"metadata": "off"}
+    assert settings.off_by[FIX.flag] == settings.off_by[KERNEL.flag] == "SGLANG_BCG=off"
+    assert not read(SGLANG_BCG="auto").is_off
+    with pytest.raises(flags.FlagError, match="SGLANG_BCG=of is none of auto, off; did you mean off"):
+        read(SGLANG_BCG="of")
+
+
+def test_a_list_turns_fixes_and_kernels_off_whatever_their_own_flags_say() -> None:
+    settings = read(SGLANG_BCG_OFF="stale_table, Metadata", SGLANG_BCG_FIX_STALE_TABLE="on")
+    assert settings.fixes["stale_table"] == "off" and settings.kernels == {"metadata": "off"}
+    assert settings.off_by[FIX.flag] == "SGLANG_BCG_OFF=stale_table"
+    with pytest.raises(flags.FlagError, match="names stale_tabel, which is no fix and no kernel; did you mean stale_"):
+        read(SGLANG_BCG_OFF="stale_tabel")
+
+
 def test_off_switches_everything_off_but_what_is_on() -> None:
     assert read(SGLANG_BCG_FIXES="off").fixes == {"stale_table": "off", "shy_fix": "off"}
     assert read(SGLANG_BCG_FIXES="off", SGLANG_BCG_FIX_SHY_FIX="on").fixes == {"stale_table": "off", "shy_fix": "on"}
