@@ -1,4 +1,4 @@
-# serve: a real SGLang with the plugin; test: everything, on the CPU; the rest is for contributors.
+# demo: stock SGLang and SGLang with the plugin; serve: a server with it; test: everything, on the CPU; the rest is for contributors.
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 VENV := .venv-test
@@ -9,11 +9,14 @@ export STARTED := $(shell date +%s)
 REQUIREMENTS := cpu_sglang/requirements.txt tests/requirements.txt
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' cpu_sglang/requirements.txt)
 
-.PHONY: serve test test-all mutants lint wheels gpu bench record cost harm docs site fix forms release changelog dist clean
+.PHONY: demo serve test test-all mutants lint wheels gpu bench record cost harm docs site fix forms release changelog dist clean
 .DEFAULT_GOAL := test
 
+demo:
+	@$(PYTHON) tools/demo.py
+
 serve:
-	$(PYTHON) tools/serve.py
+	@$(PYTHON) tools/serve.py
 
 # progress: pip's own while installing, one line a release while fetching, then one a row; lint runs beside them
 test: wheels

@@ -2,7 +2,7 @@
 """Serve a tiny model with a released, unmodified SGLang and this checkout's plugin; needs only Python.
 
     make serve                    # or: python tools/serve.py; Ctrl-C ends it
-    make serve RELEASE=0.5.23     # another release of SGLang
+    make serve RELEASE=0.5.20     # another release of SGLang
     make serve ONESHOT=1          # stop after the first completion; exit status 0 if all went well
 
 Without a GPU (no nvidia-smi), SGLang's own CPU engine serves, and packages that exist only for CUDA are replaced by
@@ -12,26 +12,22 @@ that graphs are right.
 
 from __future__ import annotations
 
-import os
 import pathlib
 import random
 import re
 import shutil
-import signal
 import socket
-import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Mapping
 
 import serve_install
 import tiny_model
-from serve_server import ServeError, Server
+from serve_server import ServeError, Server, run
 
-# the pinned packages have no wheels for an older python
-OLDEST_PYTHON = (3, 11)
-DEFAULT_RELEASE = "0.5.12.post1"
-PLUGIN_LINE = re.compile(r"\bbcg-fixes\b.*\bapplied\b")
+PLUGIN_LINE = re.compile(r"\bbcg-fixes \d.*\b(applied|live)\b")
+LONGEST = 200
 PROMPT = (3, 4, 5, 6, 7)
 NEW_TOKENS = 8
 
@@ -59,29 +55,12 @@ ARGUMENTS_ON_CPU = (
 ARGUMENTS_ON_GPU = ("--dtype=bfloat16", "--mem-fraction-static=0.5")
 
 
-def main() -> int:
-    # lets `kill` or a time limit on this program end the server too
-    signal.signal(signal.SIGTERM, raise_interrupt)
-    try:
-        return serve(os.environ)
-    except ServeError as error:
-        print(f"make serve: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nmake serve: interrupted", file=sys.stderr)
-        return 130
-
-
-def raise_interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
-
-
 def serve(environ: Mapping[str, str]) -> int:
-    release = environ.get("RELEASE") or DEFAULT_RELEASE
+    release = environ.get("RELEASE") or serve_install.RELEASES[-1]
     check(release)
     on_gpu = shutil.which("nvidia-smi") is not None
-    python = serve_install.prepare(environment_folder(environ), release, on_gpu)
-    folder = cache_folder(environ)
+    python = serve_install.prepare(serve_install.environment_folder(environ), release, on_gpu)
+    folder = serve_install.cache_folder(environ, "serve")
     model = folder / "tiny-qwen3-next"
     tiny_model.write(model)
     port = int(environ.get("PORT") or free_port())
@@ -89,29 +68,16 @@ def serve(environ: Mapping[str, str]) -> int:
     environment = environment_of_server(environ, on_gpu)
     server = Server(command(python, release, on_gpu, model, port), environment, folder, address)
     try:
-        return show(server, python, environment, environ)
+        return show(server, release, environment, environ)
     finally:
-        print("stopping the server", flush=True)
         server.stop()
 
 
 def check(release: str) -> None:
-    if sys.version_info < OLDEST_PYTHON:
-        raise ServeError(f"this is python {sys.version.split()[0]}. Next: run it with python 3.11 or 3.12.")
+    serve_install.check_python()
     if release not in serve_install.RELEASES:
         known = ", ".join(serve_install.RELEASES)
         raise ServeError(f"RELEASE={release} has not been tried with this. Next: choose one of {known}.")
-
-
-def environment_folder(environ: Mapping[str, str]) -> pathlib.Path:
-    return pathlib.Path(environ.get("BCG_FIXES_VENV") or serve_install.REPOSITORY / ".venv").absolute()
-
-
-def cache_folder(environ: Mapping[str, str]) -> pathlib.Path:
-    base = environ.get("XDG_CACHE_HOME") or "~/.cache"
-    folder = pathlib.Path(base).expanduser() / "sglang-bcg-fixes" / "serve"
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 def free_port() -> int:
@@ -146,24 +112,23 @@ def graph_arguments(release: str) -> tuple[str, ...]:
     return ("--cuda-graph-backend-prefill=breakable",) if minor == 14 else ()
 
 
-def show(server: Server, python: pathlib.Path, environment: Mapping[str, str], environ: Mapping[str, str]) -> int:
-    """Print the server's answers and report; return the exit status."""
-    print(f"server log: {server.log}", flush=True)
+def show(server: Server, release: str, environment: Mapping[str, str], environ: Mapping[str, str]) -> int:
+    """Print three lines of result, and wait; return the exit status."""
     waited = server.wait_until_healthy(float(environ.get("START_LIMIT_S") or 600))
-    print(f"{server.address} is healthy after {waited:.0f} s", flush=True)
     output_ids = server.generate(PROMPT, NEW_TOKENS, limit_s=float(environ.get("ANSWER_LIMIT_S") or 300))
-    print(f"prompt ids {list(PROMPT)} -> completion ids {output_ids}", flush=True)
     plugin_lines = [line for line in server.lines() if PLUGIN_LINE.search(line)]
     if not plugin_lines:
         raise server.failure(
             "the server answers, but the plugin said nothing in its log, so it serves without the fixes "
             f"(SGLANG_PLUGINS={environment['SGLANG_PLUGINS']})"
         )
-    print("the plugin said:", *plugin_lines, sep="\n  ", flush=True)
-    print_status(python, environment)
+    print(f"SGLang {release} is healthy after {waited:.0f} s on {server.address}; its log is {server.log}")
+    print(f"prompt ids {list(PROMPT)} -> completion ids {output_ids}")
+    # the scheduler's comes last: it is the process that runs the model
+    print(textwrap.shorten(plugin_lines[-1], LONGEST, placeholder=" ..."), flush=True)
     if environ.get("ONESHOT"):
         return 0
-    print(f"serving on {server.address} until Ctrl-C", flush=True)
+    print("Ctrl-C ends it", flush=True)
     try:
         while True:
             server.check_alive()
@@ -173,13 +138,5 @@ def show(server: Server, python: pathlib.Path, environment: Mapping[str, str], e
         return 0
 
 
-def print_status(python: pathlib.Path, environment: Mapping[str, str]) -> None:
-    status = [str(python.parent / "bcg-fixes"), "status"]
-    print("bcg-fixes status:", flush=True)
-    ended = subprocess.run(status, env=dict(environment), check=False).returncode
-    if ended != 0:
-        raise ServeError(f"{' '.join(status)} ended with exit status {ended}. Next: run it while make serve is up.")
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run("make serve", serve))

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Install a released SGLang and this checkout's plugin into their own virtual environment."""
+"""Install a released SGLang and this checkout's plugin into a virtual environment, for `make demo` and `make serve`."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import pathlib
+import re
 import subprocess
 import sys
+import time
 import venv
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from serve_server import ServeError
 
@@ -19,6 +22,26 @@ REQUIREMENTS_ON_CPU = REPOSITORY / "cpu_sglang" / "requirements.txt"
 STAMP = "bcg-fixes-serve.json"
 
 RELEASES = tuple((REPOSITORY / "tools" / "releases.txt").read_text().split())
+# the pinned packages have no wheels for an older python
+OLDEST_PYTHON = (3, 11)
+# what pip says when it reached no index
+NO_NETWORK = re.compile(r"NewConnectionError|NameResolutionError|ConnectTimeout|ProxyError|Max retries exceeded")
+
+
+def check_python() -> None:
+    if sys.version_info < OLDEST_PYTHON:
+        raise ServeError(f"this is Python {sys.version.split()[0]}. Next: add PYTHON=python3.11 to your command.")
+
+
+def environment_folder(environ: Mapping[str, str]) -> pathlib.Path:
+    return pathlib.Path(environ.get("BCG_FIXES_VENV") or REPOSITORY / ".venv").absolute()
+
+
+def cache_folder(environ: Mapping[str, str], command: str) -> pathlib.Path:
+    base = environ.get("XDG_CACHE_HOME") or "~/.cache"
+    folder = pathlib.Path(base).expanduser() / "sglang-bcg-fixes" / command
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def prepare(folder: pathlib.Path, release: str, on_gpu: bool) -> pathlib.Path:
@@ -27,7 +50,6 @@ def prepare(folder: pathlib.Path, release: str, on_gpu: bool) -> pathlib.Path:
     stamp = folder / STAMP
     wanted = json.dumps({"release": release, "on_gpu": on_gpu, "inputs": digest_of_inputs()})
     if python.exists() and stamp.exists() and stamp.read_text() == wanted:
-        print(f"{folder} has sglang {release} and this checkout's plugin already", flush=True)
         return python
     # an interrupted installation must not pass for a complete one
     stamp.unlink(missing_ok=True)
@@ -48,34 +70,28 @@ def digest_of_inputs() -> str:
 
 
 def create(folder: pathlib.Path) -> None:
-    print(f"creating the virtual environment {folder}", flush=True)
     try:
-        venv.create(folder, with_pip=True)
+        with step(f"creating {folder}"):
+            venv.create(folder, with_pip=True)
     except subprocess.CalledProcessError as error:
         raise ServeError(
             f"no virtual environment could be made in {folder}: {error}. On Debian the module it needs is a package "
-            f"of its own. Next: apt install python3-venv, then make serve again."
+            f"of its own. Next: apt install python3-venv, then the same command."
         ) from error
 
 
 def install_on_cpu(python: pathlib.Path, release: str) -> None:
     torch = pinned("torch")
-    print(
-        f"no nvidia-smi here, so SGLang will run on the CPU. {torch} is about 200 MB where pip is configured with "
-        "PyTorch's index of CPU builds (PIP_EXTRA_INDEX_URL; its address is on pytorch.org), else about 3 GB",
-        flush=True,
-    )
-    pip(python, torch, torch)
+    pip(python, f"{torch} (200 MB from PyTorch's index of CPU builds, else 3 GB: docs/trying.md)", torch)
     # without dependencies: the list is complete, and torch's CUDA build wants other versions
     pip(python, "what SGLang imports", "--no-deps", "--requirement", str(REQUIREMENTS_ON_CPU))
     pip(python, f"sglang {release}", "--no-deps", f"sglang=={release}")
 
 
 def install_on_gpu(python: pathlib.Path, release: str) -> None:
-    print(f"installing sglang {release} with its CUDA packages: several gigabytes", flush=True)
     constraints = CONSTRAINTS / f"{release}.txt"
     limits = ["--constraint", str(constraints)] if constraints.exists() else []
-    pip(python, f"sglang {release}", *limits, f"sglang=={release}")
+    pip(python, f"sglang {release} with its CUDA packages (several gigabytes)", *limits, f"sglang=={release}")
 
 
 def pinned(package: str) -> str:
@@ -86,13 +102,32 @@ def pinned(package: str) -> str:
 
 
 def pip(python: pathlib.Path, what: str, *arguments: str) -> None:
-    print(f"installing {what}", flush=True)
-    command: Sequence[str] = [str(python), "-m", "pip", "install", "--disable-pip-version-check", *arguments]
-    status = subprocess.run(command, check=False).returncode
-    if status != 0:
-        version = ".".join(map(str, sys.version_info[:3]))
-        raise ServeError(
-            f"pip could not install {what} (exit status {status}): {' '.join(command)}\n"
-            f"Its reason is above. Next: if it found no matching distribution, this python ({version}) may be too new "
-            f"or too old for it, so try make serve with 3.11 or 3.12; if the network failed, try again."
-        )
+    # SGLang's modules are compiled when they are imported, which most never are
+    options = ["--quiet", "--no-compile", "--disable-pip-version-check"]
+    command: Sequence[str] = [str(python), "-m", "pip", "install", *options, *arguments]
+    with step(f"installing {what}"):
+        ran = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if ran.returncode != 0:
+            raise ServeError(explained(what, ran.stdout.strip()))
+
+
+def explained(what: str, said: str) -> str:
+    """Say in one sentence why pip failed, and what to do next."""
+    if NO_NETWORK.search(said):
+        return f"pip reached no package index for {what}. Next: connect, or set PIP_INDEX_URL, then the same command."
+    last = said.rpartition("\n")[2].removeprefix("ERROR: ")
+    version = ".".join(map(str, sys.version_info[:2]))
+    next_step = "try PYTHON=python3.11" if "No matching distribution" in said else "repair that, then the same command"
+    return f"pip of Python {version} could not install {what}: {last}. Next: {next_step}."
+
+
+@contextlib.contextmanager
+def step(what: str) -> Iterator[None]:
+    """Show a line for what takes long: what it is, then its seconds."""
+    started = time.monotonic()
+    print(f"{what} ...", end="", flush=True)
+    try:
+        yield
+        print(f" {time.monotonic() - started:.0f} s", end="")
+    finally:
+        print(flush=True)

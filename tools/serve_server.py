@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Start a server in its own process group, wait for it with a time limit, and leave nothing behind."""
+"""Start programs in process groups of their own, wait for them with a time limit, and leave nothing behind."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 TAIL_LINES = 25
@@ -25,17 +25,36 @@ class ServeError(Exception):
     """Serving failed; the message says what, where and what to do next."""
 
 
-class Server:
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: pathlib.Path, address: str):
-        self.address = address
-        self.log = folder / "server.log"
-        with self.log.open("wb") as log:
+def run(name: str, program: Callable[[Mapping[str, str]], int]) -> int:
+    """Run a command of the Makefile and return its exit status."""
+    # lets `kill` or a time limit on this program end what it has started too
+    signal.signal(signal.SIGTERM, raise_interrupt)
+    try:
+        return program(os.environ)
+    except ServeError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"\n{name}: interrupted", file=sys.stderr)
+        return 130
+
+
+def raise_interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+class Group:
+    """A program and all that it starts."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: pathlib.Path):
+        self.log = log
+        with self.log.open("wb") as output:
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
-                stdout=log,
+                stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd=folder,
+                cwd=log.parent,
                 # what it prints and what its errors say stand in the log as they came
                 env={**environment, "PYTHONUNBUFFERED": "1"},
                 # its own group, to be ended together with everything it spawned
@@ -44,6 +63,29 @@ class Server:
 
     def lines(self) -> list[str]:
         return self.log.read_text(errors="replace").splitlines()
+
+    def stop(self) -> None:
+        """End the whole process group: politely, then not."""
+        for way in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, way)
+            if self.is_gone_within(SECONDS_TO_END):
+                break
+        self.process.wait()
+
+    def is_gone_within(self, limit_s: float) -> bool:
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            if not is_running(self.process.pid):
+                return True
+            time.sleep(0.1)
+        return False
+
+
+class Server(Group):
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], folder: pathlib.Path, address: str):
+        super().__init__(command, environment, folder / "server.log")
+        self.address = address
 
     def failure(self, what: str) -> ServeError:
         tail = "\n".join(f"  | {line}" for line in self.lines()[-TAIL_LINES:])
@@ -101,23 +143,6 @@ class Server:
         if not isinstance(output_ids, list) or len(output_ids) != new_tokens:
             raise self.failure(f"/generate answered without the {new_tokens} output ids asked for: {answer}")
         return output_ids
-
-    def stop(self) -> None:
-        """End the whole process group: politely, then not."""
-        for way in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, way)
-            if self.is_gone_within(SECONDS_TO_END):
-                break
-        self.process.wait()
-
-    def is_gone_within(self, limit_s: float) -> bool:
-        deadline = time.monotonic() + limit_s
-        while time.monotonic() < deadline:
-            if not is_running(self.process.pid):
-                return True
-            time.sleep(0.1)
-        return False
 
 
 def is_running(group: int) -> bool:
