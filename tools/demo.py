@@ -35,8 +35,9 @@ FILL = {EQUAL: "#2da44e", DIFFERS: "#cf222e", MISSING: "#8c1c24"}
 COLUMNS = {"eager": "without graphs", "stock": "stock, with graphs", "plugin": "plugin, with graphs"}
 
 MEANING = (
-    "Tokens of tiny models with random weights, from SGLang's own code. Green equals the run without graphs.",
-    "This is a CPU's model of CUDA graphs, not a GPU. In the table freed memory keeps what was last written to it.",
+    "Tiny models with random weights run on SGLang's own code. Green equals the run without graphs.",
+    "This is a CPU's model of CUDA graphs, not a GPU. A dash means that SGLang ended.",
+    "The tokens are those of memory kept: freed memory holds what was written to it last.",
 )
 NEXT = "Your own model, in the environment of your SGLang: bcg-fixes doctor --model FOLDER_OR_CONFIG_JSON"
 
@@ -166,21 +167,26 @@ def table(rows: list[Row], report: Mapping[str, Any], colour: bool) -> str:
 
 
 def painted(token: Token, colour: bool) -> str:
-    text = f"{token.text + ('' if token.state == EQUAL else '*'):4}"
+    text = f"{token.text + ('*' if token.state == DIFFERS else ''):4}"
     return f"\033[{ANSI[token.state]}m{text}\033[0m" if colour else text
 
 
 def said_of(arms: Mapping[str, Any]) -> list[str]:
-    """Lines on each arm: how far its logits are off, and how it ended."""
+    """Lines on each arm: how far its logits are off, or how it ended."""
     lines = []
     for arm, ran in arms.items():
         kept, reused = (
-            f"ends: {ran[memory]['error']}"
+            f"ends with {ran[memory]['error']}"
             if "error" in ran[memory]
             else f"logits off by {ran[memory]['max_abs_logit_difference']:.2g}"
             for memory in ("kept", "reused")
         )
-        lines.append(f"  {arm + ':':8}{kept}" + ("" if kept == reused else f"; where freed memory is reused, {reused}"))
+        said = (
+            [f"memory kept or reused: {kept}"]
+            if kept == reused
+            else [f"memory kept: {kept}", f"memory reused: {reused}"]
+        )
+        lines.append(f"  {arm + ':':8}{'; '.join(said)}")
     return lines
 
 
@@ -191,14 +197,14 @@ def drawn(rows: list[Row], release: str) -> str:
     total = left + len(COLUMNS) * block
     bottom = top + len(rows) * high + 10 * len(MODELS)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {bottom + 44}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {total} {bottom + 61}" '
         f'font-family="sans-serif" font-size="12" fill="#1f2328">',
         f"<title>Tokens of SGLang {release} without graphs, stock, and with the plugin</title><defs>",
         *(
             f'<rect id="{state}" width="{wide - 3}" height="{high - 3}" rx="3" fill="{fill}"/>'
             for state, fill in FILL.items()
         ),
-        f'</defs><rect width="{total}" height="{bottom + 44}" fill="#fff"/>',
+        f'</defs><rect width="{total}" height="{bottom + 61}" fill="#fff"/>',
         f'<text x="12" y="26" font-size="16" font-weight="bold">SGLang {release}: tokens with CUDA graphs</text>',
     ]
     for number, title in enumerate(COLUMNS.values()):

@@ -30,7 +30,6 @@ SAYS_WHAT_IT_APPLIED = "bcg-fixes 0.1.0 on sglang 0.0.0, MainProcess (pid 1): ap
 STUBBORN_SERVER = ("-m", "tests.scenarios.stubborn_server")
 
 Start = Callable[..., serve_server.Server]
-PythonWithStatus = Callable[[int], pathlib.Path]
 Installed = tuple[pathlib.Path, list[str]]
 
 
@@ -60,55 +59,37 @@ def answering(start: Start) -> Start:
     return answering
 
 
-@pytest.fixture
-def python_with_status(tmp_path: pathlib.Path) -> PythonWithStatus:
-    """A python's path beside which there is a `bcg-fixes` that ends as told."""
-
-    def make(exit_status: int) -> pathlib.Path:
-        command = tmp_path / "bin" / "bcg-fixes"
-        command.parent.mkdir()
-        command.write_text(f"#!/bin/sh\nexit {exit_status}\n")
-        command.chmod(0o755)
-        return command.parent / "python"
-
-    return make
+def show(server: serve_server.Server) -> int:
+    return serve.show(server, "0.0.0", {"SGLANG_PLUGINS": "bcg_fixes"}, {"ONESHOT": "1", "START_LIMIT_S": "30"})
 
 
-def show(server: serve_server.Server, python: pathlib.Path) -> int:
-    return serve.show(server, python, {"SGLANG_PLUGINS": "bcg_fixes"}, {"ONESHOT": "1", "START_LIMIT_S": "30"})
-
-
+@pytest.mark.parametrize("line", [SAYS_WHAT_IT_APPLIED, "bcg-fixes 0.1.0: sglang 0.0.0 Llama TP0: 4 fixes live"])
 def test_a_completion_and_the_plugin_line_are_success(
-    answering: Start, python_with_status: PythonWithStatus, capfd: pytest.CaptureFixture[str]
+    line: str, answering: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert show(answering(SAYS_WHAT_IT_APPLIED), python_with_status(0)) == 0
-    printed = capfd.readouterr().out
-    assert SAYS_WHAT_IT_APPLIED in printed
-    assert "[0, 1, 2, 3, 4, 5, 6, 7]" in printed
+    assert show(answering(line)) == 0
+    *progress, healthy, completion, said = capfd.readouterr().out.splitlines()
+    assert all(text.startswith("waiting for the server") for text in progress)
+    assert re.match(r"SGLang 0\.0\.0 is healthy after \d+ s on http://\S+; its log is ", healthy)
+    assert "[0, 1, 2, 3, 4, 5, 6, 7]" in completion
+    assert said == line
 
 
-def test_a_missing_plugin_line_is_failure(answering: Start, python_with_status: PythonWithStatus) -> None:
+def test_a_missing_plugin_line_is_failure(answering: Start) -> None:
     # sglang itself prints this much about a plugin that it could not load
     server = answering("Failed to load plugin bcg_fixes from group sglang.srt.plugins")
     with pytest.raises(serve_server.ServeError, match="plugin said nothing") as caught:
-        show(server, python_with_status(0))
+        show(server)
     assert "Failed to load plugin" in str(caught.value)
-
-
-def test_a_failing_status_is_failure(answering: Start, python_with_status: PythonWithStatus) -> None:
-    with pytest.raises(serve_server.ServeError, match=r"bcg-fixes status ended with exit status 2\. Next: "):
-        show(answering(SAYS_WHAT_IT_APPLIED), python_with_status(2))
 
 
 @pytest.mark.parametrize(
     ("ids", "status", "said"),
     [([1, 2], 200, "without the 8 output ids"), (None, 200, "without the 8 output ids"), ([], 500, "HTTP status 500")],
 )
-def test_an_answer_that_is_no_completion_is_failure(
-    answering: Start, python_with_status: PythonWithStatus, ids: object, status: int, said: str
-) -> None:
+def test_an_answer_that_is_no_completion_is_failure(answering: Start, ids: object, status: int, said: str) -> None:
     with pytest.raises(serve_server.ServeError, match=said):
-        show(answering(SAYS_WHAT_IT_APPLIED, ids, status), python_with_status(0))
+        show(answering(SAYS_WHAT_IT_APPLIED, ids, status))
 
 
 def test_a_server_that_dies_shows_the_end_of_its_log(start: Start) -> None:
@@ -215,7 +196,7 @@ def test_on_a_cpu_pip_installs_the_list_as_it_is(tmp_path: pathlib.Path, monkeyp
     monkeypatch.setattr(subprocess, "run", run)
     python = serve_install.prepare(tmp_path, "0.5.12", on_gpu=False)
     assert python == tmp_path / "bin" / "python"
-    install = [str(python), "-m", "pip", "install", "--disable-pip-version-check"]
+    install = [str(python), "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
     assert commands == [
         [*install, f"torch=={pinned()['torch']}"],
         [*install, "--no-deps", "--requirement", str(processes.REPOSITORY / "cpu_sglang" / "requirements.txt")],
@@ -239,9 +220,42 @@ def test_an_interrupted_installation_does_not_pass_for_a_whole_one(
     assert not (folder / serve_install.STAMP).exists()
 
 
-def test_a_failing_pip_says_what_it_could_not_install(tmp_path: pathlib.Path) -> None:
-    with pytest.raises(serve_server.ServeError, match=r"could not install sglang 9 .*\n.*Next: "):
-        serve_install.pip(pathlib.Path("/bin/false"), "sglang 9", "sglang==9")
+@pytest.mark.parametrize(
+    ("said", "next_step"),
+    [
+        ("ERROR: No matching distribution found for sglang==9", "Next: try PYTHON=python3.11."),
+        ("ERROR: No space left on device", "Next: repair that, then the same command."),
+        (
+            "WARNING: Retrying (NewConnectionError('no route'))\nERROR: No matching distribution found",
+            "Next: connect, ",
+        ),
+    ],
+)
+def test_a_failing_pip_is_a_sentence_and_a_next_step(
+    said: str, next_step: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pip = tmp_path / "python"
+    pip.write_text(f"#!/bin/sh\ncat <<'END'\nCollecting something\n{said}\nEND\nexit 1\n")
+    pip.chmod(0o755)
+    with pytest.raises(serve_server.ServeError, match=re.escape(next_step)) as caught:
+        serve_install.pip(pip, "sglang 9", "sglang==9")
+    assert "sglang 9" in str(caught.value) and "\n" not in str(caught.value)
+    assert capsys.readouterr().out == "installing sglang 9 ...\n", "pip is not quiet"
+
+
+def test_without_a_network_pip_says_so(tmp_path: pathlib.Path) -> None:
+    """Ask a port on which nobody listens, with pip itself."""
+    wheel = tmp_path / "python"
+    wheel.write_text(f'#!/bin/sh\nexec {sys.executable} "$@" --retries 0 --index-url http://127.0.0.1:1/ --isolated\n')
+    wheel.chmod(0o755)
+    with pytest.raises(serve_server.ServeError, match=r"pip reached no package index for x\. Next: connect"):
+        serve_install.pip(wheel, "x", "--dry-run", "--target", str(tmp_path / "x"), "no-such-package-of-bcg-fixes")
+
+
+def test_an_old_python_is_a_sentence_and_a_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 10, 9))
+    with pytest.raises(serve_server.ServeError, match=r"Next: add PYTHON=python3\.11 to your command\."):
+        serve_install.check_python()
 
 
 def test_every_constraint_file_belongs_to_a_known_release() -> None:
@@ -298,7 +312,9 @@ def test_make_serve(tmp_path: pathlib.Path, everything: bool) -> None:
     log = (tmp_path / "sglang-bcg-fixes" / "serve" / "server.log").read_text()
     assert "Failed to load plugin" not in log and "Failed to execute general plugin" not in log
     assert "completion ids [" in ran.stdout
-    # the scheduler is the process that runs the model; `bcg-fixes status` has it from that process itself
-    told = re.findall(r"^.*bcg-fixes .*: applied .*", ran.stdout, re.MULTILINE)[-1]
-    assert "linear_attention_captured" in told.partition(";")[0] and "; unknown none" in told and "failed" not in told
-    assert re.search(r"^ +applied +\d+: .*\blinear_attention_captured\b", ran.stdout, re.MULTILINE), ran.stdout
+    results = [line for line in ran.stdout.splitlines() if not re.match(r"creating |installing |waiting ", line)]
+    assert len(results) == 3 and max(map(len, results[1:])) <= serve.LONGEST, ran.stdout
+    # the scheduler is the process that runs the model
+    said = [line for line in log.splitlines() if serve.PLUGIN_LINE.search(line)][-1]
+    assert results[-1].removesuffix(" ...") in said
+    assert "unknown none" in said or " 0 unknown" in said
