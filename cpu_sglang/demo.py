@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tiny models on a released SGLang, as it is and with the plugin, beside one eager run: what `make demo` shows.
 
-SGLang is imported once; each arm of each model is a fork with its own environment. The eager run of an arm without
-plugins is the reference of all. The same captured graphs then answer twice: freed memory keeps what was written to it
-last, and freed memory is in use elsewhere (see graphs.py).
+SGLang is imported once; each arm of each model is a fork with its own environment. The first arm also runs eagerly,
+before it captures: that is the reference of all. The same captured graphs then answer twice: freed memory keeps what
+was written to it last, and freed memory is in use elsewhere (see graphs.py).
 
     PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m cpu_sglang.demo --json OUT --model falcon_h1 phi \\
         --arm stock SGLANG_PLUGINS=__none__ --arm plugin SGLANG_PLUGINS=bcg_fixes
@@ -27,15 +27,15 @@ REQUESTS = 2
 MEMORIES = {"kept": False, "reused": True}
 
 
-def run(model: str, environment: dict[str, str], steps: int) -> dict[str, Any]:
-    """Answers of a model with prefill graphs, for each kind of memory; and eager ones where no plugin is loaded."""
+def run(model: str, environment: dict[str, str], steps: int, eagerly_too: bool) -> dict[str, Any]:
+    """Answers of a model with prefill graphs, for each kind of memory; and before them without graphs."""
     os.environ.update(environment)
     one_batch.load_plugins()
     report: dict[str, Any] = {"with_plugin": "sglang_bcg_fixes.plugin" in sys.modules}
     loaded = one_batch.load(model)
     one_batch.randomize(loaded.model_runner.model)
     batches = [prefill._prompts(lengths) for lengths in prefill.BATCHES[REQUESTS]]
-    if not report["with_plugin"]:
+    if eagerly_too:
         report["eager"] = _answers(loaded, batches, steps)
     for memory, freed_memory_is_garbage in MEMORIES.items():
         graphs.freed_memory_is_garbage = freed_memory_is_garbage
@@ -81,13 +81,14 @@ def compare(arms: dict[str, dict[str, str]], models: list[str], steps: int, proc
     """Report of each model: eager tokens, and of each arm its tokens and how far its logits are off."""
     # forked processes inherit the imports, which take the longest
     one_batch._import_benchmark()
-    runs = [(model, environment, steps) for model in models for environment in arms.values()]
+    first = next(iter(arms))
+    runs = [(model, environment, steps, arm == first) for model in models for arm, environment in arms.items()]
     with multiprocessing.get_context("fork").Pool(processes, maxtasksperchild=1) as pool:
         found = iter(pool.starmap(run, runs, chunksize=1))
     report = {}
     for model in models:
         of_arms = {name: next(found) for name in arms}
-        eager = next(ran.pop("eager") for ran in of_arms.values() if "eager" in ran)
+        eager = of_arms[first].pop("eager")
         for ran in of_arms.values():
             for memory in MEMORIES:
                 logits = ran[memory].pop("logits", None)

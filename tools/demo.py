@@ -13,6 +13,7 @@ from __future__ import annotations
 import html
 import json
 import pathlib
+import shutil
 import subprocess
 import sys
 import time
@@ -39,6 +40,7 @@ MEANING = (
     "This is a CPU's model of CUDA graphs, not a GPU. A dash means that SGLang ended.",
     "The tokens are those of memory kept: freed memory holds what was written to it last.",
 )
+ON_A_GPU = "The same on your GPU: bcg-fixes verify --case phi_prefill_graph --case falcon_h1_prefill_graph"
 NEXT = "Your own model, in the environment of your SGLang: bcg-fixes doctor --model FOLDER_OR_CONFIG_JSON"
 
 
@@ -72,6 +74,8 @@ def demo(environ: Mapping[str, str]) -> int:
     print(f"picture: {picture}   log: {folder / 'demo.log'}   {time.monotonic() - started:.0f} s")
     shown = judge(report)
     print(shown or "Stock is wrong or ends, and the plugin is right.")
+    if shutil.which("nvidia-smi"):
+        print(ON_A_GPU)
     print(NEXT)
     return 1 if shown else 0
 

@@ -24,6 +24,7 @@ STAMP = "bcg-fixes-serve.json"
 RELEASES = tuple((REPOSITORY / "tools" / "releases.txt").read_text().split())
 # the pinned packages have no wheels for an older python
 OLDEST_PYTHON = (3, 11)
+TRIED_PYTHONS = ("3.11", "3.12")
 # what pip says when it reached no index
 NO_NETWORK = re.compile(r"NewConnectionError|NameResolutionError|ConnectTimeout|ProxyError|Max retries exceeded")
 
@@ -82,7 +83,7 @@ def create(folder: pathlib.Path) -> None:
 
 def install_on_cpu(python: pathlib.Path, release: str) -> None:
     torch = pinned("torch")
-    pip(python, f"{torch} (200 MB from PyTorch's index of CPU builds, else 3 GB: docs/trying.md)", torch)
+    pip(python, torch, torch, size=" (200 MB from PyTorch's index of CPU builds, else 3 GB: docs/trying.md)")
     # without dependencies: the list is complete, and torch's CUDA build wants other versions
     pip(python, "what SGLang imports", "--no-deps", "--requirement", str(REQUIREMENTS_ON_CPU))
     pip(python, f"sglang {release}", "--no-deps", f"sglang=={release}")
@@ -91,7 +92,7 @@ def install_on_cpu(python: pathlib.Path, release: str) -> None:
 def install_on_gpu(python: pathlib.Path, release: str) -> None:
     constraints = CONSTRAINTS / f"{release}.txt"
     limits = ["--constraint", str(constraints)] if constraints.exists() else []
-    pip(python, f"sglang {release} with its CUDA packages (several gigabytes)", *limits, f"sglang=={release}")
+    pip(python, f"sglang {release}", *limits, f"sglang=={release}", size=" and its CUDA packages (several gigabytes)")
 
 
 def pinned(package: str) -> str:
@@ -101,11 +102,11 @@ def pinned(package: str) -> str:
     raise ServeError(f"{REQUIREMENTS_ON_CPU} does not pin {package}. Next: add a line {package}==VERSION to it.")
 
 
-def pip(python: pathlib.Path, what: str, *arguments: str) -> None:
+def pip(python: pathlib.Path, what: str, *arguments: str, size: str = "") -> None:
     # SGLang's modules are compiled when they are imported, which most never are
     options = ["--quiet", "--no-compile", "--disable-pip-version-check"]
     command: Sequence[str] = [str(python), "-m", "pip", "install", *options, *arguments]
-    with step(f"installing {what}"):
+    with step(f"installing {what}{size}"):
         ran = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if ran.returncode != 0:
             raise ServeError(explained(what, ran.stdout.strip()))
@@ -117,7 +118,11 @@ def explained(what: str, said: str) -> str:
         return f"pip reached no package index for {what}. Next: connect, or set PIP_INDEX_URL, then the same command."
     last = said.rpartition("\n")[2].removeprefix("ERROR: ")
     version = ".".join(map(str, sys.version_info[:2]))
-    next_step = "try PYTHON=python3.11" if "No matching distribution" in said else "repair that, then the same command"
+    next_step = "repair that, then the same command"
+    if "No matching distribution" in said:
+        next_step = (
+            "see `pip config list`: your index lacks it" if version in TRIED_PYTHONS else "add PYTHON=python3.11"
+        )
     return f"pip of Python {version} could not install {what}: {last}. Next: {next_step}."
 
 

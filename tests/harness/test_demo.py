@@ -18,6 +18,8 @@ import pytest
 import serve_install
 import serve_server
 
+from sglang_bcg_fixes.lab.verify import cases
+
 TOKENS = 6 * demo.STEPS
 RED, GREEN = "\033[31;1m", "\033[32m"
 
@@ -80,10 +82,10 @@ def test_one_command_shows_it(
     ("arm", "variables", "said"),
     [
         ("plugin", {"SGLANG_PLUGINS": "bcg_fixes", "SGLANG_BCG_FIXES": "off"}, "Falcon-H1: SGLang with the plugin is"),
-        ("plugin", {"SGLANG_PLUGINS": "__none__"}, "Falcon-H1: SGLang did not load the plugin."),
+        ("stock", {"SGLANG_PLUGINS": "bcg_fixes"}, "Falcon-H1: the stock run had the plugin, so it shows nothing."),
     ],
 )
-def test_a_plugin_that_fixes_nothing_is_failure(
+def test_arms_that_are_not_what_they_are_called_are_failure(
     arm: str,
     variables: dict[str, str],
     said: str,
@@ -157,6 +159,11 @@ def test_a_terminal_has_colour_where_it_is_wanted(environ: dict[str, str], colou
     assert os.read(read, 100).decode().strip() == str(coloured)
     os.close(read)
     os.close(write)
+
+
+def test_the_command_for_a_gpu_names_cases_of_verify() -> None:
+    named = re.findall(r"--case (\S+)", demo.ON_A_GPU)
+    assert len(named) == len(demo.MODELS) and set(named) <= {case.name for case in cases.CASES}
 
 
 def test_a_picture_that_cannot_be_written_has_a_next_step(

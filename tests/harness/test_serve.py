@@ -169,7 +169,7 @@ def installed(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Instal
         (folder / "bin" / "pip").touch()
 
     monkeypatch.setattr(serve_install, "create", create)
-    monkeypatch.setattr(serve_install, "pip", lambda python, what, *arguments: steps.append(what))
+    monkeypatch.setattr(serve_install, "pip", lambda python, what, *_, **__: steps.append(what))
     return tmp_path / "venv", steps
 
 
@@ -223,7 +223,7 @@ def test_an_interrupted_installation_does_not_pass_for_a_whole_one(
 @pytest.mark.parametrize(
     ("said", "next_step"),
     [
-        ("ERROR: No matching distribution found for sglang==9", "Next: try PYTHON=python3.11."),
+        ("ERROR: No matching distribution found for sglang==9", "Next: add PYTHON=python3.11."),
         ("ERROR: No space left on device", "Next: repair that, then the same command."),
         (
             "WARNING: Retrying (NewConnectionError('no route'))\nERROR: No matching distribution found",
@@ -232,8 +232,13 @@ def test_an_interrupted_installation_does_not_pass_for_a_whole_one(
     ],
 )
 def test_a_failing_pip_is_a_sentence_and_a_next_step(
-    said: str, next_step: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    said: str,
+    next_step: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 14, 0))
     pip = tmp_path / "python"
     pip.write_text(f"#!/bin/sh\ncat <<'END'\nCollecting something\n{said}\nEND\nexit 1\n")
     pip.chmod(0o755)
@@ -243,13 +248,15 @@ def test_a_failing_pip_is_a_sentence_and_a_next_step(
     assert capsys.readouterr().out == "installing sglang 9 ...\n", "pip is not quiet"
 
 
-def test_without_a_network_pip_says_so(tmp_path: pathlib.Path) -> None:
+def test_without_a_network_pip_says_so(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ask a port on which nobody listens, with pip itself."""
-    wheel = tmp_path / "python"
-    wheel.write_text(f'#!/bin/sh\nexec {sys.executable} "$@" --retries 0 --index-url http://127.0.0.1:1/ --isolated\n')
-    wheel.chmod(0o755)
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:1/")
+    monkeypatch.setenv("PIP_RETRIES", "1")
     with pytest.raises(serve_server.ServeError, match=r"pip reached no package index for x\. Next: connect"):
-        serve_install.pip(wheel, "x", "--dry-run", "--target", str(tmp_path / "x"), "no-such-package-of-bcg-fixes")
+        serve_install.pip(pathlib.Path(sys.executable), "x", "--target", str(tmp_path), "no-such-package-of-bcg-fixes")
 
 
 def test_an_old_python_is_a_sentence_and_a_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
