@@ -9,7 +9,8 @@ import pytest
 
 from tests import processes
 
-PLAIN = "assert target.function(1) == ['function', 1, 1] and not [m for m in sys.modules if m.startswith('sglang_bcg_fixes.fixes.')]"
+OURS = "[name for name in sys.modules if name.startswith('sglang_bcg_fixes.fixes.')]"
+PLAIN = f"assert target.function(1) == ['function', 1, 1] and not {OURS}"
 PROGRAM = f"import sys\nfrom sglang.srt import target\nfrom sglang_bcg_fixes import plugin\nplugin.load()\n{PLAIN}\n"
 
 
