@@ -8,7 +8,9 @@ import pathlib
 import signal
 import subprocess
 import sys
+import time
 import types
+import typing
 
 import pytest
 import torch
@@ -217,3 +219,79 @@ def test_ranks_agree_and_do_not_wait_for_one_that_died(tmp_path: pathlib.Path) -
     assert ranks[1].returncode == 3 and ranks[0].returncode in (1, -signal.SIGABRT), said
     assert "bcg-fixes refuses to serve: the self-check ended in " in said[0], said[0]
     assert "SGLANG_BCG_SELFCHECK=off" in said[0] and "the other rank is dead" not in said[0]
+
+
+def seconds(clock: check.Clock) -> tuple[float, float]:
+    return round(clock.spent, 6), round(clock.compiling, 6)
+
+
+def test_what_runs_compile_is_not_taken_from_the_time_for_batches() -> None:
+    clock, batch = check.Clock(), batches.Batch("one", (10,), 10)
+    clock.compiled(30.0)
+    # the first run of this size compiles, and so does its replay
+    clock.ran(batch, 0.1, 8.1, 0.1, 2.1)
+    assert seconds(clock) == (0.3, 40.0) and clock.expects(batch) == pytest.approx(0.1)
+    assert clock.allows(batch, check.RUNS) and clock.allows(batches.Batch("ten", (100,), 100), 2)
+    assert not clock.allows(batches.Batch("large", (1000,), 1000))
+    # which ends: a start takes a bounded time whatever is compiled
+    clock.compiled(check.SECONDS_TO_COMPILE)
+    assert not clock.allows(batch)
+
+
+def test_the_time_for_batches_ends_too() -> None:
+    clock, batch = check.Clock(), batches.Batch("one", (10,), 10)
+    for _ in range(3):
+        clock.ran(batch, 0.3, 0.3, 0.3, 0.3)
+    assert seconds(clock) == (2.7, 0.0) and clock.allows(batch) and not clock.allows(batch, check.RUNS)
+    # a small batch costs more than its tokens, and tells little of a large one
+    clock.ran(batches.Batch("large", (1000,), 1000), 0.1)
+    assert clock.expects(batch) == pytest.approx(0.001)
+
+
+class Slow(check.Check):
+    """A check whose runs take what a list says, on a clock of its own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, runs: list[float]) -> None:
+        self.now, self.runs = 0.0, iter(runs)
+        self.batches = [batches.Batch(name, (4,), 4) for name in "abcdefg"]
+        self.model_runner = types.SimpleNamespace(device="cpu")
+        self.any_rank = bool
+        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
+
+    def observe(self, *_: object, **__: object) -> list[judge.Observation]:
+        self.now += next(self.runs)
+        return []
+
+    def verdict(self, *_: object) -> tuple[str, None]:
+        return check.RIGHT, None
+
+    def checked(self) -> list[str]:
+        books: typing.Any = None
+        return [case.batch.name for case in self.cases(books)]
+
+
+# seconds of the runs of each batch: eagerly twice, and its replay
+WARM = [0.05, 0.05, 0.05]
+
+
+@pytest.mark.parametrize(
+    ("runs", "checked"),
+    [
+        ([0.05, *7 * WARM], "abcdefg"),
+        # nothing is in the cache of Triton: the first run of each size compiles
+        ([20.0, *WARM, *6 * [5.0, 0.05, 0.05]], "abcdefg"),
+        ([20.0, *WARM, *6 * [1.0, 0.05, 4.0]], "abcdefg"),
+        # it never ends: 120 seconds, and the batch that is begun
+        ([20.0, *WARM, *6 * [60.0, 0.05, 0.05]], "abc"),
+        ([500.0, *WARM], "a"),
+        # a large model, whose runs are long each time
+        ([0.5, *3 * 3 * [0.4]], "ab"),
+    ],
+    ids=["warm", "cold", "cold replays", "endless", "endless at once", "large"],
+)
+def test_a_cold_start_leaves_out_no_batch_and_never_hangs(
+    monkeypatch: pytest.MonkeyPatch, runs: list[float], checked: str
+) -> None:
+    slow = Slow(monkeypatch, runs)
+    assert "".join(slow.checked()) == checked
+    assert slow.now <= max(check.SECONDS_TO_COMPILE + 30, runs[0] + 1)

@@ -23,8 +23,10 @@ from sglang_bcg_fixes.process.selfcheck.bookkeeping import Bookkeeping, Randomne
 RIGHT, WRONG = "right", "wrong"
 INCONCLUSIVE, NOT_REPLAYED = "inconclusive", "not replayed"
 QUESTIONS = ("can_run", "can_run_graph")
-# beside what the first run compiles; what would take longer is left out and said
+# for runs that compile nothing; what would take longer is left out and said
 SECONDS = 3.0
+# for compiling what the first requests would have to: no batch begins once it has taken as long
+SECONDS_TO_COMPILE = 120.0
 # of each batch: two eager ones, and the replay
 RUNS = 3
 # the prompts of a batch, and the one that pads
@@ -200,29 +202,36 @@ class Check:
             give_memory_back(model_runner.device)
 
     def cases(self, books: Bookkeeping) -> Iterator[Case]:
-        # kernels that are compiled now need not be for the first request
-        self.observe(self.batches[0], 0, books, replay=False)
-        clock = Clock(time.perf_counter())
+        clock = Clock()
+        # what is tuned while it runs may write what it must not, and is not compared
+        clock.compiled(self.timed(self.batches[0], 0, books, replay=False)[1])
         for seed, batch in enumerate(self.batches):
             # one batch is checked, whatever the clock says
             if seed and self.any_rank(not clock.allows(batch)):
                 continue
-            began = time.perf_counter()
-            eager = self.observe(batch, seed, books, replay=False)
-            wait_for(self.model_runner.device)
-            clock.note(batch, time.perf_counter() - began)
-            if seed and self.any_rank(not clock.allows(batch, RUNS - 1)):
+            eager, first = self.timed(batch, seed, books, replay=False)
+            # one that takes longer than expected may have compiled something: the next tells
+            if seed and self.any_rank(first <= clock.expects(batch) and not clock.allows(batch, RUNS, first)):
+                clock.ran(batch, first)
                 continue
-            found = self.case(batch, seed, books, eager, began)
+            again, second = self.timed(batch, seed, books, replay=False)
+            usual = min(first, second)
+            if seed and self.any_rank(not clock.allows(batch, RUNS, usual)):
+                clock.ran(batch, usual, first, second)
+                continue
+            replayed, third = self.timed(batch, seed, books, replay=True)
+            clock.ran(batch, usual, first, second, third)
+            found = Case(batch, *self.verdict(eager, again, replayed), first + second + third)
             if self.any_rank(found.verdict == WRONG):
                 yield found if found.verdict == WRONG else dataclasses.replace(found, verdict=WRONG, first=None)
                 return
             yield found
 
-    def case(self, batch: Batch, seed: int, books: Bookkeeping, eager: list[judge.Observation], began: float) -> Case:
-        again, replayed = (self.observe(batch, seed, books, replay=replay) for replay in (False, True))
-        verdict, first = self.verdict(eager, again, replayed)
-        return Case(batch, verdict, first, time.perf_counter() - began)
+    def timed(self, batch: Batch, seed: int, books: Bookkeeping, replay: bool) -> tuple[list[judge.Observation], float]:
+        began = time.perf_counter()
+        found = self.observe(batch, seed, books, replay)
+        wait_for(self.model_runner.device)
+        return found, time.perf_counter() - began
 
     def observe(self, batch: Batch, seed: int, books: Bookkeeping, replay: bool) -> list[judge.Observation]:
         """Run a batch from the same initial state as every other, and sample what it writes and answers.
@@ -253,18 +262,31 @@ class Check:
 
 @dataclasses.dataclass
 class Clock:
-    """The time budget, by the quickest run so far: small batches cost more than their tokens."""
+    """Two budgets: one for runs, and one for what they compile, which a run takes longer than a usual one."""
 
-    started: float
+    spent: float = 0.0
+    compiling: float = 0.0
+    # by the quickest run so far: small batches cost more than their tokens
     seconds_a_token: float = 0.0
 
-    def note(self, batch: Batch, seconds: float) -> None:
-        mine = seconds / (batch.prefix + batch.bucket)
-        self.seconds_a_token = min(self.seconds_a_token or mine, mine)
+    def expects(self, batch: Batch) -> float:
+        return self.seconds_a_token * (batch.prefix + batch.bucket)
 
-    def allows(self, batch: Batch, runs: int = 1) -> bool:
-        left = SECONDS - (time.perf_counter() - self.started)
-        return runs * self.seconds_a_token * (batch.prefix + batch.bucket) <= left
+    def allows(self, batch: Batch, runs: int = 1, usual: float | None = None) -> bool:
+        """Tell whether so many runs fit that take as long as a usual one, or as is expected."""
+        each = self.expects(batch) if usual is None else usual
+        return self.compiling <= SECONDS_TO_COMPILE and self.spent + runs * each <= SECONDS
+
+    def ran(self, batch: Batch, usual: float, *runs: float) -> None:
+        """Count each run as a usual one, and what it took longer as compiling."""
+        mine = usual / (batch.prefix + batch.bucket)
+        self.seconds_a_token = min(self.seconds_a_token or mine, mine)
+        for seconds in runs or (usual,):
+            self.spent += min(seconds, usual)
+            self.compiled(seconds - min(seconds, usual))
+
+    def compiled(self, seconds: float) -> None:
+        self.compiling += seconds
 
 
 def wait_for(device: str) -> None:
