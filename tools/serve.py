@@ -26,7 +26,7 @@ import serve_install
 import tiny_model
 from serve_server import ServeError, Server, run
 
-PLUGIN_LINE = re.compile(r"\bbcg-fixes \d.*\b(applied|live)\b")
+PLUGIN_LINE = re.compile(r"\bbcg-fixes \S+: sglang ")
 LONGEST = 200
 PROMPT = (3, 4, 5, 6, 7)
 NEW_TOKENS = 8

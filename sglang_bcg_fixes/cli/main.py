@@ -140,10 +140,12 @@ def parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser(
         "status",
-        help="what the running processes of this user, for root of all, really have",
-        description="Exit status: 0 the ranks of each server have the same, 1 they differ.",
+        help="what the running servers of this user, for root of all, really have",
+        description="Exit status: 0 the ranks of each server have the same, 1 they differ, or --require finds none.",
     )
-    command.add_argument("-v", "--verbose", action="store_true", help="every rank, and a line for every fix")
+    command.add_argument("-v", "--verbose", action="store_true", help="every process, and a line for every fix")
+    command.add_argument("--pid", type=int, metavar="PID", help="only the server that this process belongs to")
+    command.add_argument("--require", action="store_true", help="exit with 1 where no server reports")
     command.add_argument("--json", action="store_true", help="machine-readable")
     command.set_defaults(run=run_status)
 
@@ -299,20 +301,17 @@ def run_status(options: argparse.Namespace) -> int:
     all_known(options)
     folders = report_folders.chosen()
     live = ranks.with_ranks([status.with_calls(each) for each in report_folders.live(folders)])
-    differences = ranks.differences(live)
     notes = [] if live else [report_folders.nobody(folders)]
+    if options.pid is not None:
+        wanted = {content["server"] for content in live if options.pid in (content["pid"], content["server"])}
+        notes += [] if wanted or not live else [f"process {options.pid} belongs to none of the servers that report"]
+        live = [content for content in live if content["server"] in wanted]
     notes += [text for folder in folders if (text := report_folders.problem(folder))]
     for note in notes:
         print(note, file=sys.stderr if options.json else sys.stdout)
     if options.json:
-        print(json.dumps(live, indent=1))
-        # not in the JSON, which is a list of processes
-        for difference in differences:
-            print(f"bcg-fixes status: ranks differ: {difference}", file=sys.stderr)
-        return MISSING if differences else GOOD
-    for content, others in ranks.folded(live) if not options.verbose else [(content, []) for content in live]:
-        for line in status.lines(content, others, options.verbose):
+        print(json.dumps(status.as_dict(live), indent=1))
+    for server in status.servers(live) if not options.json else ():
+        for line in status.lines_of(server, options.verbose):
             terminal.show(line)
-    for difference in differences:
-        terminal.show(f"RANKS DIFFER: {difference}")
-    return MISSING if differences else GOOD
+    return MISSING if ranks.differences(live) or (options.require and not live) else GOOD

@@ -11,8 +11,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from sglang_bcg_fixes.process import procfs, report
-
-SCHEDULER = "scheduler"
+from sglang_bcg_fixes.process.served import SCHEDULER
 
 
 def server_of(pid: int, reporting: Container[int]) -> int:
@@ -43,34 +42,14 @@ def differences(contents: Sequence[Mapping[str, Any]]) -> list[str]:
     return found
 
 
-def folded(contents: Sequence[dict[str, Any]]) -> list[tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Put each process with the ranks of its server that have the same, but for times and numbers of calls."""
-    found: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
-    for content in contents:
-        like = (others for first, others in found if is_rank(content) and of_rank(first) == of_rank(content))
-        others = next(like, None)
-        if others is None:
-            found.append((content, []))
-        else:
-            others.append(content)
-    return found
-
-
-def of_rank(content: Mapping[str, Any]) -> list[Any]:
-    """List what equal ranks have in common."""
-    rows = [[row.get(what) for what in ("id", "impl", "state", "detail", "rejected")] for row in report.rows(content)]
-    line, check = (content["read_back"] or {}).get("line"), content.get("selfcheck") or {}
-    return [is_rank(content), content["server"], content["plan"], line, check.get("verdict"), check.get("reason"), rows]
-
-
 def is_rank(content: Mapping[str, Any]) -> bool:
     return (content["title"] or "").startswith(SCHEDULER)
 
 
 def is_loaded(content: Mapping[str, Any]) -> bool:
-    """Tell whether SGLang has imported what is patched; without patches nothing is read back."""
+    """Tell whether SGLang has imported what is patched; without patches nothing is verified."""
     there = {row["state"] for row in report.rows(content)}
-    return bool(content["read_back"]) or not {report.APPLIED, report.WAITING} & there
+    return bool(content.get("verified")) or not {report.APPLIED, report.PENDING} & there
 
 
 def name(content: Mapping[str, Any]) -> str:

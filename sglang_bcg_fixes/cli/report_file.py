@@ -43,7 +43,7 @@ SIZES = "size|topk|steps|tokens|requests|length|interval|static|bs|tp|dp"
 TOLD = re.compile(rf"-({CHOICES}|{SIZES})(-prefill|-decode)?$")
 # of a server's report: what it is, and not what it was called with
 OF_A_PROCESS = (
-    *("package", "sglang", "process", "title", "time", "seconds", "plan", "read_back", "selfcheck", "canary"),
+    *("package", "sglang", "process", "title", "time", "seconds", "plan", "verified", "selfcheck", "canary"),
     *("batches", "fixes", "kernels"),
 )
 

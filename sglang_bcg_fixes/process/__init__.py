@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin in one process: applied fixes, waiting ones, and the report on both."""
+"""The plugin in one process: applied fixes, pending ones, and the report on both."""

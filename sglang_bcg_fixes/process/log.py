@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import logging
 import sys
+import traceback
 
 logger = logging.getLogger("sglang_bcg_fixes")
 
 
-def say(level: int, message: str) -> None:
+def say(level: int, message: str, error: BaseException | None = None) -> None:
     """Log, and make sure that it is seen: SGLang sets up logging only after it has loaded its plugins."""
-    if logger.hasHandlers() and logger.isEnabledFor(level):
-        logger.log(level, message)
+    if logger.hasHandlers() or level < logging.INFO:
+        logger.log(level, message, exc_info=error)
     else:
-        print(message, file=sys.stderr, flush=True)
+        trace = traceback.format_exception(error) if error else []
+        print("\n".join([message, *trace]), file=sys.stderr, flush=True)

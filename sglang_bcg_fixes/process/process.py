@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plugin in this process: the plan, what is applied, and what still waits."""
+"""The plugin in this process: the plan, what is applied, and what is pending."""
 
 from __future__ import annotations
 
@@ -19,15 +19,18 @@ from sglang_bcg_fixes.engine.ledger import Ledger
 from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.model import Action, Decision, Patch, modules_of
 from sglang_bcg_fixes.planning import plan
-from sglang_bcg_fixes.process import procfs, report, watch
+from sglang_bcg_fixes.process import procfs, report, served, watch
 from sglang_bcg_fixes.process.log import logger, say
 from sglang_bcg_fixes.process.metrics import Metrics
 from sglang_bcg_fixes.process.selfcheck import at_start, canary
 from sglang_bcg_fixes.source.tree import Source
 
+# a source that nobody has read
+STATES = {Action.UNKNOWN: report.UNREAD}
+
 
 class Process:
-    """The plugin in this process: the plan, what is applied, and what still waits."""
+    """The plugin in this process: the plan, what is applied, and what is pending."""
 
     def __init__(self, settings: flags.Settings, source: Source, made: plan.Plan) -> None:
         self.settings = settings
@@ -36,14 +39,19 @@ class Process:
         self.ledger = Ledger()
         self.watches = Ledger()
         self.watcher = ImportWatcher()
-        self.report = report.Report(made, is_strict=settings.strict)
-        self.waiting: dict[str, list[Decision[Any]]] = {}
+        self.report = report.Report(made, settings.strict, settings.selfcheck != "off")
+        # by the module that each awaits
+        self.pending: dict[str, list[Decision[Any]]] = {}
         # patched and not yet settled, and why some could not be
         self.is_patching = False
         self.patched: dict[str, Decision[Any]] = {}
         self.failed: dict[str, Exception] = {}
         # hooks whose module came while something was patched, and what is lost without each
         self.unwatched: list[tuple[Patch, str]] = []
+        # missing, and not yet said: it is not known yet if that concerns the model
+        self.unsaid: dict[str, Exception | None] = {}
+        # a scheduler says its line when it is complete
+        self.is_said = self.is_starting = False
         self.last_line = ""
         self.has_warned_of_report = False
         self.metrics = Metrics()
@@ -55,8 +63,8 @@ class Process:
                 active.use(choice)
         self.carry_out(self.plan.decisions)
         # behind the fixes, so that it stands around what they make of a runner
-        hooks = list(watch.hooks(self)) if self.patches else []
-        hooks += at_start.hooks(self) if self.settings.selfcheck != "off" else ()
+        hooks = list(watch.hooks(self)) if self.patches or self.lacks else []
+        hooks += at_start.hooks(self) if not self.leaves_alone else ()
         hooks += canary.hooks(self) if self.settings.canary else ()
         self.watch(hooks)
         self.report.seconds = time.perf_counter() - started
@@ -68,9 +76,14 @@ class Process:
         return bool(self.plan.applied)
 
     @property
+    def lacks(self) -> bool:
+        """Tell whether any fix is wanted that cannot be had."""
+        return any(each.mends and each.action in (Action.UNKNOWN, Action.BLOCKED) for each in self.plan.decisions)
+
+    @property
     def leaves_alone(self) -> bool:
         """Tell whether nothing is applied or checked, so that nothing needs counters or cleaning up."""
-        return not self.patches and self.settings.selfcheck == "off" and not self.settings.canary
+        return not (self.patches or self.lacks) and self.settings.selfcheck == "off" and not self.settings.canary
 
     def compare_with_parent(self) -> None:
         """Warn, or refuse under strict, if the parent plans differently: such ranks can hang a collective."""
@@ -96,7 +109,7 @@ class Process:
             if decision.id in self.patched:
                 continue
             if decision.action is not Action.APPLY:
-                self.settle(decision, decision.action.value, decision.reason)
+                self.settle(decision, STATES.get(decision.action, decision.action.value), decision.reason)
             elif self.is_ready(decision):
                 self.patch(decision)
             else:
@@ -136,26 +149,24 @@ class Process:
                 if problem is None:
                     self.settle(decision, report.APPLIED, decision.reason)
                 else:
-                    whose = decision.whose
-                    logger.error("bcg-fixes: %s could not be applied and was rolled back", whose, exc_info=problem)
-                    self.settle(decision, report.FAILED, f"{type(problem).__name__}: {problem}")
+                    self.settle(decision, report.FAILED, f"{type(problem).__name__}: {problem}", problem)
                 del self.patched[decision.id]
 
     def wait(self, decision: Decision[Any]) -> None:
         modules = decision.modules
-        self.settle(decision, report.WAITING, f"SGLang has not imported {' or '.join(modules)} in this process")
+        self.settle(decision, report.PENDING, f"SGLang has not imported {' or '.join(modules)} in this process")
         for name in modules:
-            if name not in self.waiting:
+            if name not in self.pending:
                 self.watcher.call_after(name, functools.partial(self.carry_out_late, name))
-            self.waiting.setdefault(name, []).append(decision)
+            self.pending.setdefault(name, []).append(decision)
             if name in sys.modules:
                 self.watcher.call_when_idle(functools.partial(self.carry_out_late, name))
 
     def carry_out_late(self, module: str) -> None:
         left = [
             decision
-            for decision in self.waiting[module]
-            if self.report.state(decision.id) == report.WAITING and decision.id not in self.patched
+            for decision in self.pending[module]
+            if self.report.state(decision.id) == report.PENDING and decision.id not in self.patched
         ]
         ready = list(filter(self.is_ready, left))
         if len(ready) < len(left):
@@ -165,7 +176,7 @@ class Process:
         self.carry_out(ready)
         if ready and is_outermost:
             # a server imports two dozen modules one after the other, and one line says it all
-            if self.report.ids(report.WAITING):
+            if self.report.ids(report.PENDING):
                 self.write()
             else:
                 self.log_line()
@@ -195,25 +206,37 @@ class Process:
         try:
             found = watch.look(occasion, self.ledger, self.plan)
         except Exception as error:
-            logger.exception("bcg-fixes: the fixes could not be read back when %s", occasion)
+            logger.exception("bcg-fixes: the fixes could not be verified when %s", occasion)
             if self.settings.strict:
-                raise SystemExit(f"bcg-fixes refuses to serve with fixes that it cannot read back: {error}") from error
-            say(logging.WARNING, f"bcg-fixes: fixes may get lost unseen, they cannot be read back: {error}")
+                raise SystemExit(f"bcg-fixes refuses to serve with fixes that it cannot verify: {error}") from error
+            say(logging.WARNING, f"bcg-fixes: fixes may get lost unseen, they cannot be verified: {error}")
             return
         self.report.read_back = found
         newly_lost = [name for name in found.lost if self.report.state(name) != report.LOST]
         for name in (*found.live, *found.lost):
             self.report.note(name, report.LOST if name in found.lost else report.APPLIED, found.lost.get(name))
         if before is None or not found.agrees_with(before):
-            say(logging.INFO, f"bcg-fixes {report.process_name()}: {found.line()}")
+            logger.debug("bcg-fixes %s: %s", report.process_name(), found.line())
         self.log_line()
         for name in newly_lost:
             self.lose(self.report.outcomes[name])
 
     def show_metrics(self) -> None:
         """Show metrics from now on: SGLang does, and prometheus_client knows the folder by now."""
-        if self.metrics.start(procfs.title(os.getpid()) or multiprocessing.current_process().name):
-            self.watch(watch.refusal_hooks(self), "nobody counts why prefills are not replayed")
+        self.metrics.start(procfs.title(os.getpid()) or multiprocessing.current_process().name)
+
+    def meet(self, model_runner: Any) -> None:
+        """Learn from the first model runner which fixes concern this server, and warn of those that are missing."""
+        is_draft = getattr(model_runner, "is_draft_worker", False)
+        if self.report.served is None and model_runner is not None and not is_draft:
+            self.report.served = served.seen(model_runner, self.source, self.plan.decisions)
+            self.warn_of_missing()
+
+    def say_once(self) -> None:
+        """Log the one line of a scheduler, unless that is done or not all in it is known."""
+        if not (self.is_said or self.is_starting) and self.report.served is not None:
+            self.is_said = True
+            say(logging.INFO, self.report.summary())
 
     def lose(self, outcome: report.Outcome) -> None:
         decision, problem = outcome.decision, outcome.detail
@@ -226,30 +249,43 @@ class Process:
             raise SystemExit(f"bcg-fixes refuses to serve without {flag} (lost): {problem}. {way_out}")
         say(logging.WARNING, f"bcg-fixes: {decision.whose} was applied and is LOST: {problem}. {way_out}")
 
-    def settle(self, decision: Decision[Any], state: str, detail: str) -> None:
-        """Record the state of a decision; warn of a wanted fix that is missing, or end."""
+    def settle(self, decision: Decision[Any], state: str, detail: str, error: Exception | None = None) -> None:
+        """Record the state of a decision; end where a needed fix is missing, or keep it for a warning."""
         self.report.outcomes[decision.id] = report.Outcome(decision, state, detail)
         if state not in report.MISSING:
             return
-        if decision.is_needed(self.settings.strict):
+        rolled_back = "bcg-fixes: %s could not be applied and was rolled back"
+        is_needed = decision.is_needed(self.settings.strict)
+        if error is not None:
+            logger.log(logging.ERROR if is_needed else logging.DEBUG, rolled_back, decision.whose, exc_info=error)
+        if is_needed:
             raise SystemExit(
                 f"bcg-fixes refuses to start without {decision.asked_for} ({state}): {detail}. {decision.remedy}"
             )
-        if decision.mends:
-            say(
-                logging.WARNING,
-                f"bcg-fixes: {decision.whose} is not applied ({state}): {detail}. `bcg-fixes doctor` shows a "
-                f"workaround; {decision.subject.flag}=off silences this; please report it to {decision.owner} with the "
-                f"output of `bcg-fixes report`",
+        if decision.mends or error is not None:
+            self.unsaid[decision.id] = error
+            self.warn_of_missing()
+
+    def warn_of_missing(self) -> None:
+        """Warn of each missing fix that concerns the model, once that is known."""
+        while self.unsaid and self.report.served is not None:
+            name, error = self.unsaid.popitem()
+            outcome = self.report.outcomes[name]
+            decision = outcome.decision
+            message = (
+                f"bcg-fixes: {decision.whose} is not applied ({outcome.state}): {outcome.detail}. `bcg-fixes doctor` "
+                f"shows a workaround; {decision.subject.flag}=off silences this; please report it to {decision.owner} "
+                f"with the output of `bcg-fixes report`"
             )
+            say(logging.WARNING if self.report.concerns(decision) else logging.DEBUG, message, error)
 
     def log_line(self) -> None:
-        """Log the whole line if it has changed."""
+        """Log the states for debugging if they have changed."""
         line = self.report.line()
-        if line != self.last_line:
-            say(logging.INFO, line)
-            logger.debug("bcg-fixes in detail:\n%s", self.report.table())
-        self.last_line = line
+        # SGLang sets up logging only after it has loaded its plugins
+        if line != self.last_line and logger.isEnabledFor(logging.DEBUG):
+            logger.debug(line)
+            self.last_line = line
         self.write()
 
     def write(self) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan and its outcome: one log line, a table, and a file per process for `bcg-fixes status`."""
+"""The plan and its outcome: one log line, and a file per process for `bcg-fixes status`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,25 @@ from typing import Any
 from sglang_bcg_fixes import __version__
 from sglang_bcg_fixes.engine import call_counts
 from sglang_bcg_fixes.kernels import active
-from sglang_bcg_fixes.model import Action, AnyDecision, Decision
+from sglang_bcg_fixes.model import Action, AnyDecision, Choice, Decision
 from sglang_bcg_fixes.planning.plan import Plan
 from sglang_bcg_fixes.process import procfs
+from sglang_bcg_fixes.process.served import Served
 from sglang_bcg_fixes.process.watch import ReadBack
 
 APPLIED = "applied"
 FAILED = "failed"
 LOST = "lost"
-WAITING = "waiting"
+PENDING = "pending"
+UNREAD = "unread"
 # states in which a fix that is wanted is not there
-MISSING = (FAILED, LOST, Action.UNKNOWN.value, Action.BLOCKED.value)
-# the states whose fixes the log line always names, and those where it does when there are some
-ALWAYS = (APPLIED, Action.OFF.value, Action.UNKNOWN.value)
-SOMETIMES = (WAITING, FAILED, LOST, Action.BLOCKED.value)
+MISSING = (FAILED, LOST, UNREAD, Action.BLOCKED.value)
+# the states whose fixes the line for debugging always names, and those where it does when there are some
+ALWAYS = (APPLIED, Action.OFF.value, UNREAD)
+SOMETIMES = (PENDING, FAILED, LOST, Action.BLOCKED.value)
+# of the line that each scheduler logs
+LONGEST = 200
+OFF_SWITCH = "SGLANG_BCG=off"
 
 
 class ReportError(Exception):
@@ -40,7 +45,7 @@ class ReportError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """The state of one decision in this process, read back where something was changed."""
+    """The state of one decision in this process, verified where something was changed."""
 
     decision: Decision[Any]
     state: str
@@ -52,13 +57,15 @@ class Outcome:
 
 @dataclasses.dataclass
 class Report:
-    """Everything about the plugin in one process; outcomes change when a waiting fix is applied."""
+    """Everything about the plugin in one process; outcomes change when a pending fix is applied."""
 
     plan: Plan
     is_strict: bool = False
+    is_checked: bool = True
     outcomes: dict[str, Outcome] = dataclasses.field(default_factory=dict)
     seconds: float = 0.0
     read_back: ReadBack | None = None
+    served: Served | None = None
     selfcheck: dict[str, Any] | None = None
     canary: dict[str, int] | None = None
 
@@ -83,8 +90,53 @@ class Report:
         """The fixes in this state."""
         return [decision.id for decision, outcome in self.settled(self.plan.fixes) if outcome.state == state]
 
+    def concerns(self, decision: Decision[Any]) -> bool | None:
+        """Tell whether it may matter to the model of this process; None before that is known."""
+        return decision.id in self.served.concerned if self.served else None
+
+    def summary(self) -> str:
+        """The one line that a scheduler logs, about what concerns its model."""
+        lost = self.read_back.lost if self.read_back else {}
+        here = [each for each in self.settled(self.plan.fixes) if self.concerns(each[0]) and each[0].id not in lost]
+        states = [outcome.state for _, outcome in here]
+        live = states.count(APPLIED) if self.read_back else 0
+        # whatever is lost counts: that it may matter is reason enough
+        counts = {
+            "fix live" if live == 1 else "fixes live": live,
+            "unread": states.count(UNREAD),
+            "lost": sum(each.id in lost for each in self.plan.fixes),
+            "failed": states.count(FAILED),
+        }
+        told = ", ".join(f"{number} {word}" for word, number in counts.items() if number or word != "failed")
+        model, rank = (self.served.model, self.served.rank) if self.served else ("no model", process_name())
+        kernels = [form for each, outcome in self.settled(self.plan.kernels) if (form := self.form(each, outcome))]
+        begin, strict = f"bcg-fixes {__version__}: sglang {self.plan.version} ", ", strict" if self.is_strict else ""
+        end = f"self-check {self.checked}; more: bcg-fixes status; off: {OFF_SWITCH}"
+        for shown in (f"kernel {', '.join(kernels) or 'none'}", f"{len(kernels)} kernels"):
+            middle = f" {rank}{strict}: {told}; {shown}; {end}"
+            if len(begin + model + middle) <= LONGEST:
+                return begin + model + middle
+        return f"{begin}{model[: max(LONGEST - len(begin + middle) - 3, 0)]}...{middle}"
+
+    def form(self, choice: Choice, outcome: Outcome) -> str:
+        """Name the form that runs of a kernel, such as gdn_extend=cuda; nothing where none does, or not for this model.
+
+        One that names no launches concerns those that call it.
+        """
+        if choice.impl is None or outcome.state != APPLIED or not self.concerns(choice):
+            return ""
+        found, is_declared = active.so_far(choice.op), bool(choice.subject.concerns)
+        if not is_declared and (found["left"] or not call_counts.TALLY.sum(choice.op)):
+            return ""
+        return f"{choice.op}={found['impl']}{' in part' if found['left'] else ''}"
+
+    @property
+    def checked(self) -> str:
+        """The result of the self-check in two words, such as "right 7/7"."""
+        return self.selfcheck["short"] if self.selfcheck else "none" if self.is_checked else "off"
+
     def line(self) -> str:
-        """The line that every process logs, and logs again when a waiting fix has been applied."""
+        """The state of everything in this process, for debugging."""
         states = [*ALWAYS, *(state for state in SOMETIMES if self.ids(state))]
         parts = [f"{state} {', '.join(self.ids(state)) or 'none'}" for state in states]
         # what is right here needs no name: `status` has them
@@ -96,10 +148,6 @@ class Report:
         who = f"{process_name()}{', strict' if self.is_strict else ''}"
         return f"bcg-fixes {__version__} on sglang {self.plan.version}, {who}: {'; '.join(parts)}"
 
-    def table(self) -> str:
-        lines = [f"{name:32} {outcome.state:11} {outcome.detail}" for name, outcome in self.outcomes.items()]
-        return "\n".join(lines)
-
     def as_dict(self) -> dict[str, Any]:
         return {
             "package": __version__,
@@ -107,20 +155,24 @@ class Report:
             "pid": os.getpid(),
             "started": procfs.start_ticks(os.getpid()),
             "process": process_name(),
+            **(self.served.as_dict() if self.served else dict.fromkeys(("model", "port", "rank"))),
             "argv": sys.argv,
             "time": time.time(),
             "seconds": round(self.seconds, 3),
             "plan": self.plan.digest,
-            "read_back": self.read_back.as_dict() if self.read_back else None,
+            "verified": self.read_back.as_dict() if self.read_back else None,
             "selfcheck": self.selfcheck,
             "canary": self.canary,
             "reached": call_counts.TALLY.as_dict(),
-            "fixes": [outcome.as_dict() for _, outcome in self.settled(self.plan.fixes)],
+            "fixes": [self.row(each, outcome) for each, outcome in self.settled(self.plan.fixes)],
             "kernels": {
-                choice.op: outcome.as_dict() | active.so_far(choice.op)
+                choice.op: self.row(choice, outcome) | {"required": choice.required} | active.so_far(choice.op)
                 for choice, outcome in self.settled(self.plan.kernels)
             },
         }
+
+    def row(self, decision: Decision[Any], outcome: Outcome) -> dict[str, Any]:
+        return outcome.as_dict() | {"concerns": self.concerns(decision)}
 
 
 def rows(content: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Re-verify patches when a graph runner is built and when the first batch arrives.
+"""Verify patches when a graph runner is built and when the first batch arrives.
 
 Every applied fix and kernel is then looked up again where SGLang finds it, because another plugin may have patched the
 same place later. The first batch serves a process that builds no runner. Batches are counted, so that a fix that was
-never reached can be told from one whose time has not come.
+never reached can be told from one whose time has not come, and so are prefills that a graph was asked for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 BATCHES = "batches"
 RUNNERS = "graph_runners"
-REFUSALS = "refused_replays"
+# prefills that the runner of graphs was asked for, that it replays, and that it does not
+ASKED, REPLAYED, REFUSED = "asked_replays", "replayed_prefills", "refused_prefills"
+_is_counting = [True]
 FORWARD = f"{runners.EXECUTOR}.model_runner:ModelRunner.forward"
 
 
@@ -33,7 +36,7 @@ FORWARD = f"{runners.EXECUTOR}.model_runner:ModelRunner.forward"
 class ReadBack:
     """The fixes found live in this process, the occasion, and the number of batches counted by then.
 
-    The capture of a draft's graphs counts batches too, so only those after the last read-back are user traffic.
+    The capture of a draft's graphs counts batches too, so only those after the last look are user traffic.
     """
 
     occasion: str
@@ -41,6 +44,8 @@ class ReadBack:
     lost: dict[str, str]
     wrapped: dict[str, list[str]]
     batches: int
+    replayed: int = 0
+    refused: int = 0
     time: float = dataclasses.field(default_factory=time.time)
 
     def agrees_with(self, earlier: ReadBack) -> bool:
@@ -50,7 +55,7 @@ class ReadBack:
         return {**dataclasses.asdict(self), "line": self.line()}
 
     def line(self) -> str:
-        text = f"read back when {self.occasion}: {len(self.live)} live"
+        text = f"verified when {self.occasion}: {len(self.live)} live"
         if self.lost:
             text += f", LOST {', '.join(self.lost)}"
         for fix, places in self.wrapped.items():
@@ -68,6 +73,8 @@ def look(occasion: str, ledger: Ledger, made: Plan) -> ReadBack:
         lost={name: problem for name, problem in problems.items() if problem},
         wrapped={name: places for name in applied if (places := ledger.wrapped(name))},
         batches=call_counts.TALLY.sum(BATCHES),
+        replayed=call_counts.TALLY.sum(REPLAYED),
+        refused=call_counts.TALLY.sum(REFUSED),
     )
 
 
@@ -81,13 +88,10 @@ def hooks(process: Process) -> Iterator[Patch]:
                 yield hook(name, f"{runner}.__init__", How.AFTER, functools.partial(after_runner, process))
     if source.has_module(FORWARD.partition(":")[0]):
         yield hook(BATCHES, FORWARD, How.BEFORE, functools.partial(before_batch, process))
-
-
-def refusal_hooks(process: Process) -> Iterator[Patch]:
-    """Further hooks, where SGLang shows metrics."""
     for question in runners.MAY_REPLAY:
         if process.source.has_module(question.partition(":")[0]):
-            yield hook(REFUSALS, question, How.AFTER, functools.partial(after_question, process))
+            numbers = [call_counts.TALLY.number(name, question) for name in (REFUSED, REPLAYED)]
+            yield hook(ASKED, question, How.AFTER, functools.partial(after_question, process, numbers))
 
 
 def hook(name: str, where: str, how: How, body: Callable[..., Any]) -> Patch:
@@ -103,10 +107,12 @@ def before_batch(process: Process, self: Any, *args: Any, **kwargs: Any) -> None
     call_counts.TALLY.show()
     if call_counts.TALLY.sum(BATCHES) == 1:
         look_again(process, "the first batch came", self)
+        process.say_once()
 
 
 def look_again(process: Process, occasion: str, model_runner: Any) -> None:
     show_metrics(process, model_runner)
+    process.meet(model_runner)
     process.read_back(occasion)
 
 
@@ -115,7 +121,19 @@ def show_metrics(process: Process, model_runner: Any) -> None:
         process.show_metrics()
 
 
-def after_question(process: Process, result: bool, self: Any, forward_batch: Any) -> bool:
-    if not result:
-        process.metrics.count_refusal(self, forward_batch)
+def after_question(process: Process, numbers: list[int], result: bool, self: Any, forward_batch: Any) -> bool:
+    if _is_counting[0]:
+        call_counts.TALLY.counts[numbers[bool(result)]] += 1
+        if not result:
+            process.metrics.count_refusal(self, forward_batch)
     return result
+
+
+@contextlib.contextmanager
+def uncounted() -> Iterator[None]:
+    """For questions of our own, which SGLang asks once more."""
+    _is_counting[0] = False
+    try:
+        yield
+    finally:
+        _is_counting[0] = True

@@ -13,7 +13,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 import sglang_bcg_fixes
+from sglang_bcg_fixes.model import Action
 from sglang_bcg_fixes.planning import registry
+from sglang_bcg_fixes.process import report
 from tests import processes
 from tests.engine import test_plugin
 from tests.engine.test_metrics import with_metrics
@@ -57,6 +59,10 @@ def test_the_rules_name_every_kernel_and_no_state_that_is_none() -> None:
     operations = "|".join(kernel.op for kernel in registry.discover().kernels)
     assert f'fix!~"{operations}"' in rules()["BcgFixMissing"]
     assert set(rules()) == {"BcgSelfCheckWrong", "BcgFixLost", "BcgFixMissing"}
+    dashboard = RULES.with_name("grafana_dashboard.json").read_text().replace('\\"', '"')
+    named = re.findall(r'state=~?"([^"]*)"', " ".join(rules().values()) + dashboard)
+    shown = {report.APPLIED, report.PENDING, *report.MISSING, *(action.value for action in Action)} - {"unknown"}
+    assert {state for states in named for state in states.split("|")} - {"right", "wrong"} <= shown, named
 
 
 # the process has to have something that is looked at again
@@ -73,7 +79,7 @@ ANOTHER = f""", Fix(id="good_fix", doc="Good.", upstream=(), probe=lambda source
         (AFFECTED, "Thing.gone", "none", ["BcgFixLost"]),
         (UNKNOWN, "Thing.method", "none", ["BcgFixMissing"]),
     ],
-    ids=["applied", "lost", "failed", "unknown"],
+    ids=["applied", "lost", "failed", "unread"],
 )
 def test_an_alert_fires_for_a_fix_that_is_not_there(
     extra: Extra, tmp_path: pathlib.Path, probe: str, second: str, change: str, alerts: list[str]

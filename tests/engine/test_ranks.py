@@ -26,23 +26,25 @@ def test_ranks_that_have_the_same_are_no_news(extra: Extra, tmp_path: pathlib.Pa
 
 
 @pytest.mark.parametrize(
-    ("steps", "environ", "words"),
+    ("steps", "environ", "words", "verdict"),
     [
         (
             ["build", "batch"],
             {"SGLANG_BCG_FIX_EXTRA_FIX": "off"},
             ["plans ", "scheduler_TP1 (pid RANK) has extra_fix off, and scheduler_TP0 (pid FIRST) has it applied"],
+            "CHECK",
         ),
         (
             ["lose", "build", "batch"],
             {},
             ["scheduler_TP1 (pid RANK) has extra_fix lost, and scheduler_TP0 (pid FIRST) has it applied"],
+            "WRONG",
         ),
     ],
     ids=["another plan", "lost in one"],
 )
 def test_a_rank_that_differs_is_said_aloud(
-    extra: Extra, tmp_path: pathlib.Path, steps: list[str], environ: dict[str, str], words: list[str]
+    extra: Extra, tmp_path: pathlib.Path, steps: list[str], environ: dict[str, str], words: list[str], verdict: str
 ) -> None:
     arguments = (json.dumps(steps), json.dumps(environ))
     done = server(extra(), tmp_path / "reports", "different_rank", *arguments)
@@ -51,7 +53,8 @@ def test_a_rank_that_differs_is_said_aloud(
     assert len(told) == len(words), text
     for line, expected in zip(told, words, strict=True):
         assert expected.replace("RANK", rank).replace("FIRST", first) in line, told
-        assert f"bcg-fixes status: ranks differ: {line}\n" in machine, machine
+    assert machine["differences"] == told and machine["verdict"] == verdict
+    assert text.startswith(f"{verdict:5}  unknown model (2 ranks differ)  "), text
 
 
 def test_a_rank_that_still_loads_is_not_compared(extra: Extra, tmp_path: pathlib.Path) -> None:

@@ -30,7 +30,7 @@ def told(
 def test_what_is_live_when_a_runner_has_been_built_is_said_once(extra: Extra, tmp_path: pathlib.Path) -> None:
     done = told(extra(), tmp_path / "reports", "live_when_built")
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("read back when") == 1 and len(done.stderr.splitlines()) == 2, done.stderr
+    assert done.stderr.count("verified when") == 1 and done.stderr.count("applied extra_fix; ") == 1, done.stderr
 
 
 @pytest.mark.parametrize(

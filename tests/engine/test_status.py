@@ -1,83 +1,173 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lines of `bcg-fixes status`: short where nothing is wrong, and equal ranks once."""
+"""The lines of `bcg-fixes status`: one for a server, what is not as it should be, and all where that is asked for."""
 
 from __future__ import annotations
 
+import json
+import pathlib
 from typing import Any
 
 import pytest
 
-from sglang_bcg_fixes.cli import ranks, status
+from sglang_bcg_fixes.cli import status
 from sglang_bcg_fixes.model import OURS
 from sglang_bcg_fixes.planning import registry
+from tests import processes
 
 IDS = sorted(fix.id for fix in registry.discover().fixes)
+MODEL = "Qwen3_5MoeForConditionalGeneration"
 
 
 def fix(name: str, state: str, **further: Any) -> dict[str, Any]:
     return {"id": name, "state": state, "detail": f"why {name}", "owner": OURS, "calls": {"a": 3}, **further}
 
 
-def process(pid: int, title: str, state: str = "applied", **changed: str) -> dict[str, Any]:
-    """Half of the fixes have this state, the others are not needed, `changed` have others."""
-    fixes = [fix(name, changed.get(name, "not needed" if number % 2 else state)) for number, name in enumerate(IDS)]
-    kernels = {"gdn_extend": {"id": "gdn_extend", "impl": "cuda", "state": "applied", "detail": "chosen", "calls": {}}}
+def process(pid: int, title: str, model: str | None = MODEL, **changed: str) -> dict[str, Any]:
+    """A process with every second fix applied, the others not needed, `changed` in other states.
+
+    The first four fixes concern its model, if it has one.
+    """
+    states = {name: changed.get(name, "not needed" if number % 2 else "applied") for number, name in enumerate(IDS)}
+    fixes = [fix(name, states[name], concerns=name in IDS[:4] if model else None) for name in IDS]
+    kernel = {"impl": "cuda", "state": "applied", "detail": "chosen", "calls": {}, "required": False, "rejected": {}}
     return {
         "pid": pid,
         "title": title,
         "process": f"Process-{pid} (pid {pid})",
         "server": 1,
+        "model": model,
+        "port": 30000 if model else None,
         "sglang": "0.5.23",
         "plan": "1f0c",
-        "read_back": {"line": "read back when it was built", "time": 1.0 * pid, "batches": 0},
+        "verified": {"line": "verified when it was built", "time": 1.0 * pid, "batches": 0},
         "batches": pid,
-        "selfcheck": {"verdict": "right", "reason": "7 batches", "seconds": 1.0 * pid},
+        "replays": 12304 if model else 0,
+        "fallbacks": 0,
+        "selfcheck": {"verdict": "right", "short": "right 7/7", "reason": "7 of 7 compared"} if model else None,
         "fixes": fixes,
-        "kernels": kernels,
+        "kernels": {"gdn_extend": kernel},
     }
 
 
-def shown(contents: list[dict[str, Any]], each: bool = False) -> list[str]:
-    found = [(content, []) for content in contents] if each else ranks.folded(contents)
-    return [line for content, others in found for line in status.lines(content, others, each)]
+def ranks(count: int = 8, **changed: str) -> list[dict[str, Any]]:
+    """A server: its first process, its schedulers, of which the last one has the changes, and its detokenizer."""
+    schedulers = [process(10 + number, f"scheduler_TP{number}") for number in range(count - 1)]
+    last = process(9 + count, f"scheduler_TP{count - 1}", **changed)
+    return [process(1, "", None), *schedulers, last, process(40, "detokenizer", None)]
 
 
-def test_a_server_of_eight_ranks_takes_at_most_25_lines() -> None:
-    schedulers = [process(10 + rank, f"scheduler_TP{rank}") for rank in range(8)]
-    lines = shown([process(1, "", "waiting"), *schedulers, process(30, "detokenizer", "waiting")])
-    assert len(lines) <= 25, lines
-    (title,) = (line for line in lines if "and the same in" in line)
-    assert title.startswith("scheduler_TP0, Process-10 (pid 10), and the same in scheduler_TP1 (pid 11), ")
-    assert "scheduler_TP7 (pid 17)  sglang" in title
-    (applied,) = (line for line in lines if line.startswith("    applied") and "gdn_extend" not in line)
-    assert all(f"{name} (3 calls)" in applied for name in IDS[::2]) and applied.split()[1] == f"{len(IDS[::2])}:"
-    assert lines.count(f"    not needed  {len(IDS) // 2}") == 3
+def shown(contents: list[dict[str, Any]], everything: bool = False) -> list[str]:
+    return [line for server in status.servers(contents) for line in status.lines_of(server, everything)]
 
 
-@pytest.mark.parametrize("state", ["lost", "failed", "unknown", "off", "blocked"])
-def test_what_is_not_as_it_should_be_has_its_line_and_why(state: str) -> None:
-    lines = shown([process(10, "scheduler_TP0"), process(11, "scheduler_TP1", **{IDS[0]: state})])
-    assert f"    {state:11} {IDS[0]}: why {IDS[0]}" in lines
-    # a rank that differs is not one of the equal ones
-    assert not any("and the same in" in line for line in lines)
+def test_a_server_in_which_all_is_well_has_one_line() -> None:
+    words = "2 of 2 fixes live, self-check right 7/7, 12,304 replays, 0 fallbacks"
+    assert shown(ranks()) == [f"OK     {MODEL} :30000 (8 ranks alike)  {words}"]
+    assert shown(ranks(1)) == [f"OK     {MODEL} :30000  {words}"]
 
 
-def test_a_fix_of_another_package_has_its_line() -> None:
-    content = process(10, "scheduler_TP0")
-    content["fixes"][0]["owner"] = "theirs"
-    lines = shown([content])
-    assert f"    applied     {IDS[0]} (3 calls): why {IDS[0]}" in lines and f"    {'':11} package theirs" in lines
+@pytest.mark.parametrize(
+    ("state", "verdict"), [("lost", "WRONG"), ("failed", "WRONG"), ("unread", "CHECK"), ("blocked", "CHECK")]
+)
+def test_what_is_not_as_it_should_be_has_its_line_and_why(state: str, verdict: str) -> None:
+    first, *others = shown(ranks(1, **{IDS[0]: state}))
+    assert first.startswith(f"{verdict:5}  {MODEL} :30000  1 of 2 fixes live, ")
+    assert others == [f"    {state:11} {IDS[0]}: why {IDS[0]}"]
+    # another model's: nothing to look at, but for what was there and is gone
+    first, *others = shown(ranks(1, **{IDS[6]: state}))
+    assert bool(others) == (state == "lost") and first.startswith("WRONG" if others else "OK ")
 
 
-def test_every_fix_and_rank_can_be_asked_for() -> None:
-    contents = [process(10, "scheduler_TP0"), process(11, "scheduler_TP1")]
-    lines = shown(contents, each=True)
+def test_what_is_off_or_pending_is_nobodys_fault() -> None:
+    assert shown(ranks(1, **{IDS[0]: "off"}))[0].startswith(f"OK     {MODEL} :30000  1 of 1 fixes live, 1 off, ")
+    assert shown(ranks(1, **{IDS[0]: "pending"}))[0].startswith(f"OK     {MODEL} :30000  1 of 1 fixes live, self")
+
+
+def test_ranks_that_differ_are_told() -> None:
+    first, exception, difference = shown(ranks(2, **{IDS[0]: "unread"}))
+    assert first.startswith(f"CHECK  {MODEL} :30000 (2 ranks differ)  ")
+    assert exception == f"    unread      {IDS[0]}: why {IDS[0]}"
+    assert difference == (
+        f"RANKS DIFFER: scheduler_TP1 (pid 11) has {IDS[0]} unread, and scheduler_TP0 (pid 10) has it applied"
+    )
+
+
+def test_what_one_rank_has_found_wrong_is_said_of_the_server() -> None:
+    server = ranks()
+    server[3]["selfcheck"] = {"verdict": "wrong", "short": "wrong", "reason": "padded: off by 1"}
+    first, exception = shown(server)
+    assert first.startswith("WRONG  ") and exception == "    WRONG       self-check: padded: off by 1"
+
+
+@pytest.mark.parametrize(
+    ("changed", "lines"),
+    [
+        ({"state": "blocked", "detail": "no driver"}, []),
+        ({"state": "blocked", "detail": "no driver", "required": True}, ["    blocked     gdn_extend: no driver"]),
+        ({"required": True, "left": ["strided"]}, ["    not running gdn_extend: strided"]),
+        ({"left": ["strided"]}, []),
+        ({"state": "lost", "detail": "gone"}, ["    lost        gdn_extend: gone"]),
+    ],
+)
+def test_a_kernel_is_told_of_where_it_was_asked_for_or_is_lost(changed: dict[str, Any], lines: list[str]) -> None:
+    server = ranks(1)
+    server[1]["kernels"]["gdn_extend"] |= changed
+    first, *others = shown(server)
+    # SGLang's own code is right
+    assert others == lines and first.startswith("CHECK" if lines else "OK ")
+
+
+def test_a_server_that_has_no_model_yet_is_not_called_well() -> None:
+    server = [process(1, "", None, **{IDS[0]: "unread"})]
+    assert shown(server) == ["CHECK  no model yet (pid 1)  0 of 0 fixes live, no self-check, 0 replays, 0 fallbacks"]
+
+
+def test_what_is_not_verified_is_not_called_live() -> None:
+    server = ranks(1)
+    server[1]["verified"] = None
+    first, exception = shown(server)
+    assert first.startswith(f"CHECK  {MODEL} :30000  0 of 2 fixes live, ") and "could not be verified" in exception
+
+
+def test_what_an_earlier_version_reports_is_shown() -> None:
+    server = ranks(1)
+    for content in server:
+        for new in ("model", "port", "verified"):
+            del content[new]
+        content["fixes"] = [{**row, "state": "waiting"} for row in content["fixes"]]
+        del content["selfcheck"]
+    shown([status.with_calls(content) for content in server], everything=True)
+
+
+def test_every_process_and_fix_can_be_asked_for() -> None:
+    server = ranks(2)
+    server[1]["fixes"][0]["owner"] = "theirs"
+    server[1]["kernels"]["gdn_extend"]["rejected"] = {"triton": "cuda is chosen", "reference": "for tests"}
+    lines = shown(server, everything=True)
+    assert [line.split(",")[0] for line in lines if "  plan " in line][1:] == [
+        *("scheduler_TP0", "scheduler_TP1", "detokenizer")
+    ]
     for state, name in zip(["applied", "not needed"], IDS[:2], strict=True):
         calls = " (3 calls)" if state == "applied" else ""
-        assert lines.count(f"    {state:11} {name}{calls}: why {name}") == 2
-    assert sum(line.startswith("scheduler_TP") for line in lines) == 2
+        assert lines.count(f"    {state:11} {name}{calls}: why {name}") == 4
+    assert f"    {'':11} package theirs" in lines and f"    {'':11} not reference: for tests" in lines
 
 
-def test_processes_that_are_no_ranks_are_not_put_together() -> None:
-    lines = shown([process(1, "detokenizer"), process(2, "detokenizer")])
-    assert not any("and the same in" in line for line in lines)
+def test_a_reason_is_not_said_twice() -> None:
+    server = ranks(1)
+    why = {"cuda": "no driver", "triton": "no compiler"}
+    server[1]["kernels"]["gdn_extend"] |= {
+        "state": "off",
+        "rejected": why,
+        "detail": "cuda: no driver; triton: no compiler",
+    }
+    lines = shown(server, everything=True)
+    assert sum("no driver" in line for line in lines) == 1
+
+
+@pytest.mark.parametrize(("require", "code"), [([], 0), (["--require"], 1)])
+def test_a_server_can_be_required(tmp_path: pathlib.Path, require: list[str], code: int) -> None:
+    environment = {"SGLANG_BCG_REPORT_DIR": str(tmp_path)}
+    done = processes.python("-m", "sglang_bcg_fixes", "status", "--json", *require, environment=environment)
+    assert done.returncode == code, done.stderr
+    assert json.loads(done.stdout) == {"format": 2, "servers": [], "processes": []}

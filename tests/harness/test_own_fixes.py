@@ -13,7 +13,7 @@ import pytest
 
 from sglang_bcg_fixes.cli import status
 from tests import processes
-from tests.engine.test_plugin import OTHERS_OFF
+from tests.engine.test_plugin import DEBUGGED, OTHERS_OFF
 
 EXAMPLE = processes.REPOSITORY / "examples" / "own_fixes"
 OWNER, FIX = "acme-bcg-fixes", "acme_router_counts_once"
@@ -35,6 +35,11 @@ ROUTE = """
     print(json.dumps([router.scale([2.0, 2.0]), router.scale([4.0])]))
 """
 LOAD = "import json\nfrom sglang_bcg_fixes import plugin\nprocess = plugin.load()\n"
+# which shows the model
+A_BATCH = """
+    from sglang.srt.model_executor.model_runner import ModelRunner
+    ModelRunner().forward(1)
+"""
 REPORTED = """
     [row] = [row for row in process.report.as_dict()["fixes"] if row["id"] == FIX]
     print(json.dumps(row))
@@ -113,8 +118,8 @@ def test_it_is_applied_to_the_fork_and_reported_with_its_package(site: pathlib.P
 @pytest.mark.parametrize(
     ("router", "said", "answer"),
     [
-        (MENDED, f"unknown {FIX}", [[1.0, 1.0], [4.0]]),
-        (ROUTER.replace("len(weights)", "len(weights) or 1"), f"unknown {FIX}", [[1.0, 1.0], [2.0]]),
+        (MENDED, f"unread {FIX}", [[1.0, 1.0], [4.0]]),
+        (ROUTER.replace("len(weights)", "len(weights) or 1"), f"unread {FIX}", [[1.0, 1.0], [2.0]]),
     ],
     ids=["mended", "drifted"],
 )
@@ -122,9 +127,10 @@ def test_a_form_that_nobody_has_read_is_left_alone_and_the_package_is_to_be_told
     site: pathlib.Path, tmp_path: pathlib.Path, router: str, said: str, answer: list[list[float]]
 ) -> None:
     paths = [fork(tmp_path, router), site]
-    done = run("-c", LOAD + processes.code(ROUTE), paths=paths, SGLANG_BCG_REPORT_DIR=str(tmp_path / "reports"))
+    code = DEBUGGED + LOAD + processes.code(ROUTE) + processes.code(A_BATCH)
+    done = run("-c", code, paths=paths, SGLANG_BCG_REPORT_DIR=str(tmp_path / "reports"))
     assert json.loads(done.stdout) == answer and said in done.stderr, done.stderr
-    assert f"bcg-fixes: {FIX} of {OWNER} is not applied (unknown): " in done.stderr
+    assert f"bcg-fixes: {FIX} of {OWNER} is not applied (unread): " in done.stderr
     assert f"please report it to {OWNER} " in done.stderr
 
 

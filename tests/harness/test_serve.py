@@ -25,7 +25,7 @@ import tiny_model
 
 from tests import processes
 
-SAYS_WHAT_IT_APPLIED = "bcg-fixes 0.1.0 on sglang 0.0.0, MainProcess (pid 1): applied some_fix; 0 not needed"
+SAYS_WHAT_IT_APPLIED = "bcg-fixes 0.1.0: sglang 0.0.0 AForCausalLM TP0: 1 fix live, 0 unread, 0 lost; kernel none"
 
 STUBBORN_SERVER = ("-m", "tests.scenarios.stubborn_server")
 
@@ -324,4 +324,4 @@ def test_make_serve(tmp_path: pathlib.Path, everything: bool) -> None:
     # the scheduler is the process that runs the model
     said = [line for line in log.splitlines() if serve.PLUGIN_LINE.search(line)][-1]
     assert results[-1].removesuffix(" ...") in said
-    assert "unknown none" in said or " 0 unknown" in said
+    assert " live, 0 unread, 0 lost; " in said and "failed" not in said, said

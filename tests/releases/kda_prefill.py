@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -111,8 +110,7 @@ def checked() -> Found:
 
     # the interpreter is slow
     check.SECONDS = 1000
-    scheduler = types.SimpleNamespace(tp_worker=types.SimpleNamespace(model_runner=world.runner))
-    at_start.after_scheduler(plugin.load(), None, scheduler)
+    at_start.after_scheduler(plugin.load(), world.loaded.model_runner)
     return {"selfcheck": plugin.load().report.selfcheck, "left": world.left()}
 
 

@@ -11,12 +11,12 @@ import hashlib
 import json
 import os
 import tempfile
-import types
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 from cpu_sglang import graphs, one_batch, prefill
+from tests.scenarios import debugged
 
 BUCKETS = (2, 4, 8)
 
@@ -150,6 +150,7 @@ def main() -> None:
     parser.add_argument("--metrics", action="store_true", help="tell what Prometheus is shown, too")
     options = parser.parse_args()
 
+    debugged.show()
     one_batch.import_sglang(with_graphs=True)
     if options.metrics:
         # read by its client, which a server with metrics imports
@@ -169,11 +170,10 @@ def main() -> None:
     check.SECONDS = options.seconds
     break_it(options.broken, runner, loaded.model_runner)
     before = trace(loaded, runner)
-    scheduler = types.SimpleNamespace(tp_worker=types.SimpleNamespace(model_runner=loaded.model_runner))
     error = None
     try:
         if not options.no_check:
-            at_start.after_scheduler(plugin.load(), None, scheduler)
+            at_start.after_scheduler(plugin.load(), loaded.model_runner)
     except SystemExit as refused:
         error = str(refused)
     if options.broken == "eager":

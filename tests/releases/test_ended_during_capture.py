@@ -58,5 +58,5 @@ def test_it_ends_and_is_shown_no_more(
 def shown(environment: dict[str, str]) -> list[dict[str, str]]:
     done = processes.python("-m", "sglang_bcg_fixes", "status", "--json", environment=environment)
     assert done.returncode == 0, done.stderr
-    rows: list[dict[str, str]] = json.loads(done.stdout)
+    rows: list[dict[str, str]] = json.loads(done.stdout)["processes"]
     return rows

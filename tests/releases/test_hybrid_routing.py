@@ -157,7 +157,7 @@ def test_every_layer_goes_where_it_belongs(release_root: Root, release: str, tmp
         *("hybrid_routing", "routing", *map(json.dumps, given)),
     )
     there = {name for name in LAYERS if release in MINICPM or "MiniCPM" not in name}
-    assert found["states"] == ["waiting", "applied"] and found["early"] == []
+    assert found["states"] == ["pending", "applied"] and found["early"] == []
 
     assert set(found["patched"]) == set(found["unpatched"]) == there
     assert wrong(found["patched"]) == set()

@@ -62,7 +62,7 @@ OTHERS_OFF = {fix.flag: "off" for fix in registry.discover().fixes if fix.patche
 def test_a_drifted_release_stays_as_it_is_and_says_so(drifted_root: pathlib.Path, tmp_path: pathlib.Path) -> None:
     done = run(drifted_root, "loaded_by_sglang", tmp_path / "reports", **OTHERS_OFF)
     assert processes.result(done)["changed"] == []
-    assert "unknown linear_attention_captured" in done.stderr and "please report it" in done.stderr, done.stderr
+    assert "bcg-fixes" not in done.stderr, "no model says yet if that concerns it"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_drifted_release_is_refused_through_sglangs_own_loader(
 ) -> None:
     done = run(drifted_root, "loaded_by_sglang", tmp_path / "reports", **environ)
     assert done.returncode == 1 and "RESULT" not in done.stdout, "SGLang swallowed the refusal"
-    assert "bcg-fixes refuses to start without SGLANG_BCG_FIX_LINEAR_ATTENTION_CAPTURED (unknown)" in done.stderr
+    assert "bcg-fixes refuses to start without SGLANG_BCG_FIX_LINEAR_ATTENTION_CAPTURED (unread)" in done.stderr
 
 
 def test_without_the_plugins_name_sglang_does_not_load_it(release_root: Root, tmp_path: pathlib.Path) -> None:

@@ -57,7 +57,7 @@ def test_right_graphs_are_called_right_and_nothing_is_left_behind(
     assert set(verdicts.values()) == {"right"} and len(verdicts) == 7, verdicts
     assert found["touched"] == [] and found["compared"] > 20
     assert found["prefills"][0]["replays"] > 0 and found["prefills"][0]["equal"]
-    assert "bcg-fixes self-check: right: replayed as run eagerly in 7 of 7" in log
+    assert "bcg-fixes self-check: right: 7 of 7 compared" in log
 
 
 @pytest.mark.parametrize(("release", "model", "freed_memory", "where"), DEFECTS)
@@ -110,8 +110,8 @@ def test_without_time_for_all_the_cheapest_is_checked(checked: Callable[..., tup
     found, _log = checked(NEWEST, "llama", "--seconds", "0")
     assert found["selfcheck"]["verdict"] == "right"
     assert [row["batch"].partition(" (")[0] for row in found["selfcheck"]["batches"]] == ["smallest bucket"]
-    assert "in 1 of 1 batches" in found["selfcheck"]["reason"]
-    assert found["selfcheck"]["reason"].endswith("; 6 more left out for time")
+    assert found["selfcheck"]["reason"].startswith("1 of 7 compared, 6 left out: time; ")
+    assert found["selfcheck"]["short"] == "right 1/7"
 
 
 @pytest.mark.parametrize("broken", ["slots stay taken", "slots stay written"])

@@ -24,5 +24,5 @@ def test_every_fix_is_applied_or_waits_in_the_order_of_a_servers_imports(
     environment = {"SGLANG_BCG_REPORT_DIR": str(tmp_path), flags.FIXES: "strict"}
     arguments = ("-m", "tests.scenarios.imported_by_a_server", module)
     states = processes.result(processes.on_cpu(release_root(release), *arguments, environment=environment, cold=True))
-    assert {state for state, _ in states.values()} <= {"applied", "waiting", "not needed", "off"}, states
+    assert {state for state, _ in states.values()} <= {"applied", "pending", "not needed", "off"}, states
     assert "applied" in {state for state, _ in states.values()}

@@ -83,19 +83,26 @@ def test_both_ranks_report_and_what_one_has_lost_is_said(
     text, machine = (
         processes.python("-m", "sglang_bcg_fixes", "status", *way, environment=environment) for way in ([], ["--json"])
     )
-    rows = json.loads(machine.stdout)
+    rows = json.loads(machine.stdout)["processes"]
     assert {row["server"] for row in rows} == {server.process.pid}
     ranks = {row["title"]: row for row in rows if (row["title"] or "").startswith("scheduler")}
     assert list(ranks) == ["scheduler_TP0", "scheduler_TP1"]
     applied = {title: {fix["id"] for fix in row["fixes"] if fix["state"] == "applied"} for title, row in ranks.items()}
     assert applied["scheduler_TP0"] == {*applied["scheduler_TP1"], LOST} and len(applied["scheduler_TP1"]) > 9, applied
-    assert all({*row["read_back"]["live"]} == applied[title] and row["batches"] for title, row in ranks.items()), ranks
+    assert all({*row["verified"]["live"]} == applied[title] and row["batches"] for title, row in ranks.items()), ranks
 
     assert text.returncode == machine.returncode == 1, text.stderr
     first, second = (f"{title} (pid {row['pid']})" for title, row in ranks.items())
     told = [line for line in text.stdout.splitlines() if line.startswith("RANKS DIFFER")]
     assert told == [f"RANKS DIFFER: {second} has {LOST} lost, and {first} has it applied"]
-    assert f"bcg-fixes: {LOST} was applied and is LOST" in server.log.read_text()
+    log = server.log.read_text()
+    assert f"bcg-fixes: {LOST} was applied and is LOST" in log
+    lines = sorted(line for line in re.findall(r"bcg-fixes .*", log) if "bcg-fixes: " not in line)
+    assert [line.partition("; ")[0] for line in lines] == [
+        f"bcg-fixes 0.1.0: sglang {RELEASE} LlamaForCausalLM TP{rank}: 0 fixes live, 0 unread, {rank} lost"
+        for rank in range(2)
+    ]
+    assert text.stdout.startswith("WRONG  LlamaForCausalLM :"), text.stdout
 
     with urllib.request.urlopen(f"{server.address}/metrics", timeout=60) as answer:
         shown = answer.read().decode()
@@ -106,4 +113,4 @@ def test_both_ranks_report_and_what_one_has_lost_is_said(
 
     server.stop()
     left = processes.python("-m", "sglang_bcg_fixes", "status", "--json", environment=environment)
-    assert json.loads(left.stdout) == [], left.stdout
+    assert json.loads(left.stdout)["processes"] == [], left.stdout

@@ -35,13 +35,13 @@ def status(*arguments: str) -> str:
 
 def calls() -> dict[int, dict[str, int]]:
     """Count the calls of each place of extra_fix, for each process."""
-    fixes = {process["pid"]: process["fixes"] for process in json.loads(status("--json"))}
+    fixes = {process["pid"]: process["fixes"] for process in json.loads(status("--json"))["processes"]}
     return {pid: next(fix["calls"] for fix in rows if fix["id"] == "extra_fix") for pid, rows in fixes.items()}
 
 
 def line() -> str:
     """Give the line of status about extra_fix."""
-    return next(line for line in status().splitlines() if line.split()[1] in ("extra_fix", "extra_fix:"))
+    return next(line for line in status("-v").splitlines() if line.split()[1] in ("extra_fix", "extra_fix:"))
 
 
 def build() -> None:

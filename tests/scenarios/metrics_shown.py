@@ -72,7 +72,7 @@ def without_the_client() -> None:
     sys.modules["prometheus_client"] = absent
     serve()
     serve()
-    assert status().count(" applied ") == 1
+    assert status("-v").count(" applied ") == 1
 
 
 def forked_child() -> None:

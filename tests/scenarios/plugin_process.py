@@ -19,7 +19,7 @@ from sglang_bcg_fixes import plugin
 from sglang_bcg_fixes.engine import call_counts
 from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.process import report
-from tests.scenarios import named
+from tests.scenarios import debugged, named
 
 EXTRA = "extra_fix"
 # ours, at the beginning of a load and at its end
@@ -54,7 +54,7 @@ def comes_with_the_import() -> None:
         return str(states[EXTRA])
 
     assert not [name for name in sys.modules if name.startswith("sglang.")]
-    assert state() == "waiting" and process.report.state(EXTRA) == "waiting"
+    assert state() == "pending" and process.report.state(EXTRA) == "pending"
     from sglang.srt.copies import function, use
 
     target: Any = sys.modules["sglang.srt.target"]
@@ -110,7 +110,7 @@ def an_import_while_one_is_told() -> None:
     process = plugin.load()
     # what is there already lets nothing be patched within
     importlib.import_module("tests.engine.bodies")
-    logging.getLogger().addHandler(Importing())
+    logging.getLogger("sglang_bcg_fixes").addHandler(Importing())
     importlib.import_module("sglang.srt.outer")
     assert process.ledger.applied() == ["late_fix"] and process.ledger.read_back("late_fix") == []
     assert process.report.state("late_fix") == "applied"
@@ -128,7 +128,7 @@ def a_hook_around_one_that_fails() -> None:
 def inside_a_circle() -> None:
     process = plugin.load()
     importlib.import_module("sglang.srt.circle")
-    assert process.report.state(EXTRA) == "waiting" and "sglang.srt.circle_end" not in sys.modules
+    assert process.report.state(EXTRA) == "pending" and "sglang.srt.circle_end" not in sys.modules
     assert "colorsys" not in sys.modules
     importlib.import_module("colorsys")
     assert process.report.state(EXTRA) == "applied" and process.ledger.read_back(EXTRA) == []
@@ -145,7 +145,7 @@ def inside_a_chain() -> None:
 def one_import_after_the_other() -> None:
     process = plugin.load()
     importlib.import_module("sglang.srt.target")
-    assert process.report.state(EXTRA) == "applied" and process.report.ids("waiting") == ["rare_fix"]
+    assert process.report.state(EXTRA) == "applied" and process.report.ids("pending") == ["rare_fix"]
     for _ in range(2):
         from sglang.srt.model_executor.model_runner import ModelRunner
 
@@ -161,7 +161,7 @@ def awaited_module_breaks() -> None:
             assert str(error) == "its own"
         else:
             raise AssertionError("swallowed")
-    assert process.report.state(EXTRA) == "waiting"
+    assert process.report.state(EXTRA) == "pending"
 
 
 def caught() -> None:
@@ -198,7 +198,7 @@ def parent_of_a_zombie() -> Any:
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert os.path.exists(f"/proc/{child.pid}/stat")
     shown = subprocess.run([sys.executable, "-m", "sglang_bcg_fixes", "status", "--json"], stdout=subprocess.PIPE)
-    return json.loads(shown.stdout)
+    return json.loads(shown.stdout)["processes"]
 
 
 def forks() -> None:
@@ -217,4 +217,6 @@ def logs() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] != logs.__name__:
+        debugged.show()
     named.run(globals())

@@ -14,7 +14,7 @@ from sglang_bcg_fixes import plugin
 from sglang_bcg_fixes.engine import call_counts
 from sglang_bcg_fixes.engine.wrappers import wrap
 from sglang_bcg_fixes.model import How
-from tests.scenarios import named
+from tests.scenarios import debugged, named
 from tests.scenarios.fake_server import FUNCTION, batch, begin, build, calls, change, line, status
 
 OCCASIONS = {"build": build, "batch": batch}
@@ -22,11 +22,11 @@ OCCASIONS = {"build": build, "batch": batch}
 
 def live_when_built() -> None:
     process = begin()
-    assert process.report.read_back is None and "not read back yet" in status()
+    assert process.report.read_back is None and "not verified yet" in status("-v")
     build()
     found = process.report.read_back
     assert found and found.live == ["extra_fix"] and found.lost == {} and found.wrapped == {}, found
-    assert "read back when EAGLEDraftCudaGraphRunner was built: 1 live; 0 batches since" in status(), status()
+    assert "verified when EAGLEDraftCudaGraphRunner was built: 1 live; 0 batches since" in status("-v"), status("-v")
     build()
     batch()
     again = process.report.read_back
@@ -62,7 +62,7 @@ def wrapped(name: str) -> str:
     begin()
     change(name)
     build()
-    return status()
+    return status("-v")
 
 
 def subclass_takes_its_place() -> None:
@@ -96,11 +96,11 @@ def lost_kernel() -> str:
     build()
     batch()
     assert process.report.read_back and "extra_op" in process.report.read_back.live, process.report.read_back
-    assert "applied     extra_op, triton (1 calls): it is extra" in status(), status()
+    assert "applied     extra_op, triton (1 calls): it is extra" in status("-v"), status("-v")
     target.Thing.static = staticmethod(replaced(target.Thing.static))
     build()
     build()
-    return status()
+    return status("-v")
 
 
 def nothing_hooked() -> None:
@@ -175,7 +175,7 @@ def never_reached() -> str:
     build()
     for _ in range(3):
         batch()
-    return status()
+    return status("-v")
 
 
 def forked_child() -> int:
@@ -265,4 +265,5 @@ def traced(how: How, body: Callable[..., Any]) -> None:
 
 
 if __name__ == "__main__":
+    debugged.show()
     named.run(globals())

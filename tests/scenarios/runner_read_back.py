@@ -9,7 +9,7 @@ from cpu_sglang import one_batch, prefill
 from sglang_bcg_fixes import flags, plugin
 from sglang_bcg_fixes.cli import status
 from sglang_bcg_fixes.process import report
-from tests.scenarios import named, released
+from tests.scenarios import debugged, named, released
 
 
 def one_prefill() -> dict[str, Any]:
@@ -25,7 +25,7 @@ def one_prefill() -> dict[str, Any]:
     kernels = [op for op, row in content["kernels"].items() if row["state"] == "applied"]
     return {
         "built": built,
-        "found": content["read_back"],
+        "found": content["verified"],
         "runner": type(runner).__name__,
         "batches": content["batches"],
         # in the order of application
@@ -36,4 +36,5 @@ def one_prefill() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    debugged.show()
     named.run(globals())

@@ -65,26 +65,29 @@ def same_ranks() -> None:
     ranks.append(start("rank", "sglang::detokenizer"))
     found = status()
     assert found.returncode == 0 and "DIFFER" not in found.stdout + found.stderr, found
-    titles = [line.split(",")[0] for line in found.stdout.splitlines() if "  plan " in line]
-    assert titles[1:] == ["detokenizer", "scheduler_TP0"], found.stdout
-    assert f"and the same in scheduler_TP1 (pid {ranks[1].pid})  sglang" in found.stdout, found.stdout
+    [line] = found.stdout.splitlines()
+    assert line.startswith("OK     unknown model (2 ranks alike)  1 of 1 fixes live, "), line
+    assert status("--pid", str(ranks[1].pid), "--require").stdout.splitlines() == [line]
+    other = status("--pid", "1", "--require")
+    assert other.returncode == 1 and other.stdout == "process 1 belongs to none of the servers that report\n", other
     titles = [line.split(",")[0] for line in status("-v").stdout.splitlines() if "  plan " in line]
     assert titles[1:] == ["detokenizer", "scheduler_TP0", "scheduler_TP1"], titles
     end(ranks)
 
 
-def different_rank(steps: str, environ: str) -> list[str]:
+def different_rank(steps: str, environ: str) -> list[Any]:
     """Status for people and for machines, and the numbers of the second rank and of the first."""
     begin()
     first = start("rank", "sglang::scheduler_TP0", *READY)
     second = start("rank", "sglang::scheduler_TP1", *json.loads(steps), **json.loads(environ))
     found, machine = status(), status("--json")
     assert found.returncode == machine.returncode == 1, found
-    rows = json.loads(machine.stdout)
+    rows = json.loads(machine.stdout)["processes"]
     assert {row["server"] for row in rows} == {os.getpid()}, rows
     end([first, second])
     assert status().returncode == 0
-    return [found.stdout, machine.stderr, str(second.pid), str(first.pid)]
+    [server] = json.loads(machine.stdout)["servers"]
+    return [found.stdout, server, str(second.pid), str(first.pid)]
 
 
 def rank_that_still_loads() -> None:
@@ -107,7 +110,7 @@ def two_servers() -> None:
     """Start two servers from a process that has no plugin."""
     servers = [start("main_process", SGLANG_BCG_FIX_EXTRA_FIX=state) for state in ("off", "on")]
     found = status("--json")
-    rows = json.loads(found.stdout)
+    rows = json.loads(found.stdout)["processes"]
     assert found.returncode == 0 and len(rows) == 4, found
     assert sorted({row["server"] for row in rows}) == sorted(server.pid for server in servers), rows
     assert len({row["plan"] for row in rows}) == 2

@@ -7,10 +7,11 @@ import json
 import sys
 
 from cpu_sglang import one_batch
-from tests.scenarios import telling
+from tests.scenarios import debugged, telling
 
 
 def main(arms: str, *models: str) -> None:
+    debugged.show()
     # only to share the import with scenarios that capture
     one_batch.import_sglang(with_graphs=True)
     telling.result(one_batch.tokens_of(json.loads(arms), models, steps=2))

@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> None:
     if named := kernels_by_name():
         (reports / "1.json").write_text(json.dumps({"fixes": [], "kernels": named}))
     if waits := os.environ.get("ALL_WAIT"):
-        fixes = [{"id": name, "state": os.environ.get("ALL_ARE", "waiting")} for name in waits.split(",")]
+        fixes = [{"id": name, "state": os.environ.get("ALL_ARE", "pending")} for name in waits.split(",")]
         (reports / "1.json").write_text(json.dumps({"fixes": fixes, "kernels": {}}))
     if said:
         found = {"verdict": said, "reason": "it was noticed", "seconds": 1.5, "kept_bytes": 0}

@@ -355,7 +355,7 @@ def test_a_fix_of_code_that_the_server_never_imports_is_not_missing(
     ("says", "verdict", "why"),
     [
         ("applied", "green", ""),
-        ("waiting", "inconclusive", "alone, and not reported as applied: linear_attention_captured"),
+        ("pending", "inconclusive", "alone, and not reported as applied: linear_attention_captured"),
         ("", "red", "alone, and not reported as applied: linear_attention_captured"),
     ],
 )
@@ -395,7 +395,7 @@ def test_a_fix_that_one_process_has_lost_is_not_applied(tmp_path: pathlib.Path) 
     server = servers.Server("a_case/patched-1", tmp_path / "a_case" / "patched-1", {}, {})
     server.reports.mkdir(parents=True)
     server.log.write_text("")
-    for pid, states in enumerate((("applied", "applied", "waiting"), ("waiting", "lost", "failed"))):
+    for pid, states in enumerate((("applied", "applied", "pending"), ("pending", "lost", "failed"))):
         fixes = [{"id": name, "state": state} for name, state in zip("abc", states, strict=True)]
         kernels = {"d": {"state": states[1], "impl": "triton"}, "e": {"state": states[0], "impl": "cuda"}}
         (server.reports / f"{pid}.json").write_text(json.dumps({"fixes": fixes, "kernels": kernels}))

@@ -204,7 +204,7 @@ def outcome(server: Server, ending: str, seconds: float) -> Outcome:
         tail=tail_of(text.splitlines()),
         selfcheck=next((found for content in reports if (found := content.get("selfcheck"))), None),
         kernels=kernels,
-        waiting=tuple(sorted(name for name, seen in states.items() if seen == {report.WAITING})),
+        waiting=tuple(sorted(name for name, seen in states.items() if seen == {report.PENDING})),
     )
 
 

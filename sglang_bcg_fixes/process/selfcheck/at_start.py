@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check at start-up and its consequence: a log line, graphs turned off, or no server.
+"""The check at start-up and its consequence: graphs turned off, or no server. Then the scheduler logs its one line.
 
 It runs at the end of the scheduler's construction: by then all graphs are captured, and no request has come.
 """
@@ -37,6 +37,8 @@ class Outcome:
     verdict: str
     reason: str
     cases: tuple[Case, ...] = ()
+    # all batches, also those that there was no time for
+    planned: int = 0
     seconds: float = 0.0
     # of the GPU's memory, more than before
     kept_bytes: int = 0
@@ -48,10 +50,22 @@ class Outcome:
         return {
             "verdict": self.verdict,
             "reason": self.reason,
+            "short": self.short,
+            "compared": self.compared,
+            "planned": self.planned,
             "seconds": round(self.seconds, 3),
             "kept_bytes": self.kept_bytes,
             "batches": cases,
         }
+
+    @property
+    def compared(self) -> int:
+        return sum(case.verdict in (check.RIGHT, check.WRONG) for case in self.cases)
+
+    @property
+    def short(self) -> str:
+        """The verdict, and for how many batches it stands."""
+        return f"{self.verdict} {self.compared}/{self.planned}" if self.verdict == check.RIGHT else self.verdict
 
     def line(self) -> str:
         return f"self-check: {self.verdict}: {self.reason}"
@@ -59,14 +73,24 @@ class Outcome:
 
 def hooks(process: Process) -> Iterator[Patch]:
     if process.source.find(SCHEDULER):
-        yield watch.hook("selfcheck", SCHEDULER, How.AFTER, functools.partial(after_scheduler, process))
+        yield watch.hook("selfcheck", SCHEDULER, How.AROUND, functools.partial(around_scheduler, process))
 
 
-def after_scheduler(process: Process, result: None, self: Any, *args: Any, **kwargs: Any) -> None:
-    model_runner = self.tp_worker.model_runner
-    conclude(process, model_runner, look(model_runner))
+def around_scheduler(process: Process, original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    # batches that come before its end are of a capture
+    process.is_starting = True
+    original(self, *args, **kwargs)
+    process.is_starting = False
+    after_scheduler(process, getattr(getattr(self, "tp_worker", None), "model_runner", None))
+
+
+def after_scheduler(process: Process, model_runner: Any) -> None:
+    if process.settings.selfcheck != "off":
+        unseen = Outcome(NOT_CHECKED, "the scheduler has no model runner")
+        conclude(process, model_runner, unseen if model_runner is None else look(model_runner))
     # re-baseline the counters: batches of the self-check are not user traffic
-    watch.look_again(process, "the self-check was over", model_runner)
+    watch.look_again(process, "the scheduler was ready", model_runner)
+    process.say_once()
 
 
 def conclude(process: Process, model_runner: Any, outcome: Outcome) -> None:
@@ -110,7 +134,7 @@ def look(model_runner: Any) -> Outcome:
         logger.exception("bcg-fixes: the self-check ended in an error")
         verdict = check.WRONG if isinstance(error, ReplayDied) else NOT_CHECKED
         reason = f"replaying ended in {error}" if isinstance(error, ReplayDied) else f"{type(error).__name__}: {error}"
-        return Outcome(verdict, reason, tuple(cases), time.perf_counter() - started)
+        return Outcome(verdict, reason, tuple(cases), seconds=time.perf_counter() - started)
     outcome = judged(model_runner, tuple(cases), time.perf_counter() - started, len(checked.batches))
     return dataclasses.replace(outcome, kept_bytes=allocated_bytes(model_runner.device) - bytes_before)
 
@@ -121,21 +145,20 @@ def judged(model_runner: Any, cases: tuple[Case, ...], seconds: float, planned: 
     if wrong:
         return wrong_outcome(model_runner.model, str(wrong[0].batch), wrong[0].first, cases, seconds)
     others = [f"{case.batch}: {case.verdict}" for case in cases if case not in right]
-    others += [f"{planned - len(cases)} more left out for time"] if planned > len(cases) else []
-    said = f"replayed as run eagerly in {len(right)} of {len(cases)} batches, {seconds:.1f} s"
+    compared = f"{len(right)} of {planned} compared"
+    compared += f", {planned - len(cases)} left out: time" if planned > len(cases) else ""
     verdict = check.RIGHT if right else NOT_CHECKED
-    return Outcome(verdict, "; ".join([said, *others]), cases, seconds)
+    return Outcome(verdict, "; ".join([compared, *others, f"{seconds:.1f} s"]), cases, planned, seconds)
 
 
 def react(process: Process, model_runner: Any, outcome: Outcome, unmended: list[str]) -> None:
     is_bad, strict = outcome.verdict == check.WRONG, process.settings.selfcheck == "strict"
     if not is_bad and not (strict and outcome.verdict == NOT_CHECKED):
-        level = logging.WARNING if outcome.verdict == NOT_CHECKED else logging.INFO
-        say(level, f"bcg-fixes {outcome.line()}")
+        logger.debug("bcg-fixes %s", outcome.line())
         return
     known = ", ".join(f"`bcg-fixes explain {name}`" for name in unmended[:3])
     more = f" and {len(unmended) - 3} more in `bcg-fixes doctor`" if len(unmended) > 3 else ""
-    pointed = f"This SGLang has defects that are not mended here: {known}{more}. " if unmended else ""
+    pointed = f"This SGLang has defects that are not fixed here: {known}{more}. " if unmended else ""
     if strict:
         raise SystemExit(
             f"bcg-fixes refuses to serve ({flags.SELFCHECK}=strict): {outcome.line()}. {pointed}Start without prefill "
@@ -165,7 +188,7 @@ def wrong_outcome(
 ) -> Outcome:
     """Name the layer where the two first differ; keys and values are fed by the layer before."""
     if first is None:
-        return Outcome(check.WRONG, f"{batch}: found by another rank", cases, seconds)
+        return Outcome(check.WRONG, f"{batch}: found by another rank", cases, seconds=seconds)
     (name, layer), (name_before, before) = (layer_of(model, number) for number in (first.layer, first.layer - 1))
     is_fed = before is not None and first.kind in ("keys", "values")
     into = f", which {name_before} feeds" if is_fed else ""
@@ -173,7 +196,7 @@ def wrong_outcome(
         check.WRONG,
         f"{batch}: {first.kind} of {name}{into}: off by {first}",
         cases,
-        seconds,
+        seconds=seconds,
         layer=before if is_fed else layer,
     )
 

@@ -67,7 +67,8 @@ class Canary:
         except check.Unchecked as why:
             self.tell("compares no prefills", why)
             return None
-        return runner if getattr(runner, check.question(runner))(forward_batch) else None
+        with watch.uncounted():
+            return runner if getattr(runner, check.question(runner))(forward_batch) else None
 
     def put_off(self, why: str) -> None:
         """Leave this prefill uncompared; the next that is admitted takes its place."""

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server of this process, as its first model runner shows it, and the fixes and kernels that concern it.
+
+Everything is read by name. What is not there, or not as expected, is not known, and then everything concerns the
+server: nothing is hidden by a guess.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import logging
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from sglang_bcg_fixes.anatomy import launches
+from sglang_bcg_fixes.concern import Launch
+from sglang_bcg_fixes.model import Decision
+from sglang_bcg_fixes.process import procfs
+from sglang_bcg_fixes.source.syntax import collector_paused
+from sglang_bcg_fixes.source.tree import Source
+
+SCHEDULER = "scheduler"
+PARALLEL = "sglang.srt.distributed.parallel_state"
+# by the first number of a GPU's compute capability
+CHIPS = {8: launches.AMPERE, 9: launches.HOPPER, 10: launches.BLACKWELL, 12: launches.BLACKWELL}
+
+logger = logging.getLogger("sglang_bcg_fixes")
+
+
+@dataclasses.dataclass(frozen=True)
+class Served:
+    """One server's model in this rank; `concerned` has the ids of what may matter to it."""
+
+    model: str
+    port: int | None
+    rank: str
+    concerned: frozenset[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"model": self.model, "port": self.port, "rank": self.rank}
+
+
+@collector_paused()
+def seen(model_runner: Any, source: Source, decisions: Iterable[Decision[Any]]) -> Served:
+    """Read what a model runner was made from."""
+    arguments = getattr(model_runner, "server_args", None)
+    launch = launch_of(model_runner, arguments, source)
+    concerned = frozenset(each.id for each in decisions if launch is None or touches(each, launch))
+    source.forget()
+    port = getattr(arguments, "port", None)
+    return Served(
+        model=", ".join(launch.architectures if launch else ()) or "unknown model",
+        port=port if isinstance(port, int) else None,
+        rank=rank_of_this_process(),
+        concerned=concerned,
+    )
+
+
+def touches(decision: Decision[Any], launch: Launch) -> bool:
+    """False only where every concern of it is known not to hold."""
+    concerns = decision.subject.concerns
+    try:
+        return not concerns or any(concern.touches(launch) for concern in concerns)
+    except Exception:
+        # another package may have declared it
+        logger.debug("bcg-fixes: %s may concern this model, its conditions failed", decision.whose, exc_info=True)
+        return True
+
+
+def launch_of(model_runner: Any, arguments: Any, source: Source) -> Launch | None:
+    try:
+        config = model_runner.model_config.hf_config.to_dict()
+        options = options_of(arguments)
+    except Exception:
+        logger.debug("bcg-fixes: the model of this server is not known", exc_info=True)
+        return None
+    return Launch(source, config, options, chip()) if isinstance(config, Mapping) else None
+
+
+def options_of(arguments: Any) -> dict[str, list[str]]:
+    """The options of a server, from the values that it was started with or has since resolved."""
+    defaults = dict(defaults_of(type(arguments)))
+    found = {
+        f"--{name.replace('_', '-')}": list(words(value))
+        for name, value in values_of(arguments).items()
+        if value not in (None, False) and (name not in defaults or value != defaults[name])
+    }
+    prefill = getattr(getattr(arguments, "cuda_graph_config", None), "prefill", None)
+    backend = getattr(prefill, "backend", None)
+    if isinstance(backend, str):
+        # SGLang has decided, where the option alone would leave it open
+        del found[launches.CONFIG]
+        found[launches.BACKEND] = list(words(backend))
+    return found
+
+
+def values_of(arguments: Any) -> dict[str, Any]:
+    names = getattr(arguments, "__struct_fields__", None)
+    return {name: getattr(arguments, name) for name in names} if names else dict(vars(arguments))
+
+
+def defaults_of(kind: type) -> Iterator[tuple[str, Any]]:
+    if dataclasses.is_dataclass(kind):
+        for field in dataclasses.fields(kind):
+            if field.default is not dataclasses.MISSING:
+                yield field.name, field.default
+
+
+def words(value: Any) -> Iterator[str]:
+    """The words after an option with this value; an object that no word stands for has none."""
+    if isinstance(value, enum.Enum):
+        yield from words(value.value)
+    elif isinstance(value, str | int | float) and value is not True:
+        yield str(value)
+    elif isinstance(value, list | tuple | set):
+        for each in value:
+            yield from words(each)
+
+
+def chip() -> str:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available() or torch.version.hip:
+        return ""
+    return CHIPS.get(torch.cuda.get_device_capability()[0], "")
+
+
+def rank_of_this_process() -> str:
+    """Such as TP0, or DP1 TP0, by the title that SGLang gives a scheduler, or by its group."""
+    title = procfs.title(os.getpid()) or ""
+    if title.startswith(f"{SCHEDULER}_"):
+        return title.removeprefix(f"{SCHEDULER}_").replace("_", " ")
+    # there is no group before a model is built, and none of this name in a later SGLang
+    group = getattr(sys.modules.get(PARALLEL), "_TP", None)
+    number = getattr(group, "rank_in_group", None)
+    if isinstance(number, int):
+        return f"TP{number}"
+    return "TP0" if title == SCHEDULER else multiprocessing.current_process().name

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One line in the log of each server process that runs a model, and warnings of what concerns that model."""
+
+from __future__ import annotations
+
+import pathlib
+
+import pytest
+
+from tests import processes
+from tests.engine import test_plugin
+from tests.engine.test_plugin import AFFECTED, UNKNOWN, Extra, scenario
+
+extra = test_plugin.extra
+LLAMA, LONG = "LlamaForCausalLM", f"A{'n' * 150}ForCausalLM"
+FIXES = """
+from sglang_bcg_fixes.anatomy.launches import named
+from sglang_bcg_fixes.concern import Condition, wrong
+"""
+# for every model
+KERNEL = FIXES + test_plugin.with_kernel().replace("points, True)]", "points, True, concerns=wrong())]")
+END = "more: bcg-fixes status; off: SGLANG_BCG=off"
+
+
+def concerning(architecture: str, text: str = test_plugin.EXTRA) -> str:
+    """The extra fix, for models of this name alone."""
+    return FIXES + text.replace("known={},", f"known={{}}, concerns=wrong(named({architecture!r})),", 1)
+
+
+def told(site: pathlib.Path, folder: pathlib.Path, *arguments: str, **environ: str) -> tuple[list[str], list[str], str]:
+    """What is logged as a warning or worse, other lines, and what the process gives."""
+    done = scenario(site, folder / "reports", "one_line", *arguments, **environ)
+    assert done.returncode == 0, done.stderr
+    ours = [line for line in done.stderr.splitlines() if "bcg-fixes" in line]
+    warnings = [line for line in ours if line.startswith(("WARNING", "ERROR"))]
+    return warnings, [line for line in ours if line not in warnings], str(processes.result(done))
+
+
+def test_a_model_has_one_line_of_at_most_200_characters(extra: Extra, tmp_path: pathlib.Path) -> None:
+    warnings, lines, status = told(extra(), tmp_path, "a_model")
+    words = "LlamaForCausalLM MainProcess: 1 fix live, 0 unread, 0 lost; kernel none; self-check none; "
+    assert warnings == [] and lines == [f"INFO bcg-fixes 0.1.0: sglang unknown {words}{END}"]
+    [told_of_it] = status.splitlines()
+    assert told_of_it.startswith("OK     LlamaForCausalLM :30000  1 of 1 fixes live, "), told_of_it
+    assert told_of_it.endswith(" off, no self-check, 0 replays, 0 fallbacks"), told_of_it
+
+
+def test_a_long_name_is_cut_and_nothing_else(extra: Extra, tmp_path: pathlib.Path) -> None:
+    _, [line], _ = told(extra(text=KERNEL), tmp_path, "a_model", LONG)
+    message = line.removeprefix("INFO ")
+    assert len(message) == 200 and f"{LONG[:20]}" in message and message.endswith(END), message
+    assert "... MainProcess: 1 fix live, 0 unread, 0 lost; 1 kernels; " in message, message
+
+
+def test_a_kernel_that_runs_is_named(extra: Extra, tmp_path: pathlib.Path) -> None:
+    _, [line], _ = told(extra(text=KERNEL), tmp_path, "a_model")
+    assert "; kernel extra_op=triton; " in line
+
+
+def test_a_process_without_a_model_says_nothing(extra: Extra, tmp_path: pathlib.Path) -> None:
+    for probe, second in ((AFFECTED, "Thing.method"), (UNKNOWN, "Thing.method"), (AFFECTED, "Thing.gone")):
+        site = extra(probe, second) if not (tmp_path / "site").exists() else tmp_path / "site"
+        assert told(site, tmp_path, "no_model")[:2] == ([], [])
+
+
+def test_a_draft_is_not_the_model_that_is_served(extra: Extra, tmp_path: pathlib.Path) -> None:
+    assert told(extra(UNKNOWN), tmp_path, "a_draft")[:2] == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("probe", "second", "state", "count"),
+    [
+        (UNKNOWN, "Thing.method", "unread", "0 fixes live, 1 unread, 0 lost"),
+        (AFFECTED, "Thing.gone", "failed", "1 failed"),
+    ],
+)
+def test_what_is_missing_is_a_warning_where_it_concerns_the_model(
+    extra: Extra, tmp_path: pathlib.Path, probe: str, second: str, state: str, count: str
+) -> None:
+    site = extra(probe, second, concerning("Llama*"))
+    [warning], [line], status = told(site, tmp_path, "a_model", LLAMA)
+    for words in (f"extra_fix of extra-fixes is not applied ({state}): ", "bcg-fixes doctor", "_EXTRA_FIX=off"):
+        assert words in warning, warning
+    assert count in line, line
+    verdict = "CHECK" if state == "unread" else "WRONG"
+    assert (
+        status.startswith(f"{verdict}  {LLAMA} :30000  0 of 1 fixes live, ") and f"    {state:11} extra_fix: " in status
+    )
+    warnings, [line], status = told(site, tmp_path, "a_model", "PhiForCausalLM")
+    assert warnings == [] and "0 fixes live, 0 unread, 0 lost; " in line, (warnings, line)
+    assert status.startswith("OK     PhiForCausalLM :30000  0 of 0 fixes live, ") and "extra_fix" not in status, status
+
+
+def test_what_is_not_known_of_a_model_hides_nothing(extra: Extra, tmp_path: pathlib.Path) -> None:
+    broken = concerning("Phi*").replace("wrong(named('Phi*'))", "wrong(Condition('odd', lambda launch: 1 / 0))")
+    [warning], [line], _ = told(extra(UNKNOWN, text=broken), tmp_path, "a_model", LLAMA)
+    assert "(unread)" in warning and "1 unread" in line
+
+
+def test_what_is_lost_is_a_warning_whoever_it_concerns(extra: Extra, tmp_path: pathlib.Path) -> None:
+    [warning], [line], status = told(extra(text=concerning("Phi*")), tmp_path, "lost", LLAMA)
+    assert "extra_fix of extra-fixes was applied and is LOST: " in warning and "1 lost; " in line, line
+    assert status.startswith(f"WRONG  {LLAMA} ") and "    lost        extra_fix: " in status, status
+
+
+def test_a_server_that_logs_warnings_only_has_no_line(extra: Extra, tmp_path: pathlib.Path) -> None:
+    assert told(extra(), tmp_path, "a_model", LLAMA, "WARNING")[:2] == ([], [])

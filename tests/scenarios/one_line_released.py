@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One batch of a real release's model, and the line that its process logs; for several ranks, that of each."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from cpu_sglang import one_batch, ranks
+from sglang_bcg_fixes import plugin
+from tests.scenarios import named, released
+
+# by the name that a release knows
+GRAPHS = {"enable_breakable_cuda_graph": True, "cuda_graph_backend_prefill": "breakable"}
+
+
+class Said(logging.Handler):
+    """Lines of ours, with their levels."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.INFO)
+        self.lines: list[list[str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append([record.levelname, record.getMessage()])
+
+
+def listen() -> Said:
+    said, logger = Said(), logging.getLogger("sglang_bcg_fixes")
+    logger.addHandler(said)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    return said
+
+
+def one_prefill(model: str) -> dict[str, Any]:
+    said = listen()
+    loaded = released.load(model, **GRAPHS)
+    arguments = loaded.model_runner.server_args
+    if getattr(arguments, "cuda_graph_config", None) is not None:
+        # SGLang has decided otherwise, because there is no GPU
+        arguments.cuda_graph_config.prefill.backend = "breakable"
+    one_batch.generate(loaded, [[3, 4, 5, 6, 7]], 1)
+    served = plugin.load().report.served
+    assert served is not None
+    return {"said": said.lines, "model": served.model, "concerned": sorted(served.concerned)}
+
+
+def of_ranks(model: str) -> list[Any]:
+    one_batch.import_sglang(with_graphs=True)
+    one_batch.load_plugins()
+
+    def act(rank: ranks.Rank) -> Any:
+        said = listen()
+        loaded = rank.load(model)
+        one_batch.generate(loaded, [[3, 4, 5, 6, 7]], 1)
+        return said.lines
+
+    return ranks.each(2, act)
+
+
+if __name__ == "__main__":
+    named.run(globals())
