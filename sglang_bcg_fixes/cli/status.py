@@ -109,7 +109,7 @@ def summary(server: Sequence[dict[str, Any]]) -> str:
     many = f" ({count} ranks {alike})" if count > 1 else ""
     wanted = [row for row in first["fixes"] if is_wanted(row)]
     live = sum(row["state"] == report.APPLIED for row in wanted) if first.get("verified") else 0
-    parts = [f"{live} of {len(wanted)} fixes live"]
+    parts = [f"{live} of {len(wanted)} fixes live" if wanted or not first.get("verified") else "no fix needed"]
     if off := sum(row["state"] == Action.OFF.value and bool(row.get("concerns")) for row in first["fixes"]):
         parts.append(f"{off} off")
     check = first.get("selfcheck")

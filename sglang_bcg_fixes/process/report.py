@@ -39,6 +39,10 @@ LONGEST = 200
 OFF_SWITCH = "SGLANG_BCG=off"
 
 
+# for this model, where nothing is lost either
+NO_FIX_NEEDED = "no fix needed, 0 unread, 0 lost"
+
+
 class ReportError(Exception):
     """The folder of the reports cannot be trusted or written."""
 
@@ -108,6 +112,8 @@ class Report:
             "failed": states.count(FAILED),
         }
         told = ", ".join(f"{number} {word}" for word, number in counts.items() if number or word != "failed")
+        if self.served and not any(counts.values()):
+            told = NO_FIX_NEEDED
         model, rank = (self.served.model, self.served.rank) if self.served else ("no model", process_name())
         kernels = [form for each, outcome in self.settled(self.plan.kernels) if (form := self.form(each, outcome))]
         begin, strict = f"bcg-fixes {__version__}: sglang {self.plan.version} ", ", strict" if self.is_strict else ""

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from sglang_bcg_fixes.anatomy import launches
-from sglang_bcg_fixes.concern import Launch
+from sglang_bcg_fixes.concern import Harm, Launch
 from sglang_bcg_fixes.model import Decision
 from sglang_bcg_fixes.process import procfs
 from sglang_bcg_fixes.source.syntax import collector_paused
@@ -61,10 +61,11 @@ def seen(model_runner: Any, source: Source, decisions: Iterable[Decision[Any]]) 
 
 
 def touches(decision: Decision[Any], launch: Launch) -> bool:
-    """False only where every concern of it is known not to hold."""
+    """False only where every concern of it is known not to hold, or to be merely possible."""
     concerns = decision.subject.concerns
     try:
-        return not concerns or any(concern.touches(launch) for concern in concerns)
+        real = [concern for concern in concerns if concern.harm is not Harm.POSSIBLE]
+        return not concerns or any(concern.touches(launch) for concern in real)
     except Exception:
         # another package may have declared it
         logger.debug("bcg-fixes: %s may concern this model, its conditions failed", decision.whose, exc_info=True)
@@ -93,7 +94,7 @@ def options_of(arguments: Any) -> dict[str, list[str]]:
     backend = getattr(prefill, "backend", None)
     if isinstance(backend, str):
         # SGLang has decided, where the option alone would leave it open
-        del found[launches.CONFIG]
+        found.pop(launches.CONFIG, None)
         found[launches.BACKEND] = list(words(backend))
     return found
 

@@ -87,8 +87,8 @@ def test_what_is_missing_is_a_warning_where_it_concerns_the_model(
         status.startswith(f"{verdict}  {LLAMA} :30000  0 of 1 fixes live, ") and f"    {state:11} extra_fix: " in status
     )
     warnings, [line], status = told(site, tmp_path, "a_model", "PhiForCausalLM")
-    assert warnings == [] and "0 fixes live, 0 unread, 0 lost; " in line, (warnings, line)
-    assert status.startswith("OK     PhiForCausalLM :30000  0 of 0 fixes live, ") and "extra_fix" not in status, status
+    assert warnings == [] and "no fix needed, 0 unread, 0 lost; " in line, (warnings, line)
+    assert status.startswith("OK     PhiForCausalLM :30000  no fix needed, ") and "extra_fix" not in status, status
 
 
 def test_what_is_not_known_of_a_model_hides_nothing(extra: Extra, tmp_path: pathlib.Path) -> None:

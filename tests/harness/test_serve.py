@@ -324,4 +324,4 @@ def test_make_serve(tmp_path: pathlib.Path, everything: bool) -> None:
     # the scheduler is the process that runs the model
     said = [line for line in log.splitlines() if serve.PLUGIN_LINE.search(line)][-1]
     assert results[-1].removesuffix(" ...") in said
-    assert " live, 0 unread, 0 lost; " in said and "failed" not in said, said
+    assert ", 0 unread, 0 lost; " in said and "failed" not in said, said
