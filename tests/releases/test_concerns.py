@@ -25,7 +25,7 @@ FIXES = registry.discover().fixes
 CASES = {case.name: case for case in cases.CASES}
 RESULTS = processes.REPOSITORY / "benchmarks" / "results"
 ALONE = ("0.5.11", "0.5.12.post1", "0.5.15.post1")
-RECORDED = (*ALONE, "0.5.17", "0.5.21", "0.5.23")
+RECORDED = tuple(release for release in wheels.RELEASES if (RESULTS / f"verify-{release}.json").exists())
 # on the harm matrix a server has prefill graphs whether its release makes them by default or not
 WITH_GRAPHS = {"--cuda-graph-backend-prefill": ["breakable"], "--enable-breakable-cuda-graph": []}
 
