@@ -23,7 +23,7 @@ DRIFTED = "sglang/srt/layers/radix_linear_attention.py"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--everything", action="store_true", help="every pair and combination, as `make test-all`")
+    parser.addoption("--everything", action="store_true", help="every pair and combination")
 
 
 def pytest_configure(config: pytest.Config) -> None:
