@@ -23,11 +23,13 @@ from sglang_bcg_fixes.cli import (
     server_command,
     status,
     terminal,
+    verify_launch,
 )
 from sglang_bcg_fixes.lab.bench import command as bench
 from sglang_bcg_fixes.lab.verify import command as verify
 from sglang_bcg_fixes.lab.verify import page
 from sglang_bcg_fixes.lab.verify.environment import EnvironmentMissing
+from sglang_bcg_fixes.lab.verify.own import command as own
 from sglang_bcg_fixes.planning import plan, registry
 from sglang_bcg_fixes.process import report_folders
 from sglang_bcg_fixes.source import releases, verdicts
@@ -45,6 +47,7 @@ ERRORS = (
     releases.ReleaseError,
     Unreadable,
     verify.VerifyError,
+    *verify_launch.ERRORS,
     page.PageError,
     bench.BenchError,
     EnvironmentMissing,
@@ -183,11 +186,15 @@ def parser() -> argparse.ArgumentParser:
 
     command = commands.add_parser(
         "verify",
-        help="on a GPU: real servers on tiny models, replayed graphs against refused ones",
-        description="Exit status: 0 all green, 1 something is not, 2 it could not be run.",
+        help="your server with the fixes, without, and without replays; or tiny models on a GPU",
+        description="With a command: your server's answers. Exit status: 0 no request is worse than in stock, 1 some "
+        "are, 2 no result. Without one: real servers on tiny models. 0 all green, 1 something is not, 2 it could not "
+        "be run.",
     )
     verify.add_arguments(command)
-    command.set_defaults(run=verify.run)
+    own.add_arguments(command)
+    command.add_argument("launch", nargs="*", metavar="-- COMMAND", help="starts your server, as you start it")
+    command.set_defaults(run=verify_launch.run)
 
     command = commands.add_parser(
         "bench",

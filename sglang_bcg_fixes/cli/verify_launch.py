@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`bcg-fixes verify -- COMMAND`: what the command says of the server that it starts."""
+
+from __future__ import annotations
+
+import argparse
+
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.cli import doctor, model_config, server_command
+from sglang_bcg_fixes.cli.server_command import CommandLineError
+from sglang_bcg_fixes.lab.verify import command as verify
+from sglang_bcg_fixes.lab.verify.own import command as own
+from sglang_bcg_fixes.lab.verify.own import prompts, server
+from sglang_bcg_fixes.lab.verify.own.arms import Launch
+from sglang_bcg_fixes.source import releases
+from sglang_bcg_fixes.source.tree import Source
+
+ERRORS = (own.OwnLaunchError, prompts.PromptError, server.ServerError, CommandLineError)
+HOST, PORT = "127.0.0.1", 30000
+# a server that listens everywhere also listens here
+EVERYWHERE = ("0.0.0.0", "::", "")
+# every published model has as many ids
+FEW_IDS = 1000
+OF_MODELS = ("release", "fix", "case", "arms", "quick", "once", "jobs", "page_only", "resume", "plan")
+
+
+def run(options: argparse.Namespace) -> int:
+    if not options.launch:
+        if options.prompts:
+            raise own.OwnLaunchError("--prompts is for a server of yours: put its command behind `--`")
+        return verify.run(options)
+    for name in OF_MODELS:
+        if getattr(options, name):
+            word = name.replace("_", "-")
+            raise own.OwnLaunchError(f"--{word} is for tiny models; leave it out, or leave the command out")
+    source = releases.installed()
+    if source is None:
+        raise own.OwnLaunchError("no SGLang is installed here; run it in the environment of the server")
+    return own.run(options, launch_of(source, server_command.read(options.launch)), source)
+
+
+def launch_of(source: Source, typed: server_command.Command) -> Launch:
+    environ = flags.environment_with(typed.variables)
+    if flags.is_off(environ):
+        raise own.OwnLaunchError(f"{flags.EVERYTHING}=off leaves nothing to compare; unset it")
+    variables = dict(typed.variables)
+    chosen = flags.plugin_choice(environ)
+    if chosen and doctor.ENTRY_POINT not in doctor.names_in(chosen):
+        variables[flags.PLUGINS] = server_command.with_plugin(chosen, doctor.ENTRY_POINT)
+    given = server_command.options_in(source, server_command.merged(typed.arguments))
+    host = first(given, "--host") or HOST
+    port = first(given, "--port") or str(PORT)
+    if not port.isdigit():
+        raise own.OwnLaunchError(f"--port {port} is no number")
+    model = first(given, *server_command.MODEL_FLAGS) or ""
+    return Launch(
+        words=(*(typed.program or server_command.MODULE), *typed.words),
+        variables=variables,
+        host=HOST if host in EVERYWHERE else host,
+        port=int(port),
+        api_key=first(given, "--api-key"),
+        vocabulary=vocabulary_of(model),
+    )
+
+
+def first(given: dict[str, list[str]], *names: str) -> str | None:
+    return next((given[name][0] for name in names if given.get(name)), None)
+
+
+def vocabulary_of(model: str) -> int:
+    """The number of token ids; few that every model has, where the configuration is not at hand."""
+    try:
+        config = model_config.config_of(model)
+    except model_config.ModelError:
+        return FEW_IDS
+    size = config.get("vocab_size") or (config.get("text_config") or {}).get("vocab_size")
+    return size if isinstance(size, int) else FEW_IDS

@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare the answers of an arm with those of the arm without replays."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+EQUAL, EXPLAINED, DIFFERENT, MISSING, REFUSED, NOT_ASKED = (
+    "equal",
+    "explained",
+    "different",
+    "missing",
+    "refused",
+    "not asked",
+)
+STATES = (EQUAL, EXPLAINED, DIFFERENT, MISSING, REFUSED)
+# of a logprob, by other kernels and other batches
+ROUNDING = 0.05
+# two stock servers that differ by more show a defect, which excuses nothing
+LARGEST_BOUND = 0.2
+Answer = Mapping[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    name: str
+    state: str
+    difference: str = ""
+
+
+def bound_of(stock: Mapping[str, Answer], again: Mapping[str, Answer]) -> float:
+    """The largest difference of a logprob that rounding explains."""
+    noise = 0.0
+    for name in stock.keys() & again.keys():
+        one, other = stock[name], again[name]
+        if one["asked"] == other["asked"] and "error" not in one and "error" not in other:
+            apart = first_apart(one["tokens"], other["tokens"])
+            pairs = zip(one["logprobs"][:apart], other["logprobs"][:apart], strict=False)
+            noise = max([noise, *(gap for a, b in pairs if not math.isnan(gap := gap_of(a, b)))])
+    return max(ROUNDING, min(noise, LARGEST_BOUND))
+
+
+def compare(mine: Mapping[str, Answer], reference: Mapping[str, Answer], bound: float) -> list[Compared]:
+    return [
+        one(name, mine[name], answer, bound) if name in mine else Compared(name, MISSING, "no answer")
+        for name, answer in reference.items()
+    ]
+
+
+def one(name: str, mine: Answer, reference: Answer, bound: float) -> Compared:
+    if mine["asked"] != reference["asked"]:
+        # the turn before was answered otherwise, and that is counted there
+        return Compared(name, NOT_ASKED)
+    if "error" in mine and "error" in reference:
+        return Compared(name, REFUSED, mine["error"])
+    if "error" in mine or "error" in reference:
+        return Compared(name, DIFFERENT, mine.get("error") or f"answered; without replays {reference['error']}")
+    ours, theirs = mine["tokens"], reference["tokens"]
+    if not ours and not theirs:
+        return Compared(name, REFUSED, "an answer without a token")
+    if (ours, mine["logprobs"]) == (theirs, reference["logprobs"]) and all(map(is_number, mine["logprobs"])):
+        return Compared(name, EQUAL)
+    apart = first_apart(ours, theirs)
+    for place, (a, b) in enumerate(zip(mine["logprobs"][:apart], reference["logprobs"][:apart], strict=False)):
+        # not a number is no small difference either
+        if not gap_of(a, b) <= bound:
+            return Compared(name, DIFFERENT, f"token {place}: logprob {a} instead of {b}")
+    if apart == len(ours) == len(theirs):
+        return Compared(name, EXPLAINED, "logprobs are rounded otherwise")
+    if apart in (len(ours), len(theirs)):
+        return Compared(name, DIFFERENT, f"{len(ours)} tokens instead of {len(theirs)}")
+    what = f"token {apart}: {ours[apart]!r} instead of {theirs[apart]!r}"
+    gaps = [gap_at(answer, apart, ours[apart], theirs[apart]) for answer in (mine, reference)]
+    if all(gap <= bound for gap in gaps):
+        return Compared(name, EXPLAINED, f"{what}: a tie")
+    return Compared(name, DIFFERENT, what)
+
+
+def first_apart(one: Sequence[Any], other: Sequence[Any]) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((place for place, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+def gap_at(answer: Answer, place: int, one: Any, other: Any) -> float:
+    """The difference of two candidates' logprobs, not a number where one is not among the likeliest."""
+    rows = answer["top"][place] if place < len(answer["top"]) else []
+    found = {row[1]: row[0] for row in rows}
+    return gap_of(found.get(one), found.get(other))
+
+
+def is_number(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def gap_of(one: float | None, other: float | None) -> float:
+    return abs(one - other) if is_number(one) and is_number(other) else math.nan  # type: ignore[operator]
+
+
+def counted(compared: Sequence[Compared]) -> dict[str, int]:
+    return {state: sum(each.state == state for each in compared) for state in STATES}

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`bcg-fixes verify -- COMMAND` with servers that do just what it must notice."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import pathlib
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from sglang_bcg_fixes.cli import main
+from sglang_bcg_fixes.lab.verify.own import ask, compare, prompts, server
+from sglang_bcg_fixes.source import releases
+from tests import processes
+
+RELEASE = "0.5.12.post1"
+# of the process that a hanging server starts
+SLEEPS = 997
+SERVER = str(processes.REPOSITORY / "tests" / "verify" / "own_server.py")
+Verify = Callable[..., tuple[int, str]]
+Arms = Callable[[], dict[str, dict[str, object]]]
+# to parse a release takes longer than all that the servers here do
+in_folder_once = functools.cache(releases.in_folder)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def verify(
+    release_root: Callable[[str], pathlib.Path],
+    port: int,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Verify:
+    source = in_folder_once(release_root(RELEASE))
+    monkeypatch.setattr(releases, "installed", lambda: source)
+    monkeypatch.setattr(server, "SECONDS_BETWEEN_LOOKS", 0.02)
+    for name in [name for name in os.environ if name.startswith("SGLANG")]:
+        monkeypatch.delenv(name)
+
+    def verify(*words: str, misbehaviour: str = "", command: str = "") -> tuple[int, str]:
+        typed = [f"MISBEHAVIOUR={misbehaviour}", sys.executable, SERVER, "--port", str(port), *command.split()]
+        json_file = str(tmp_path / "found.json")
+        words = ("--json", json_file, "--folder", str(tmp_path / "runs"), "--start-limit", "20", *words)
+        status = main.main(["verify", *words, "--", *typed])
+        said = capsys.readouterr()
+        return status, said.out + said.err
+
+    return verify
+
+
+@pytest.fixture
+def arms(tmp_path: pathlib.Path) -> Arms:
+    return lambda: json.loads((tmp_path / "found.json").read_text())["arms"]
+
+
+def counts(arms: Arms, state: str) -> list[object]:
+    return [arm["counts"][state] for arm in arms().values()]  # type: ignore[index]
+
+
+def test_a_right_server_is_equal_in_every_arm(verify: Verify, arms: Arms, tmp_path: pathlib.Path) -> None:
+    page = tmp_path / "pages" / "found.html"
+    status, said = verify("--page", str(page))
+    # the lengths around 4, 8, 16 and 32, in four ways
+    assert (status, counts(arms, "equal")) == (0, [48] * 4), said
+    assert "with the fixes no request differs from the server without replays; in stock none differs" in said
+    assert "applied with the fixes: a_fix\n" in said
+    assert [arm["replays"] for arm in arms().values()] == [0, 1, 0, 0]
+    assert page.read_text().count("<rect") == 48 * 4 + len(compare.STATES)
+
+
+@pytest.mark.parametrize(
+    ("misbehaviour", "status", "verdict"),
+    [
+        ("stock=wrong tokens", 0, "with the fixes no request differs from the server without replays; in stock 6"),
+        ("fixes=wrong tokens", 1, "with the fixes 6 requests differ that do not differ in stock"),
+        ("fixes=wrong logprobs", 1, "with the fixes 3 requests differ that do not differ in stock"),
+        ("fixes=not a number", 1, "with the fixes 3 requests differ that do not differ in stock"),
+        ("stock=wrong tokens,fixes=wrong tokens", 0, "with the fixes 6 requests differ, all of them in stock, too"),
+        ("stock=wrong logprobs,fixes=wrong tokens", 1, "with the fixes 3 requests differ that do not"),
+        ("fixes=rounds", 0, "with the fixes no request differs"),
+        ("fixes=ties", 0, "with the fixes no request differs"),
+        ("stock=dies at start", 0, "stock does not finish"),
+        ("fixes=dies at start", 1, "the server does not finish with the fixes, and stock does"),
+        ("fixes=dies", 1, "the server does not finish with the fixes, and stock does"),
+        ("stock=dies,fixes=dies", 1, "the server does not finish with the fixes, and neither does stock"),
+        ("eager=dies", 2, "the server without replays did not finish, so there is nothing to compare with"),
+        ("stock=dies at start,fixes=dies at start,eager=dies at start", 2, "no server answered, with the fixes and"),
+        ("fixes=has no plugin", 2, "no process of fixes had the plugin"),
+        ("eager=replays the other way", 2, "the server that refuses replays made 1 of them"),
+        ("fixes=replays the other way", 2, "no graph was replayed with the fixes"),
+        ("stock=refuses all,fixes=refuses all,eager=refuses all", 2, "no request was answered"),
+    ],
+)
+def test_what_goes_wrong_has_a_verdict_and_an_exit_status(
+    verify: Verify, misbehaviour: str, status: int, verdict: str
+) -> None:
+    found, said = verify(misbehaviour=misbehaviour)
+    assert found == status and verdict in said, said
+
+
+def test_rounding_is_told_from_a_difference(verify: Verify, arms: Arms) -> None:
+    assert verify(misbehaviour="fixes=rounds,stock=wrong logprobs")[0] == 0
+    assert counts(arms, "explained") == [0, 48, 0, 0]
+    assert counts(arms, "different") == [3, 0, 0, 3]
+    reference = answer([6], [-0.7], [[[-0.7, 6], [-0.71, 5]]])
+    tie = compare.one("a", answer([5], [-0.7], [[[-0.7, 5], [-0.71, 6]]]), reference, 0.05)
+    assert tie.state == compare.EXPLAINED
+    sure = compare.one("a", answer([5], [-0.7], [[[-0.7, 5], [-0.9, 6]]]), reference, 0.05)
+    assert sure.state == compare.DIFFERENT and sure.difference == "token 0: 5 instead of 6"
+
+
+def answer(tokens: list[int], logprobs: list[float], top: list[list[list[float]]]) -> dict[str, object]:
+    return {"asked": "x", "tokens": tokens, "logprobs": logprobs, "top": top, "text": ""}
+
+
+def test_stock_that_is_broken_excuses_nothing() -> None:
+    one, other = ({"a": answer([5], [value], [])} for value in (-0.1, -7.0))
+    assert compare.bound_of(one, other) == compare.LARGEST_BOUND
+    assert compare.bound_of(one, {"a": answer([5], [-0.19], [])}) == pytest.approx(0.09)
+    assert compare.bound_of(one, one) == compare.ROUNDING
+
+
+def test_the_first_difference_and_the_end_of_a_log_are_printed(verify: Verify) -> None:
+    _, said = verify(misbehaviour="fixes=wrong logprobs,stock=dies at start")
+    assert re.search(r"^fixes, different: alone, 8 ids: token 0: logprob -1\S+ instead of -0\S+$", said, re.MULTILINE)
+    assert "ended with exit status 1; last line of its log: AssertionError: out_cache_loc_swa" in said
+
+
+def test_a_server_that_never_answers_is_ended(
+    verify: Verify, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status, said = verify("--start-limit", "1", misbehaviour="stock=hangs at start")
+    assert status == 0 and "no answer to /health within 1 s; its log is empty" in said
+    monkeypatch.setattr(ask, "SECONDS_TO_ANSWER", 1)
+    status, said = verify("--folder", str(tmp_path / "more"), misbehaviour="fixes=hangs")
+    assert status == 1 and "no answer after 8 requests (timed out); it runs and does not answer" in said, said
+    assert not running(SERVER) and not running(f"time.sleep({SLEEPS})")
+
+
+def running(word: str) -> list[str]:
+    listed = subprocess.run(["ps", "-ww", "-eo", "stat,args"], capture_output=True, text=True).stdout.splitlines()
+    return [line for line in listed if word in line and line[0] != "Z"]
+
+
+def test_arms_that_ended_well_are_kept(verify: Verify, arms: Arms, tmp_path: pathlib.Path) -> None:
+    assert verify(misbehaviour="fixes=wrong tokens")[0] == 1
+    kept = tmp_path / "runs" / "stock.json"
+    before = kept.stat().st_mtime_ns
+    found = json.loads((tmp_path / "runs" / "eager.json").read_text())
+    (tmp_path / "runs" / "eager.json").write_text(json.dumps({**found, "ending": "ended by signal 9"}))
+    (tmp_path / "runs" / "fixes.json").unlink()
+    status, said = verify(misbehaviour="fixes=wrong tokens")
+    assert status == 1 and "stock: kept from an earlier run" in said and "stock-again: kept" in said
+    assert "eager: starting" in said and "fixes: starting" in said and "stock: starting" not in said
+    assert kept.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize("change", ["command", "setting", "prompts", "tokens"])
+def test_another_command_is_refused_in_the_same_folder(
+    verify: Verify, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    assert verify()[0] == 0
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text('{"text": "Hello"}\n')
+    if change == "setting":
+        monkeypatch.setenv("SGLANG_BCG_FIXES", "off")
+    words = {"prompts": ["--prompts", str(mine)], "tokens": ["--max-new-tokens", "3"]}.get(change, [])
+    status, said = verify(*words, command="--dtype float16" if change == "command" else "")
+    assert status == 2 and "holds another command, other prompts, or another version; name a new folder" in said, said
+
+
+def test_a_folder_of_something_else_is_left_alone(verify: Verify, tmp_path: pathlib.Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "mine").write_text("mine")
+    status, said = verify()
+    assert status == 2 and "is not empty, and not from an earlier run" in said
+    assert [file.name for file in (tmp_path / "runs").iterdir()] == ["mine"]
+
+
+def test_a_port_in_use_is_named(verify: Verify, port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)):
+        status, said = verify()
+    assert status == 2 and f"port {port} of 127.0.0.1 is in use, so another server would answer" in said
+
+
+def test_prompts_of_every_kind_are_asked(verify: Verify, arms: Arms, tmp_path: pathlib.Path) -> None:
+    mine = tmp_path / "mine.jsonl"
+    lines = ['{"text": "Hello"}', "", '{"input_ids": [1, 2]}', '{"messages": [{"role": "user", "content": "Hi"}]}']
+    mine.write_text("\n".join(lines) + "\n")
+    status, said = verify("--prompts", str(mine), misbehaviour="fixes=ties")
+    assert (status, counts(arms, "equal")) == (0, [12] * 4), said
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("Hello", "is no JSON"),
+        ('"Hello"', "holds 0 prompts"),
+        ('{"prompt": "Hello"}', "holds 0 prompts"),
+        ('{"text": "Hello", "input_ids": [1]}', "holds 2 prompts"),
+        ('{"text": ""}', "text is not usable"),
+        ('{"input_ids": [1, "2"]}', "input_ids is not usable"),
+        ('{"messages": ["Hello"]}', "messages is not usable"),
+    ],
+)
+def test_a_bad_line_is_named_by_its_number(verify: Verify, tmp_path: pathlib.Path, line: str, why: str) -> None:
+    mine = tmp_path / "mine.jsonl"
+    mine.write_text(f'{{"text": "Hello"}}\n\n{line}\n')
+    status, said = verify("--prompts", str(mine))
+    assert status == 2 and re.search(rf"mine.jsonl, line 3:? {why}.*; write ", said), said
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("content", [None, "", "\n\n"])
+def test_prompts_that_are_not_there_are_refused(verify: Verify, tmp_path: pathlib.Path, content: str | None) -> None:
+    mine = tmp_path / "mine.jsonl"
+    if content is not None:
+        mine.write_text(content)
+    status, said = verify("--prompts", str(mine))
+    assert status == 2 and re.search("holds no prompt; write" if content is not None else "cannot be read", said), said
+
+
+def test_what_cannot_be_run_is_said(
+    verify: Verify, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["verify", "--", "no-such-program", "--port", "1"]) == 2
+    assert "no-such-program cannot be run (No such file or directory)" in capsys.readouterr().err
+    status, said = verify("--quick")
+    assert status == 2 and "--quick is for tiny models; leave it out, or leave the command out" in said
+    assert main.main(["verify", "--prompts", "x"]) == 2
+    assert "--prompts is for a server of yours: put its command behind `--`" in capsys.readouterr().err
+    monkeypatch.setenv("SGLANG_BCG", "off")
+    status, said = verify()
+    assert status == 2 and "SGLANG_BCG=off leaves nothing to compare; unset it" in said
+    monkeypatch.setattr(releases, "installed", lambda: None)
+    status, said = verify()
+    assert status == 2 and "no SGLang is installed here" in said
+
+
+def test_made_prompts_leave_room_and_stay_in_the_vocabulary() -> None:
+    made = prompts.made(1000, 33)
+    assert [len(prompt.content) for prompt in made] == [3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33]
+    assert all(0 <= token < 500 for prompt in made for token in prompt.content)
+    assert made == prompts.made(1000, 33)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_end_from_outside_leaves_no_process(
+    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, port: int, number: signal.Signals
+) -> None:
+    folder, sleeper = tmp_path / "runs", f"time.sleep({SLEEPS})"
+    words = ["verify", "--folder", str(folder), "--", "MISBEHAVIOUR=fixes=hangs at start"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "sglang_bcg_fixes", *words, sys.executable, SERVER, "--port", str(port)],
+        env=processes.environment_of([release_root(RELEASE)], {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    deadline = time.monotonic() + 60
+    try:
+        while not running(sleeper):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.1)
+        assert (folder / "stock.json").exists() and running(f"{SERVER} --port {port}")
+    finally:
+        process.send_signal(number)
+        _, said = process.communicate(timeout=30)
+    assert process.returncode == 2, said
+    assert f"interrupted; the server was ended. The same command with --folder {folder} goes on" in said.decode()
+    assert not running(f"{SERVER} --port {port}") and not running(sleeper)
+    assert not (folder / "fixes.json").exists()
