@@ -54,6 +54,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         Handler.asked += 1
         if wrong() == "dies" and Handler.asked == 9:
             print("RuntimeError: an illegal memory access", flush=True)
+            print("[12:00:00] kill_process_tree called", flush=True)
             os.abort()
         if wrong() == "hangs" and Handler.asked == 9:
             time.sleep(999)

@@ -16,11 +16,14 @@ import time
 from collections.abc import Callable
 
 import pytest
+import serve
+import tiny_model
 
 from sglang_bcg_fixes.cli import main
 from sglang_bcg_fixes.lab.verify.own import ask, compare, prompts, server
 from sglang_bcg_fixes.source import releases
 from tests import processes
+from tests.wheels import NEWEST
 
 RELEASE = "0.5.12.post1"
 # of the process that a hanging server starts
@@ -83,7 +86,7 @@ def test_a_right_server_is_equal_in_every_arm(verify: Verify, arms: Arms, tmp_pa
     # the lengths around 4, 8, 16 and 32, in four ways
     assert (status, counts(arms, "equal")) == (0, [48] * 4), said
     assert "with the fixes no request differs from the server without replays; in stock none differs" in said
-    assert "applied with the fixes: a_fix\n" in said
+    assert "with the fixes 1 are applied; --json FILE names them\n" in said and arms()["fixes"]["applied"] == ["a_fix"]
     assert [arm["replays"] for arm in arms().values()] == [0, 1, 0, 0]
     assert page.read_text().count("<rect") == 48 * 4 + len(compare.STATES)
 
@@ -140,18 +143,20 @@ def test_stock_that_is_broken_excuses_nothing() -> None:
     assert compare.bound_of(one, one) == compare.ROUNDING
 
 
-def test_the_first_difference_and_the_end_of_a_log_are_printed(verify: Verify) -> None:
+def test_the_first_difference_and_the_end_of_a_log_are_printed(verify: Verify, tmp_path: pathlib.Path) -> None:
     _, said = verify(misbehaviour="fixes=wrong logprobs,stock=dies at start")
     assert re.search(r"^fixes, different: alone, 8 ids: token 0: logprob -1\S+ instead of -0\S+$", said, re.MULTILINE)
-    assert "ended with exit status 1; last line of its log: AssertionError: out_cache_loc_swa" in said
+    assert "ended with exit status 1; its log says: AssertionError: out_cache_loc_swa" in said
+    _, said = verify("--folder", str(tmp_path / "more"), misbehaviour="fixes=dies")
+    assert "ended by signal 6; its log says: RuntimeError: an illegal memory access\n" in said
 
 
 def test_a_server_that_never_answers_is_ended(
     verify: Verify, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    status, said = verify("--start-limit", "1", misbehaviour="stock=hangs at start")
-    assert status == 0 and "no answer to /health within 1 s; its log is empty" in said
-    monkeypatch.setattr(ask, "SECONDS_TO_ANSWER", 1)
+    status, said = verify("--start-limit", "3", misbehaviour="stock=hangs at start")
+    assert status == 0 and "no answer to /health within 3 s; its log is empty" in said
+    monkeypatch.setattr(ask, "SECONDS_TO_ANSWER", 3)
     status, said = verify("--folder", str(tmp_path / "more"), misbehaviour="fixes=hangs")
     assert status == 1 and "no answer after 8 requests (timed out); it runs and does not answer" in said, said
     assert not running(SERVER) and not running(f"time.sleep({SLEEPS})")
@@ -289,3 +294,29 @@ def test_an_end_from_outside_leaves_no_process(
     assert f"interrupted; the server was ended. The same command with --folder {folder} goes on" in said.decode()
     assert not running(f"{SERVER} --port {port}") and not running(sleeper)
     assert not (folder / "fixes.json").exists()
+
+
+def test_a_real_server_is_asked(
+    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, port: int, everything: bool
+) -> None:
+    """Run all arms of a real SGLang on the CPU: it has no graphs, so there is no verdict, and all else is real."""
+    if not everything:
+        pytest.skip("four starts of a real SGLang take two minutes: --everything")
+    model, mine = tmp_path / "model", tmp_path / "mine.jsonl"
+    tiny_model.write(model)
+    mine.write_text('{"input_ids": [5, 6, 7]}\n{"input_ids": [40, 41, 42, 43, 44, 45, 46, 47, 48]}\n')
+    found = tmp_path / "found.json"
+    words = ["verify", "--folder", str(tmp_path / "runs"), "--json", str(found), "--prompts", str(mine)]
+    server_words = ["-m", "cpu_sglang.launch", f"--model-path={model}", f"--port={port}"]
+    done = processes.python(
+        *("-m", "sglang_bcg_fixes", *words, "--max-new-tokens", "4", "--", sys.executable, *server_words),
+        *(*serve.ARGUMENTS, *serve.ARGUMENTS_ON_CPU),
+        paths=[release_root(NEWEST)],
+        environment=processes.ON_CPU,
+        timeout=500,
+    )
+    assert done.returncode == 2 and "no graph was replayed with the fixes" in done.stdout, done.stdout + done.stderr
+    arms = json.loads(found.read_text())["arms"]
+    assert [arm["ending"] for arm in arms.values()] == ["finished"] * 4
+    assert [arm["counts"]["equal"] + arm["counts"]["explained"] for arm in arms.values()] == [8] * 4
+    assert arms["eager"]["counts"]["equal"] == 8 and "hybrids_without_graphs" in arms["fixes"]["applied"]

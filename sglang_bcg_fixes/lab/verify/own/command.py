@@ -231,10 +231,10 @@ def verdict_of(found: Mapping[str, Arm], compared: Mapping[str, Sequence[compare
         return NO_RESULT, "no request was answered: give prompts that this server takes, with --prompts FILE"
     if not found[FIXES]["replays"]:
         return NO_RESULT, "no graph was replayed with the fixes, so the answers prove nothing about graphs"
-    wrong, stock = (wrong_in(compared[arm]) for arm in (FIXES, STOCK))
-    if more := sorted(wrong - stock):
+    wrong, wrong_in_stock = wrong_in(compared[FIXES]), wrong_in(compared[STOCK])
+    if more := wrong - wrong_in_stock:
         return WORSE, f"with the fixes {len(more)} requests differ that do not differ in stock"
-    gained = stock_does(found, len(stock))
+    gained = stock_does(found, len(wrong_in_stock))
     if wrong:
         return GOOD, f"with the fixes {len(wrong)} requests differ, all of them in stock, too; {gained}"
     return GOOD, f"with the fixes no request differs from the server without replays; {gained}"
@@ -264,6 +264,6 @@ def table(content: Mapping[str, Any]) -> str:
         lines += [f"{name}, {each['state']}: {each['name']}: {each['difference']}" for each in odd[:SHOWN]]
         lines += [f"{name}: {len(odd) - SHOWN} more; --json FILE has all"] if len(odd) > SHOWN else []
     applied = content["arms"][FIXES]["applied"]
-    lines.append(f"applied with the fixes: {', '.join(applied) or 'none'}")
+    lines.append(f"with the fixes {len(applied)} are applied; --json FILE names them")
     lines.append(f"a difference of up to {content['bound']:.3g} in a logprob is rounding")
     return "\n".join([*lines, content["verdict"]])

@@ -67,7 +67,7 @@ def one(name: str, mine: Answer, reference: Answer, bound: float) -> Compared:
     for place, (a, b) in enumerate(zip(mine["logprobs"][:apart], reference["logprobs"][:apart], strict=False)):
         # not a number is no small difference either
         if not gap_of(a, b) <= bound:
-            return Compared(name, DIFFERENT, f"token {place}: logprob {a} instead of {b}")
+            return Compared(name, DIFFERENT, f"token {place}: logprob {shown(a)} instead of {shown(b)}")
     if apart == len(ours) == len(theirs):
         return Compared(name, EXPLAINED, "logprobs are rounded otherwise")
     if apart in (len(ours), len(theirs)):
@@ -97,6 +97,10 @@ def is_number(value: float | None) -> bool:
 
 def gap_of(one: float | None, other: float | None) -> float:
     return abs(one - other) if is_number(one) and is_number(other) else math.nan  # type: ignore[operator]
+
+
+def shown(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4g}"
 
 
 def counted(compared: Sequence[Compared]) -> dict[str, int]:

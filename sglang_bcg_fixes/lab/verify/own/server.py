@@ -12,6 +12,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 
+from sglang_bcg_fixes.lab.verify import servers
 from sglang_bcg_fixes.lab.verify.own import ask
 from sglang_bcg_fixes.lab.verify.own.arms import Launch
 
@@ -101,7 +102,7 @@ def wait(process: subprocess.Popen[bytes], client: ask.Client, log: pathlib.Path
         if process.poll() is not None:
             raise Ended(how_it_ended(process, log))
         if time.monotonic() - began > limit:
-            raise Ended(f"no answer to /health within {limit:.0f} s; {last_line(log)}")
+            raise Ended(f"no answer to /health within {limit:.0f} s; {end_of(log)}")
         time.sleep(SECONDS_BETWEEN_LOOKS)
     return time.monotonic() - began
 
@@ -111,12 +112,13 @@ def how_it_ended(process: subprocess.Popen[bytes], log: pathlib.Path) -> str:
     try:
         status = process.wait(2)
     except subprocess.TimeoutExpired:
-        return f"it runs and does not answer; {last_line(log)}"
+        return f"it runs and does not answer; {end_of(log)}"
     how = f"ended by signal {-status}" if status < 0 else f"ended with exit status {status}"
-    return f"{how}; {last_line(log)}"
+    return f"{how}; {end_of(log)}"
 
 
-def last_line(log: pathlib.Path) -> str:
-    lines = log.read_text(errors="replace").split("\n")
-    said = [line.strip() for line in lines if line.strip()]
-    return f"last line of its log: {said[-1][:LONGEST_LINE]}" if said else "its log is empty"
+def end_of(log: pathlib.Path) -> str:
+    """Its last error; SGLang writes of its own end below that."""
+    said = [line.strip() for line in log.read_text(errors="replace").split("\n") if line.strip()]
+    errors = [line for line in said if servers.ERROR.search(line)]
+    return f"its log says: {(errors or said)[-1][:LONGEST_LINE]}" if said else "its log is empty"
