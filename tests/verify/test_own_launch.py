@@ -16,14 +16,11 @@ import time
 from collections.abc import Callable
 
 import pytest
-import serve
-import tiny_model
 
 from sglang_bcg_fixes.cli import main
 from sglang_bcg_fixes.lab.verify.own import ask, compare, prompts, server
 from sglang_bcg_fixes.source import releases
 from tests import processes
-from tests.wheels import NEWEST
 
 RELEASE = "0.5.12.post1"
 # of the process that a hanging server starts
@@ -294,29 +291,3 @@ def test_an_end_from_outside_leaves_no_process(
     assert f"interrupted; the server was ended. The same command with --folder {folder} goes on" in said.decode()
     assert not running(f"{SERVER} --port {port}") and not running(sleeper)
     assert not (folder / "fixes.json").exists()
-
-
-def test_a_real_server_is_asked(
-    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, port: int, everything: bool
-) -> None:
-    """Run all arms of a real SGLang on the CPU: it has no graphs, so there is no verdict, and all else is real."""
-    if not everything:
-        pytest.skip("four starts of a real SGLang take two minutes: --everything")
-    model, mine = tmp_path / "model", tmp_path / "mine.jsonl"
-    tiny_model.write(model)
-    mine.write_text('{"input_ids": [5, 6, 7]}\n{"input_ids": [40, 41, 42, 43, 44, 45, 46, 47, 48]}\n')
-    found = tmp_path / "found.json"
-    words = ["verify", "--folder", str(tmp_path / "runs"), "--json", str(found), "--prompts", str(mine)]
-    server_words = ["-m", "cpu_sglang.launch", f"--model-path={model}", f"--port={port}"]
-    done = processes.python(
-        *("-m", "sglang_bcg_fixes", *words, "--max-new-tokens", "4", "--", sys.executable, *server_words),
-        *(*serve.ARGUMENTS, *serve.ARGUMENTS_ON_CPU),
-        paths=[release_root(NEWEST)],
-        environment=processes.ON_CPU,
-        timeout=500,
-    )
-    assert done.returncode == 2 and "no graph was replayed with the fixes" in done.stdout, done.stdout + done.stderr
-    arms = json.loads(found.read_text())["arms"]
-    assert [arm["ending"] for arm in arms.values()] == ["finished"] * 4
-    assert [arm["counts"]["equal"] + arm["counts"]["explained"] for arm in arms.values()] == [8] * 4
-    assert arms["eager"]["counts"]["equal"] == 8 and "hybrids_without_graphs" in arms["fixes"]["applied"]
