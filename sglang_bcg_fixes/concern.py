@@ -27,8 +27,8 @@ class Launch:
     """One server that somebody wants to start: nothing in it is guessed, and what is not given is not known.
 
     `config` is the model's config.json, `options` the words after each flag, `chip` one of CHIPS or empty. `graphs`
-    says when SGLang makes prefill graphs of the model, in a word of source/served.py, or is empty. `environ` has the
-    server's variables, all of them or some.
+    says when SGLang makes prefill graphs of the model, in a word of source/served.py, or is empty. `environ` has those
+    of the server's variables that are known.
     """
 
     source: Source
@@ -37,7 +37,6 @@ class Launch:
     chip: str = ""
     graphs: str = ""
     environ: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    has_whole_environment: bool = False
 
     @functools.cached_property
     def architectures(self) -> list[str]:
@@ -53,10 +52,6 @@ class Launch:
         """The values of a key, at any depth."""
         return [value for found, value in settings_in(self.config) if found == key]
 
-    def denies(self, key: str) -> bool:
-        """Tell whether the configuration says no to something, at any depth."""
-        return any(found == key and value is False for found, value in every_setting(self.config))
-
     def given(self, *names: str) -> bool:
         return any(name in self.options for name in names)
 
@@ -71,22 +66,21 @@ class Launch:
     def is_set(self, variable: str) -> bool | None:
         """Tell whether SGLang reads a variable as true."""
         if variable in self.environ:
-            return self.environ[variable].strip().lower() in ("1", "true", "yes", "on")
-        return False if self.has_whole_environment else None
+            return self.environ[variable].strip().lower() in ("1", "true", "yes", "y")
+        return None
 
 
 def settings_in(value: Any) -> Iterator[tuple[str, Any]]:
-    return ((key, inner) for key, inner in every_setting(value) if inner not in (None, False, 0, [], {}, ""))
+    for part in parts_in(value):
+        yield from ((str(key), inner) for key, inner in part.items() if inner not in (None, False, 0, [], {}, ""))
 
 
-def every_setting(value: Any) -> Iterator[tuple[str, Any]]:
+def parts_in(value: Any) -> Iterator[Mapping[Any, Any]]:
+    """A configuration, and the configurations in it of its text, its images and so on."""
     if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield str(key), inner
-            yield from every_setting(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from every_setting(inner)
+        yield value
+    for inner in value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ():
+        yield from parts_in(inner)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -225,6 +225,11 @@ def all_off(fixes: Iterable[Fix], kernels: Iterable[Kernel]) -> Settings:
     )
 
 
+def without_the_switch(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables as if the one switch were not there."""
+    return {name: value for name, value in environ.items() if name != EVERYTHING}
+
+
 def environment_with(variables: Mapping[str, str]) -> dict[str, str]:
     """The variables of this process and those of a command, which win."""
     return {**os.environ, **variables}
@@ -366,8 +371,8 @@ def plugin_choice(environ: Mapping[str, str] | None = None) -> str:
     return (os.environ if environ is None else environ).get(PLUGINS, "").strip()
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     """Name the one that was meant, by its letters alone; what follows this goes on with a semicolon."""
     names = {name.lower(): name for name in known}
-    close = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(word.lower(), names, n=1, cutoff=cutoff)
     return f"; did you mean {names[close[0]]}?" if close else ""

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from sglang_bcg_fixes.concern import Condition, Launch
+from sglang_bcg_fixes.concern import Condition, Launch, parts_in
 from sglang_bcg_fixes.source import served
 from sglang_bcg_fixes.source.tree import Source
 
@@ -129,18 +130,23 @@ def embeds(launch: Launch) -> bool | None:
 
 def has_windows(launch: Launch) -> bool | None:
     """Many models name the size of a window that they do not use."""
-    if launch.denies("use_sliding_window"):
+    return any(map(is_windowed, parts_in(launch.config)))
+
+
+def is_windowed(part: Mapping[Any, Any]) -> bool:
+    kinds = part.get("layer_types")
+    if isinstance(kinds, list) and kinds:
+        return any(re.search("sliding|chunked|swa|local", str(kind)) for kind in kinds)
+    if part.get("use_sliding_window") is False:
         return False
-    kinds = [str(kind) for listed in launch.values("layer_types") if isinstance(listed, list) for kind in listed]
-    if kinds:
-        return any("sliding" in kind or "chunked" in kind for kind in kinds)
-    return has_key("sliding_window|attention_chunk_size|hybrid_layer_pattern")(launch)
+    named = re.compile("sliding_window|attention_chunk_size|hybrid_layer_pattern")
+    return any(named.search(str(key)) for key, value in part.items() if value not in (None, False, 0, [], {}, ""))
 
 
 def is_quantised(launch: Launch) -> bool | None:
-    """Scales of activations are computed of every row of a padded batch."""
-    given = launch.given("--quantization", "--torchao-config") or bool(launch.values("quantization_config"))
-    return given or unless_in_a_file(launch)
+    """Scales of activations are computed of every row of a padded batch; a file beside config.json may say it, too."""
+    flags = launch.given("--quantization", "--torchao-config")
+    return True if flags or has_key("^(quantization|compression)_config$")(launch) else None
 
 
 def attends_in_parallel(launch: Launch) -> bool | None:
@@ -176,7 +182,7 @@ def undecided(launch: Launch) -> None:
 
 def makes_prefill_graphs(launch: Launch) -> bool | None:
     """Breakable ones, by the flags and by what is recorded of this model on this release."""
-    if launch.graphs == served.NEVER:
+    if is_refused(launch):
         return False
     if launch.graphs == served.IF_ASKED_FOR and is_asked_for(launch) is False:
         return False
@@ -194,7 +200,12 @@ def wants_prefill_graphs(launch: Launch) -> bool | None:
 
 
 def gets_what_it_asks_for(launch: Launch) -> bool | None:
-    return False if launch.graphs == served.NEVER else is_asked_for(launch)
+    return False if is_refused(launch) else is_asked_for(launch)
+
+
+def is_refused(launch: Launch) -> bool:
+    """True for a model that SGLang makes no graphs of; one flag of early releases puts its rules aside."""
+    return launch.graphs == served.NEVER and not launch.given("--enforce-piecewise-cuda-graph")
 
 
 def is_asked_for(launch: Launch) -> bool | None:

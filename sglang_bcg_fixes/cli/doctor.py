@@ -109,7 +109,8 @@ class Examination:
         """By harm, the defects that would be fixed and those that would not be, on a screen."""
         yield from self.beginning()
         for harm in Harm:
-            of_harm = [d for d in self.plan.fixes if d.finding.verdict is Verdict.AFFECTED and worst_of(d) is harm]
+            shown = (d for d in self.plan.fixes if d.finding.verdict is Verdict.AFFECTED or d.action is Action.APPLY)
+            of_harm = [d for d in shown if worst_of(d) is harm]
             fixed = [d.id for d in of_harm if d.action is Action.APPLY]
             left = [d for d in of_harm if d.action is not Action.APPLY]
             if fixed:
@@ -156,8 +157,9 @@ class Examination:
         counts = {verdict: 0 for verdict in Verdict}
         for decision in self.plan.fixes:
             counts[decision.finding.verdict] += 1
-        text = ", ".join(f"{count} {verdict.value}" for verdict, count in counts.items())
-        return f"{text}; {sum(d.action is Action.APPLY for d in self.plan.fixes)} would be fixed"
+        words = {Verdict.FIXED: "fixed by SGLang", Verdict.UNKNOWN: "not read"}
+        text = ", ".join(f"{count} {words.get(verdict, verdict.value)}" for verdict, count in counts.items())
+        return f"{text}; {sum(d.action is Action.APPLY for d in self.plan.fixes)} would be fixed by the plugin"
 
 
 def worst_of(decision: Decision[Fix]) -> Harm:
@@ -189,9 +191,11 @@ def examine(
     made = plan.make(known, settings, source, watched_too=True)
     # what is not installed here is judged by what pip would put next to it
     faults = pip_faults.check_all(source, installed_version if installed else lambda name: None)
-    strangers = tuple(flags.look_alikes(known.fixes, known.kernels, environ))
-    retired = tuple(flags.said_of(known.retired, environ))
-    loading, running = (loading_problem(environ), report_folders.running()) if installed else (None, None)
+    every = flags.environment_with(environ or {})
+    strangers = tuple(flags.look_alikes(known.fixes, known.kernels, every))
+    retired = tuple(flags.said_of(known.retired, every))
+    loading = loading_problem(environ) if installed else choice_problem(environ or {})
+    running = report_folders.running() if installed else None
     others = tuple(releases.others_on_the_path(source)) if installed else ()
     return Examination(source, made, faults, loading, running, strangers, retired, known.problems, others)
 
@@ -241,6 +245,11 @@ def loading_problem(environ: Mapping[str, str] | None = None) -> str | None:
             "SGLang will NOT load the plugin: it is not installed in this environment; run `pip install .` there, in a "
             "checkout of sglang-bcg-fixes"
         )
+    return choice_problem(environ)
+
+
+def choice_problem(environ: Mapping[str, str] | None) -> str | None:
+    """Explain by these variables why a server would go without the plugin, or return None."""
     chosen = names_in(flags.plugin_choice(environ))
     if chosen and ENTRY_POINT not in chosen:
         return (

@@ -11,12 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sglang_bcg_fixes import __version__, flags
-from sglang_bcg_fixes.anatomy.launches import AMPERE, BLACKWELL, HOPPER
+from sglang_bcg_fixes.anatomy.launches import AMPERE, BLACKWELL, HOPPER, PREFILL_GRAPHS
 from sglang_bcg_fixes.cli import doctor, model_config, server_command
 from sglang_bcg_fixes.concern import Concern, Harm, Launch
 from sglang_bcg_fixes.model import Action, Choice, Decision, Fix, Workaround
 from sglang_bcg_fixes.planning import proven
-from sglang_bcg_fixes.process import report
 from sglang_bcg_fixes.source import served
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
@@ -106,7 +105,8 @@ class Answer:
     def status(self) -> int:
         """The exit status: 1 to act on something, 3 if all that is left is unread source."""
         gated = [item for item in self.items if item.harm in GATES[self.gate]]
-        if any(item.state in (NOT_FIXED, OFF) for item in gated) or self.refusals or self.examined.problems:
+        is_bad = self.is_worse or self.refusals or self.examined.problems
+        if is_bad or any(item.state in (NOT_FIXED, OFF) for item in gated):
             return TO_DO
         if self.examined.loading and any(item.state == FIXED for item in gated):
             return TO_DO
@@ -118,9 +118,9 @@ class Answer:
         kernels = self.examined.plan.kernels if self.is_here else ()
         wanted: list[Decision[Any]] = [*self.examined.plan.fixes, *kernels]
         return [
-            f"{each.asked_for} ({each.action.value}): {each.reason}"
+            f"{each.asked_for} ({'not read' if each.action is Action.UNKNOWN else each.action.value}): {each.reason}"
             for each in wanted
-            if each.action.value in report.MISSING and each.is_needed(self.settings.strict)
+            if each.action in (Action.UNKNOWN, Action.BLOCKED) and each.is_needed(self.settings.strict)
         ]
 
     def text(self, everything: bool) -> str:
@@ -141,6 +141,8 @@ class Answer:
             reasons = dict.fromkeys(map(why_left_out, left_out))
             yield f"kernels that are off here: {', '.join(each.whose for each in left_out)}: {'; '.join(reasons)}"
         yield self.evidence
+        if self.is_worse:
+            yield f"{flags.EVERYTHING}=off leaves this model to stock; docs/evidence.md says what is known of it"
         yield from self.noticed
         yield from self.examined.problems
         if everything:
@@ -165,7 +167,9 @@ class Answer:
         if self.refusals:
             left.insert(0, "no server starts")
         if self.examined.loading:
-            left.append("the plugin is not active")
+            left.append("the plugin is not active" if self.fixed else "nothing to do, and the plugin is not active")
+        if self.is_worse:
+            left.append("fewer right answers were seen with the plugin than in stock")
         if left:
             return ", ".join(left)
         return "nothing to do" if self.fixed else "nothing to do: no known defect there concerns this launch"
@@ -185,18 +189,27 @@ class Answer:
             yield f"{MARGIN}{where} {item.way.flags}  ({item.way.effect})"
 
     @property
+    def is_worse(self) -> bool:
+        """Tell whether a GPU has seen fewer right answers with the plugin than without, for a launch like this."""
+        answers = served.on_gpu(self.examined.source.version, self.launch.architectures)
+        makes_graphs = PREFILL_GRAPHS.holds(self.launch) is not False
+        return answers is not None and answers[2] < answers[1] and makes_graphs and not is_unread(self.examined)
+
+    @property
     def evidence(self) -> str:
         """One line on the servers with this model that were run on this release."""
         release, names = self.examined.source.version, self.launch.architectures
         if is_unread(self.examined):
             return "tried: nothing, because nobody has read some of this source"
+        if PREFILL_GRAPHS.holds(self.launch) is False:
+            return f"tried on {release}: nothing without prefill graphs, which this launch does not make"
         found = []
         if answers := served.on_gpu(release, names):
             of, stock, patched = answers
             found.append(f"on a GPU, prefills right: stock {stock} of {of}, with the plugin {patched}")
         if words := served.on_cpu(release, names):
             found.append(f"on a CPU: stock {words[0]}, with the plugin {words[1]}")
-        return f"tried on {release}: {'; '.join(found) or 'no server with this model'}"
+        return f"tried on {release} with prefill graphs: {'; '.join(found) or 'no server with this model'}"
 
     @property
     def noticed(self) -> list[str]:
@@ -215,11 +228,13 @@ class Answer:
 
     @property
     def command_to_run(self) -> str:
-        chosen = flags.plugin_choice(self.environ)
-        variables = dict(self.command.variables)
-        if self.is_here and chosen and doctor.ENTRY_POINT not in doctor.names_in(chosen):
-            variables[flags.PLUGINS] = server_command.with_plugin(chosen, doctor.ENTRY_POINT)
-        return self.command.text(variables)
+        chosen, command = flags.plugin_choice(self.environ), self.command
+        if chosen and doctor.ENTRY_POINT not in doctor.names_in(chosen):
+            command = command.with_variable(flags.PLUGINS, server_command.with_plugin(chosen, doctor.ENTRY_POINT))
+        if flags.is_off(self.environ):
+            # a variable of the shell stays there, so the command needs another value
+            command = command.with_variable(flags.EVERYTHING, None if flags.EVERYTHING in command.environ else "auto")
+        return command.text
 
     @property
     def kernels(self) -> list[tuple[Choice, str, list[str]]]:
@@ -228,10 +243,10 @@ class Answer:
         For a server of another machine, whose compilers are not known, it is what `auto` may choose there.
         """
         found = []
-        for choice, concern in self.kernels_that_concern:
+        for choice, concern in () if self.examined.loading else self.kernels_that_concern:
             if choice.impl is not None if self.is_here else choice.state == AUTO and is_proven(choice):
                 form = choice.name if self.is_here else AUTO
-                found.append((choice, form, concern.undecided(self.launch)))
+                found.append((choice, form, concern.undecided(self.launch_to_run)))
         return found
 
     @property
@@ -246,8 +261,14 @@ class Answer:
         ]
 
     @functools.cached_property
+    def launch_to_run(self) -> Launch:
+        """The launch with the workarounds."""
+        options = server_command.options_in(self.launch.source, server_command.merged(self.command.arguments))
+        return dataclasses.replace(self.launch, options=options)
+
+    @functools.cached_property
     def kernels_that_concern(self) -> list[tuple[Choice, Concern]]:
-        pairs = ((choice, worst(choice.subject.concerns, self.launch)) for choice in self.examined.plan.kernels)
+        pairs = ((choice, worst(choice.subject.concerns, self.launch_to_run)) for choice in self.examined.plan.kernels)
         return [(choice, concern) for choice, concern in pairs if concern is not None]
 
     def as_dict(self) -> dict[str, Any]:
@@ -349,7 +370,7 @@ def answer(
     gate: str = "crash",
 ) -> Answer:
     source = examined.source
-    if not is_unread(examined):
+    if not is_unread(examined) and not gets_graphs_of_ours(examined, launch):
         launch = dataclasses.replace(launch, graphs=served.graphs(source.version, launch.architectures))
     typed = typed or server_command.read(())
     found = sorted(items_of(examined, launch), key=lambda item: item.rank)
@@ -361,9 +382,15 @@ def answer(
             if is_avoided(item, launch, source, tried):
                 changed, item = tried, dataclasses.replace(item, is_avoided=True)
         items.append(item)
-    environ = flags.environment_with(typed.variables) if environ is None else environ
+    environ = flags.environment_with(typed.environ) if environ is None else environ
     settings = settings or flags.Settings("auto", {}, {}, None)
     return Answer(examined, launch, gpu, is_here, tuple(items), changed, environ, settings, gate)
+
+
+def gets_graphs_of_ours(examined: doctor.Examination, launch: Launch) -> bool:
+    """Tell whether a fix of ours may give this model graphs that SGLang refuses it."""
+    admits = (each for each in examined.plan.fixes if each.subject.measured and each.action is Action.APPLY)
+    return any(worst(each.subject.concerns, launch) and not is_left(each, launch) for each in admits)
 
 
 def items_of(examined: doctor.Examination, launch: Launch) -> Iterator[Item]:
@@ -436,7 +463,9 @@ def read(
     given = next((options[name][0] for name in server_command.MODEL_FLAGS if options.get(name)), None)
     named = model if model is not None else given
     if named is None:
-        raise LaunchError("name the model with --model, or give its server's flags with --model-path in them")
+        raise LaunchError(
+            "no model is named: give --model, or a command in which `sglang serve MODEL` or --model-path stands"
+        )
     config = model_config.config_of(named)
     if given is None:
         path = pathlib.Path(named)
@@ -445,10 +474,10 @@ def read(
         options = server_command.options_in(source, server_command.merged(typed.arguments))
     elif model is not None:
         check_same(model, config, given)
-    server_command.check(source, server_command.merged(typed.arguments), is_here and has_other_plugins())
+    server_command.check(source, typed, is_here and has_other_plugins())
     config = model_config.overridden(config, next(iter(options.get(model_config.OVERRIDE, ())), "{}"))
     model_config.check_architectures(source, config, environ)
-    launch = Launch(source, config, options, chip_of(gpu), environ=environ, has_whole_environment=is_here)
+    launch = Launch(source, config, options, chip_of(gpu), environ=environ)
     return launch, typed
 
 
@@ -461,9 +490,14 @@ def check_same(model: str, config: Mapping[str, Any], given: str) -> None:
         return
     if other.get("architectures") != config.get("architectures"):
         raise LaunchError(
-            f"--model {model} is {config.get('architectures')}, and the command serves {given}, which is "
-            f"{other.get('architectures')}; leave one of them out"
+            f"--model {model} is {joined(config)}, and the command serves {given}, which is {joined(other)}; leave one "
+            f"of them out"
         )
+
+
+def joined(config: Mapping[str, Any]) -> str:
+    names = config.get("architectures")
+    return ", ".join(map(str, names)) if isinstance(names, list) else str(names)
 
 
 def has_other_plugins() -> bool:

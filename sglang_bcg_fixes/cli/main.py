@@ -101,9 +101,10 @@ def parser() -> argparse.ArgumentParser:
     command = commands.add_parser(
         "doctor",
         help="which known defects an SGLang has, and what would be done",
-        description="Exit status: 0 nothing to act on, 1 wrong answers or no start and not fixed, or the plugin is not "
-        "active, 2 no answer (nothing installed, a bad flag, a command that SGLang refuses), 3 source that nobody has "
-        "read. What is off by default never counts.",
+        description="Exit status for a launch: 0 nothing to act on, 1 wrong answers or no start and not fixed, or the "
+        "plugin is needed and not active, 2 no answer (nothing installed, a bad flag, a command that SGLang refuses), "
+        "3 source that nobody has read. What is off by default never counts. Without a launch: 1 if the plugin is not "
+        "active or no server starts, 3 for unread source.",
     )
     where = command.add_mutually_exclusive_group()
     where.add_argument("--root", type=pathlib.Path, metavar="DIR", help="a folder that contains sglang/")
@@ -210,16 +211,18 @@ def run_doctor(options: argparse.Namespace) -> int:
     is_for_launch = options.model is not None or bool(options.launch) or options.gpu is not None
     gpu = (options.gpu or "").lower()
     typed = server_command.read(options.launch)
-    environ = flags.environment_with(typed.variables)
+    chosen = [options.root, options.wheel, options.release] != [None] * 3
+    # of another machine only what the command says is known
+    environ = typed.environ if chosen else flags.environment_with(typed.environ)
     if is_for_launch:
         for_launch.check_early(options.model, gpu)
     known = registry.collect()
     try:
-        settings = known.settings(environ)
+        # what is off altogether is judged as it would be
+        settings = known.settings(flags.without_the_switch(flags.environment_with(typed.environ)))
     except flags.FlagError as error:
         # the flag of a fix that was refused is none, and this is why
         raise flags.FlagError("; ".join([str(error), *known.problems])) from error
-    chosen = [options.root, options.wheel, options.release] != [None] * 3
     source = chosen_source(options) if chosen else releases.installed()
     if source is None:
         raise CommandError("no SGLang is installed here; name one with --root, --wheel or --release")
@@ -227,8 +230,7 @@ def run_doctor(options: argparse.Namespace) -> int:
     if not is_for_launch:
         say(result.as_dict(), result.text(options.all), options.json)
         return result.status
-    seen = environ if not chosen else typed.variables
-    launch, typed = for_launch.read(source, options.model, typed, gpu, seen, is_here=not chosen)
+    launch, typed = for_launch.read(source, options.model, typed, gpu, environ, is_here=not chosen)
     answer = for_launch.answer(result, launch, gpu, not chosen, typed, environ, settings, options.gate)
     say(answer.as_dict(), answer.text(options.verbose), options.json)
     return answer.status

@@ -17,6 +17,8 @@ NAME = re.compile(r"[\w.-]+/[\w.-]+")
 HUB = "https://huggingface.co/{}/resolve/main/config.json"
 OVERRIDE = "--json-model-override-args"
 ENTRIES = re.compile(r"^EntryClass\b[^=]*=(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
+# how much of an architecture's name has to be that of another
+ALIKE = 0.85
 COMMENT = re.compile(r"#.*")
 
 
@@ -88,4 +90,4 @@ def check_architectures(source: Source, config: Mapping[str, Any], environ: Mapp
     known = architectures_of(source)
     for name in names:
         if name not in known:
-            raise ModelError(f"{name} is in no registry of SGLang {source.version}{flags.nearest(name, known)}")
+            raise ModelError(f"SGLang {source.version} has no model {name}{flags.nearest(name, known, ALIKE)}")

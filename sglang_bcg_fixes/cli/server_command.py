@@ -23,6 +23,7 @@ MODEL_PATH, CONFIG = "--model-path", "--config"
 MODEL_FLAGS = (MODEL_PATH, "--model")
 # `sglang serve` takes it away before SGLang's parser sees the others
 OF_SERVE_ALONE = "--model-type"
+POSITIONAL = "sglang.cli.serve:_normalize_positional_model_path"
 LEAVE_OUT = "(leave out) "
 REMARK = re.compile(r"\s*\((?!leave out\)).*?\)")
 
@@ -40,6 +41,25 @@ class Command:
     words: tuple[str, ...]
 
     @property
+    def environ(self) -> dict[str, str]:
+        """The variables that the server gets by this command, also those behind `env` or a container's `-e`."""
+        found = (VARIABLE.fullmatch(word.removeprefix("--env=")) for word in self.program)
+        return {**{each[1]: each[2] for each in found if each}, **self.variables}
+
+    def with_variable(self, name: str, value: str | None) -> Command:
+        """The command with another value of a variable where it has one, or, for None, without it."""
+        own = {key: old for key, old in self.variables.items() if key != name}
+        place = next(
+            (at for at, word in enumerate(self.program) if word.removeprefix("--env=").startswith(f"{name}=")), None
+        )
+        if place is None:
+            return dataclasses.replace(self, variables=own if value is None else {**own, name: value})
+        before = "--env=" if self.program[place].startswith("--env=") else ""
+        program = list(self.program)
+        program[place] = f"{before}{name}={value or ''}"
+        return dataclasses.replace(self, variables=own, program=tuple(program))
+
+    @property
     def arguments(self) -> list[str]:
         """What SGLang's parser reads: `sglang serve MODEL` names the model without a flag."""
         words = list(self.words)
@@ -47,9 +67,10 @@ class Command:
             words.insert(0, MODEL_PATH)
         return [word for place, word in enumerate(words) if not is_of_serve(words, place)]
 
-    def text(self, variables: Mapping[str, str]) -> str:
-        """The line for a shell, with these variables instead of its own."""
-        given = [f"{name}={shlex.quote(value)}" for name, value in variables.items()]
+    @property
+    def text(self) -> str:
+        """The line for a shell."""
+        given = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items()]
         return " ".join([*given, shlex.join([*(self.program or MODULE), *self.words])])
 
     def with_model(self, name: str) -> Command:
@@ -89,7 +110,8 @@ def read(words: Sequence[str]) -> Command:
         left.pop(0)
     ends = [place + 1 for place, word in enumerate(left) if word == LAUNCH_SERVER or is_serve(left, place)]
     first_flag = next((place for place, word in enumerate(left) if word.startswith("--")), len(left))
-    end = next((end for end in ends if end <= first_flag), first_flag)
+    # what stands before the program, such as `docker run --gpus all`, is not SGLang's
+    end = ends[-1] if ends else first_flag
     return Command(variables, tuple(left[:end]), tuple(left[end:]))
 
 
@@ -99,6 +121,8 @@ def is_serve(words: Sequence[str], place: int) -> bool:
 
 def merged(arguments: Sequence[str]) -> list[str]:
     """The arguments with those of the file that --config names before them, as SGLang puts them."""
+    if any(word.startswith(f"{CONFIG}=") for word in arguments):
+        raise CommandLineError(f"SGLang reads {CONFIG} and its file only as two words: write `{CONFIG} FILE`")
     places = [place for place, word in enumerate(arguments) if word == CONFIG]
     if not places:
         return list(arguments)
@@ -152,8 +176,15 @@ def options_in(source: Source, arguments: Sequence[str]) -> dict[str, list[str]]
     return dict(found.values())
 
 
-def check(source: Source, arguments: Sequence[str], has_other_plugins: bool) -> None:
+def check(source: Source, typed: Command, has_other_plugins: bool) -> None:
     """Refuse what SGLang's own parser refuses, in its words."""
+    is_named = typed.program[-1:] == (SERVE,) and bool(typed.words) and not typed.words[0].startswith("-")
+    if is_named and source.has_option(MODEL_PATH) and source.find(POSITIONAL) is None:
+        raise CommandLineError(
+            f"`sglang serve` of SGLang {source.version} takes the model only behind {MODEL_PATH}: write "
+            f"`sglang serve {MODEL_PATH} {typed.words[0]}`"
+        )
+    arguments = [word for word in merged(typed.arguments) if word not in ("-h", "--help")]
     try:
         command_line.check(source, arguments, with_choices=not has_other_plugins)
     except command_line.RefusedError as error:

@@ -109,9 +109,10 @@ def summary(server: Sequence[dict[str, Any]]) -> str:
     many = f" ({count} ranks {alike})" if count > 1 else ""
     wanted = [row for row in first["fixes"] if is_wanted(row)]
     live = sum(row["state"] == report.APPLIED for row in wanted) if first.get("verified") else 0
-    parts = [f"{live} of {len(wanted)} fixes live" if wanted or not first.get("verified") else "no fix needed"]
-    if off := sum(row["state"] == Action.OFF.value and bool(row.get("concerns")) for row in first["fixes"]):
-        parts.append(f"{off} off")
+    off = sum(bool(row.get("switched_off") and row.get("concerns")) for row in first["fixes"])
+    is_none = not wanted and not off and first.get("verified") and first.get("model")
+    parts = ["no fix needed" if is_none else f"{live} of {len(wanted)} fixes live"]
+    parts += [f"{off} switched off"] if off else []
     check = first.get("selfcheck")
     parts.append(f"self-check {check.get('short', check['verdict'])}" if check else "no self-check")
     for what in ("replays", "fallbacks"):

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def launch_of(source: Source, typed: server_command.Command) -> Launch:
-    environ = flags.environment_with(typed.variables)
+    environ = flags.environment_with(typed.environ)
     if flags.is_off(environ):
         raise own.OwnLaunchError(f"{flags.EVERYTHING}=off leaves nothing to compare; unset it")
     variables = dict(typed.variables)

@@ -12,7 +12,8 @@ logger = logging.getLogger("sglang_bcg_fixes")
 
 def say(level: int, message: str, error: BaseException | None = None) -> None:
     """Log, and make sure that it is seen: SGLang sets up logging only after it has loaded its plugins."""
-    if logger.hasHandlers() or level < logging.INFO:
+    # a logging configuration of the user's disables the loggers that were there before it
+    if level < logging.INFO or (logger.hasHandlers() and not logger.disabled):
         logger.log(level, message, exc_info=error)
     else:
         trace = traceback.format_exception(error) if error else []

@@ -67,6 +67,9 @@ class Process:
         hooks += at_start.hooks(self) if not self.leaves_alone else ()
         hooks += canary.hooks(self) if self.settings.canary else ()
         self.watch(hooks)
+        if not hooks:
+            # nothing will ever show the model
+            self.warn_of_missing(whatever_the_model=True)
         self.report.seconds = time.perf_counter() - started
         self.log_line()
 
@@ -198,6 +201,7 @@ class Process:
                 failed[hook.id] = error
         for name, problem in {**failed, **self.watches.check()}.items():
             say(logging.WARNING, f"bcg-fixes: {name} are not watched, so {loss}: {problem}")
+            self.warn_of_missing(whatever_the_model=True)
 
     def read_back(self, occasion: str) -> None:
         """Look up every applied fix again where SGLang finds it now; warn of a lost one, or end the process."""
@@ -266,9 +270,9 @@ class Process:
             self.unsaid[decision.id] = error
             self.warn_of_missing()
 
-    def warn_of_missing(self) -> None:
-        """Warn of each missing fix that concerns the model, once that is known."""
-        while self.unsaid and self.report.served is not None:
+    def warn_of_missing(self, whatever_the_model: bool = False) -> None:
+        """Warn of each missing fix that concerns the model, once that is known, or where it never will be."""
+        while self.unsaid and (whatever_the_model or self.report.served is not None):
             name, error = self.unsaid.popitem()
             outcome = self.report.outcomes[name]
             decision = outcome.decision
@@ -277,7 +281,7 @@ class Process:
                 f"shows a workaround; {decision.subject.flag}=off silences this; please report it to {decision.owner} "
                 f"with the output of `bcg-fixes report`"
             )
-            say(logging.WARNING if self.report.concerns(decision) else logging.DEBUG, message, error)
+            say(logging.DEBUG if self.report.concerns(decision) is False else logging.WARNING, message, error)
 
     def log_line(self) -> None:
         """Log the states for debugging if they have changed."""

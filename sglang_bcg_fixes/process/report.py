@@ -18,11 +18,12 @@ from typing import Any
 from sglang_bcg_fixes import __version__
 from sglang_bcg_fixes.engine import call_counts
 from sglang_bcg_fixes.kernels import active
-from sglang_bcg_fixes.model import Action, AnyDecision, Choice, Decision
+from sglang_bcg_fixes.model import Action, AnyDecision, Choice, Decision, Fix
 from sglang_bcg_fixes.planning.plan import Plan
 from sglang_bcg_fixes.process import procfs
 from sglang_bcg_fixes.process.served import Served
 from sglang_bcg_fixes.process.watch import ReadBack
+from sglang_bcg_fixes.source.finding import Verdict
 
 APPLIED = "applied"
 FAILED = "failed"
@@ -37,10 +38,10 @@ SOMETIMES = (PENDING, FAILED, LOST, Action.BLOCKED.value)
 # of the line that each scheduler logs
 LONGEST = 200
 OFF_SWITCH = "SGLANG_BCG=off"
-
-
 # for this model, where nothing is lost either
 NO_FIX_NEEDED = "no fix needed, 0 unread, 0 lost"
+# of the counts in that line, those that it names where there are none
+ALWAYS_COUNTED = ("fixes live", "unread", "lost")
 
 
 class ReportError(Exception):
@@ -55,8 +56,16 @@ class Outcome:
     state: str
     detail: str
 
+    @property
+    def is_switched_off(self) -> bool:
+        """Tell whether somebody has turned off a fix that this source needs."""
+        by_default = isinstance(self.decision.subject, Fix) and self.decision.subject.is_on_request
+        is_needed = self.decision.finding.verdict is Verdict.AFFECTED and not by_default
+        return self.state == Action.OFF.value and is_needed
+
     def as_dict(self) -> dict[str, Any]:
-        return {**self.decision.as_dict(), "state": self.state, "detail": self.detail}
+        switched_off = {"switched_off": True} if self.is_switched_off else {}
+        return {**self.decision.as_dict(), "state": self.state, "detail": self.detail, **switched_off}
 
 
 @dataclasses.dataclass
@@ -110,8 +119,10 @@ class Report:
             "unread": states.count(UNREAD),
             "lost": sum(each.id in lost for each in self.plan.fixes),
             "failed": states.count(FAILED),
+            "pending": states.count(PENDING),
+            "switched off": sum(outcome.is_switched_off for _, outcome in here),
         }
-        told = ", ".join(f"{number} {word}" for word, number in counts.items() if number or word != "failed")
+        told = ", ".join(f"{number} {word}" for word, number in counts.items() if number or word in ALWAYS_COUNTED)
         if self.served and not any(counts.values()):
             told = NO_FIX_NEEDED
         model, rank = (self.served.model, self.served.rank) if self.served else ("no model", process_name())

@@ -76,10 +76,11 @@ def launch_of(model_runner: Any, arguments: Any, source: Source) -> Launch | Non
     try:
         config = model_runner.model_config.hf_config.to_dict()
         options = options_of(arguments)
+        found = chip() if str(getattr(model_runner, "device", "")).startswith("cuda") else ""
     except Exception:
         logger.debug("bcg-fixes: the model of this server is not known", exc_info=True)
         return None
-    return Launch(source, config, options, chip()) if isinstance(config, Mapping) else None
+    return Launch(source, config, options, found) if isinstance(config, Mapping) else None
 
 
 def options_of(arguments: Any) -> dict[str, list[str]]:

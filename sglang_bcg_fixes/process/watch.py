@@ -121,11 +121,12 @@ def show_metrics(process: Process, model_runner: Any) -> None:
         process.show_metrics()
 
 
-def after_question(process: Process, numbers: list[int], result: bool, self: Any, forward_batch: Any) -> bool:
+def after_question(process: Process, numbers: list[int], result: bool, self: Any, *args: Any, **kwargs: Any) -> bool:
     if _is_counting[0]:
         call_counts.TALLY.counts[numbers[bool(result)]] += 1
-        if not result:
-            process.metrics.count_refusal(self, forward_batch)
+        # it is asked of a batch, by whatever name
+        if not result and (batch := next(iter((*args, *kwargs.values())), None)) is not None:
+            process.metrics.count_refusal(self, batch)
     return result
 
 

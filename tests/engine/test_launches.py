@@ -167,7 +167,7 @@ def test_flags_decide_a_condition_or_leave_it_open(condition: str, words: str, h
         ("WINDOW", {**LLAMA, "sliding_window": 131072, "use_sliding_window": False}, False),
         ("WINDOW", {**LLAMA, "layer_types": ["linear_attention", "full_attention"]}, False),
         ("WINDOW", {**LLAMA, "layer_types": ["sliding_attention", "full_attention"]}, True),
-        ("QUANTISED", LLAMA, False),
+        ("QUANTISED", LLAMA, None),
         ("QUANTISED", {**LLAMA, "quantization_config": {"quant_method": "fp8"}}, True),
     ],
 )

@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import pathlib
 
 import pytest
 
+from sglang_bcg_fixes.model import Action, Decision
+from sglang_bcg_fixes.process import log, report
+from sglang_bcg_fixes.source.finding import Finding, Verdict
 from tests import processes
-from tests.engine import test_plugin
+from tests.engine import bodies, test_plugin
 from tests.engine.test_plugin import AFFECTED, UNKNOWN, Extra, scenario
 
 extra = test_plugin.extra
@@ -42,7 +47,27 @@ def test_a_model_has_one_line_of_at_most_200_characters(extra: Extra, tmp_path: 
     assert warnings == [] and lines == [f"INFO bcg-fixes 0.1.0: sglang unknown {words}{END}"]
     [told_of_it] = status.splitlines()
     assert told_of_it.startswith("OK     LlamaForCausalLM :30000  1 of 1 fixes live, "), told_of_it
-    assert told_of_it.endswith(" off, no self-check, 0 replays, 0 fallbacks"), told_of_it
+    assert told_of_it.endswith(" live, no self-check, 0 replays, 0 fallbacks"), told_of_it
+
+
+@pytest.mark.parametrize(
+    ("verdict", "default", "is_switched_off"),
+    [(Verdict.AFFECTED, "auto", True), (Verdict.FIXED, "auto", False), (Verdict.AFFECTED, "off", False)],
+)
+def test_a_needed_fix_that_is_switched_off_is_told_from_one_that_nobody_needs(
+    verdict: Verdict, default: str, is_switched_off: bool
+) -> None:
+    subject = dataclasses.replace(bodies.fix("stale", bodies.point("function")), default=default)
+    decision = Decision(subject, Action.OFF, "SGLANG_BCG_OFF=stale", Finding(verdict, "why", ()))
+    assert report.Outcome(decision, Action.OFF.value, "off").is_switched_off is is_switched_off
+
+
+def test_warnings_are_seen_where_a_logging_configuration_disables_our_logger(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log.logger, "disabled", True)
+    log.say(logging.WARNING, "a fix is LOST")
+    assert capsys.readouterr().err == "a fix is LOST\n"
 
 
 def test_a_long_name_is_cut_and_nothing_else(extra: Extra, tmp_path: pathlib.Path) -> None:

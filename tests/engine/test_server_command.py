@@ -122,7 +122,7 @@ def test_a_command_is_taken_apart(typed: str, variables: dict[str, str], program
 def test_a_workaround_changes_the_command(typed: str, flags: str, changed: str) -> None:
     way = Workaround(flags=flags, option="--any", effect="")
     found = server_command.read(typed.split()).changed(source_of(wheels.NEWEST), way)
-    assert found.text({}) == changed
+    assert found.text == changed
 
 
 def test_every_workaround_can_be_applied() -> None:

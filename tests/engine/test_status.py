@@ -19,7 +19,8 @@ MODEL = "Qwen3_5MoeForConditionalGeneration"
 
 
 def fix(name: str, state: str, **further: Any) -> dict[str, Any]:
-    return {"id": name, "state": state, "detail": f"why {name}", "owner": OURS, "calls": {"a": 3}, **further}
+    told = {"state": state, "detail": f"why {name}", "switched_off": state == "off"}
+    return {"id": name, **told, "owner": OURS, "calls": {"a": 3}, **further}
 
 
 def process(pid: int, title: str, model: str | None = MODEL, **changed: str) -> dict[str, Any]:
@@ -79,7 +80,9 @@ def test_what_is_not_as_it_should_be_has_its_line_and_why(state: str, verdict: s
 
 
 def test_what_is_off_or_pending_is_nobodys_fault() -> None:
-    assert shown(ranks(1, **{IDS[0]: "off"}))[0].startswith(f"OK     {MODEL} :30000  1 of 1 fixes live, 1 off, ")
+    assert shown(ranks(1, **{IDS[0]: "off"}))[0].startswith(
+        f"OK     {MODEL} :30000  1 of 1 fixes live, 1 switched off, "
+    )
     assert shown(ranks(1, **{IDS[0]: "pending"}))[0].startswith(f"OK     {MODEL} :30000  1 of 1 fixes live, self")
 
 

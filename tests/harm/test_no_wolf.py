@@ -78,9 +78,6 @@ def test_no_wrong_answers_are_called_where_stock_answered_right(release: str, re
         if stock == served.RIGHT:
             seen += 1
             assert set(wrong) <= set(SHOWN_ELSEWHERE), (name, wrong)
-        elif stock == served.EAGER:
-            graphs = [item.id for item in answer.items if item.harm in (Harm.WRONG, Harm.ENDS) and is_of_replays(item)]
-            assert not graphs, (name, graphs)
     assert seen > 15
 
 
@@ -94,10 +91,17 @@ def test_where_stock_is_wrong_and_the_plugin_right_a_fix_of_it_is_named(
         if stock in (served.WRONG, served.ENDS) and patched == served.RIGHT:
             mended += 1
             assert [item.id for item in answer.fixed if item.harm in (Harm.WRONG, Harm.ENDS)], name
-            assert answer.status == for_launch.NOTHING_TO_DO or answer.shown, name
     assert mended > 0
 
 
-def test_defects_that_a_row_does_not_show_have_a_test_of_their_own() -> None:
-    for fix, file in SHOWN_ELSEWHERE.items():
-        assert fix in (processes.REPOSITORY / file).read_text()
+def test_a_model_without_prefill_graphs_has_none_of_their_defects() -> None:
+    source = releases.in_folder(wheels.unpacked(wheels.NEWEST))
+    known = registry.collect()
+    examined = doctor.examine(known, known.settings({}), source, installed=False)
+
+    def items(architecture: str) -> set[str]:
+        options = {BACKEND: ["breakable"]}
+        launch = Launch(source, {"architectures": [architecture], "mamba_d_ssm": 64}, options)
+        return {item.id for item in for_launch.answer(examined, launch, "", False).items if is_of_replays(item)}
+
+    assert items("GPT2LMHeadModel") == set() and "ssm_mixer_captured" in items("FalconH1ForCausalLM")

@@ -36,4 +36,4 @@ def test_the_page_of_doctor_names_every_command() -> None:
 def test_the_page_of_doctor_shows_what_is_said() -> None:
     (shown,) = re.findall(r"^```\n(affected .+?)^```$", (DOCS / "doctor.md").read_text(), re.MULTILINE | re.DOTALL)
     root = str(wheels.unpacked("0.5.12.post1"))
-    assert shown in processes.python("-m", "sglang_bcg_fixes", "doctor", "--root", root).stdout
+    assert shown in processes.python("-m", "sglang_bcg_fixes", "doctor", "--all", "--root", root).stdout

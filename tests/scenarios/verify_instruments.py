@@ -13,6 +13,7 @@ from sglang_bcg_fixes import plugin
 from sglang_bcg_fixes.engine.slots import core, locate
 from sglang_bcg_fixes.engine.wrappers import MARK
 from sglang_bcg_fixes.lab.verify import instruments
+from sglang_bcg_fixes.process import watch
 from tests.scenarios import telling
 
 IMPORTED_BY_A_SERVER = (
@@ -29,9 +30,11 @@ class Runner:
 
 def layers_of(phase: str) -> list[Any]:
     """The marks of what stands round the question of this phase, and of that itself."""
-    wrapper = core(locate(instruments.methods(phase, instruments.QUESTIONS)).own())
-    inner = wrapper.__wrapped__
-    return [getattr(each, MARK, None) for each in (wrapper, inner, inner.__wrapped__)]
+    found = [core(locate(instruments.methods(phase, instruments.QUESTIONS)).own())]
+    while MARK in vars(found[-1]):
+        found.append(found[-1].__wrapped__)
+    # every process with the plugin counts what is asked
+    return [mark for each in found if (mark := getattr(each, MARK, None)) != watch.ASKED]
 
 
 def main(names: list[str]) -> None:

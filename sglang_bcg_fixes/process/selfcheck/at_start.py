@@ -79,8 +79,10 @@ def hooks(process: Process) -> Iterator[Patch]:
 def around_scheduler(process: Process, original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
     # batches that come before its end are of a capture
     process.is_starting = True
-    original(self, *args, **kwargs)
-    process.is_starting = False
+    try:
+        original(self, *args, **kwargs)
+    finally:
+        process.is_starting = False
     after_scheduler(process, getattr(getattr(self, "tp_worker", None), "model_runner", None))
 
 
@@ -90,6 +92,8 @@ def after_scheduler(process: Process, model_runner: Any) -> None:
         conclude(process, model_runner, unseen if model_runner is None else look(model_runner))
     # re-baseline the counters: batches of the self-check are not user traffic
     watch.look_again(process, "the scheduler was ready", model_runner)
+    if model_runner is None:
+        process.warn_of_missing(whatever_the_model=True)
     process.say_once()
 
 

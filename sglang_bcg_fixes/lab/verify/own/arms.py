@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import pathlib
 from collections.abc import Mapping
 
@@ -32,7 +31,7 @@ class Launch:
 
 
 def environment_of(launch: Launch, arm: str, source: Source, reports: pathlib.Path) -> dict[str, str]:
-    found = {**os.environ, **launch.variables, flags.REPORT_DIR: str(reports)}
+    found = {**flags.environment_with(launch.variables), flags.REPORT_DIR: str(reports)}
     found.pop(flags.INSTRUMENTS, None)
     if arm not in WITH_PLUGIN:
         return {**found, flags.EVERYTHING: "off"}
