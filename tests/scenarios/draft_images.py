@@ -11,6 +11,8 @@ import sys
 
 from cpu_sglang import one_batch
 from cpu_sglang.draft_prefill import Draft
+from sglang_bcg_fixes import plugin
+from sglang_bcg_fixes.process import watch
 from tests.scenarios import telling
 
 KINDS = [([6, 5], False), ([6, 5], True), ([11], True), ([11], False)]
@@ -28,6 +30,10 @@ def main(folder: str) -> None:
         pairs = zip(answers, eager, strict=True)
         return [[bool((answer == other).all()), segments] for (answer, segments), other in pairs]
 
+    watches = plugin.load().watches
+    if watch.ASKED in watches.applied():
+        # the counter of replays stands round what is undone
+        watches.undo(watch.ASKED)
     telling.with_and_without(again)
 
 
