@@ -164,5 +164,5 @@ def test_a_real_engine_gives_what_is_compared_and_prefills_together_what_is_aske
     first = outcome.answers[0][0]
     assert len(first["logprobs"]) == len(first["top"]) == 4 and len(first["top"][0]) > 1
     log = server.log.read_text()
-    assert log.count("self-check: no graphs: there are no breakable prefill graphs") == 1
+    assert log.count("; self-check no graphs; more: bcg-fixes status; ") == 1
     assert log.count("#new-seq: 3, #new-token: 17") == 2 and "#new-token: 64" in log and "#new-token: 36" in log
