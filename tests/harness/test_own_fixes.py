@@ -80,7 +80,7 @@ def command(*arguments: str, paths: list[pathlib.Path]) -> str:
 
 def test_doctor_finds_the_defect_of_the_fork_and_names_the_package(site: pathlib.Path, tmp_path: pathlib.Path) -> None:
     paths = [fork(tmp_path, ROUTER), site]
-    text = command("doctor", paths=paths)
+    text = command("doctor", "--all", paths=paths)
     assert f"affected  {FIX}: AcmeRouter keeps the number of tokens of the batch that was captured\n" in text
     block = text.partition(FIX)[2].split("\nkernel ")[0].splitlines()[1:6]
     assert block[0].split() == ["package", OWNER] and "scale keeps the number of tokens" in block[1], block
@@ -93,7 +93,7 @@ def test_doctor_finds_the_defect_of_the_fork_and_names_the_package(site: pathlib
 def test_list_and_explain_name_the_package(site: pathlib.Path) -> None:
     paths = [processes.FAKE_SGLANG, site]
     lines = [line for line in command("list", paths=paths).splitlines() if f"({OWNER})" in line]
-    assert len(lines) == 1 and lines[0].startswith(FIX)
+    assert len(lines) == 1 and f" {FIX}: " in lines[0]
     defects = json.loads(command("list", "--json", paths=paths))["defects"]
     assert [row["id"] for row in defects if row["owner"] != "sglang-bcg-fixes"] == [FIX]
     page = command("explain", FIX, paths=paths)
