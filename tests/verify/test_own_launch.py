@@ -277,6 +277,8 @@ def test_an_end_from_outside_leaves_no_process(
         env=processes.environment_of([release_root(RELEASE)], {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # a shell ignores it for what runs in its background, and this would be inherited
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 60
     try:
@@ -286,7 +288,10 @@ def test_an_end_from_outside_leaves_no_process(
         assert (folder / "stock.json").exists() and running(f"{SERVER} --port {port}")
     finally:
         process.send_signal(number)
-        _, said = process.communicate(timeout=30)
+        try:
+            _, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 2, said
     assert f"interrupted; the server was ended. The same command with --folder {folder} goes on" in said.decode()
     assert not running(f"{SERVER} --port {port}") and not running(sleeper)
