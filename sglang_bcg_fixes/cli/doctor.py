@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from sglang_bcg_fixes import __version__, flags
-from sglang_bcg_fixes.cli import pip_faults
+from sglang_bcg_fixes.cli import catalogue, pip_faults
 from sglang_bcg_fixes.cli.harmless import HARMLESS
+from sglang_bcg_fixes.cli.server_command import names_in
 from sglang_bcg_fixes.concern import Harm
 from sglang_bcg_fixes.model import OURS, Action, Choice, Decision, Fix, Workaround
 from sglang_bcg_fixes.planning import plan
@@ -110,7 +111,7 @@ class Examination:
         yield from self.beginning()
         for harm in Harm:
             shown = (d for d in self.plan.fixes if d.finding.verdict is Verdict.AFFECTED or d.action is Action.APPLY)
-            of_harm = [d for d in shown if worst_of(d) is harm]
+            of_harm = [d for d in shown if catalogue.worst_harm(d.subject) is harm]
             fixed = [d.id for d in of_harm if d.action is Action.APPLY]
             left = [d for d in of_harm if d.action is not Action.APPLY]
             if fixed:
@@ -160,12 +161,6 @@ class Examination:
         words = {Verdict.FIXED: "fixed by SGLang", Verdict.UNKNOWN: "not read"}
         text = ", ".join(f"{count} {words.get(verdict, verdict.value)}" for verdict, count in counts.items())
         return f"{text}; {sum(d.action is Action.APPLY for d in self.plan.fixes)} would be fixed by the plugin"
-
-
-def worst_of(decision: Decision[Fix]) -> Harm:
-    """The worst harm of a defect; a fix of another package that does not say may prevent any."""
-    order = list(Harm)
-    return min((concern.harm for concern in decision.subject.concerns), key=order.index, default=Harm.WRONG)
 
 
 def describe_kernel(choice: Choice) -> Iterator[str]:
@@ -269,10 +264,6 @@ def activity(environ: Mapping[str, str] | None = None) -> str:
     if chosen := names_in(flags.plugin_choice(environ)):
         return f"yes, SGLANG_PLUGINS names it; SGLang loads {' and '.join(chosen)}, and no other plugin"
     return "yes, it is installed and SGLANG_PLUGINS is unset, so SGLang loads it"
-
-
-def names_in(chosen: str) -> list[str]:
-    return [name.strip() for name in chosen.split(",") if name.strip()]
 
 
 def supported() -> tuple[str, ...]:

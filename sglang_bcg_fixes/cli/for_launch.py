@@ -37,7 +37,6 @@ GATES = {
     "crash": (Harm.WRONG, Harm.ENDS),
     "any": (Harm.WRONG, Harm.ENDS, Harm.SLOWER),
 }
-NOTHING_TO_DO, TO_DO, UNREAD = 0, 1, 3
 NOT_CHECKED = "not checked: what SGLang refuses later, when it looks at the model and all flags together"
 # the columns of a line on a defect, and where it goes on
 STATE_WIDTH, HARM_WIDTH = 9, 17
@@ -69,7 +68,7 @@ class Item:
 
     @property
     def rank(self) -> tuple[Any, ...]:
-        """What somebody has to act on comes first."""
+        """Put first what somebody has to act on."""
         return (NOT_FIXED, OFF, NOT_READ, OFF_BY_DEFAULT, FIXED).index(self.state), list(Harm).index(self.harm), self.id
 
     @property
@@ -107,10 +106,10 @@ class Answer:
         gated = [item for item in self.items if item.harm in GATES[self.gate]]
         is_bad = self.is_worse or self.refusals or self.examined.problems
         if is_bad or any(item.state in (NOT_FIXED, OFF) for item in gated):
-            return TO_DO
+            return doctor.TO_DO
         if self.examined.loading and any(item.state == FIXED for item in gated):
-            return TO_DO
-        return UNREAD if any(item.state == NOT_READ for item in gated) else NOTHING_TO_DO
+            return doctor.TO_DO
+        return doctor.UNREAD if any(item.state == NOT_READ for item in gated) else doctor.GOOD
 
     @functools.cached_property
     def refusals(self) -> list[str]:
@@ -176,8 +175,7 @@ class Answer:
 
     def describe(self, item: Item, everything: bool) -> Iterator[str]:
         fix = item.decision.subject
-        state = FIXED if item.state == FIXED else item.state
-        yield line(state, item.harm.value, item.decision.whose, fix.title, item.conditions)
+        yield line(item.state, item.harm.value, item.decision.whose, fix.title, item.conditions)
         if everything:
             yield from doctor.describe(item.decision, self.examined.source, False)[1:]
         elif item.state == NOT_READ:
@@ -228,9 +226,7 @@ class Answer:
 
     @property
     def command_to_run(self) -> str:
-        chosen, command = flags.plugin_choice(self.environ), self.command
-        if chosen and doctor.ENTRY_POINT not in doctor.names_in(chosen):
-            command = command.with_variable(flags.PLUGINS, server_command.with_plugin(chosen, doctor.ENTRY_POINT))
+        command = self.command.loading(doctor.ENTRY_POINT, self.environ)
         if flags.is_off(self.environ):
             # a variable of the shell stays there, so the command needs another value
             command = command.with_variable(flags.EVERYTHING, None if flags.EVERYTHING in command.environ else "auto")
@@ -263,8 +259,7 @@ class Answer:
     @functools.cached_property
     def launch_to_run(self) -> Launch:
         """The launch with the workarounds."""
-        options = server_command.options_in(self.launch.source, server_command.merged(self.command.arguments))
-        return dataclasses.replace(self.launch, options=options)
+        return dataclasses.replace(self.launch, options=self.command.options(self.launch.source))
 
     @functools.cached_property
     def kernels_that_concern(self) -> list[tuple[Choice, Concern]]:
@@ -379,7 +374,7 @@ def answer(
     for item in found:
         if item.way and item.is_shown and item.state in (NOT_FIXED, OFF):
             tried = changed.changed(source, item.way)
-            if is_avoided(item, launch, source, tried):
+            if is_avoided(item, dataclasses.replace(launch, options=tried.options(source))):
                 changed, item = tried, dataclasses.replace(item, is_avoided=True)
         items.append(item)
     environ = flags.environment_with(typed.environ) if environ is None else environ
@@ -420,10 +415,9 @@ def is_left(decision: Decision[Fix], launch: Launch) -> bool:
     return is_auto and any(condition.holds(launch) is False for condition in decision.subject.measured)
 
 
-def is_avoided(item: Item, launch: Launch, source: Source, changed: server_command.Command) -> bool:
-    """Tell whether a defect is known not to concern the changed command: only then may somebody say so."""
-    options = server_command.options_in(source, server_command.merged(changed.arguments))
-    return worst(item.decision.subject.concerns, dataclasses.replace(launch, options=options)) is None
+def is_avoided(item: Item, changed: Launch) -> bool:
+    """Tell whether a defect is known not to concern the changed launch: only then may somebody say so."""
+    return worst(item.decision.subject.concerns, changed) is None
 
 
 def worst(concerns: Sequence[Concern], launch: Launch) -> Concern | None:
@@ -458,8 +452,7 @@ def read(
     is_here: bool = False,
 ) -> tuple[Launch, server_command.Command]:
     """The launch, from a configuration and the words of a command, and the command with its model."""
-    arguments = server_command.merged(typed.arguments)
-    options = server_command.options_in(source, arguments)
+    options = typed.options(source)
     given = next((options[name][0] for name in server_command.MODEL_FLAGS if options.get(name)), None)
     named = model if model is not None else given
     if named is None:
@@ -471,7 +464,7 @@ def read(
         path = pathlib.Path(named)
         folder = str(path.parent) if path.is_file() and path.name == "config.json" and path.parent.name else A_MODEL
         typed = typed.with_model(folder if path.is_file() else named)
-        options = server_command.options_in(source, server_command.merged(typed.arguments))
+        options = typed.options(source)
     elif model is not None:
         check_same(model, config, given)
     server_command.check(source, typed, is_here and has_other_plugins())

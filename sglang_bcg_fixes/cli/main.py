@@ -65,11 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given[:1] == ["--"]:
         return run_module.run(given[1:])
     options, strange = parser().parse_known_args(in_dashes(given))
-    if strange:
-        behind = "; put the server's own flags behind `--`" if options.command == "doctor" else ""
-        print(f"bcg-fixes {options.command}: unrecognized arguments: {' '.join(strange)}{behind}", file=sys.stderr)
-        return FAILED
     try:
+        if strange:
+            behind = "; put the server's own flags behind `--`" if options.command == "doctor" else ""
+            raise CommandError(f"unrecognized arguments: {' '.join(strange)}{behind}")
         code = int(options.run(options))
         sys.stdout.flush()
         return code

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pathlib
 import re
@@ -61,17 +62,28 @@ class Command:
 
     @property
     def arguments(self) -> list[str]:
-        """What SGLang's parser reads: `sglang serve MODEL` names the model without a flag."""
+        """The words for SGLang's parser: `sglang serve MODEL` names the model without a flag."""
         words = list(self.words)
         if self.program[-1:] == (SERVE,) and words and not words[0].startswith("-"):
             words.insert(0, MODEL_PATH)
         return [word for place, word in enumerate(words) if not is_of_serve(words, place)]
+
+    def options(self, source: Source) -> dict[str, list[str]]:
+        """The options of the command and of its file, as SGLang takes them."""
+        return options_in(source, merged(self.arguments))
 
     @property
     def text(self) -> str:
         """The line for a shell."""
         given = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items()]
         return " ".join([*given, shlex.join([*(self.program or MODULE), *self.words])])
+
+    def loading(self, plugin: str, environ: Mapping[str, str]) -> Command:
+        """The command with which SGLang loads a plugin: where SGLANG_PLUGINS names some, it has to name this one."""
+        chosen = flags.plugin_choice(environ)
+        if not chosen or plugin in names_in(chosen):
+            return self
+        return self.with_variable(flags.PLUGINS, with_plugin(chosen, plugin))
 
     def with_model(self, name: str) -> Command:
         return dataclasses.replace(self, words=(MODEL_PATH, name, *self.words))
@@ -132,7 +144,8 @@ def merged(arguments: Sequence[str]) -> list[str]:
     return [*of_file(pathlib.Path(arguments[places[0] + 1])), *before, *after]
 
 
-def of_file(file: pathlib.Path) -> Iterator[str]:
+@functools.cache
+def of_file(file: pathlib.Path) -> tuple[str, ...]:
     try:
         import yaml
     except ImportError as error:
@@ -147,8 +160,7 @@ def of_file(file: pathlib.Path) -> Iterator[str]:
         raise CommandLineError(f"{CONFIG} {file} cannot be read: {reason}; name the server's own file") from error
     if not isinstance(content, dict | None):
         raise CommandLineError(f"{CONFIG} {file} holds no settings by name; name the server's own file")
-    for name, value in (content or {}).items():
-        yield from words_of(f"--{name}", value)
+    return tuple(word for name, value in (content or {}).items() for word in words_of(f"--{name}", value))
 
 
 def words_of(option: str, value: Any) -> Iterator[str]:
@@ -217,6 +229,9 @@ def once(source: Source, words: Sequence[str]) -> list[str]:
 
 def with_plugin(chosen: str, entry_point: str) -> str:
     """SGLANG_PLUGINS with this plugin beside those that are named there."""
-    names = [name.strip() for name in chosen.split(",") if name.strip()]
-    others = [name for name in names if name not in (entry_point, flags.NO_PLUGIN)]
+    others = [name for name in names_in(chosen) if name not in (entry_point, flags.NO_PLUGIN)]
     return ",".join([*others, entry_point])
+
+
+def names_in(chosen: str) -> list[str]:
+    return [name.strip() for name in chosen.split(",") if name.strip()]

@@ -43,11 +43,8 @@ def launch_of(source: Source, typed: server_command.Command) -> Launch:
     environ = flags.environment_with(typed.environ)
     if flags.is_off(environ):
         raise own.OwnLaunchError(f"{flags.EVERYTHING}=off leaves nothing to compare; unset it")
-    variables = dict(typed.variables)
-    chosen = flags.plugin_choice(environ)
-    if chosen and doctor.ENTRY_POINT not in doctor.names_in(chosen):
-        variables[flags.PLUGINS] = server_command.with_plugin(chosen, doctor.ENTRY_POINT)
-    given = server_command.options_in(source, server_command.merged(typed.arguments))
+    typed = typed.loading(doctor.ENTRY_POINT, environ)
+    given = typed.options(source)
     host = first(given, "--host") or HOST
     port = first(given, "--port") or str(PORT)
     if not port.isdigit():
@@ -55,7 +52,7 @@ def launch_of(source: Source, typed: server_command.Command) -> Launch:
     model = first(given, *server_command.MODEL_FLAGS) or ""
     return Launch(
         words=(*(typed.program or server_command.MODULE), *typed.words),
-        variables=variables,
+        variables=typed.variables,
         host=HOST if host in EVERYWHERE else host,
         port=int(port),
         api_key=first(given, "--api-key"),

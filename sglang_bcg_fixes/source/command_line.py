@@ -86,16 +86,19 @@ def arguments_of(option: Option, lists: dict[str, list[str]]) -> dict[str, Any]:
     if option.annotation is not None:
         return of_annotation(option, lists)
     needed = {"required": True} if is_true(settings.get("required")) else {}
-    return {**of_words(settings.get("nargs")), **of_type(settings.get("type")), **of_choices(option, lists), **needed}
+    return {**of_settings(option, lists), **needed}
+
+
+def of_settings(option: Option, lists: dict[str, list[str]]) -> dict[str, Any]:
+    settings = option.settings
+    return {**of_words(settings.get("nargs")), **of_type(settings.get("type")), **of_choices(option, lists)}
 
 
 def of_action(option: Option, lists: dict[str, list[str]]) -> dict[str, Any]:
     action = option.settings["action"]
     name = word_of(action) or ast.unparse(action).rpartition(".")[2]
-    has_words = "nargs" in option.settings or name in WITH_A_WORD
-    if has_words:
-        words = option.settings.get("nargs")
-        return {**of_words(words), **of_type(option.settings.get("type")), **of_choices(option, lists)}
+    if "nargs" in option.settings or name in WITH_A_WORD:
+        return of_settings(option, lists)
     if name in ("store_true", "store_false") or name in WITHOUT_WORD:
         return {"action": "store_true"}
     # one of SGLang's own that is not known here

@@ -33,7 +33,7 @@ def concerning(architecture: str, text: str = test_plugin.EXTRA) -> str:
 
 
 def told(site: pathlib.Path, folder: pathlib.Path, *arguments: str, **environ: str) -> tuple[list[str], list[str], str]:
-    """What is logged as a warning or worse, other lines, and what the process gives."""
+    """The lines that are a warning or worse, the others of ours, and the answer of the process."""
     done = scenario(site, folder / "reports", "one_line", *arguments, **environ)
     assert done.returncode == 0, done.stderr
     ours = [line for line in done.stderr.splitlines() if "bcg-fixes" in line]

@@ -16,7 +16,7 @@ from sglang.srt import server_args  # noqa: E402
 
 
 class RefusedError(Exception):
-    """What argparse would print before it exits."""
+    """The words that argparse would print before it exits."""
 
 
 class Parser(argparse.ArgumentParser):

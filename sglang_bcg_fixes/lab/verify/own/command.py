@@ -94,7 +94,7 @@ def folder_of(options: argparse.Namespace, launch: Launch, source: Source) -> pa
 
 
 def kept(folder: pathlib.Path, arm: str) -> Arm | None:
-    """What an earlier run measured of an arm that came to its end."""
+    """Give an arm that an earlier run measured to its end."""
     file = folder / f"{arm}.json"
     found: Arm = json.loads(file.read_text()) if file.exists() else {"ending": ""}
     if found["ending"] != FINISHED:
