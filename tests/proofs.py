@@ -39,8 +39,10 @@ FIX_IDS = FOLDER / "fixes.txt"
 RECORDED, FIXES = "tests/recorded/", "sglang_bcg_fixes/fixes/"
 # before a module of which the words count, and all modules of a folder but the private ones
 TEXT, MODULES = "text:", "[!_]*.py"
-# before a folder of which the modules count, and pytest's section of pyproject.toml
-PACKAGES, OPTIONS = "modules:", "options of pytest"
+# before a folder of which the modules count, and a fix of which only counts whom it concerns
+PACKAGES, CONCERNS = "modules:", "concerns:"
+# pytest's section of pyproject.toml
+OPTIONS = "options of pytest"
 KERNELS = "sglang_bcg_fixes/kernels/*/declaration.py"
 FORMS, VERDICTS = "sglang_bcg_fixes/source/forms.json", "sglang_bcg_fixes/source/verdicts.json"
 READS_FORMS = "sglang_bcg_fixes/source/forms.py"
@@ -183,6 +185,8 @@ class Tree:
         if read == OPTIONS:
             text = (self.root / "pyproject.toml").read_text()
             return hashed(*re.findall(r"^\[tool\.pytest\..*?(?=^\[|\Z)", text, re.MULTILINE | re.DOTALL))
+        if read.startswith(CONCERNS):
+            return self.concerns(read.removeprefix(CONCERNS))
         name = read.removeprefix(TEXT).removeprefix(PACKAGES)
         path = self.root / name
         if read.endswith("/"):
@@ -199,6 +203,25 @@ class Tree:
             shadow = (self.root / name.removesuffix(".py") / "__init__.py").is_file()
             return hashed(code_digest(data), str(shadow))
         return hashlib.sha256(data).hexdigest()
+
+    def concerns(self, name: str) -> str:
+        """Hash a fix's `concerns`, with what they name of the same file."""
+        named: dict[str, ast.AST] = {}
+        module = self.syntax(name)
+        for node in module.body if module else ():
+            if isinstance(node, ast.FunctionDef):
+                named[node.name] = node
+            elif isinstance(node, ast.Assign):
+                targets = (each for target in node.targets for each in ast.walk(target))
+                named |= {each.id: node.value for each in targets if isinstance(each, ast.Name)}
+        declared = named.get("FIX")
+        left: list[ast.AST] = [word.value for word in getattr(declared, "keywords", ()) if word.arg == "concerns"]
+        found = []
+        while left:
+            part = left.pop()
+            found.append(repr(canonical(part)))
+            left += [named.pop(each.id) for each in ast.walk(part) if isinstance(each, ast.Name) and each.id in named]
+        return hashed(*sorted(found))
 
     def imports(self, name: str) -> frozenset[str]:
         """The repository's files that are imported whenever this one is."""
@@ -410,12 +433,14 @@ def found_in(tree: Tree, release: str, notes: Sequence[tuple[int, str, str]]) ->
                     reads.add(f"{PACKAGES if kind == 'modules' else ''}{what or '.'}/")
             elif kind == "options":
                 reads.add(OPTIONS)
+            elif kind == "concerns" and id_of(what) not in on:
+                reads.add(f"{CONCERNS}{what}")
             elif kind == "data":
                 by_slice = with_plan or (what == FORMS and release and not reads_forms)
                 if not by_slice or what not in (FORMS, VERDICTS):
                     reads.add(f"{TEXT}{what}" if what.endswith(".py") else what)
     for name in sorted(reads):
-        if name.endswith(".py") and not name.startswith((FIXES, TEXT)):
+        if name.endswith(".py") and not name.startswith((FIXES, TEXT, CONCERNS)):
             reads |= {f"{FIXES}{fix}.py" for fix in named_fixes(tree, name)}
     if not made and not any(is_fix(what) for _, kind, what in notes if kind == "code"):
         sliced = {release} if release else set()
@@ -602,7 +627,7 @@ def seen(read: str, signature: Signature) -> object:
     if read.endswith("/"):
         inside = read.removeprefix("./")
         return {name.removeprefix(inside).partition("/")[0] for name in signature if name.startswith(inside)}
-    return signature.get(read.removeprefix(TEXT))
+    return signature.get(read.removeprefix(TEXT).removeprefix(CONCERNS))
 
 
 def as_data(proof: Proof) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 # the folder of the notes, and the file that begins them
@@ -25,7 +25,9 @@ OF_CODE = ("<frozen importlib._bootstrap_external>", "linecache.py", "tokenize.p
 FINDERS = ("<frozen importlib", f"{os.sep}_pytest{os.sep}", os.path.join("importlib", "metadata"))
 REGISTRY = os.path.join("planning", "registry.py")
 FIXES = os.path.join("sglang_bcg_fixes", "fixes") + os.sep
+CONCERN = os.path.join("sglang_bcg_fixes", "concern.py")
 PLUGIN = "sglang_bcg_fixes.plugin"
+FIX_MODULES = "sglang_bcg_fixes.fixes."
 HOOK = (
     f"import os; os.environ.get('{FOLDER}') and exec(compile(open(os.environ['{CODE}']).read(), "
     f"os.environ['{CODE}'], 'exec'), {{'__name__': 'bcg_traced', '__file__': os.environ['{CODE}']}})\n"
@@ -34,6 +36,7 @@ HOOK = (
 # kind and what, of this process and of those that it was forked from
 notes: dict[tuple[str, str], None] = {}
 told_plans: set[int] = set()
+watched: set[str] = set()
 into = -1
 
 
@@ -85,8 +88,71 @@ def tell_plan() -> None:
         return
     told_plans.add(id(loaded[0]))
     plan, settings = loaded[0].plan, os.environ.get("SGLANG_BCG_FIXES", "")
-    on = ",".join(sorted(decision.id for decision in plan.fixes if decision.action.name in ("APPLY", "BLOCKED")))
-    write("plan", f"{plan.version} {'only' if settings == 'off' else 'all'} {on}")
+    on = sorted(decision.id for decision in plan.fixes if decision.action.name in ("APPLY", "BLOCKED"))
+    write("plan", f"{plan.version} {'only' if settings == 'off' else 'all'} {','.join(on)}")
+    for name, module in list(sys.modules.items()):
+        stem = name.removeprefix(FIX_MODULES)
+        if name.startswith(FIX_MODULES) and not stem.startswith("_") and stem not in on and name not in watched:
+            watched.add(name)
+            watch(module)
+
+
+def watch(module: types.ModuleType) -> None:
+    """Note the file of a fix that is off when a function of it runs, but for its probe and what that calls.
+
+    Its verdict stands for such a fix. A row that has run more of it rests on the file like one where it is on; one that
+    has asked whom its defect concerns, on that part.
+    """
+    probe = getattr(module.FIX.probe, "__code__", None)
+    for function in functions_of(module):
+        if function.__code__ is not probe:
+            note_call(function, f"{FIXES}{module.__name__.removeprefix(FIX_MODULES)}.py", probe)
+
+
+def functions_of(module: types.ModuleType) -> Iterator[types.FunctionType]:
+    """What its text defines outside of functions, methods and decorated functions too."""
+    own = (value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__)
+    for value in own:
+        for each in vars(value).values() if isinstance(value, type) else (value,):
+            for name in ("", "__wrapped__", "__func__", "fget", "func"):
+                inside = getattr(each, name, None) if name else each
+                if isinstance(inside, types.FunctionType) and inside.__code__.co_filename == module.__file__:
+                    yield inside
+
+
+def note_call(function: types.FunctionType, file: str, probe: types.CodeType | None) -> None:
+    """Have what the function runs for noted, until that is the fix itself; then it is as it was."""
+    code = function.__code__
+    if code.co_freevars:
+        # its code cannot be replaced
+        note("used", file)
+        return
+    whole = types.FunctionType(code, function.__globals__, code.co_name, function.__defaults__, function.__closure__)
+    whole.__kwdefaults__ = function.__kwdefaults__
+
+    def run(*arguments: Any, **keywords: Any) -> Any:
+        frame: types.FrameType | None = sys._getframe()
+        while frame is not None and frame.f_code is not probe and not frame.f_code.co_filename.endswith(CONCERN):
+            frame = frame.f_back
+        if frame is None:
+            function.__code__ = code
+            note("used", file)
+        elif frame.f_code is not probe:
+            note("concerns", file)
+        return whole(*arguments, **keywords)
+
+    # for who asks for its parameters
+    function.__wrapped__ = whole  # type: ignore[attr-defined]
+    function.__code__ = FORWARD.replace(co_consts=tuple(run if each == "run" else each for each in FORWARD.co_consts))
+
+
+def forward(*arguments: Any, **keywords: Any) -> Any:
+    # a function's code has no place for a closure, but its constants may be anything
+    run: Any = "run"
+    return run(*arguments, **keywords)
+
+
+FORWARD = forward.__code__
 
 
 @functools.cache

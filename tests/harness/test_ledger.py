@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import inspect
 import json
 import os
 import pathlib
@@ -11,12 +13,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from sglang_bcg_fixes import flags
-from tests import ledger, proofs, traced
+from sglang_bcg_fixes.planning import registry
+from tests import ledger, proofs, traced, wheels
 from tests.processes import REPOSITORY
 from tests.proofs import Plan, Proof, Tree
 
@@ -384,6 +388,64 @@ def test_what_is_read_is_noted_until_the_process_is_killed(tmp_path: pathlib.Pat
     assert {("program", "python without a trace"), ("program", "true")} <= notes
     # what is beside an imported file is no reading, and neither is what an untraced one has opened
     assert not {("folder", "tests"), ("data", "CHANGELOG.md")} & notes
+
+
+WITH_A_CONDITION = "sglang_bcg_fixes/fixes/layer_loads_unawaited.py"
+OF_A_FIX_THAT_IS_OFF = """if True:
+    import inspect, os
+    from sglang_bcg_fixes import concern, plugin
+    from sglang_bcg_fixes.planning import registry
+    assert not plugin.load().plan.applied
+    open(os.devnull)
+    fix = registry.discover().fix("no_bucket_fits")
+    body = fix.patches[0].body
+    assert list(inspect.signature(body).parameters) == ["original", "model_runner", "rest"]
+    fix.probe(plugin.load().source)
+    concerned = registry.discover().fix("layer_loads_unawaited").concerns[0]
+    assert concerned.touches(concern.Launch(plugin.load().source, {}, {"--enable-hierarchical-cache": ()}))
+"""
+
+
+def test_a_row_that_runs_more_of_a_fix_that_is_off_than_its_probe_rests_on_its_body(tmp_path: pathlib.Path) -> None:
+    called = """
+    class GraphCapture: pass
+    import sys, types
+    sys.modules["sglang.srt.model_executor.model_runner_components.cuda_graph_setup"] = sys.modules["__main__"]
+    answer = GraphCapture()
+    assert body(lambda model_runner: answer, model_runner=None) is body(lambda **_: answer, model_runner=1) is answer
+"""
+    paths = os.pathsep.join([str(wheels.unpacked(RELEASE)), str(REPOSITORY)])
+    given = {"PYTHONPATH": paths, "SGLANG_BCG_FIXES": "off", "SGLANG_BCG_REPORT_DIR": str(tmp_path)}
+    for number, (code, reads) in enumerate(((OF_A_FIX_THAT_IS_OFF, False), (OF_A_FIX_THAT_IS_OFF + called, True))):
+        status, notes = traced_run(code, tmp_path / str(number), **given)
+        assert (status, ("used", FIX) in notes) == (0, reads)
+        plan, read = proofs.found_in(Tree(REPOSITORY), RELEASE, [(1, *note) for note in notes])
+        assert plan and (FIX in read, ANOTHER in read, plan.on) == (reads, False, [])
+        assert f"{proofs.CONCERNS}{WITH_A_CONDITION}" in read and WITH_A_CONDITION not in read
+
+
+def test_whom_a_fix_that_is_off_concerns_counts_without_its_body(copied: pathlib.Path, edit: Edit) -> None:
+    found = dataclasses.replace(proof(), reads=[*READS, f"{proofs.CONCERNS}{WITH_A_CONDITION}"])
+    keys = [proofs.key_of(Tree(copied), TEST, RELEASE, ["one"], found)]
+    for old in ("_is_full_backend", "has_module(LAYER_BY_LAYER)"):
+        edit(WITH_A_CONDITION, old, "another")
+        keys.append(proofs.key_of(Tree(copied), TEST, RELEASE, ["one"], found))
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_every_function_of_a_fix_is_watched() -> None:
+    for module in map(importlib.import_module, registry.fix_modules()):
+        assert module.__file__
+        whole = compile(pathlib.Path(module.__file__).read_text(), module.__file__, "exec")
+        watched = {function.__code__ for function in traced.functions_of(module)}
+        assert set(defined_in(whole)) == watched, module
+
+
+def defined_in(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The functions of a module, and of the classes in it."""
+    for each in code.co_consts:
+        if isinstance(each, types.CodeType) and each.co_name != "<genexpr>":
+            yield from [each] if each.co_flags & inspect.CO_OPTIMIZED else defined_in(each)
 
 
 def test_a_sample_is_drawn_by_the_last_commit_and_keeps_to_its_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
