@@ -41,6 +41,8 @@ LONGEST, PATIENCE = 1800.0, 6
 UNKNOWN = 300.0
 # which row of a release is not among what `make test` has always had
 BETWEEN = "between the oldest and the newest release of its file"
+# what so many of the last commits have touched is proved first
+LATELY = 10
 # no row starts later than this many minutes before the last one must have ended
 SPARE = 7
 
@@ -249,16 +251,19 @@ class Run:
     def run_all(self, rows: list[Row]) -> None:
         """Run them in parallel: one worker begins with the first releases and one with the last."""
         order = {release: place for place, release in enumerate(("", *wheels.RELEASES))}
-        waiting = collections.deque(sorted(rows, key=lambda row: (order[row.release], -row.seconds, row.file)))
+        rows = sorted(rows, key=lambda row: (order[row.release], -row.seconds, row.file))
+        first = self.foremost(rows)
+        waiting = [collections.deque(first), collections.deque(row for row in rows if row not in first)]
 
         def work(number: int) -> None:
             worker = Worker()
             try:
                 while True:
                     with self.lock:
-                        if not waiting:
+                        left = next(filter(None, waiting), None)
+                        if left is None:
                             return
-                        row = waiting.popleft() if number % 2 == 0 else waiting.pop()
+                        row = left.popleft() if number % 2 == 0 else left.pop()
                         if not self.may_start(row):
                             self.left.append(row)
                             continue
@@ -276,8 +281,20 @@ class Run:
             except BaseException:
                 # interrupted, or broken: no other row begins
                 with self.lock:
-                    waiting.clear()
+                    for left in waiting:
+                        left.clear()
                 raise
+
+    def foremost(self, rows: list[Row]) -> list[Row]:
+        """Choose those that rest on a file that the last commits have touched; one that most rest on orders nothing."""
+        names = touched_lately(processes.REPOSITORY)
+        touched = {row: names.intersection(self.inputs(row)) for row in rows}
+        number = collections.Counter(name for some in touched.values() for name in some)
+        return [row for row in rows if any(number[name] * 2 <= len(rows) for name in touched[row])]
+
+    def inputs(self, row: Row) -> set[str]:
+        """The files that the row rests on, as far as its last proof tells."""
+        return {row.file, *(proofs.inputs(self.tree, row.file, row.last) if row.last else ())}
 
     def only(self, row: Row) -> Sequence[str]:
         """The tests of a recorded row that nothing is known of, where the others are not to be run."""
@@ -373,6 +390,13 @@ def sample(rows: Iterable[Row], seconds: float) -> list[Row]:
         if sum(each.seconds for each in chosen) + row.seconds <= seconds:
             chosen.append(row)
     return chosen
+
+
+def touched_lately(folder: pathlib.Path, commits: int = LATELY) -> set[str]:
+    """The files of the last commits; none where git knows nothing of this folder."""
+    command = ["git", "log", f"--max-count={commits}", "--format=", "--name-only", "-z"]
+    told = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False).stdout
+    return set(filter(None, told.split("\0")))
 
 
 def main() -> int:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import importlib
 import inspect
@@ -457,3 +458,41 @@ def test_a_sample_is_drawn_by_the_last_commit_and_keeps_to_its_seconds(monkeypat
     first, again, other = (ledger.sample(rows, 10.0) for _ in range(3))
     assert [row.name for row in first] == [row.name for row in again] != [row.name for row in other]
     assert sum(row.seconds for row in first) == 10.0
+
+
+def test_rows_on_what_the_last_commits_have_touched_run_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    def row(file: str, release: str, *reads: str) -> ledger.Row:
+        return ledger.Row(file, release, ["one"], last=dataclasses.replace(proof(None), reads=list(reads)))
+
+    everywhere, here = "sglang_bcg_fixes/model.py", "docs/faq.md"
+    rows = [row("tests/test_one.py", release, everywhere) for release in wheels.RELEASES]
+    touched = [
+        row("tests/test_two.py", wheels.RELEASES[7], here),
+        # nothing is known of it but its file
+        ledger.Row("tests/test_new.py", "", ["one"]),
+        row("tests/test_two.py", wheels.RELEASES[8], everywhere, here),
+    ]
+    monkeypatch.setattr(ledger, "touched_lately", lambda folder: {everywhere, here, "tests/test_new.py"})
+    started: list[ledger.Row] = []
+
+    class Worker:
+        def run(self, row: ledger.Row, *_: object, **__: object) -> ledger.Ended:
+            started.append(row)
+            return ended({}, [])
+
+        def end(self) -> None:
+            pass
+
+    monkeypatch.setattr(ledger, "Worker", Worker)
+    monkeypatch.setattr(ledger.Run, "take", lambda *_: None)
+    ledger.Run(argparse.Namespace(jobs=2)).run_all([*rows, *touched])
+    assert len(started) == len(rows) + len(touched)
+    assert set(map(id, started[: len(touched)])) == set(map(id, touched))
+
+
+def test_what_the_last_commits_have_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    # as git tells two commits, and where there are none
+    told = iter(("Makefile\0tests/\u00e4 b.py\0\0README.md\0", ""))
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, stdout=next(told)))
+    assert ledger.touched_lately(REPOSITORY) == {"Makefile", "tests/\u00e4 b.py", "README.md"}
+    assert ledger.touched_lately(REPOSITORY) == set()
