@@ -150,12 +150,15 @@ class Worker:
         process = self.process
         assert process and process.stdin and process.stdout
         folder = pathlib.Path(tempfile.mkdtemp(dir=self.folder.name))
+        result, log = folder / "result.json", folder / "log"
         expected = row.seconds * PATIENCE or LONGEST
         asked = {
             "file": row.file,
             "release": row.release,
             "only": list(only),
             "folder": str(folder),
+            "result": str(result),
+            "log": str(log),
             "patience": patience,
             "seconds": min(max(UNKNOWN, min(expected, LONGEST)) * patience, limit),
         }
@@ -168,7 +171,6 @@ class Worker:
         if status is None:
             # what it had started may still run, and hold the process that forks
             self.end()
-        result, log = folder / "result.json", folder / "log"
         found = json.loads(result.read_text()) if result.is_file() else {"outcomes": {}, "told": {}}
         said = log.read_text(errors="replace") if log.is_file() else ""
         ended = Ended(row, seconds, found["outcomes"], found["told"], said, proofs.notes_in(folder), status)

@@ -7,7 +7,6 @@ line of JSON, and so goes the answer; see `Row.run` in tests/ledger.py.
 
 from __future__ import annotations
 
-import atexit
 import gc
 import json
 import os
@@ -15,9 +14,8 @@ import pathlib
 import signal
 import sys
 import tempfile
-import threading
 import time
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +25,6 @@ from tests import warm
 
 # imported before a row is forked, as each would for itself
 IMPORTED = (torch, triton.language)
-RESULT, LOG = "result.json", "log"
 
 
 class Chosen:
@@ -63,11 +60,10 @@ class Chosen:
 
 def run(asked: dict[str, Any]) -> int:
     """Run a row in this process, and leave in its folder what became of each test."""
-    folder = pathlib.Path(asked["folder"])
     chosen = Chosen(asked["release"], asked["only"])
     arguments = ["-q", "-p", "no:cacheprovider", "-p", "no:xdist", asked["file"]]
     status = int(pytest.main(arguments, plugins=[chosen]))
-    (folder / RESULT).write_text(json.dumps({"outcomes": chosen.outcomes, "told": chosen.told}))
+    pathlib.Path(asked["result"]).write_text(json.dumps({"outcomes": chosen.outcomes, "told": chosen.told}))
     return status
 
 
@@ -77,20 +73,11 @@ def enter(asked: dict[str, Any]) -> None:
     traced = sys.modules["bcg_traced"]
     traced.begin()
     nothing = os.open(os.devnull, os.O_RDONLY)
-    log = os.open(os.path.join(asked["folder"], LOG), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for number, file in enumerate((nothing, log, log)):
         os.dup2(file, number)
     # its own, so that a row that hangs is ended with all that it has started
     os.setpgid(0, 0)
-
-
-def leave(status: int) -> NoReturn:
-    """Exit as Python does, without taking every module apart."""
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
 
 
 def waited_for(child: int, seconds: float) -> int | None:
@@ -121,7 +108,7 @@ def main() -> None:
         child = os.fork()
         if child == 0:
             enter(asked)
-            leave(run(asked))
+            warm.leave(run(asked))
         status = waited_for(child, asked["seconds"])
         print(json.dumps(status), flush=True)
 

@@ -28,6 +28,7 @@ from sglang_bcg_fixes.kernels.kda_extend.declaration import KERNEL as KDA
 from sglang_bcg_fixes.kernels.lightning_extend.declaration import KERNEL as LIGHTNING
 from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL as MAMBA2
 from sglang_bcg_fixes.kernels.short_conv_extend.declaration import KERNEL as SHORT_CONV
+from sglang_bcg_fixes.source.syntax import canonical
 from tests import processes, wheels
 
 RECORDED = pathlib.Path(__file__).with_name("recorded")
@@ -99,15 +100,8 @@ def code_of_the_package() -> str:
     made = hashlib.sha256()
     for file in sorted((processes.REPOSITORY / "sglang_bcg_fixes").rglob("*.py")):
         made.update(file.relative_to(processes.REPOSITORY).as_posix().encode())
-        made.update(ast.dump(without_docstrings(ast.parse(file.read_text()))).encode())
+        made.update(repr(canonical(ast.parse(file.read_text()))).encode())
     return made.hexdigest()[:12]
-
-
-def without_docstrings(tree: ast.Module) -> ast.Module:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
-            node.body[0] = ast.Pass()
-    return tree
 
 
 def key(architecture: str, arm: str) -> str:
