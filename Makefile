@@ -26,7 +26,7 @@ test: wheels
 test-all: wheels
 	$(BIN)/python -m tests.ledger --all --jobs $(JOBS)
 
-# mistakes at random in the bodies of fixes, and who notices them; in a copy of this folder
+# mistakes at random in fixes, kernels and other code, and who notices them; in a copy of this folder
 mutants: wheels
 	$(BIN)/python -m tests.mutants --seed $(or $(SEED),0)
 

@@ -19,6 +19,7 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -409,7 +410,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="rows at once; one for each core")
     parser.add_argument("--shard", metavar="K/N", default="1/1", help="every N-th row of a cold run, from the K-th on")
     parser.add_argument("--first-failure", metavar="FILE", help=argparse.SUPPRESS)
-    parser.add_argument("--about", metavar="FIX", help=argparse.SUPPRESS)
+    parser.add_argument("--about", metavar="WORD", help=argparse.SUPPRESS)
+    parser.add_argument("--near", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--collect", metavar="FILE", help=argparse.SUPPRESS)
     parser.add_argument("paths", nargs="*", help="rows of these files or folders only")
     options = parser.parse_args()
@@ -471,10 +473,13 @@ def known(run: Run) -> list[Row]:
 
 
 def first_failure(run: Run, rows: list[Row]) -> int:
-    """Run what is open until something fails, what is named after the fix first; see tests/mutants.py."""
+    """Run what is open until something fails, what names the mistake's place first; see tests/mutants.py."""
+    about = re.compile(rf"(?<![a-z]){re.escape(run.options.about)}(?![a-z])")
+    texts = {file: (processes.REPOSITORY / file).read_text() for file in {row.file for row in rows}}
     # what rests on git or on the records cannot pass in a copy
     judges = [row for row in rows if not (row.last and row.last.unseen)]
-    first = sorted(judges, key=lambda row: (run.options.about not in row.file, row.file))
+    near = [row for row in judges if about.search(texts[row.file]) or about.search(row.file)]
+    first = sorted(near if run.options.near else judges, key=lambda row: (not about.search(row.file), row not in near))
     for start in range(0, len(first), 2 * run.options.jobs):
         run.run_all(first[start : start + 2 * run.options.jobs])
         if run.failures:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mistakes at random in the bodies of fixes: is there a row that opens, and does it notice?
+"""Mistakes at random in fixes, kernels and all other code: is there a row that opens, and does it notice?
 
-    python -m tests.mutants --number 10 --seed 7        `make mutants`
+    python -m tests.mutants --number 10 --seed 7        `make mutants SEED=7`
 
 Each is made in a copy of the repository, and the rows that it opens run there until one fails. One that nobody notices
-is printed with its line: a test is missing, or the change makes no difference.
+is printed with its line: a test is missing, or the change makes no difference. tests/recorded/mutants.jsonl has each
+that was made.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import ast
 import json
 import pathlib
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -23,7 +25,8 @@ from typing import Any
 
 from tests.processes import REPOSITORY
 
-FIXES = pathlib.Path("sglang_bcg_fixes") / "fixes"
+RECORDED = REPOSITORY / "tests" / "recorded" / "mutants.jsonl"
+CODE = ("sglang_bcg_fixes/**/[!_]*.py", "csrc/**/*.cuh")
 OTHER_COMPARISON: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -45,6 +48,9 @@ OTHER_OPERATOR: dict[type[ast.operator], type[ast.operator]] = {
     ast.BitAnd: ast.BitOr,
     ast.BitOr: ast.BitAnd,
 }
+# of CUDA, where both stand between blanks
+IN_CUDA = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==", "&&": "||", "||": "&&"}
+IN_CUDA |= {"+": "-", "-": "+", "*": "+", "%": "/"}
 DROPPED = (ast.Assign, ast.AugAssign, ast.Expr, ast.Continue)
 # of words for a person
 TOLD = ("logger.", "say(", "warn")
@@ -129,8 +135,11 @@ def change(node: ast.AST, how: str, where: Any) -> None:
         getattr(node, field)[number] = ast.Pass()
 
 
-def mutated(text: str, source: random.Random) -> tuple[str, str] | None:
+def mutated(file: pathlib.Path, source: random.Random) -> tuple[str, str] | None:
     """The file with one mistake, and what it is."""
+    text = file.read_text()
+    if file.suffix == ".cuh":
+        return mutated_cuda(text, source)
     tree = ast.parse(text)
     found = places(tree)
     if not found:
@@ -142,6 +151,28 @@ def mutated(text: str, source: random.Random) -> tuple[str, str] | None:
     pairs = list(zip(before, after, strict=False))
     old, new = next(((one.strip(), other.strip()) for one, other in pairs if one != other), ("", ""))
     return "\n".join(after) + "\n", f"{how}: {old}  ->  {new}"
+
+
+def mutated_cuda(text: str, source: random.Random) -> tuple[str, str] | None:
+    found = [
+        (line, operator)
+        for line in re.finditer(r"^(?!\s*(?:#|//|template)).+$", text, re.MULTILINE)
+        for operator in re.finditer(r"(?<= )(?:[<>=!]=|[<>]|&&|\|\||[-+*%])(?= )", line[0].partition("//")[0])
+    ]
+    if not found:
+        return None
+    line, operator = source.choice(found)
+    other = IN_CUDA[operator[0]]
+    new = line[0][: operator.start()] + other + line[0][operator.end() :]
+    return f"{text[: line.start()]}{new}{text[line.end() :]}", f"another operator: {line[0].strip()}  ->  {new.strip()}"
+
+
+def subject(name: str) -> str:
+    """The word by which tests name what is in a file: a fix, an operation, or else a module."""
+    folders = pathlib.PurePosixPath(name).parts[:-1]
+    of_kernels = folders[2:] if folders[:2] == ("sglang_bcg_fixes", "kernels") else ()
+    below = folders[1:] if folders[0] == "csrc" else of_kernels
+    return below[0] if below else pathlib.PurePosixPath(name).stem
 
 
 def copied(folder: pathlib.Path) -> pathlib.Path:
@@ -159,10 +190,11 @@ def copied(folder: pathlib.Path) -> pathlib.Path:
     return folder
 
 
-def fate(folder: pathlib.Path, fix: str, jobs: int) -> dict[str, Any]:
+def fate(folder: pathlib.Path, about: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run the rows that are open there, and tell who has noticed."""
     found = folder / "noticed.json"
-    command = [sys.executable, "-m", "tests.ledger", "--first-failure", str(found), "--about", fix, "--jobs", str(jobs)]
+    command = [sys.executable, "-m", "tests.ledger", "--first-failure", str(found), "--about", about]
+    command += ["--jobs", str(options.jobs), *(["--near"] if options.near else [])]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if not found.is_file():
         raise SystemExit(done.stdout + done.stderr)
@@ -176,30 +208,31 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--json", type=pathlib.Path, help="append a line for each")
+    parser.add_argument("--near", action="store_true", help="only rows of tests that name the fix, kernel or module")
+    parser.add_argument("--under", metavar="FOLDER", default="", help="only mistakes in files below it")
     options = parser.parse_args()
     survived = 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = copied(pathlib.Path(temporary))
-        files = sorted((folder / FIXES).glob("[!_]*.py"))
+        names = (file.relative_to(folder).as_posix() for pattern in CODE for file in folder.glob(pattern))
+        files = sorted(name for name in names if name.startswith(options.under))
         for number in range(options.number):
             # each by itself, so that one can be made again
             source = random.Random(f"{options.seed} {number}")
             made = None
             while made is None:
-                file = source.choice(files)
-                text = file.read_text()
-                made = mutated(text, source)
-            file.write_text(made[0])
-            told = fate(folder, file.stem, options.jobs)
-            file.write_text(text)
-            row = {"seed": options.seed, "number": number, "fix": file.stem, "mistake": made[1], **told}
+                name = source.choice(files)
+                made = mutated(folder / name, source)
+            text = (folder / name).read_text()
+            (folder / name).write_text(made[0])
+            told = fate(folder, subject(name), options)
+            (folder / name).write_text(text)
             survived += not told["noticed by"]
-            print(f"[{number + 1}/{options.number}] {file.stem}: {made[1]}", flush=True)
+            print(f"[{number + 1}/{options.number}] {name}: {made[1]}", flush=True)
             print(f"    {told['noticed by'] or 'NOBODY'} ({told['run']} of {told['open']} rows run)", flush=True)
-            if options.json:
-                with options.json.open("a") as lines:
-                    lines.write(json.dumps(row) + "\n")
+            row = {"seed": options.seed, "number": number, "file": name, "mistake": made[1], "near": options.near}
+            with RECORDED.open("a") as lines:
+                lines.write(json.dumps({**row, **told}) + "\n")
     print(f"{options.number - survived} noticed, {survived} not")
     return int(survived > 0)
 

@@ -10,6 +10,7 @@ import inspect
 import json
 import os
 import pathlib
+import random
 import shutil
 import signal
 import subprocess
@@ -21,7 +22,7 @@ import pytest
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.planning import registry
-from tests import ledger, proofs, traced, wheels
+from tests import ledger, mutants, proofs, traced, wheels
 from tests.processes import REPOSITORY
 from tests.proofs import Plan, Proof, Tree
 
@@ -207,6 +208,8 @@ def test_other_tests_open_it(copied: pathlib.Path) -> None:
 @pytest.fixture
 def kept(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """Recorded rows and the cache, of this test alone."""
+    # read once, and not from a folder without requirements
+    proved()
     monkeypatch.setenv(flags.CACHE_DIR, str(tmp_path / "cache"))
     monkeypatch.setattr(proofs, "FOLDER", tmp_path / "recorded")
     monkeypatch.setattr(proofs, "REPOSITORY", tmp_path)
@@ -496,3 +499,32 @@ def test_what_the_last_commits_have_touched(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: subprocess.CompletedProcess([], 0, stdout=next(told)))
     assert ledger.touched_lately(REPOSITORY) == {"Makefile", "tests/\u00e4 b.py", "README.md"}
     assert ledger.touched_lately(REPOSITORY) == set()
+
+
+def test_a_mistake_is_one_place_of_code(tmp_path: pathlib.Path) -> None:
+    header = tmp_path / "made.cuh"
+    text = "#if A < B\n// a + b\ntemplate < int N >\nint f(int a) { return a + N; } // a - b\n"
+    header.write_text(text)
+    assert mutants.mutated(header, random.Random(0)) == (
+        text.replace("a + N", "a - N"),
+        "another operator: int f(int a) { return a + N; } // a - b  ->  int f(int a) { return a - N; } // a - b",
+    )
+    module = tmp_path / "made.py"
+    module.write_text("def f(a: int) -> bool:\n    return a < 0\n")
+    found = {mutants.mutated(module, random.Random(seed)) for seed in range(9)}
+    assert {made[0].splitlines()[1].strip() for made in found if made} == {"return a <= 0", "return a < 1"}
+
+
+@pytest.mark.parametrize(
+    ("file", "word"),
+    [
+        (FIX, "no_bucket_fits"),
+        ("sglang_bcg_fixes/kernels/gdn_extend/triton.py", "gdn_extend"),
+        ("sglang_bcg_fixes/kernels/fa_metadata/adapter/forms.py", "fa_metadata"),
+        ("sglang_bcg_fixes/kernels/active.py", "active"),
+        ("csrc/mamba2_extend/mamba2_extend.cuh", "mamba2_extend"),
+        ("csrc/hopper.cuh", "hopper"),
+    ],
+)
+def test_the_word_by_which_tests_name_a_file(file: str, word: str) -> None:
+    assert mutants.subject(file) == word
