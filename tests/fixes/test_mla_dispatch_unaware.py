@@ -31,6 +31,8 @@ def test_latent_attention_is_captured_in_the_form_that_the_break_can_run(
     assert found["applied"]
     # the two forms round differently, in float16 and with logits of about 2
     assert found["same tokens"] and 0 < found["difference"] < 0.005, found
+    # the old runner warms up before the first of two graphs, and twice before each is captured
+    assert found["forwards"] == ([False, *[False, False, True] * 2] if release in RELEASES[:3] else [])
     assert found["bitwise equal to eager absorbed"]
     # single_request_capture lets nothing be captured when this fix is not there
     wrong = "is invalid for input of size" if several_requests == "off" else "captured nothing"

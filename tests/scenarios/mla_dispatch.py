@@ -3,11 +3,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import importlib.util
 import types
+from collections.abc import Iterator
 from typing import Any
+
+import torch
 
 from cpu_sglang import one_batch, prefill
 from sglang_bcg_fixes import plugin
+from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL_MODULE
 from sglang_bcg_fixes.engine import graph_break
 from tests.scenarios import small_deepseek, telling
 from tests.scenarios.small_deepseek import PROMPTS
@@ -37,6 +44,25 @@ def dispatch(scope: Any) -> dict[str, Any]:
     return found
 
 
+@contextlib.contextmanager
+def counted_forwards() -> Iterator[list[bool]]:
+    """Note of each forward pass of the old runner if a graph is captured from it."""
+    noted: list[bool] = []
+    if not importlib.util.find_spec(OLD_PREFILL_MODULE):
+        yield noted
+        return
+    runner = importlib.import_module(OLD_PREFILL_MODULE).BreakableCudaGraphRunner
+    run = runner._run_forward
+
+    def noting(*arguments: Any, **options: Any) -> Any:
+        noted.append(torch.cuda.is_current_stream_capturing())
+        return run(*arguments, **options)
+
+    runner._run_forward = noting
+    yield noted
+    runner._run_forward = run
+
+
 def main() -> None:
     loaded = small_deepseek.load()
     from sglang.srt.models.deepseek_common.attention_backend_handler import AttentionBackendRegistry, AttnForwardMethod
@@ -50,7 +76,9 @@ def main() -> None:
 
     eager = one_batch.generate(loaded, PROMPTS, 3)
     found = {"applied": ID in ledger.applied(), "mended": dispatch(scope)}
-    replayed = replay()
+    with counted_forwards() as forwards:
+        replayed = replay()
+    found["forwards"] = forwards
     found["difference"] = (replayed[1] - eager[1]).abs().max().item()
     found["same tokens"] = replayed[0] == eager[0]
     handlers = AttentionBackendRegistry._handlers
