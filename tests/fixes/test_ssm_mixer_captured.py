@@ -53,7 +53,8 @@ MIXER = torch.nn.Module()
 
 
 def backend(real: int) -> types.SimpleNamespace:
-    metadata = types.SimpleNamespace(num_prefill_tokens=real, num_decodes=0)
+    # the last of them is of a request that decodes
+    metadata = types.SimpleNamespace(num_prefill_tokens=real - 1, num_decodes=1)
     linear = types.SimpleNamespace(forward_metadata=metadata)
     return types.SimpleNamespace(linear_attn_backend=linear)
 
