@@ -18,6 +18,9 @@ from typing import Any
 
 from . import one_batch
 
+# as SGLang names them
+PYTHON, RUST = "python", "rust"
+
 
 class Idle(BaseException):
     """Leaves the scheduler's loop, past all handlers of Exception, where it would wait for requests."""
@@ -73,6 +76,7 @@ class Scheduler:
         self._process = scheduler.process_batch_result
         scheduler.process_batch_result = self._remember
         scheduler.on_idle = self._leave
+        self.tree = tree_of(scheduler)
         self.model = scheduler.tp_worker.model_runner.model
         one_batch.randomize(self.model)
         one_batch.derive(self.model)
@@ -146,6 +150,24 @@ class Scheduler:
 
     def _leave(self) -> None:
         raise Idle
+
+
+def tree_switch() -> Any:
+    """SGLang's switch between prefix trees, in Python or in Rust; none in a release that has one in Python alone."""
+    environ: Any = importlib.import_module("sglang.srt.environ")
+    return getattr(environ.envs, "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND", None)
+
+
+def tree_of(scheduler: Any) -> str:
+    """Name the language of its prefix tree; SGLang may take Python's in place of that in Rust, and says so at info."""
+    core = getattr(scheduler.tree_cache, "tree_core", None)
+    if core is None:
+        return PYTHON
+    language = RUST if "rust_tree_core" in type(core).__module__ else PYTHON
+    switch = tree_switch()
+    wanted = PYTHON if switch is None else switch.get()
+    assert language == wanted, f"SGLang was to take the tree in {wanted}, and took that in {language}"
+    return language
 
 
 def request(name: str, ids: Sequence[int], tokens: int) -> Any:

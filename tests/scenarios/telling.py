@@ -22,16 +22,21 @@ def result(found: Any) -> None:
 
 
 def with_and_without(act: Callable[[], Any], **beside: Any) -> None:
-    """Print what the act gives with the fixes that are applied, and once they have been undone.
+    """Print what the act gives with the fixes that are applied, and once they have been undone."""
+    result({**beside, **given_with_and_without(act)})
+
+
+def given_with_and_without(act: Callable[[], Any]) -> dict[str, Any]:
+    """Give what `with_and_without` prints.
 
     The modules that the fixes change must have been imported: until then a fix waits, and is not applied.
     """
     ledger = plugin.load().ledger
-    found = {**beside, "applied": ledger.applied(), "with": act()}
+    found = {"applied": ledger.applied(), "with": act()}
     # one that was applied later may stand round an earlier one
     for name in reversed(found["applied"]):
         ledger.undo(name)
-    result({**found, "without": act()})
+    return {**found, "without": act()}
 
 
 def before_and_after(fix: Fix, act: Callable[[], Any]) -> None:
@@ -43,7 +48,9 @@ def before_and_after(fix: Fix, act: Callable[[], Any]) -> None:
 
 def with_and_perhaps_without(act: Callable[[], Any]) -> None:
     """Print what the act gives as `with_and_without` does, or without fixes alone where none is applied."""
-    if plugin.load().ledger.applied():
-        with_and_without(act)
-    else:
-        result({"applied": [], "without": act()})
+    result(given_with_and_perhaps_without(act))
+
+
+def given_with_and_perhaps_without(act: Callable[[], Any]) -> dict[str, Any]:
+    """Give what `with_and_perhaps_without` prints."""
+    return given_with_and_without(act) if plugin.load().ledger.applied() else {"applied": [], "without": act()}

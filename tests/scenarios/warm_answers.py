@@ -25,9 +25,10 @@ from cpu_sglang import architectures, mamba, one_batch, scheduler
 from sglang_bcg_fixes import plugin
 from tests.harm.served import register
 from tests.releases import kinds_of_request
-from tests.scenarios import telling
+from tests.scenarios import telling, trees
 
 NEW_TOKENS = 4
+Act = Callable[[scheduler.Scheduler, float], Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,10 +110,13 @@ def compare(
     ]
 
 
-def serve(
-    model: str, given: dict[str, Any], act: Callable[[scheduler.Scheduler, float], Any], without: bool = True
-) -> None:
-    """Tell what the act gives, also without the fixes that are applied; it gets what two answers may differ by."""
+def serve(model: str, given: dict[str, Any], act: Act, without: bool = True) -> None:
+    """Tell what the act gives with each prefix tree of the release, which must be the same."""
+    telling.result(trees.the_same(given_by_each_tree(model, given, act, without)))
+
+
+def given_by_each_tree(model: str, given: dict[str, Any], act: Act, without: bool = True) -> dict[str, Any]:
+    """Give what the act gives, also without the fixes that are applied; it gets what two answers may differ by."""
     one_batch.import_sglang(with_graphs=True)
     one_batch.load_plugins()
     kinds_of_request.forget_pinned_memory()
@@ -122,22 +126,18 @@ def serve(
     # bfloat16 whatever the model's type is, and written to with that
     environ.envs.SGLANG_MAMBA_CONV_DTYPE.set(asked["dtype"])
 
-    def program(served: scheduler.Scheduler) -> None:
+    def program(served: scheduler.Scheduler) -> dict[str, Any]:
         def acted() -> Any:
             return act(served, ROUNDING[asked["dtype"]])
 
-        applied = plugin.load().ledger.applied()
-        if not without:
-            telling.result({"applied": applied, **acted()})
-        elif applied:
-            telling.with_and_without(acted)
-        else:
-            telling.result({"applied": [], "without": acted()})
+        if without:
+            return telling.given_with_and_perhaps_without(acted)
+        return {"applied": plugin.load().ledger.applied(), **acted()}
 
     with tempfile.TemporaryDirectory() as folder:
         if model in architectures.CONFIGURATIONS:
             model = configured(model, pathlib.Path(folder))
-        scheduler.run(program, model, json_model_override_args=json.dumps(overridden), **asked)
+        return trees.given_by_each(program, model, json_model_override_args=json.dumps(overridden), **asked)
 
 
 def configured(architecture: str, folder: pathlib.Path) -> str:

@@ -19,7 +19,7 @@ import torch
 from cpu_sglang import architectures, graphs, one_batch, prefill, scheduler
 from sglang_bcg_fixes import plugin
 from tests.releases import kinds_of_request
-from tests.scenarios import telling, warm_answers
+from tests.scenarios import telling, trees, warm_answers
 
 # in each round together; every sum is padded to a graph, and the last one fills it
 LENGTHS, ADDED, NEW_TOKENS = [7, 5], ([6, 3], [3, 8], [11, 5]), 2
@@ -46,7 +46,7 @@ def converse(served: scheduler.Scheduler) -> tuple[list[torch.Tensor], list[int]
     return logits, found
 
 
-def program(served: scheduler.Scheduler) -> None:
+def program(served: scheduler.Scheduler) -> dict[str, Any]:
     eager, found = converse(served)
     told: dict[str, Any] = {"applied": plugin.load().ledger.applied(), "found": found}
     runner = served.scheduler.tp_worker.model_runner
@@ -55,12 +55,11 @@ def program(served: scheduler.Scheduler) -> None:
         prefill.capture_prefill(runner)
     # some releases raise no narrower one
     except Exception as error:
-        telling.result({**told, "error": str(error)})
-        return
+        return {**told, "error": str(error)}
     before = graphs.counters.replays
     replayed, again = converse(served)
     same = [torch.equal(one, other) for one, other in zip(eager, replayed, strict=True)]
-    telling.result({**told, "same": same, "again": again, "replays": graphs.counters.replays - before})
+    return {**told, "same": same, "again": again, "replays": graphs.counters.replays - before}
 
 
 def main(architecture: str, given: str) -> None:
@@ -75,7 +74,8 @@ def main(architecture: str, given: str) -> None:
     )
     with tempfile.TemporaryDirectory() as folder, prefill.built_for_graphs():
         model = warm_answers.configured(architecture, pathlib.Path(folder))
-        scheduler.run(program, model, **{**configuration.server_args, **asked})
+        told = trees.given_by_each(program, model, **{**configuration.server_args, **asked})
+    telling.result(trees.the_same(told))
 
 
 if __name__ == "__main__":
