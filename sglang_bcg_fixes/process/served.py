@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import importlib
 import logging
 import multiprocessing
 import os
@@ -24,6 +25,7 @@ from sglang_bcg_fixes.source.syntax import collector_paused
 from sglang_bcg_fixes.source.tree import Source
 
 SCHEDULER = "scheduler"
+STRUCT_FIELDS = "__struct_fields__"
 PARALLEL = "sglang.srt.distributed.parallel_state"
 # by the first number of a GPU's compute capability
 CHIPS = {8: launches.AMPERE, 9: launches.HOPPER, 10: launches.BLACKWELL, 12: launches.BLACKWELL}
@@ -101,15 +103,18 @@ def options_of(arguments: Any) -> dict[str, list[str]]:
 
 
 def values_of(arguments: Any) -> dict[str, Any]:
-    names = getattr(arguments, "__struct_fields__", None)
+    names = getattr(arguments, STRUCT_FIELDS, None)
     return {name: getattr(arguments, name) for name in names} if names else dict(vars(arguments))
 
 
 def defaults_of(kind: type) -> Iterator[tuple[str, Any]]:
-    if dataclasses.is_dataclass(kind):
-        for field in dataclasses.fields(kind):
-            if field.default is not dataclasses.MISSING:
-                yield field.name, field.default
+    """The defaults of a dataclass or, from 0.5.20 on, a struct; a marker that no value equals stands for none."""
+    fields: Iterable[Any] = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    if hasattr(kind, STRUCT_FIELDS):
+        # SGLang has imported it
+        fields = importlib.import_module("msgspec.structs").fields(kind)
+    for field in fields:
+        yield field.name, field.default_factory() if callable(field.default_factory) else field.default
 
 
 def words(value: Any) -> Iterator[str]:

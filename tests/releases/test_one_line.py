@@ -14,7 +14,7 @@ import serve
 import serve_server
 
 from tests import processes
-from tests.wheels import NEWEST
+from tests.wheels import NEWEST, RELEASES
 
 Root = Callable[[str], pathlib.Path]
 
@@ -39,6 +39,17 @@ def test_a_model_is_known_and_what_concerns_it(
     assert said["model"] == architecture and concerned in said["concerned"] and another not in said["concerned"], said
     assert level == "INFO" and line.startswith(f"bcg-fixes 0.1.0: sglang {release} {architecture} TP0: "), line
     assert "0 fixes live" not in line and " live, 0 unread, 0 lost; " in line and len(line) <= 200, line
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_plain_launch_is_of_no_more_concern_to_its_process_than_to_doctor(release_root: Root, release: str) -> None:
+    said = found(release_root(release), "launch", "llama", "--device", "cpu")
+    # SGLang may have decided what the words of a command leave open
+    assert set(said["served"]) <= set(said["doctor"]), said
+    assert bool(said["doctor"]) == (release in ("0.5.14", "0.5.15", "0.5.15.post1", "0.5.16", "0.5.17")), said
+    if RELEASES.index(release) >= RELEASES.index("0.5.19"):
+        # it keeps there what was given apart from what it resolves
+        assert set(said["options"]) == {"--model-path", "--device"}, said
 
 
 # both read the function that is changed

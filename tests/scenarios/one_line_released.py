@@ -4,10 +4,15 @@
 from __future__ import annotations
 
 import logging
+import types
 from typing import Any
 
 from cpu_sglang import one_batch, ranks
 from sglang_bcg_fixes import plugin
+from sglang_bcg_fixes.cli import server_command
+from sglang_bcg_fixes.concern import Launch
+from sglang_bcg_fixes.process import served
+from sglang_bcg_fixes.source.finding import Verdict
 from tests.scenarios import named, released
 
 # by the name that a release knows
@@ -41,9 +46,31 @@ def one_prefill(model: str) -> dict[str, Any]:
         # SGLang has decided otherwise, because there is no GPU
         arguments.cuda_graph_config.prefill.backend = "breakable"
     one_batch.generate(loaded, [[3, 4, 5, 6, 7]], 1)
-    served = plugin.load().report.served
-    assert served is not None
-    return {"said": said.lines, "model": served.model, "concerned": sorted(served.concerned)}
+    found = plugin.load().report.served
+    assert found is not None
+    return {"said": said.lines, "model": found.model, "concerned": sorted(found.concerned)}
+
+
+def launch(model: str, *words: str) -> dict[str, Any]:
+    """The fixes that concern a launch, by the server's arguments as SGLang resolves them and by the words alone."""
+    one_batch.import_sglang()
+    one_batch.load_plugins()
+    from sglang.srt.configs.model_config import ModelConfig
+    from sglang.srt.server_args import prepare_server_args
+
+    folder = str(one_batch.MODELS / model)
+    typed = ["--model-path", folder, *words]
+    arguments = prepare_server_args(typed)
+    process = plugin.load()
+    fixes = [each for each in process.plan.fixes if each.finding.verdict is Verdict.AFFECTED]
+    config = types.SimpleNamespace(hf_config=ModelConfig(folder).hf_config)
+    runner = types.SimpleNamespace(server_args=arguments, model_config=config, device="cpu")
+    as_typed = Launch(process.source, config.hf_config.to_dict(), server_command.options_in(process.source, typed))
+    return {
+        "served": sorted(served.seen(runner, process.source, fixes).concerned),
+        "doctor": sorted(each.id for each in fixes if served.touches(each, as_typed)),
+        "options": served.options_of(arguments),
+    }
 
 
 def of_ranks(model: str) -> list[Any]:
