@@ -77,6 +77,25 @@ def test_a_long_name_is_cut_and_nothing_else(extra: Extra, tmp_path: pathlib.Pat
     assert "... MainProcess: 1 fix live, 0 unread, 0 lost; 1 kernels; " in message, message
 
 
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        ("DP attention: ranks replay batches of their own", "DP attention"),
+        ("it is a draft model", "it is a draft model"),
+        ("0 of 7 compared, 7 left out: time; 3.0 s", "0 of 7 compared, 7 left out"),
+        ("TypeError: no model", "TypeError"),
+        ("no bucket fits into the memory for keys and values", "no bucket fits into the memory for..."),
+    ],
+)
+def test_a_self_check_that_was_not_made_says_why_in_either_line(
+    extra: Extra, tmp_path: pathlib.Path, reason: str, shown: str
+) -> None:
+    _, [line], status = told(extra(text=KERNEL), tmp_path, "unchecked", LONG, reason)
+    assert line.endswith(f"; self-check not made: {shown}; {END}") and len(line.removeprefix("INFO ")) <= 200, line
+    [told_of_it] = status.splitlines()
+    assert told_of_it.startswith("OK ") and f", self-check not made: {shown}, " in told_of_it, told_of_it
+
+
 def test_a_kernel_that_runs_is_named(extra: Extra, tmp_path: pathlib.Path) -> None:
     _, [line], _ = told(extra(text=KERNEL), tmp_path, "a_model")
     assert "; kernel extra_op=triton; " in line

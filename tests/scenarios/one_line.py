@@ -9,6 +9,7 @@ import types
 from typing import Any
 
 from sglang_bcg_fixes import plugin
+from sglang_bcg_fixes.process.selfcheck import at_start
 from tests.scenarios import named
 from tests.scenarios.fake_server import change, status
 
@@ -38,6 +39,13 @@ def no_model() -> None:
 
 def a_model(architecture: str = "LlamaForCausalLM", level: str = "INFO") -> str:
     begin(level)
+    serve(architecture)
+    return status()
+
+
+def unchecked(architecture: str, reason: str) -> str:
+    begin()
+    plugin.load().report.selfcheck = at_start.Outcome(at_start.NOT_CHECKED, reason).as_dict()
     serve(architecture)
     return status()
 

@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import logging
 import re
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 SCHEDULER = "sglang.srt.managers.scheduler:Scheduler.__init__"
 NO_GRAPHS, NOT_CHECKED = "no graphs", "not checked"
+# in one line
+LONGEST_REASON = 40
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +67,9 @@ class Outcome:
 
     @property
     def short(self) -> str:
-        """The verdict, and for how many batches it stands."""
+        """The verdict, and for how many batches it stands, or why there is none."""
+        if self.verdict == NOT_CHECKED:
+            return f"not made: {textwrap.shorten(self.reason.partition(': ')[0], LONGEST_REASON, placeholder='...')}"
         return f"{self.verdict} {self.compared}/{self.planned}" if self.verdict == check.RIGHT else self.verdict
 
     def line(self) -> str:
