@@ -198,3 +198,4 @@ def further_words(row: dict[str, Any]) -> Iterator[str]:
         if reason not in row["detail"]:
             yield f"not {name}: {reason}"
     yield from (f"left to SGLang's own code: {reason}" for reason in row.get("left", ()))
+    yield from (f"left to Triton: {what}" for what in row.get("to_triton", ()))

@@ -7,6 +7,7 @@ import collections
 import functools
 import importlib
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from sglang_bcg_fixes.model import Choice, Impl, Rejected, flag_of_kernel
@@ -43,10 +44,10 @@ class Selected:
         return self._modules[device]
 
     def fall_back(self, reason: str) -> None:
-        """Count a fallback to SGLang's own code; log the first one of each reason."""
-        if not self.fallbacks[reason]:
-            logger.info("bcg-fixes: %s is left to SGLang's own code here: %s", self.op, reason)
+        """Count a fallback to SGLang's own code; the first one of each reason is noted."""
         self.fallbacks[reason] += 1
+        if self.fallbacks[reason] == 1:
+            note(f"{self.op} is left to SGLang's own code here: {reason}")
 
     def _load(self, device: int | None) -> Any:
         module, reason = self._tried(device)
@@ -61,7 +62,7 @@ class Selected:
         for each in unable:
             logger.warning("bcg-fixes: %s: %s; %s takes its place", self.op, each, self.impl.name)
         if device is not None and hasattr(module, "origin"):
-            logger.info("bcg-fixes: %s: %s runs as %s", self.op, self.impl.name, module.origin(device))
+            logger.debug("bcg-fixes: %s: %s runs as %s", self.op, self.impl.name, module.origin(device))
         return module
 
     def _tried(self, device: int | None) -> tuple[Any, str]:
@@ -94,6 +95,9 @@ def loaded(impl: Impl, device: int | None) -> tuple[Any, str]:
 
 
 _selected: dict[str, Selected] = {}
+# parts of the CUDA form's work that Triton's kernels take, by operation
+_to_triton: dict[str, list[str]] = {}
+_after_note: list[Callable[[], None]] = []
 
 
 def use(choice: Choice) -> None:
@@ -110,12 +114,25 @@ def selected(op: str) -> Selected:
 
 @functools.cache
 def leave_to_triton(op: str, what: str) -> None:
-    """Log that Triton's kernels take a part of the CUDA form's work; each part is named once."""
-    logger.info("bcg-fixes: %s is left to Triton here: %s", op, what)
+    """Note that Triton's kernels take a part of the CUDA form's work; each part is noted once."""
+    _to_triton.setdefault(op, []).append(what)
+    note(f"{op} is left to Triton here: {what}")
+
+
+def note(message: str) -> None:
+    logger.debug("bcg-fixes: %s", message)
+    for report in _after_note:
+        report()
+
+
+def call_after_note(report: Callable[[], None]) -> None:
+    """Call it when something is left to other code that so_far() did not show before."""
+    _after_note.append(report)
 
 
 def so_far(op: str) -> dict[str, Any]:
-    """Return which form of an operation runs by now, and each reason for which SGLang's own code did in its place."""
+    """Return which form of an operation runs by now, the reasons why SGLang's own code did, and what Triton took."""
     if not is_used(op):
         return {}
-    return {"impl": selected(op).impl.name, "left": list(selected(op).fallbacks)}
+    left, to_triton = list(selected(op).fallbacks), list(_to_triton.get(op, ()))
+    return {"impl": selected(op).impl.name, "left": left, "to_triton": to_triton}

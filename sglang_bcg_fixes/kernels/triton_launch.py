@@ -39,7 +39,7 @@ class Launcher:
         self.compiled: dict[Any, Any] = {}
         self.is_direct = triton.__version__.startswith(KNOWN) and not triton.knobs.runtime.interpret
         if not self.is_direct and not triton.knobs.runtime.interpret:
-            logger.info("bcg-fixes: Triton %s launches by itself, which takes the host longer", triton.__version__)
+            logger.debug("bcg-fixes: Triton %s launches by itself, which takes the host longer", triton.__version__)
 
     def __call__(
         self,

@@ -61,6 +61,7 @@ class Process:
         for choice in self.plan.kernels:
             if choice.impl:
                 active.use(choice)
+        active.call_after_note(self.write)
         self.carry_out(self.plan.decisions)
         # behind the fixes, so that it stands around what they make of a runner
         hooks = list(watch.hooks(self)) if self.patches or self.lacks else []

@@ -78,7 +78,7 @@ def test_two_forms_of_a_kernel_are_timed_side_by_side(measure: Measure) -> None:
 def test_servers_whose_form_leaves_a_part_to_another_prove_nothing(measure: Measure) -> None:
     found, _ = measure("patched=leaves a part to Triton", ["patched", "kernel", "kernel_triton"])
     why = {row.arm: row.why for row in found}
-    left = "proves nothing: gdn_extend is left to Triton here: no reason"
+    left = "proves nothing: gdn_extend is left to other code here: advance, to Triton"
     assert why == {PATCHED: "", KERNEL: left, KERNEL_TRITON: left, REFUSED: ""}
 
 
@@ -198,20 +198,19 @@ def test_a_kernel_that_does_not_run_as_it_was_named_proves_nothing(
     case = servers.CASES[name]
     run = next(each for each in servers.runs_of(registry.discover(), source, tmp_path, case, [arm]) if each.arm == arm)
     run.server.reports.mkdir(parents=True)
-    other = "bcg-fixes: another_kernel is left to SGLang's own code here: no reason"
 
-    def why(ran: str, *lines: str) -> str:
-        kernels = {kernel: {"state": "applied", "impl": ran}} if ran else {}
+    def why(ran: str, **left: list[str]) -> str:
+        row = {"state": "applied", "left": [], "to_triton": []}
+        kernels = {"another_kernel": row | {"impl": "cuda", "left": ["no reason"]}}
+        kernels |= {kernel: row | {"impl": ran} | left} if ran else {}
         (run.server.reports / "1.json").write_text(json.dumps({"fixes": [], "kernels": kernels}))
-        run.server.log.write_text("".join(f"{line}\n" for line in (other, *lines)))
+        run.server.log.write_text("")
         return servers.why_not_inside(run, outcome(run.server, FINISHED, 0))
 
     assert why(form) == ""
-    for said in (
-        "is left to SGLang's own code here: strided state pools",
-        "is left to Triton here: states in bfloat16",
-    ):
-        assert why(form, f"bcg-fixes: {kernel} {said}", other) == f"proves nothing: {kernel} {said}"
+    left = f"proves nothing: {kernel} is left to other code here: "
+    assert why(form, left=["strided state pools"]) == f"{left}strided state pools"
+    assert why(form, to_triton=["states in bfloat16"]) == f"{left}states in bfloat16, to Triton"
     flag = f"SGLANG_BCG_KERNEL_{kernel.upper()}"
     another = "triton" if form == "cuda" else "cuda"
     for ran, told in ((another, another), ("", "none")):

@@ -51,7 +51,7 @@ def test_the_first_that_is_ready_runs_and_is_asked_once_for_each_device(forms: F
 def test_machine_code_says_where_it_came_from(forms: Forms, caplog: pytest.LogCaptureFixture) -> None:
     forms["cuda"].origin = lambda device: f"sm_90a, compiled for device {device}"
     used = selected()
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG):
         for _ in range(2):
             used.module(3)
     assert [record.message for record in caplog.records] == [
@@ -86,22 +86,28 @@ def test_one_that_was_named_has_no_other(forms: Forms) -> None:
         selected("cuda").module(0)
 
 
-def test_what_is_left_to_sglang_is_counted_and_said_once(forms: Forms, caplog: pytest.LogCaptureFixture) -> None:
-    used = selected()
-    with caplog.at_level(logging.INFO):
+def test_what_is_left_to_other_code_is_counted_noted_once_and_logged_for_debugging_alone(
+    forms: Forms, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[dict[str, Any]] = []
+    monkeypatch.setattr(active, "_selected", {"metadata": selected()})
+    monkeypatch.setattr(active, "_after_note", [])
+    monkeypatch.setattr(active, "_to_triton", {})
+    active.call_after_note(lambda: noted.append(active.so_far("metadata")))
+    with caplog.at_level(logging.DEBUG):
         for _ in range(3):
-            used.fall_back("an encoder")
-    assert used.fallbacks == {"an encoder": 3}
-    assert len(caplog.records) == 1 and "left to SGLang's own code here: an encoder" in caplog.text
-
-
-def test_what_is_left_to_triton_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
+            active.selected("metadata").fall_back("an encoder")
         for part in ("prepare", "advance", "prepare"):
             active.leave_to_triton("metadata", part)
-    assert [record.message for record in caplog.records] == [
-        f"bcg-fixes: metadata is left to Triton here: {part}" for part in ("prepare", "advance")
+    assert active.selected("metadata").fallbacks == {"an encoder": 3}
+    assert [record.message.removeprefix("bcg-fixes: metadata is left to ") for record in caplog.records] == [
+        "SGLang's own code here: an encoder",
+        "Triton here: prepare",
+        "Triton here: advance",
     ]
+    assert {record.levelno for record in caplog.records} == {logging.DEBUG}
+    triton: list[list[str]] = [[], ["prepare"], ["prepare", "advance"]]
+    assert noted == [{"impl": "cuda", "left": ["an encoder"], "to_triton": parts} for parts in triton]
 
 
 @pytest.mark.parametrize("state", ["auto", "triton"])

@@ -74,8 +74,6 @@ TOGETHER, PROMPT, OUTPUT = 16, 1021, 32
 NEAR = 2.0
 # GiB of one server: model, states and graphs
 GIB, GIB_OF_FEW_LAYERS = 20, 12
-# the rest of a line in a server's log when a kernel, or a part of its form in CUDA, does not run
-LEFT = "is left to (SGLang's own code|Triton) here: .*"
 # log line with the capture time; its gigabytes are useless, because other servers fill the same GPU
 CAPTURE = re.compile(r"Capture .*?(?:piecewise|prefill) CUDA graph end\..*?([\d.]+) s")
 # room for one call
@@ -316,8 +314,8 @@ def why_not_inside(run: command.Run, mine: Outcome) -> str:
     form, ran = forms[run.arm], mine.kernels.get(kernel.op, "none")
     if ran != form:
         return f"proves nothing: {kernel.flag}={form}, and the form that runs is {ran}"
-    left = re.search(f"{kernel.op} {LEFT}", run.server.log.read_text(errors="replace"))
-    return f"proves nothing: {left[0]}" if left else ""
+    left = mine.left.get(kernel.op)
+    return f"proves nothing: {kernel.op} is left to other code here: {'; '.join(left)}" if left else ""
 
 
 def why_no_baseline(calls: Sequence[Call], mine: Outcome, reference: Outcome) -> str:
