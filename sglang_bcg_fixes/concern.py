@@ -72,7 +72,12 @@ class Launch:
 
 def settings_in(value: Any) -> Iterator[tuple[str, Any]]:
     for part in parts_in(value):
-        yield from ((str(key), inner) for key, inner in part.items() if inner not in (None, False, 0, [], {}, ""))
+        yield from settings_of(part)
+
+
+def settings_of(part: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """The keys of one part that have a value."""
+    return ((str(key), value) for key, value in part.items() if value not in (None, False, 0, [], {}, ""))
 
 
 def parts_in(value: Any) -> Iterator[Mapping[Any, Any]]:

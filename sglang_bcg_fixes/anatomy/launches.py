@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from sglang_bcg_fixes.concern import Condition, Launch, parts_in
+from sglang_bcg_fixes.concern import Condition, Launch, parts_in, settings_of
 from sglang_bcg_fixes.source import served
 from sglang_bcg_fixes.source.tree import Source
 
@@ -114,10 +114,9 @@ def has_lightning(launch: Launch) -> bool | None:
 
 
 def is_of_another_package(launch: Launch) -> bool | None:
-    """False where SGLang has a class of this name; another package may still put its own in its place."""
-    files = [launch.source.text(path) or "" for path in launch.source.files.modules("sglang/srt/models")]
-    known = [any(f"\nclass {name}(" in text for text in files) for name in launch.architectures]
-    return False if known and all(known) else None
+    """False where SGLang has a model of this name; another package may still put its own in its place."""
+    names = launch.architectures
+    return False if names and launch.source.architectures.issuperset(names) else None
 
 
 def embeds(launch: Launch) -> bool | None:
@@ -139,8 +138,9 @@ def is_windowed(part: Mapping[Any, Any]) -> bool:
         return any(re.search("sliding|chunked|swa|local", str(kind)) for kind in kinds)
     if part.get("use_sliding_window") is False:
         return False
-    named = re.compile("sliding_window|attention_chunk_size|hybrid_layer_pattern")
-    return any(named.search(str(key)) for key, value in part.items() if value not in (None, False, 0, [], {}, ""))
+    return any(
+        re.search("sliding_window|attention_chunk_size|hybrid_layer_pattern", key) for key, _ in settings_of(part)
+    )
 
 
 def is_quantised(launch: Launch) -> bool | None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The configuration of a model that somebody names, and the models that an SGLang has; nothing is fetched."""
+"""The configuration of a model that somebody names; nothing is fetched."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ from sglang_bcg_fixes.source.tree import Source
 NAME = re.compile(r"[\w.-]+/[\w.-]+")
 HUB = "https://huggingface.co/{}/resolve/main/config.json"
 OVERRIDE = "--json-model-override-args"
-ENTRIES = re.compile(r"^EntryClass\b[^=]*=(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
 # how much of an architecture's name has to be that of another
 ALIKE = 0.85
-COMMENT = re.compile(r"#.*")
 
 
 class ModelError(Exception):
@@ -70,13 +68,6 @@ def cached(model: str) -> list[pathlib.Path]:
     return sorted(found, key=lambda file: file.stat().st_mtime, reverse=True)
 
 
-def architectures_of(source: Source) -> set[str]:
-    """The names in SGLang's registry: each file of a model says which of its classes are models."""
-    texts = (source.text(path) or "" for path in source.files.modules("sglang/srt/models"))
-    entries = (COMMENT.sub("", found[1]) for text in texts for found in ENTRIES.finditer(text))
-    return {name for entry in entries for name in re.findall(r"\b[A-Za-z]\w+", entry)}
-
-
 def check_architectures(source: Source, config: Mapping[str, Any], environ: Mapping[str, str]) -> None:
     """Refuse a model that this SGLang does not have: nothing that is said of it would be true."""
     named = config.get("architectures")
@@ -87,7 +78,7 @@ def check_architectures(source: Source, config: Mapping[str, Any], environ: Mapp
         raise ModelError(f"this configuration is {kind}, so nobody can tell which model it is of; give the model's own")
     if environ.get(flags.MODELS_OF_ANOTHER_PACKAGE, "").strip():
         return
-    known = architectures_of(source)
     for name in names:
-        if name not in known:
-            raise ModelError(f"SGLang {source.version} has no model {name}{flags.nearest(name, known, ALIKE)}")
+        if name not in source.architectures:
+            nearest = flags.nearest(name, source.architectures, ALIKE)
+            raise ModelError(f"SGLang {source.version} has no model {name}{nearest}")

@@ -43,7 +43,7 @@ def check(source: Source, words: Sequence[str], with_choices: bool = True) -> No
 def parser_of(source: Source, with_choices: bool = True) -> Parser:
     parser = Parser(prog="sglang serve", add_help=False)
     trees = source.trees_of_options()
-    lists = {name: words for tree in (*trees, *trees_of_choices(source)) for name, words in lists_in(tree)}
+    lists = {name: words for tree in (*trees, *source.trees_of_choices()) for name, words in lists_in(tree)}
     seen: set[str] = set()
     for option in (option for tree in trees for option in declared(tree)):
         names = [name for name in option.names if name not in seen]
@@ -51,11 +51,6 @@ def parser_of(source: Source, with_choices: bool = True) -> Parser:
         if names:
             parser.add_argument(*names, dest=option.value, **arguments_of(option, lists if with_choices else {}))
     return parser
-
-
-def trees_of_choices(source: Source) -> list[ast.Module]:
-    files = source.files.modules("sglang/srt/arg_groups")
-    return [ast.parse(source.text(file) or "") for file in files if file.endswith("choices.py")]
 
 
 def lists_in(tree: ast.Module) -> list[tuple[str, list[str]]]:

@@ -6,8 +6,10 @@ from __future__ import annotations
 import ast
 import functools
 import pathlib
+import re
 import zipfile
 import zlib
+from collections.abc import Iterable
 from typing import Protocol
 
 from sglang_bcg_fixes.source import options
@@ -16,6 +18,8 @@ from sglang_bcg_fixes.source.syntax import Definition, Drifted, Named, bound_nam
 
 # the largest file of Python in any release has less than half a MiB
 LARGEST = 16 << 20
+ENTRIES = re.compile(r"^EntryClass\b[^=]*=(.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
+COMMENT = re.compile(r"#.*")
 ANEW = "remove it and fetch the wheel again, or name another one"
 
 
@@ -161,9 +165,23 @@ class Source:
 
     def trees_of_options(self) -> list[ast.Module]:
         """The modules that declare the command line: they add to a parser or, later, have the fields that it is of."""
-        files = ["sglang/srt/server_args.py", *self.files.modules("sglang/srt/arg_groups/fields")]
+        return self._trees_of(["sglang/srt/server_args.py", *self.files.modules("sglang/srt/arg_groups/fields")])
+
+    def trees_of_choices(self) -> list[ast.Module]:
+        """The modules with words that options take."""
+        files = self.files.modules("sglang/srt/arg_groups")
+        return self._trees_of(file for file in files if file.endswith("choices.py"))
+
+    def _trees_of(self, files: Iterable[str]) -> list[ast.Module]:
         trees = [self._tree(file.removesuffix(".py").replace("/", "."))[1] for file in files]
         return [tree for tree in trees if tree]
+
+    @functools.cached_property
+    def architectures(self) -> frozenset[str]:
+        """The names in SGLang's registry: each file of a model says which of its classes are models."""
+        texts = (self.text(path) or "" for path in self.files.modules("sglang/srt/models"))
+        entries = (COMMENT.sub("", found[1]) for text in texts for found in ENTRIES.finditer(text))
+        return frozenset(name for entry in entries for name in re.findall(r"\b[A-Za-z]\w+", entry))
 
     def is_graph_break(self, module: str, name: str) -> bool:
         """Tell whether SGLang's `eager_on_graph` makes this name (or "Class.method") a break."""
