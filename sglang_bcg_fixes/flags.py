@@ -42,6 +42,13 @@ MODES = ("auto", "off", "strict")
 KERNELS_MODES = ("auto", "off")
 FIX_STATES = ("auto", "off", "on")
 SELFCHECK_STATES = ("off", "warn", "strict")
+# of the flag of a fix or of a kernel
+VALUES = {
+    "auto": "the plugin decides, by the installed SGLang",
+    "off": "SGLang's own code stays as it is",
+    "on": "a fix: the server refuses to start where this fix is needed and cannot be applied",
+    "NAME": "a kernel: this implementation runs, or the server refuses to start",
+}
 KERNEL_STATES = ("auto", "off", "reference", "triton", "seg_la", "cuda")
 
 
@@ -106,15 +113,13 @@ def table(fixes: Iterable[Fix], kernels: Iterable[Kernel]) -> list[Flag]:
     ]
     for fix in fixes:
         if fix.patches:
-            doc = f"{fix.title}. on: refuse to start when it is needed and cannot be applied."
-            rows.append(Flag(fix.flag, "|".join(FIX_STATES), fix.default, doc))
+            rows.append(Flag(fix.flag, "|".join(FIX_STATES), fix.default, f"{fix.title}."))
     doc = "off: SGLang's own code in the place of every kernel of ours, but for those that their own flag names."
     rows.append(Flag(KERNELS, "|".join(KERNELS_MODES), "auto", doc))
     for kernel in kernels:
         names = [impl.name for impl in kernel.impls]
         values = [state for state in KERNEL_STATES if state in ("auto", "off") or state in names]
-        doc = f"{kernel.title}. off: SGLang's own code. A name: that implementation, or refuse to start."
-        rows.append(Flag(kernel.flag, "|".join(values), "auto", doc))
+        rows.append(Flag(kernel.flag, "|".join(values), "auto", f"{kernel.title}."))
     rows += [
         Flag(
             SELFCHECK,

@@ -53,6 +53,9 @@ def lines_of(parser: argparse.ArgumentParser, rows: Sequence[flags.Flag]) -> Ite
             yield from (".PP", text(command.description))
         yield from options_of(command)
     yield from (".SH ENVIRONMENT", "Flags are read from the environment only.")
+    yield "A flag of a fix or of a kernel takes these values."
+    for value, meaning in flags.VALUES.items():
+        yield from (".TP", f".I {text(value)}", sentence(meaning))
     for row in rows:
         yield from (
             ".TP",

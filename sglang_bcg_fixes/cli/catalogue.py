@@ -24,12 +24,6 @@ from sglang_bcg_fixes.source.tree import Source
 FORMAT = 1
 Said = tuple[dict[str, Any], str]
 Parts = Sequence[tuple[str, Iterable[str]]]
-FLAG_VALUES = """\
-Set a flag in the environment of the server.
-  auto  the plugin decides, by the installed SGLang
-  off   SGLang's own code stays as it is
-  on    a fix: the server refuses to start where this fix is needed and cannot be applied
-  NAME  a kernel: this implementation runs, or the server refuses to start"""
 
 
 class CatalogueError(Exception):
@@ -318,7 +312,8 @@ def whose(row: Mapping[str, Any]) -> str:
 def listed_flags(known: Registry) -> Said:
     """Every flag; what a value means is said once."""
     rows = flags.table(known.fixes, known.kernels)
-    lines = FLAG_VALUES.splitlines()
+    lines = ["Set a flag in the environment of the server."]
+    lines += [f"  {value:4}  {meaning}" for value, meaning in flags.VALUES.items()]
     subjects = by_its_flag(known)
     lines += ["", "All of them"]
     for row in rows:
