@@ -126,7 +126,14 @@ class Examination:
         on = [f"{choice.op}={choice.name}" for choice in self.plan.kernels if choice.impl]
         yield f"kernels   {', '.join(on) or 'none of ours would run here'}"
         yield from self.end()
+        yield from self.ungated()
         yield "next: bcg-fixes doctor --model FOLDER -- FLAGS says what concerns one server; --all has evidence"
+
+    def ungated(self) -> Iterator[str]:
+        """Say why the exit status does not count defects without a fix."""
+        left = [d for d in self.plan.fixes if d.action is Action.NO_FIX and d.finding.verdict is Verdict.AFFECTED]
+        if left and self.status != TO_DO:
+            yield f"exit status {self.status}: it does not count the {len(left)} NOT FIXED, which few launches meet"
 
     def everything(self) -> Iterator[str]:
         order = {Verdict.AFFECTED: 0, Verdict.UNKNOWN: 1, Verdict.LATENT: 2, Verdict.FIXED: 3, Verdict.ABSENT: 4}

@@ -102,8 +102,8 @@ def parser() -> argparse.ArgumentParser:
         help="which known defects an SGLang has, and what would be done",
         description="Exit status for a launch: 0 nothing to act on, 1 wrong answers or no start and not fixed, or the "
         "plugin is needed and not active, 2 no answer (nothing installed, a bad flag, a command that SGLang refuses), "
-        "3 source that nobody has read. What is off by default never counts. Without a launch: 1 if the plugin is not "
-        "active or no server starts, 3 for unread source.",
+        "3 source that nobody has read. What is off by default never counts. Without a launch nothing is gated: 1 if "
+        "the plugin is not active or no server starts, 3 for unread source.",
     )
     where = command.add_mutually_exclusive_group()
     where.add_argument("--root", type=pathlib.Path, metavar="DIR", help="a folder that contains sglang/")
@@ -121,8 +121,8 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument(
         "--gate",
         choices=list(for_launch.GATES),
-        default="crash",
-        help="what makes the exit status 1: wrong answers; these and a crash or no start (default); any harm",
+        help="for a launch: what makes its exit status 1: wrong answers; these and a crash or no start (default); any "
+        "harm",
     )
     command.add_argument("-v", "--verbose", action="store_true", help="for a launch: every defect, with evidence")
     command.add_argument("--json", action="store_true", help="machine-readable")
@@ -215,6 +215,10 @@ def run_doctor(options: argparse.Namespace) -> int:
     environ = typed.environ if chosen else flags.environment_with(typed.environ)
     if is_for_launch:
         for_launch.check_early(options.model, gpu)
+    elif options.gate:
+        raise CommandError(
+            "--gate judges a launch: put your launch command behind `--`, or name the model with --model"
+        )
     known = registry.collect()
     try:
         # what is off altogether is judged as it would be
@@ -230,7 +234,7 @@ def run_doctor(options: argparse.Namespace) -> int:
         say(result.as_dict(), result.text(options.all), options.json)
         return result.status
     launch, typed = for_launch.read(source, options.model, typed, gpu, environ, is_here=not chosen)
-    answer = for_launch.answer(result, launch, gpu, not chosen, typed, environ, settings, options.gate)
+    answer = for_launch.answer(result, launch, gpu, not chosen, typed, environ, settings, options.gate or "crash")
     say(answer.as_dict(), answer.text(options.verbose), options.json)
     return answer.status
 

@@ -59,6 +59,18 @@ def test_doctor_on_a_folder(release_root: Root, release: str) -> None:
     assert "next: bcg-fixes doctor --model FOLDER" in done.stdout.splitlines()[-1]
 
 
+def test_without_a_launch_nothing_is_gated_and_doctor_says_so(release_root: Root) -> None:
+    root = str(release_root(NEWEST))
+    lines = run("doctor", "--root", root).stdout.splitlines()
+    left = sum(line.startswith("NOT FIXED ") for line in lines)
+    assert left and lines[-2] == f"exit status 0: it does not count the {left} NOT FIXED, which few launches meet"
+    refused = run("doctor", "--root", root, "--gate", "wrong")
+    assert (refused.returncode, refused.stdout) == (
+        2,
+        "",
+    ) and "--gate judges a launch: put your launch " in refused.stderr
+
+
 def test_doctor_says_first_where_it_looked_and_what_it_found(release_root: Root) -> None:
     root = release_root(NEWEST)
     first, second, *_ = run("doctor", "--root", str(root)).stdout.splitlines()
