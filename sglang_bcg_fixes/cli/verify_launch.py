@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import pathlib
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.cli import doctor, model_config, server_command
@@ -19,6 +20,7 @@ ERRORS = (own.OwnLaunchError, prompts.PromptError, server.ServerError, CommandLi
 HOST, PORT = "127.0.0.1", 30000
 # a server that listens everywhere also listens here
 EVERYWHERE = ("0.0.0.0", "::", "")
+CONTAINERS = ("docker", "docker-compose", "podman", "nerdctl", "kubectl", "apptainer", "singularity")
 # every published model has as many ids
 FEW_IDS = 1000
 OF_MODELS = ("release", "fix", "case", "arms", "quick", "once", "jobs", "page_only", "resume", "plan")
@@ -45,6 +47,7 @@ def launch_of(source: Source, typed: server_command.Command) -> Launch:
         raise own.OwnLaunchError(f"{flags.EVERYTHING}=off leaves nothing to compare; unset it")
     typed = typed.loading(doctor.ENTRY_POINT, environ)
     given = typed.options(source)
+    refuse_what_it_cannot_end(typed, given)
     host = first(given, "--host") or HOST
     port = first(given, "--port") or str(PORT)
     if not port.isdigit():
@@ -58,6 +61,22 @@ def launch_of(source: Source, typed: server_command.Command) -> Launch:
         api_key=first(given, "--api-key"),
         vocabulary=vocabulary_of(model),
     )
+
+
+def refuse_what_it_cannot_end(typed: server_command.Command, given: dict[str, list[str]]) -> None:
+    """Servers of which a part is out of reach: neither its variables nor its end are the command's."""
+    container = next((word for word in typed.program if pathlib.PurePath(word).name in CONTAINERS), None)
+    if container:
+        raise own.OwnLaunchError(
+            f"{container} starts the server where `verify` cannot end it; run `bcg-fixes verify -- COMMAND` inside the "
+            f"container, with the command that starts SGLang there"
+        )
+    nodes = first(given, "--nnodes") or "1"
+    if nodes != "1":
+        raise own.OwnLaunchError(
+            f"--nnodes {nodes} starts a part of the server on other machines, which `verify` does not reach; give a "
+            f"command for one node, with a --tp-size that fits there"
+        )
 
 
 def first(given: dict[str, list[str]], *names: str) -> str | None:

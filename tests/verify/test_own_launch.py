@@ -266,6 +266,23 @@ def test_what_cannot_be_run_is_said(
     assert status == 2 and "no SGLang is installed here" in said
 
 
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("python -m sglang.launch_server --nnodes=2 --node-rank 0", "--nnodes 2 starts a part of the server on other"),
+        ("docker run --gpus all image python -m sglang.launch_server --port 1", "docker starts the server where"),
+        ("sudo /usr/bin/podman run image --model-path x", "/usr/bin/podman starts the server where"),
+    ],
+)
+def test_a_server_that_is_not_all_here_is_refused_with_what_to_do(
+    verify: Verify, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], command: str, why: str
+) -> None:
+    assert main.main(["verify", "--folder", str(tmp_path / "runs"), "--", *command.split()]) == 2
+    said = capsys.readouterr().err
+    assert why in said and re.search("; (run `bcg-fixes verify -- COMMAND` inside|give a command for one node)", said)
+    assert not (tmp_path / "runs").exists()
+
+
 def test_made_prompts_leave_room_and_stay_in_the_vocabulary() -> None:
     made = prompts.made(1000, 33)
     assert [len(prompt.content) for prompt in made] == [3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33]
