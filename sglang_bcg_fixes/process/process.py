@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import multiprocessing
@@ -53,7 +54,7 @@ class Process:
         # a scheduler says its line when it is complete
         self.is_said = self.is_starting = False
         self.last_line = ""
-        self.has_warned_of_report = False
+        self.has_met_draft = self.has_warned_of_report = False
         self.metrics = Metrics()
 
     def start(self, started: float) -> None:
@@ -231,11 +232,19 @@ class Process:
         self.metrics.start(procfs.title(os.getpid()) or multiprocessing.current_process().name)
 
     def meet(self, model_runner: Any) -> None:
-        """Learn from the first model runner which fixes concern this server, and warn of those that are missing."""
-        is_draft = getattr(model_runner, "is_draft_worker", False)
-        if self.report.served is None and model_runner is not None and not is_draft:
-            self.report.served = served.seen(model_runner, self.source, self.plan.decisions)
-            self.warn_of_missing()
+        """Learn from a model runner which fixes concern this server, and warn of those that are missing.
+
+        What concerns the model of its drafts, which comes after the one that is served, concerns the server too.
+        """
+        known, is_draft = self.report.served, bool(getattr(model_runner, "is_draft_worker", False))
+        if model_runner is None or is_draft is (known is None) or self.has_met_draft:
+            return
+        found = served.seen(model_runner, self.source, self.plan.decisions)
+        if known is not None:
+            self.has_met_draft = True
+            found = dataclasses.replace(known, concerned=known.concerned | found.concerned)
+        self.report.served = found
+        self.warn_of_missing()
 
     def say_once(self) -> None:
         """Log the one line of a scheduler, unless that is done or not all in it is known."""

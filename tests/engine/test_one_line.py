@@ -111,6 +111,14 @@ def test_a_draft_is_not_the_model_that_is_served(extra: Extra, tmp_path: pathlib
     assert told(extra(UNKNOWN), tmp_path, "a_draft")[:2] == ([], [])
 
 
+@pytest.mark.parametrize(("drafts", "count"), [("PhiForCausalLM", "1 fix live"), (LLAMA, "no fix needed")])
+def test_what_concerns_the_model_of_drafts_concerns_its_server(
+    extra: Extra, tmp_path: pathlib.Path, drafts: str, count: str
+) -> None:
+    _, [line], status = told(extra(text=concerning("Phi*")), tmp_path, "a_model_with_drafts", LLAMA, drafts)
+    assert f" {LLAMA} MainProcess: {count}, 0 unread, 0 lost; " in line and f"OK     {LLAMA} :30000  " in status, line
+
+
 @pytest.mark.parametrize(
     ("probe", "second", "state", "count"),
     [

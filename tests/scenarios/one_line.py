@@ -22,14 +22,19 @@ def begin(level: str = "INFO") -> None:
 
 def serve(architecture: str, **settings: Any) -> None:
     """Two batches of a model; the settings are those of its server."""
+    runner = built(architecture, **settings)
+    runner.forward(1)
+    runner.forward(1)
+
+
+def built(architecture: str, **settings: Any) -> Any:
     from sglang.srt.model_executor.model_runner import ModelRunner
 
-    runner = ModelRunner()
+    runner: Any = ModelRunner()
     config = types.SimpleNamespace(to_dict=lambda: {"architectures": [architecture]})
     runner.model_config = types.SimpleNamespace(hf_config=config)
     runner.server_args = types.SimpleNamespace(port=30000, **settings)
-    runner.forward(1)
-    runner.forward(1)
+    return runner
 
 
 def no_model() -> None:
@@ -58,6 +63,16 @@ def a_draft() -> None:
     draft.is_draft_worker = True
     draft.forward(1)
     assert plugin.load().report.served is None
+
+
+def a_model_with_drafts(architecture: str, of_drafts: str) -> str:
+    begin()
+    served, draft = built(architecture), built(of_drafts)
+    draft.is_draft_worker = True
+    plugin.load().meet(served)
+    plugin.load().meet(draft)
+    served.forward(1)
+    return status()
 
 
 def lost(architecture: str) -> str:
