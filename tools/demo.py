@@ -11,6 +11,7 @@ cpu_sglang/graphs.py. The exit status is 0 only if stock SGLang is wrong, or end
 from __future__ import annotations
 
 import html
+import importlib.util
 import json
 import pathlib
 import shutil
@@ -40,7 +41,9 @@ MEANING = (
     "This is a CPU's model of CUDA graphs, not a GPU. A dash means that SGLang ended.",
     "The tokens are those of memory kept: freed memory holds what was written to it last.",
 )
-ON_A_GPU = "The same on your GPU: bcg-fixes verify --case phi_prefill_graph --case falcon_h1_prefill_graph"
+# real servers of the same models
+VERIFY = (sys.executable, "-m", "sglang_bcg_fixes", "verify")
+CASES = ("--case", "phi_prefill_graph", "--case", "falcon_h1_prefill_graph")
 NEXT = "Your own model, in the environment of your SGLang: bcg-fixes doctor --model FOLDER_OR_CONFIG_JSON"
 
 
@@ -74,10 +77,24 @@ def demo(environ: Mapping[str, str]) -> int:
     print(f"picture: {picture}   log: {folder / 'demo.log'}   {time.monotonic() - started:.0f} s")
     shown = judge(report)
     print(shown or "Stock is wrong or ends, and the plugin is right.")
-    if shutil.which("nvidia-smi"):
-        print(ON_A_GPU)
+    is_shown = on_the_gpu(environ) and not shown
     print(NEXT)
-    return 1 if shown else 0
+    return 0 if is_shown else 1
+
+
+def on_the_gpu(environ: Mapping[str, str]) -> bool:
+    """Run real servers of the same models where there is a GPU and this Python has an SGLang; false if that fails."""
+    if not shutil.which("nvidia-smi"):
+        return True
+    if importlib.util.find_spec("sglang") is None:
+        print(f"The same on your GPU, in the environment of your SGLang: bcg-fixes verify {' '.join(CASES)}")
+        return True
+    print(f"The same on your GPU, with the SGLang of {sys.executable}:", flush=True)
+    # the plugin must be installed beside that SGLang, and `verify` says so where it is not
+    status = subprocess.run([*VERIFY, *CASES], cwd=serve_install.REPOSITORY, env=environ).returncode
+    if status:
+        print(f"On the GPU it is not shown: `verify` ended with exit status {status}, see above.")
+    return status == 0
 
 
 def wants_colour(environ: Mapping[str, str]) -> bool:

@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 import pathlib
 import pty
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -161,8 +163,32 @@ def test_a_terminal_has_colour_where_it_is_wanted(environ: dict[str, str], colou
     os.close(write)
 
 
-def test_the_command_for_a_gpu_names_cases_of_verify() -> None:
-    named = re.findall(r"--case (\S+)", demo.ON_A_GPU)
+@pytest.mark.parametrize(("has_sglang", "status"), [(True, 0), (True, 1), (False, 0)])
+def test_with_a_gpu_real_servers_of_the_same_models_run_where_an_sglang_is_installed(
+    prepared: pathlib.Path,
+    report: dict[str, Any],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    has_sglang: bool,
+    status: int,
+) -> None:
+    monkeypatch.setattr(demo, "measure", lambda *_: report)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name if has_sglang else None)
+    program = f"import os, sys; print('verified', os.getcwd(), *sys.argv[1:]); sys.exit({status})"
+    monkeypatch.setattr(demo, "VERIFY", (sys.executable, "-c", program))
+    assert run(tmp_path) == status
+    said = capfd.readouterr().out
+    ran = f"verified {serve_install.REPOSITORY} {' '.join(demo.CASES)}\n"
+    assert (ran in said) is has_sglang and (f"bcg-fixes verify {' '.join(demo.CASES)}\n" in said) is not has_sglang, (
+        said
+    )
+    assert ("`verify` ended with exit status 1" in said) is bool(status)
+
+
+def test_the_cases_of_the_demo_are_those_of_verify() -> None:
+    named = demo.CASES[1::2]
     assert len(named) == len(demo.MODELS) and set(named) <= {case.name for case in cases.CASES}
 
 
