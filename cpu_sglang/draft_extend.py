@@ -48,8 +48,8 @@ class Step:
 
 
 @functools.cache
-def load(model: str) -> Requests:
-    """Load once per process, after one_batch.import_sglang(); see `in_child`."""
+def load(model: str, windowed: bool = False) -> Requests:
+    """Load once per process, after one_batch.import_sglang(); see `in_child`. The layer looked at may have a window."""
     loaded = one_batch.load(
         model,
         dtype="float32",
@@ -63,7 +63,7 @@ def load(model: str) -> Requests:
         speculative_eagle_topk=1,
         speculative_num_draft_tokens=NEW_TOKENS,
     )
-    return Requests(loaded.model_runner)
+    return Requests(loaded.model_runner, windowed)
 
 
 def in_child(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -91,7 +91,7 @@ class Requests:
 
     rows = (3, 1, 4, 2)
 
-    def __init__(self, runner: Any) -> None:
+    def __init__(self, runner: Any, windowed: bool = False) -> None:
         self.runner = runner
         self.pool = runner.token_to_kv_pool
         self.table = runner.req_to_token_pool.req_to_token
@@ -107,7 +107,8 @@ class Requests:
             self.to_window[: len(order) * PAGE_SIZE] = slots_of(order)
         layers = [module for module in runner.model.modules() if type(module).__name__ == "RadixAttention"]
         # the second of two layers has no window
-        self.layer = layers[1]
+        self.layer = layers[0 if windowed else 1]
+        self.window = self.layer.sliding_window_size if windowed else None
         self.caches = [
             buffer
             for layer in range(len(layers))
@@ -131,6 +132,8 @@ class Requests:
     def attention(self, row: int, first: int, queries: torch.Tensor) -> torch.Tensor:
         """Attention of a request's new tokens over the cache up to themselves, in fp32 and without a kernel."""
         slots = self.table[row, : first + len(queries)].long()
+        if self.window is not None:
+            slots = self.to_window[slots].long()
         keys, values = (
             buffer[slots].float().repeat_interleave(queries.shape[1] // buffer.shape[1], dim=1)
             for buffer in (
@@ -139,7 +142,8 @@ class Requests:
             )
         )
         scores = torch.einsum("qhd,khd->hqk", queries.float(), keys) * self.layer.scaling
-        hidden = torch.arange(len(slots)) > first + torch.arange(len(queries))[:, None]
+        behind = first + torch.arange(len(queries))[:, None] - torch.arange(len(slots))
+        hidden = (behind < 0) | (behind > (len(slots) if self.window is None else self.window))
         return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), values)
 
     def batch(self, step: Step) -> Any:
@@ -302,19 +306,22 @@ class Backend:
     def replay(self, step: Step, batch: Any) -> None:
         # a capture refuses anything that waits for the device
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
-            if self.is_handed_batches:
-                self.backend.init_forward_metadata_out_graph(batch)
-                return
-            self.backend.init_forward_metadata_replay_cuda_graph(
-                bs=step.captured,
-                req_pool_indices=batch.req_pool_indices,
-                seq_lens=batch.seq_lens,
-                seq_lens_sum=batch.seq_lens_sum,
-                encoder_lens=None,
-                forward_mode=batch.forward_mode,
-                spec_info=batch.spec_info,
-                seq_lens_cpu=batch.seq_lens_cpu,
-            )
+            self.fill(step, batch)
+
+    def fill(self, step: Step, batch: Any) -> None:
+        if self.is_handed_batches:
+            self.backend.init_forward_metadata_out_graph(batch)
+            return
+        self.backend.init_forward_metadata_replay_cuda_graph(
+            bs=step.captured,
+            req_pool_indices=batch.req_pool_indices,
+            seq_lens=batch.seq_lens,
+            seq_lens_sum=batch.seq_lens_sum,
+            encoder_lens=None,
+            forward_mode=batch.forward_mode,
+            spec_info=batch.spec_info,
+            seq_lens_cpu=batch.seq_lens_cpu,
+        )
 
 
 class Triton(Backend):

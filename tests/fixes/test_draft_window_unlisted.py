@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draft models with sliding windows on a release's own Triton backend and kernels."""
+
+from __future__ import annotations
+
+import pathlib
+from collections.abc import Callable
+
+import pytest
+
+from sglang_bcg_fixes.fixes import draft_window_unlisted as fix
+from sglang_bcg_fixes.source.finding import Verdict
+from sglang_bcg_fixes.source.tree import Source
+from tests import processes
+from tests.fixes import settings
+from tests.mutated import rewritten
+from tests.wheels import NEWEST
+
+BACKEND = "sglang/srt/layers/attention/triton_backend.py"
+# both sides compute in 32 bits; without the window they are a tenth and more apart
+TOLERANCE = 1e-5
+# until 0.5.12.post1 the graph attends to the new tokens twice, which is another fix's
+COUNTED_ONCE = {"SGLANG_BCG_FIX_DRAFT_EXTEND_CACHE_EXTENT": "on"}
+
+
+# the list is made by another function, or from other arguments, in each of them
+@pytest.mark.parametrize("release", ["0.5.11", "0.5.13", "0.5.15", "0.5.17", "0.5.19", "0.5.20", "0.5.22", NEWEST])
+def test_a_layer_with_a_window_attends_to_it_in_the_graph(
+    release_root: Callable[[str], pathlib.Path], release: str
+) -> None:
+    environment = settings.only(fix.FIX.id) | (COUNTED_ONCE if release == "0.5.11" else {})
+    found, _ = processes.beside(release_root(release), "-m", "tests.scenarios.window_drafts", **environment)
+    is_right = release == NEWEST
+    assert (fix.FIX.id in found["applied"]) is not is_right
+    for step in found["without" if is_right else "with"].values():
+        assert step["eager"] < TOLERANCE
+        assert step["graph"] < TOLERANCE
+    if not is_right:
+        for step in found["without"].values():
+            assert step["eager"] < TOLERANCE
+            assert "NoneType" in step["graph"]
+
+
+def test_a_list_made_in_another_way_is_not_judged(release_root: Callable[[str], pathlib.Path]) -> None:
+    changed = rewritten(
+        release_root("0.5.22"),
+        BACKEND,
+        "    token_to_kv_pool=None,\n    window_kv_indices=None,",
+        "    token_to_kv_pool=None,",
+    )
+    assert fix.probe(Source(changed)).verdict is Verdict.UNKNOWN
