@@ -10,6 +10,7 @@ that was released without a copy comes back as NaN.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -92,7 +93,7 @@ def captured(forward: Callable[[], Any]) -> list[Callable[[], list[float]]]:
     with backend.capture_session(torch.cuda.Stream()):
         for key in (1, 2):
             backend.capture_one(key, forward)
-    return [lambda key=key: backend.replay(key, None).tolist() for key in (1, 2)]
+    return [functools.partial(replayed_by, backend, key) for key in (1, 2)]
 
 
 def captured_by_an_older_runner(forward: Callable[[], Any]) -> list[Callable[[], list[float]]]:
@@ -102,12 +103,23 @@ def captured_by_an_older_runner(forward: Callable[[], Any]) -> list[Callable[[],
     arguments = SimpleNamespace(enable_memory_saver=True, debug_cuda_graph=False)
     runner = SimpleNamespace(device_module=torch.cuda, model_runner=SimpleNamespace(server_args=arguments))
     pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
-    replays = []
+    replays: list[Callable[[], list[float]]] = []
     for _ in range(2):
         graph = torch.cuda.CUDAGraph()
-        out = CudaGraphRunner._capture_graph(runner, graph, pool, stream, forward)
-        replays.append(lambda graph=graph, out=out: (graph.replay(), out.tolist())[1])
+        output = CudaGraphRunner._capture_graph(runner, graph, pool, stream, forward)
+        replays.append(functools.partial(replayed, graph, output))
     return replays
+
+
+def replayed(graph: Any, output: Any) -> list[float]:
+    graph.replay()
+    values: list[float] = output.tolist()
+    return values
+
+
+def replayed_by(backend: Any, key: int) -> list[float]:
+    values: list[float] = backend.replay(key, None).tolist()
+    return values
 
 
 def main() -> None:
