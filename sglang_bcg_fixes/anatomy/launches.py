@@ -248,6 +248,14 @@ def keeps_extra_buffers(launch: Launch) -> bool | None:
     return None if word in (None, "auto") else True
 
 
+def keeps_live_states(launch: Launch) -> bool | None:
+    """States at the end of a request alone; some releases choose so by other flags."""
+    word = launch.word(*STRATEGY)
+    if launch.given("--disable-radix-cache"):
+        return False
+    return None if word in (None, "auto") else word == "no_buffer"
+
+
 def drafts_by(*names: str) -> Callable[[Launch], bool | None]:
     """The algorithm of speculation is one of these."""
 
@@ -323,7 +331,9 @@ DECODE_PADDING = Condition(
 OVERLAP = Condition("overlap scheduling", without("--disable-overlap-schedule"))
 PREFIX_CACHE = Condition("prefix caching", without("--disable-radix-cache"))
 EXTRA_BUFFERS = Condition("--mamba-radix-cache-strategy extra_buffer", keeps_extra_buffers)
+NO_BUFFER = Condition("--mamba-radix-cache-strategy no_buffer", keeps_live_states)
 LAZY_BUFFERS = Condition("--mamba-radix-cache-strategy extra_buffer_lazy", is_one("extra_buffer_lazy", *STRATEGY))
+STRIPPED_THINKING = Condition("--strip-thinking-cache", flag("--strip-thinking-cache"))
 MIXED_CHUNKS = Condition("--enable-mixed-chunk", flag("--enable-mixed-chunk"))
 DP_ATTENTION = Condition("--enable-dp-attention", attends_in_parallel)
 LORA = Condition("--enable-lora", flag("--enable-lora", "--lora-paths"))

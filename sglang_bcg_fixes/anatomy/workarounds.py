@@ -129,3 +129,11 @@ CHECKPOINTS_OFF = (
         effect="only states at the end of a request are cached, and batches do not overlap: correct, slower",
     ),
 )
+
+THINKING_KEPT = (
+    Workaround(
+        flags="(leave out) --strip-thinking-cache",
+        option="--strip-thinking-cache",
+        effect="thinking and answers stay in the prefix cache, and take room there",
+    ),
+)

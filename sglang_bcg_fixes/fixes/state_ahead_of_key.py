@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Next chat turn wrong, or the server ends: --strip-thinking-cache (hybrid models)
+
+Symptom: Hybrid models (Qwen3.5, Qwen3-Next, NemotronH, Kimi-Linear and others) with --strip-thinking-cache and the
+extra-buffer strategy of the Mamba prefix cache, when thinking and answer have passed a multiple of
+--mamba-track-interval. On 0.5.11 to 0.5.15.post1 "It is required cache_len=" ends the server. On 0.5.16 to 0.5.21 the
+next turn is answered wrong, and nothing is in the log. On 0.5.22 the same happens without that flag where speculation
+has accepted tokens behind a stop, with the strategy no_buffer.
+Cause: When a request has ended, its cached key is cut back: to the prompt without the thinking, or to the stop. The
+state of a recurrence cannot be cut back. The last checkpoint, or with no_buffer the live state, is behind the key's
+end, and is cached under it all the same.
+Change: Nothing of such a request is cached when it ends. Its prompt was cached before the answer began, and stays.
+Remove when: No release before 0.5.23 has to be served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_bcg_fixes.anatomy.cached_keys import KEYS, RELEASE, SKIPS, held, key_length
+from sglang_bcg_fixes.anatomy.checkpoints import PROCESSOR
+from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, HYBRID, NO_BUFFER, SPECULATION, STRIPPED_THINKING
+from sglang_bcg_fixes.anatomy.workarounds import THINKING_KEPT
+from sglang_bcg_fixes.concern import Condition, Launch, wrong
+from sglang_bcg_fixes.model import Fix, How, PatchPoint, Workaround
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+
+TREES = "sglang.srt.mem_cache"
+COMPONENTS = (
+    f"{TREES}.unified_cache.components.mamba:MambaComponent",
+    f"{TREES}.unified_cache.components.mamba_component:MambaComponent",
+    f"{TREES}.unified_cache_components.mamba_component:MambaComponent",
+)
+SELECTS = tuple(f"{component}._select_finished_checkpoint" for component in COMPONENTS)
+DONATES = tuple(f"{component}.prepare_for_caching_req" for component in COMPONENTS)
+OLD_TREE = f"{TREES}.mamba_radix_cache:MambaRadixCache.cache_finished_req"
+GUARD = f"{PROCESSOR}._mamba_can_cache_finished_req"
+# one of the two has no part in the defect of a release
+KEYS_THAT_STATES_REACH = Workaround(
+    flags="--mamba-radix-cache-strategy extra_buffer, and (leave out) --strip-thinking-cache",
+    option="--mamba-radix-cache-strategy",
+    effect="checkpoints are cached with all tokens before them; thinking takes room in the prefix cache",
+)
+
+
+def probe(source: Source) -> Finding:
+    releases, key, donates = source.need(RELEASE), source.need(*KEYS), source.need(*DONATES)
+    guard = source.find(GUARD)
+    if guard is not None:
+        if guard.mentions("req.owned_kv_len() != req.kv.kv_committed_len"):
+            return fixed("no state is cached under a key that ends before it", guard, donates)
+        return unknown("a state and its key are compared in a way that no known release does", guard)
+    if not releases.mentions(SKIPS):
+        return unknown("a request is kept out of the cache in a way that no known release does", releases)
+    if cuts_at_a_stop(source):
+        return affected("a live state is cached under a key that ends at a stop before it", releases, key, donates)
+    if cuts_thinking(source):
+        # the default tree before 0.5.16
+        trees = filter(None, (donates, source.find(OLD_TREE)))
+        return affected("a checkpoint is cached under a key that ends before it", releases, key, *trees)
+    return unknown("a key is cut back in a way that no known release does", key)
+
+
+def cuts_thinking(source: Source) -> bool:
+    """Tell whether a checkpoint may lie behind a key that is cut back."""
+    return selects(source) is None and source.need(*KEYS).mentions("strip_thinking_cache")
+
+
+def cuts_at_a_stop(source: Source) -> bool:
+    key = source.need(*KEYS)
+    return selects(source) is not None and source.find(GUARD) is None and key.mentions("output_ids_through_stop")
+
+
+def selects(source: Source) -> object | None:
+    """The method that chooses an earlier checkpoint where there is one."""
+    return next(filter(None, map(source.find, SELECTS)), None)
+
+
+def keep_checkpoint_out(req: Any, tree_cache: Any, *_: Any, **__: Any) -> None:
+    # one that has not ended is not cached, and may come back
+    if not req.finished() or not tree_cache.supports_mamba():
+        return
+    saved = held(req, "mamba_last_track_seqlen")
+    if tree_cache.req_to_token_pool.enable_mamba_extra_buffer and saved is not None and saved > key_length(req):
+        req.skip_radix_cache_insert = True
+
+
+def keep_live_state_out(req: Any, tree_cache: Any, *_: Any, **__: Any) -> None:
+    if not req.finished() or not tree_cache.supports_mamba():
+        return
+    if not tree_cache.req_to_token_pool.enable_mamba_extra_buffer and held(req, "kv_committed_len") > key_length(req):
+        req.skip_radix_cache_insert = True
+
+
+def where(judge: Callable[[Source], bool], condition: Condition) -> Condition:
+    """The condition, on sources with this part of the defect."""
+
+    def holds(launch: Launch) -> bool | None:
+        return condition.holds(launch) if judge(launch.source) else False
+
+    return Condition(condition.says, holds)
+
+
+FIX = Fix(
+    id="state_ahead_of_key",
+    doc=__doc__,
+    upstream=("https://github.com/sgl-project/sglang/pull/24380",),
+    probe=probe,
+    patches=(
+        PatchPoint((RELEASE,), How.BEFORE, keep_checkpoint_out, needed=cuts_thinking),
+        PatchPoint((RELEASE,), How.BEFORE, keep_live_state_out, needed=cuts_at_a_stop),
+    ),
+    workarounds=(KEYS_THAT_STATES_REACH, *THINKING_KEPT),
+    verify=("qwen3_next_prefix_cache",),
+    concerns=(
+        *wrong(HYBRID, where(cuts_thinking, EXTRA_BUFFERS), STRIPPED_THINKING),
+        *wrong(HYBRID, where(cuts_at_a_stop, NO_BUFFER), SPECULATION),
+    ),
+)

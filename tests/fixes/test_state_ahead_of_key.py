@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Keys that are cut back when a request ends, on a real scheduler and its prefix tree: red, green, right releases."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sglang_bcg_fixes.fixes import state_ahead_of_key as fix
+from sglang_bcg_fixes.source.finding import Verdict
+from sglang_bcg_fixes.source.tree import Source
+from tests import processes
+from tests.fixes import settings
+from tests.mutated import rewritten
+from tests.wheels import NEWEST
+
+FIX = fix.FIX.id
+PROMPT, BEYOND = 100, 3
+FALCON_H1 = {"attention_backend": "triton", "model": {"mamba_chunk_size": 16}, "mamba_track_interval": 16}
+# in float32 the kernels refuse to run
+QWEN3_NEXT = {"attention_backend": "triton", "dtype": "float16"}
+NO_BUFFER = dict.fromkeys(("mamba_scheduler_strategy", "mamba_radix_cache_strategy"), "no_buffer")
+# the second answer passes a checkpoint
+TOKENS = (8, 30)
+# the assertion is that of the tree that was the default
+ENDING = ("0.5.13", "0.5.13.post1", "0.5.14", "0.5.15", "0.5.15.post1")
+WRONG = ("0.5.16", "0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21")
+RESULTS = "sglang/srt/managers/scheduler_components/batch_result_processor.py"
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(release_root: Callable[[str], pathlib.Path]) -> Run:
+    def run(release: str, ends: str, model: str = "falcon_h1", **server: Any) -> Any:
+        model_arguments = QWEN3_NEXT if model == "qwen3next" else FALCON_H1
+        asked = {
+            **model_arguments,
+            "ends": ends,
+            "tokens": TOKENS,
+            "strip_thinking_cache": ends == "thinking",
+            **server,
+        }
+        arguments = ("-m", "tests.scenarios.shortened_keys", model, json.dumps(asked))
+        return processes.beside(release_root(release), *arguments, timeout=600, **settings.only(FIX))[0]
+
+    return run
+
+
+@pytest.mark.parametrize("release", ENDING)
+def test_the_server_goes_on_and_keeps_the_checkpoint_of_the_prompt(run: Run, release: str) -> None:
+    found = run(release, "thinking")
+    assert found["applied"] == [FIX] and found["with"] == [[96, True], [96, True]]
+    short, long = found["without"]
+    assert short == [96, True] and "It is required cache_len=128, page_aligned_len=100" in long
+
+
+@pytest.mark.parametrize("release", ["0.5.11", "0.5.12.post1"])
+def test_the_first_releases_have_such_checkpoints_of_one_family(run: Run, release: str) -> None:
+    found = run(release, "thinking", "qwen3next")
+    assert found["applied"] == [FIX] and found["with"] == [[64, True], [64, True]]
+    assert "It is required cache_len=128, page_aligned_len=100" in found["without"][1]
+
+
+@pytest.mark.parametrize("release", WRONG)
+def test_a_later_state_does_not_pass_for_that_of_the_prompt(run: Run, release: str) -> None:
+    found = run(release, "thinking")
+    assert found["applied"] == [FIX] and found["with"] == [[96, True], [96, True]]
+    assert found["without"] == [[96, True], [PROMPT, False]]
+
+
+def test_a_state_after_a_stop_does_not_pass_for_that_of_the_stop(run: Run) -> None:
+    found = run("0.5.22", "stop", **NO_BUFFER)
+    assert found["applied"] == [FIX] and found["with"] == [[PROMPT, True], [PROMPT, True]]
+    assert found["without"] == [[PROMPT + tokens - BEYOND, False] for tokens in TOKENS]
+
+
+# with no_buffer a prompt keeps the state that it has been cached with, and a key is not cut at a stop yet
+@pytest.mark.parametrize(("release", "ends"), [("0.5.13", "thinking"), ("0.5.21", "thinking"), ("0.5.21", "stop")])
+def test_live_states_of_earlier_releases_are_right_and_stay(run: Run, release: str, ends: str) -> None:
+    found = run(release, ends, **NO_BUFFER)
+    assert found["applied"] == [FIX] and found["with"] == found["without"] == [[PROMPT, True], [PROMPT, True]]
+
+
+@pytest.mark.parametrize(("ends", "strategy"), [("thinking", {}), ("thinking", NO_BUFFER), ("stop", NO_BUFFER)])
+def test_the_newest_release_is_left_as_it_is(run: Run, ends: str, strategy: dict[str, str]) -> None:
+    found = run(NEWEST, ends, **strategy)
+    assert found == {"applied": [], "without": [[PROMPT if strategy else 96, True]] * 2}
+
+
+@pytest.mark.parametrize("body", [fix.keep_checkpoint_out, fix.keep_live_state_out])
+@pytest.mark.parametrize(
+    ("ended", "hybrid", "extra_buffer", "key", "skips"),
+    [
+        (True, True, True, 5, [True, False]),
+        (True, True, False, 5, [False, True]),
+        # a state that the key reaches
+        (True, True, True, 8, [False, False]),
+        (True, True, False, 8, [False, False]),
+        # it is retracted, and comes back
+        (False, True, True, 5, [False, False]),
+        (False, True, False, 5, [False, False]),
+        # a prefix cache without states
+        (True, False, True, 5, [False, False]),
+        (True, False, False, 5, [False, False]),
+    ],
+)
+def test_only_an_ended_request_with_such_a_state_is_kept_out(
+    body: Callable[..., None], ended: bool, hybrid: bool, extra_buffer: bool, key: int, skips: list[bool]
+) -> None:
+    kv = SimpleNamespace(kv_committed_len=8, mamba_last_track_seqlen=8)
+    request: Any = SimpleNamespace(
+        kv=kv, finished=lambda: ended, owned_kv_len=lambda: key, skip_radix_cache_insert=False
+    )
+    pool = SimpleNamespace(enable_mamba_extra_buffer=extra_buffer)
+    body(request, SimpleNamespace(supports_mamba=lambda: hybrid, req_to_token_pool=pool))
+    assert request.skip_radix_cache_insert is skips[body is fix.keep_live_state_out]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "verdict"),
+    [
+        ("if req.owned_kv_len() != req.kv.kv_committed_len:", "if req.owned_kv_len() != 0:", Verdict.UNKNOWN),
+        ("def _mamba_can_cache_finished_req(", "def _mamba_may_cache_finished_req(", Verdict.AFFECTED),
+    ],
+)
+def test_a_later_source_is_read_and_not_guessed(
+    release_root: Callable[[str], pathlib.Path], old: str, new: str, verdict: Verdict
+) -> None:
+    assert fix.probe(Source(rewritten(release_root(NEWEST), RESULTS, old, new))).verdict is verdict

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The answer to a prompt behind a request whose key was cut back when it ended, beside the cold answer.
+
+Arguments: the model, then server arguments as JSON. Among these, "ends" names what is cut off: "thinking", which is all
+that the request generates, or tokens behind a "stop". They are computed one by one, and leave what a verification that
+accepts them together leaves. "tokens" has how many each of several requests generates. The next prompt begins with what
+a client sends again.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from cpu_sglang import scheduler
+from tests.scenarios import warm_answers
+
+FIRST, ADDED, BEYOND = 100, 40, 3
+NO_TOKEN = 1 << 20
+
+
+@contextmanager
+def thinking(served: scheduler.Scheduler, waits: bool = True) -> Iterator[None]:
+    """Have requests ask for thinking, which nothing ends.
+
+    One that waits is not begun before there is room for all that it will generate.
+    """
+    config = served.scheduler.model_config
+    # one id before 0.5.17
+    config.think_end_id, config.think_end_ids = NO_TOKEN, [NO_TOKEN]
+    plain = scheduler.request
+
+    def request(*asked: Any) -> Any:
+        made = plain(*asked)
+        made.require_reasoning = True
+        made.sampling_params.ignore_eos = waits
+        return made
+
+    with mock.patch.object(scheduler, "request", request):
+        yield
+
+
+@contextmanager
+def stopping(served: scheduler.Scheduler) -> Iterator[None]:
+    """Have requests end before their last tokens, which have been computed, as a verification computes them."""
+    from sglang.srt.managers.schedule_batch import Req
+
+    processor: Any = type(served.scheduler.batch_result_processor)
+    update, handle = Req.update_finish_state, processor._handle_finish_state_updated_req
+
+    def update_finish_state(self: Any, *args: Any, **kwargs: Any) -> None:
+        update(self, *args, **kwargs)
+        if self.finished():
+            self.finished_len = len(self.output_ids) - BEYOND
+
+    def handle_verified(self: Any, req: Any, batch: Any, result: Any, i: int, *args: Any, **kwargs: Any) -> None:
+        # 0.5.23 asks it of a verification's result alone
+        result.num_correct_drafts_per_req_cpu = [BEYOND] * len(batch.reqs)
+        handle(self, req, batch, result, i, *args, **kwargs)
+
+    with (
+        mock.patch.object(Req, "update_finish_state", update_finish_state),
+        mock.patch.object(processor, "_handle_finish_state_updated_req", handle_verified),
+    ):
+        yield
+
+
+def hold(served: scheduler.Scheduler, ends: str, tokens: int, rounding: float) -> list[Any] | str:
+    """The length that was found of the next prompt, and whether its answer is the cold one."""
+    source = random.Random(tokens)
+
+    def drawn(number: int) -> list[int]:
+        return [source.randrange(3, 120) for _ in range(number)]
+
+    served.forget()
+    warm_answers.poison(served)
+    first = drawn(FIRST)
+    with thinking(served) if ends == "thinking" else stopping(served):
+        try:
+            answered = served.answer({"first": first}, tokens)["first"]
+        except AssertionError as error:
+            return str(error)
+    kept = 0 if ends == "thinking" else tokens - BEYOND
+    prompt = {"next": [*first, *(int(logits.argmax()) for logits in answered.logits[:kept]), *drawn(ADDED)]}
+    found: list[Any] = warm_answers.compare(served, prompt, served.answer(prompt, 1), rounding)[0]
+    return found
+
+
+def main(model: str, server_args: str) -> None:
+    given = json.loads(server_args)
+    ends, tokens = given.pop("ends"), given.pop("tokens")
+
+    def act(served: scheduler.Scheduler, rounding: float) -> Any:
+        return [hold(served, ends, number, rounding) for number in tokens]
+
+    warm_answers.serve(model, given, act)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
