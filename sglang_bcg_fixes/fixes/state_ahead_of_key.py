@@ -58,7 +58,7 @@ def probe(source: Source) -> Finding:
         return affected("a live state is cached under a key that ends at a stop before it", releases, key, donates)
     if cuts_thinking(source):
         # the default tree before 0.5.16
-        trees = filter(None, (donates, source.find(OLD_TREE)))
+        trees = [donates, *([source.need(OLD_TREE)] if source.has_module(OLD_TREE.partition(":")[0]) else [])]
         return affected("a checkpoint is cached under a key that ends before it", releases, key, *trees)
     return unknown("a key is cut back in a way that no known release does", key)
 
