@@ -2,6 +2,7 @@
 """Does the self-check cry wolf, what does it notice, and what does it cost a start? Servers are started, not asked.
 
     python benchmarks/selfcheck_starts.py --starts 50 --json selfcheck_starts.json      # a GPU, and some minutes
+    TRITON_CACHE_DIR=$(mktemp -d) python benchmarks/selfcheck_starts.py --case NAME --starts 3 --jobs 1     # cold first
 
 Each prefill case of `bcg-fixes verify` starts `patched`, in turn, until there were so many starts: not one of these may
 be called anything but right. Then each starts once as `checked`, with every fix off: what is called wrong there, or
@@ -69,6 +70,7 @@ def report(found: Sequence[command.Row]) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--starts", type=int, default=50, help="of servers with fixes (default: %(default)s)")
+    parser.add_argument("--case", action="append", default=[], metavar="NAME", help="of verify; may be repeated")
     parser.add_argument("--jobs", type=int, metavar="N", help="servers at a time (default: by free memory, at most 4)")
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("selfcheck_starts.json"))
     options = parser.parse_args(arguments)
@@ -76,7 +78,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     source, known, began = releases.installed(), registry.discover(), time.monotonic()
     if source is None or not here["gpu"]:
         raise SystemExit(f"{sys.executable} has no SGLang with a GPU: {here.get('why', 'no SGLang')}")
-    chosen = [case for case in command.run_by_default(known, source) if case.wants_prefill_graphs]
+    asked = [case for case in cases.CASES if case.name in options.case] or command.run_by_default(known, source)
+    chosen = [case for case in asked if case.wants_prefill_graphs and case.applies_to(source)]
+    if missing := set(options.case) - {case.name for case in chosen}:
+        raise SystemExit(f"--case: no case of prefill graphs on {source.version}: {', '.join(sorted(missing))}")
     jobs = options.jobs or command.jobs_that_fit(here)
     with tempfile.TemporaryDirectory(prefix="bcg-starts-") as made:
         folder = pathlib.Path(made)

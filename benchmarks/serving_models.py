@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models in published sizes with random weights: Qwen3.5 with its tower and image processor, and hybrids of text.
+"""Models in published sizes with random weights: Qwen3.5 with its tower and image processor, and models of text.
 
     python benchmarks/serving_models.py FOLDER NAME
 
 qwen3_5_4b has 16 of its 32 layers and qwen3_5_35b_a3b 8 of its 40, so that several servers fit on one GPU; their
-weights are drawn on the GPU if there is one. The others are those of `bcg-fixes bench --servers`, with a tokenizer.
-Words of every tokenizer are numbers.
+weights are drawn on the GPU if there is one. qwen3_0_6b is whole but for its vocabulary, gpt_oss_20b has 4 of its 24
+layers, in bfloat16. The others are those of `bcg-fixes bench --servers`, with a tokenizer. Words of every tokenizer are
+numbers.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.lab.bench import hybrid_models, mamba2_model
 from sglang_bcg_fixes.lab.bench.gdn_layer import SHAPES, Shape
+from sglang_bcg_fixes.lab.bench.mamba2_model import Sizes, attention, common
 from sglang_bcg_fixes.lab.bench.model import HEAD, PERIOD, gated_attention, linear_attention
 from sglang_bcg_fixes.lab.verify import models
 from sglang_bcg_fixes.lab.verify.models import OF_IMAGES, Shapes, norms, options, weights
@@ -73,8 +75,62 @@ MODELS = {
     "qwen3_5_35b_a3b": Published(8, 2048, 512, 16, 2, Tower(27, 1152, 4304), experts=256, chosen=8),
 }
 Files = dict[str, dict[str, Any]]
-# of text alone
-HYBRIDS = {**mamba2_model.MODELS, **hybrid_models.MODELS}
+
+
+def qwen3(sizes: Sizes, order: tuple[int, ...]) -> models.Model:
+    layer = {
+        **norms("input_layernorm", "post_attention_layernorm", size=sizes.hidden),
+        **attention("self_attn.", sizes),
+        **norms("self_attn.q_norm", "self_attn.k_norm", size=sizes.head),
+        **models.mlp("mlp.", sizes.inner, sizes.hidden),
+    }
+    return models.Model(
+        "Qwen3ForCausalLM",
+        "qwen3",
+        sizes.key_heads,
+        (layer,) * len(set(order)),
+        hybrid_models.ends(sizes.hidden, "norm"),
+        options(f"{common(sizes)} attention_bias=false"),
+        order=order,
+    )
+
+
+def gpt_oss(sizes: Sizes, experts: int, chosen: int, layers: int) -> models.Model:
+    hidden, inner = sizes.hidden, sizes.inner
+    projections = attention("self_attn.", sizes)
+    layer = {
+        **norms("input_layernorm", "post_attention_layernorm", size=hidden),
+        **projections,
+        **{name.replace(".weight", ".bias"): shape[:1] for name, shape in projections.items()},
+        "self_attn.sinks": (sizes.heads,),
+        "mlp.router.weight": (experts, hidden),
+        "mlp.router.bias": (experts,),
+        "mlp.experts.gate_up_proj": (experts, hidden, 2 * inner),
+        "mlp.experts.gate_up_proj_bias": (experts, 2 * inner),
+        "mlp.experts.down_proj": (experts, inner, hidden),
+        "mlp.experts.down_proj_bias": (experts, hidden),
+    }
+    kinds = ",".join(('"sliding_attention"', '"full_attention"')[number % 2] for number in range(layers))
+    return models.Model(
+        "GptOssForCausalLM",
+        "gpt_oss",
+        sizes.key_heads,
+        (layer,),
+        hybrid_models.ends(hidden, "norm"),
+        options(
+            f"""{common(sizes)} num_local_experts={experts} num_experts_per_tok={chosen} swiglu_limit=7.0
+            layer_types=[{kinds}] sliding_window=128 attention_bias=true"""
+        ),
+        order=(0,) * layers,
+    )
+
+
+TEXT = {
+    **mamba2_model.MODELS,
+    **hybrid_models.MODELS,
+    "qwen3_0_6b": qwen3(Sizes(1024, 3072, 16, 8), (0, 1, 2, 3) * 7),
+    "gpt_oss_20b": gpt_oss(Sizes(2880, 2880, 64, 8, 64), 32, 4, 4),
+}
 
 
 def feed_forward(of: Published) -> Shapes:
@@ -180,7 +236,7 @@ def processors(of: Published) -> Files:
     return made
 
 
-def make_hybrid(of: models.Model, folder: pathlib.Path) -> None:
+def make_text(of: models.Model, folder: pathlib.Path) -> None:
     """Write it with a tokenizer of its words, whose end takes the place of the last."""
     files = {"config.json": of.config_json(), **tokenizer(models.VOCABULARY - 1, ())}
     models.write(files, of.tensors(0), folder)
@@ -209,10 +265,10 @@ def make(of: Published, folder: pathlib.Path) -> None:
 def main(folder: str, name: str) -> None:
     if name in MODELS:
         make(MODELS[name], pathlib.Path(folder))
-    elif name in HYBRIDS:
-        make_hybrid(HYBRIDS[name], pathlib.Path(folder))
+    elif name in TEXT:
+        make_text(TEXT[name], pathlib.Path(folder))
     else:
-        names = [*MODELS, *HYBRIDS]
+        names = [*MODELS, *TEXT]
         raise SystemExit(f"no model '{name}'{flags.nearest(name, names)}; there are {', '.join(names)}")
 
 

@@ -210,10 +210,27 @@ def test_a_checkpoint_has_every_layer_and_a_vocabulary_without_markers(tmp_path:
 
 def test_a_hybrid_of_text_has_a_tokenizer_of_its_words_and_no_tower(tmp_path: pathlib.Path) -> None:
     of = hybrid_models.lfm2(mamba2_model.Sizes(64, 96, 4, 2, 16), "c*c")
-    serving_models.make_hybrid(of, tmp_path)
+    serving_models.make_text(of, tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["layer_types"] == ["conv", "full_attention", "conv"]
     assert serving.words_of(tmp_path) == models.VOCABULARY - 1 and not serving.sees(tmp_path)
     assert tokens_of(tmp_path, f"5 1010 17 {serving_models.END}") == [5, 1010, 17, models.VOCABULARY - 1]
+
+
+@pytest.mark.parametrize(
+    ("of", "layers"),
+    [
+        (serving_models.qwen3(mamba2_model.Sizes(64, 96, 4, 2, 16), (0, 1, 0)), 3),
+        (serving_models.gpt_oss(mamba2_model.Sizes(64, 96, 4, 2, 16), 4, 2, 2), 2),
+    ],
+)
+def test_a_model_of_text_is_written_whole(of: models.Model, layers: int, tmp_path: pathlib.Path) -> None:
+    safetensors = pytest.importorskip("safetensors")
+    serving_models.make_text(of, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["num_hidden_layers"] == layers
+    with safetensors.safe_open(tmp_path / "model.safetensors", "pt") as written:
+        names = set(written.keys())
+    assert {f"model.layers.{layers - 1}.{name}" for name in of.layers[0]} <= names
+    assert "model.norm.weight" in names
 
 
 def test_images_are_for_models_that_see(tmp_path: pathlib.Path) -> None:

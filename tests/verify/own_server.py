@@ -41,7 +41,7 @@ def report() -> None:
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    asked = 0
+    asked = flushes = 0
 
     def do_GET(self) -> None:
         self.reply({"max_req_input_len": LONGEST_PROMPT, "internal_states": [{"memory_usage": {"weight": 1.5}}]})
@@ -49,7 +49,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         question = json.loads(self.rfile.read(int(self.headers["Content-Length"] or 0)) or "null")
         if self.path == "/flush_cache":
-            self.reply({})
+            Handler.flushes += 1
+            late = wrong() == "flushes late" and Handler.flushes < 3
+            self.reply({"refused": True} if late or wrong() == "never flushes" else {})
             return
         Handler.asked += 1
         if wrong() == "dies" and Handler.asked == 9:

@@ -198,6 +198,32 @@ def test_another_command_is_refused_in_the_same_folder(
     assert status == 2 and "holds another command, other prompts, or another version; name a new folder" in said, said
 
 
+def test_a_prefix_cache_that_is_not_emptied_at_once_is_asked_again(
+    verify: Verify, monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    monkeypatch.setattr(ask, "SECONDS_TO_FLUSH", 0.3)
+    status, said = verify(misbehaviour="stock=flushes late")
+    assert status == 0 and "was not emptied" not in said
+    status, said = verify("--folder", str(tmp_path / "more"), misbehaviour="stock=never flushes")
+    assert status == 0 and "the prefix cache was not emptied: HTTP status 400\n" in said
+
+
+def test_memory_is_what_the_server_adds_to_that_of_others(
+    verify: Verify, arms: Arms, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    smi = programs / "nvidia-smi"
+    # others have 2 GiB on each of two GPUs, and a server in turn 3 GiB more on one
+    smi.write_text(f"#!/bin/sh\necho x >> {tmp_path}/asked\necho 2048\n[ $(($(wc -l < {tmp_path}/asked) % 2)) = 1 ] ")
+    smi.write_text(smi.read_text() + "&& echo 2048 || echo 5120\n")
+    smi.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    status, said = verify()
+    assert status == 0 and said.count("  3.0 GiB  ") == 4, said
+    assert [arm["memory"] for arm in arms().values()] == [{"weight": 1.5, "in use": 3.0}] * 4
+
+
 def test_a_folder_of_something_else_is_left_alone(verify: Verify, tmp_path: pathlib.Path) -> None:
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "mine").write_text("mine")

@@ -37,3 +37,19 @@ def test_a_start_with_fixes_that_is_not_right_is_red(
     printed = capsys.readouterr().out
     assert f"patched: 3 starts; 3 {said or 'no self-check'}\n" in printed
     assert "checked: 1 starts; 1 wrong\n" in printed
+
+
+def test_cases_are_chosen_by_name(
+    here: dict[str, object],
+    release_root: Callable[[str], pathlib.Path],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(releases, "installed", lambda: releases.in_folder(release_root(RELEASE)))
+    with pytest.raises(SystemExit, match=f"--case: no case of prefill graphs on {RELEASE}: gpt_oss_decode_padding"):
+        selfcheck_starts.main(["--case", "gpt_oss_decode_padding", "--json", str(tmp_path / "none.json")])
+    monkeypatch.setenv("PATCHED_SAYS", "right")
+    file = tmp_path / "found.json"
+    asked = ["--case", "a_case", "--starts", "1", "--jobs", "1", "--json", str(file)]
+    assert selfcheck_starts.main(asked) == 0
+    assert {row["case"] for row in json.loads(file.read_text())["servers"]} == {"a_case"}

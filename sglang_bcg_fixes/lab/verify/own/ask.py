@@ -9,6 +9,7 @@ import hashlib
 import http.client
 import json
 import statistics
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,7 @@ AT_A_TIME = 8
 TOP_LOGPROBS = 4
 # of one request; the first ones may compile kernels
 SECONDS_TO_ANSWER = 600
+SECONDS_TO_FLUSH, SECONDS_BETWEEN_FLUSHES = 10, 0.1
 # prompts whose first token is timed
 TIMED = 5
 UNREACHABLE = (OSError, http.client.HTTPException)
@@ -62,7 +64,13 @@ class Client:
         return {}
 
     def flush(self) -> None:
-        self.call("POST", "/flush_cache")
+        """Empty the prefix cache; SGLang refuses that while it still counts an answered request as running."""
+        deadline = time.monotonic() + SECONDS_TO_FLUSH
+        while (status := self.call("POST", "/flush_cache")[0]) != http.HTTPStatus.OK:
+            if time.monotonic() > deadline:
+                print(f"the prefix cache was not emptied: HTTP status {status}", file=sys.stderr, flush=True)
+                return
+            time.sleep(SECONDS_BETWEEN_FLUSHES)
 
     def answer(self, prompt: Prompt, new_tokens: int) -> dict[str, Any]:
         if prompt.kind == prompts.MESSAGES:

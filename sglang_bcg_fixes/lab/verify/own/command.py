@@ -120,6 +120,7 @@ def measured(
     answers: dict[str, dict[str, Any]] = {}
     found: Arm = {"arm": arm, "ending": FINISHED, "first_token_ms": None, "memory": {}}
     environment = environment_of(launch, arm, source, reports)
+    of_others = gib_in_use()
     with server.started(launch, environment, log) as process:
         try:
             found["start_seconds"] = round(server.wait(process, client, log, options.start_limit), 1)
@@ -128,7 +129,7 @@ def measured(
             print(f"{arm}: asking {len(asked)} prompts, four times each", file=sys.stderr, flush=True)
             ask.everything(client, asked, options.max_new_tokens, launch.vocabulary, answers)
             found["first_token_ms"] = ask.first_token_ms(client, asked)
-            found["memory"] = memory_of(about)
+            found["memory"] = memory_of(about, of_others)
         except server.Ended as error:
             found["ending"] = str(error)
         except ask.UNREACHABLE as error:
@@ -149,21 +150,28 @@ def context_of(about: Mapping[str, Any], new_tokens: int) -> int:
     return int(longest) - 2 * new_tokens - 16
 
 
-def memory_of(about: Mapping[str, Any]) -> dict[str, Any]:
-    """GiB by purpose as SGLang counts them, and what the driver says is in use."""
+def memory_of(about: Mapping[str, Any], of_others: float | None) -> dict[str, Any]:
+    """GiB by purpose as SGLang counts them, and what the driver says is in use since the server was started."""
     states = about.get("internal_states") or [{}]
     found = {
         name: value
         for name, value in (states[0].get("memory_usage") or {}).items()
         if isinstance(value, int | float) and name != "token_capacity"
     }
-    if shutil.which("nvidia-smi"):
-        wanted = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-        done = subprocess.run(wanted, capture_output=True, text=True)
-        sizes = [int(line) for line in done.stdout.split("\n") if line.strip().isdigit()]
-        if sizes:
-            found["in use"] = round(sum(sizes) / 1024, 1)
+    now = gib_in_use()
+    if now is not None and of_others is not None:
+        found["in use"] = round(now - of_others, 1)
     return found
+
+
+def gib_in_use() -> float | None:
+    """GiB in use on all GPUs, by whatever process; none without a driver."""
+    if not shutil.which("nvidia-smi"):
+        return None
+    wanted = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
+    done = subprocess.run(wanted, capture_output=True, text=True)
+    sizes = [int(line) for line in done.stdout.split("\n") if line.strip().isdigit()]
+    return sum(sizes) / 1024 if sizes else None
 
 
 def plugin_in(reports: pathlib.Path) -> dict[str, Any]:
