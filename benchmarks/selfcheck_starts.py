@@ -22,6 +22,9 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.fixes import hybrids_without_graphs
+from sglang_bcg_fixes.lab.bench import servers as bench
 from sglang_bcg_fixes.lab.bench.rows import number
 from sglang_bcg_fixes.lab.verify import cases, command, environment
 from sglang_bcg_fixes.lab.verify.arms import CHECKED, PATCHED
@@ -39,8 +42,26 @@ def runs_of(
     for place, case in enumerate(chosen):
         often = starts // len(chosen) + (place < starts % len(chosen))
         for run in command.runs_of(case, [*[PATCHED] * often, CHECKED], known, source, cases.BUCKETS, folder):
-            job = {**run.server.job, "calls": []}
-            yield dataclasses.replace(run, calls=(), server=dataclasses.replace(run.server, job=job))
+            job, environment = {**run.server.job, "calls": []}, dict(run.server.environment)
+            if run.arm == PATCHED and case.name in bench.CASES and bench.is_admitted_by_a_fix(case, source):
+                environment[hybrids_without_graphs.FIX.flag] = "on"
+            server = dataclasses.replace(run.server, job=job, environment=environment)
+            yield dataclasses.replace(run, calls=(), server=server)
+
+
+def chosen_of(names: Sequence[str], known: registry.Registry, source: Source) -> list[cases.Case]:
+    if not names:
+        return [case for case in command.run_by_default(known, source) if case.wants_prefill_graphs]
+    of_sizes = [dataclasses.replace(case, name=name) for name, case in bench.CASES.items()]
+    served = {
+        case.name: case for case in (*cases.CASES, *of_sizes) if case.wants_prefill_graphs and case.applies_to(source)
+    }
+    for name in names:
+        if name not in served:
+            raise SystemExit(
+                f"--case {name}: none of {source.version} with prefill graphs{flags.nearest(name, served)}"
+            )
+    return [served[name] for name in names]
 
 
 def judged(run: command.Run, outcome: Outcome) -> Judged:
@@ -70,7 +91,7 @@ def report(found: Sequence[command.Row]) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--starts", type=int, default=50, help="of servers with fixes (default: %(default)s)")
-    parser.add_argument("--case", action="append", default=[], metavar="NAME", help="of verify; may be repeated")
+    parser.add_argument("--case", action="append", default=[], metavar="NAME", help="of verify, or a model of bench")
     parser.add_argument("--jobs", type=int, metavar="N", help="servers at a time (default: by free memory, at most 4)")
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("selfcheck_starts.json"))
     options = parser.parse_args(arguments)
@@ -78,14 +99,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     source, known, began = releases.installed(), registry.discover(), time.monotonic()
     if source is None or not here["gpu"]:
         raise SystemExit(f"{sys.executable} has no SGLang with a GPU: {here.get('why', 'no SGLang')}")
-    asked = [case for case in cases.CASES if case.name in options.case] or command.run_by_default(known, source)
-    chosen = [case for case in asked if case.wants_prefill_graphs and case.applies_to(source)]
-    if missing := set(options.case) - {case.name for case in chosen}:
-        raise SystemExit(f"--case: no case of prefill graphs on {source.version}: {', '.join(sorted(missing))}")
+    chosen = chosen_of(options.case, known, source)
     jobs = options.jobs or command.jobs_that_fit(here)
     with tempfile.TemporaryDirectory(prefix="bcg-starts-") as made:
         folder = pathlib.Path(made)
-        command.make_models(sys.executable, chosen, folder)
+        for module in {bench.MODELS if case.name in bench.CASES else command.MODELS for case in chosen}:
+            of_it = [case for case in chosen if (case.name in bench.CASES) == (module == bench.MODELS)]
+            command.make_models(sys.executable, of_it, folder, module)
         found = command.serve(list(runs_of(chosen, options.starts, known, source, folder)), sys.executable, jobs)
     rows = [(run, outcome, judged(run, outcome)) for run, outcome in found]
     print("\n".join(report(rows)))

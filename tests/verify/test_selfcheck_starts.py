@@ -10,6 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks import selfcheck_starts
+from sglang_bcg_fixes.fixes import hybrids_without_graphs
+from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.source import releases
 from tests.verify.test_command import RELEASE, here, verify
 
@@ -46,10 +48,22 @@ def test_cases_are_chosen_by_name(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(releases, "installed", lambda: releases.in_folder(release_root(RELEASE)))
-    with pytest.raises(SystemExit, match=f"--case: no case of prefill graphs on {RELEASE}: gpt_oss_decode_padding"):
+    with pytest.raises(SystemExit, match=f"--case gpt_oss_decode_padding: none of {RELEASE} with prefill graphs"):
         selfcheck_starts.main(["--case", "gpt_oss_decode_padding", "--json", str(tmp_path / "none.json")])
     monkeypatch.setenv("PATCHED_SAYS", "right")
     file = tmp_path / "found.json"
     asked = ["--case", "a_case", "--starts", "1", "--jobs", "1", "--json", str(file)]
     assert selfcheck_starts.main(asked) == 0
     assert {row["case"] for row in json.loads(file.read_text())["servers"]} == {"a_case"}
+
+
+def test_a_model_of_bench_starts_with_the_fix_that_gives_it_graphs(
+    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
+) -> None:
+    known, source = registry.discover(), releases.in_folder(release_root(RELEASE))
+    (granite,) = selfcheck_starts.chosen_of(["granite_4_h_micro"], known, source)
+    runs = list(selfcheck_starts.runs_of([granite], 1, known, source, tmp_path))
+    flag = hybrids_without_graphs.FIX.flag
+    assert [run.server.environment.get(flag) for run in runs] == ["on", None]
+    assert [run.server.job["calls"] for run in runs] == [[], []]
+    assert runs[0].server.job["engine"]["model_path"].endswith("/models/granite_4_h_micro")

@@ -102,6 +102,7 @@ def nothing_twice(buckets: Sequence[int]) -> list[Call]:
     return [call for call in some_of_everything(buckets) if call.again is None]
 
 
+MODELS = "sglang_bcg_fixes.lab.bench.model"
 CASE = cases.Case(
     "bench",
     "The first token.",
@@ -419,4 +420,4 @@ def capture_of(log: str) -> dict[str, float] | None:
 
 
 def make_model(python: str, folder: pathlib.Path, case: cases.Case = CASE) -> None:
-    command.make_models(python, [case], folder, "sglang_bcg_fixes.lab.bench.model")
+    command.make_models(python, [case], folder, MODELS)
