@@ -54,6 +54,5 @@ FIX = Fix(
     probe=probe,
     patches=(PatchPoint(KEYS, How.AROUND, key_with_what_is_cached),),
     workarounds=THINKING_KEPT,
-    verify=("llama_prefix_cache",),
     concerns=wrong(STRIPPED_THINKING, PREFIX_CACHE),
 )
