@@ -208,20 +208,27 @@ def test_a_prefix_cache_that_is_not_emptied_at_once_is_asked_again(
     assert status == 0 and "the prefix cache was not emptied: HTTP status 400\n" in said
 
 
-def test_memory_is_what_the_server_adds_to_that_of_others(
-    verify: Verify, arms: Arms, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("knows_processes", [True, False])
+def test_memory_is_that_of_the_server_alone(
+    verify: Verify, arms: Arms, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, knows_processes: bool
 ) -> None:
-    programs = tmp_path / "programs"
+    programs, asked = tmp_path / "programs", tmp_path / "asked"
     programs.mkdir()
     smi = programs / "nvidia-smi"
-    # others have 2 GiB on each of two GPUs, and a server in turn 3 GiB more on one
-    smi.write_text(f"#!/bin/sh\necho x >> {tmp_path}/asked\necho 2048\n[ $(($(wc -l < {tmp_path}/asked) % 2)) = 1 ] ")
-    smi.write_text(smi.read_text() + "&& echo 2048 || echo 5120\n")
+    apps = f"pgrep -f {SERVER} | sed 's/$/, 4096/'; echo 1, 9216" if knows_processes else "echo 999999999, 4096"
+    # others have 2 GiB on each of two GPUs, and while a server runs there are 3 GiB more on one
+    smi.write_text(f"""#!/bin/sh
+case $1 in *compute-apps*) {apps}; exit;; esac
+echo x >> {asked}
+echo 0, 2048
+[ $(($(wc -l < {asked}) % 2)) = 1 ] && echo 1, 2048 || echo 1, 5120
+""")
     smi.chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     status, said = verify()
-    assert status == 0 and said.count("  3.0 GiB  ") == 4, said
-    assert [arm["memory"] for arm in arms().values()] == [{"weight": 1.5, "in use": 3.0}] * 4
+    used = 4.0 if knows_processes else 3.0
+    assert status == 0 and said.count(f"  {used} GiB  ") == 4, said
+    assert [arm["memory"] for arm in arms().values()] == [{"weight": 1.5, "in use": used}] * 4
 
 
 def test_a_folder_of_something_else_is_left_alone(verify: Verify, tmp_path: pathlib.Path) -> None:

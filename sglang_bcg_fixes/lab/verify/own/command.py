@@ -129,7 +129,7 @@ def measured(
             print(f"{arm}: asking {len(asked)} prompts, four times each", file=sys.stderr, flush=True)
             ask.everything(client, asked, options.max_new_tokens, launch.vocabulary, answers)
             found["first_token_ms"] = ask.first_token_ms(client, asked)
-            found["memory"] = memory_of(about, of_others)
+            found["memory"] = memory_of(about, of_others, process.pid)
         except server.Ended as error:
             found["ending"] = str(error)
         except ask.UNREACHABLE as error:
@@ -150,28 +150,40 @@ def context_of(about: Mapping[str, Any], new_tokens: int) -> int:
     return int(longest) - 2 * new_tokens - 16
 
 
-def memory_of(about: Mapping[str, Any], of_others: float | None) -> dict[str, Any]:
-    """GiB by purpose as SGLang counts them, and what the driver says is in use since the server was started."""
+def memory_of(about: Mapping[str, Any], of_others: float | None, group: int) -> dict[str, Any]:
+    """GiB by purpose as SGLang counts them, and what the driver says is in use by the server."""
     states = about.get("internal_states") or [{}]
     found = {
         name: value
         for name, value in (states[0].get("memory_usage") or {}).items()
         if isinstance(value, int | float) and name != "token_capacity"
     }
+    mine = [
+        size for process, size in asked_of_driver("compute-apps=pid,used_gpu_memory") if server.is_of(process, group)
+    ]
     now = gib_in_use()
-    if now is not None and of_others is not None:
+    if mine:
+        found["in use"] = round(sum(mine) / 1024, 1)
+    elif now is not None and of_others is not None:
+        # a container knows its processes by other numbers than the driver
         found["in use"] = round(now - of_others, 1)
     return found
 
 
 def gib_in_use() -> float | None:
     """GiB in use on all GPUs, by whatever process; none without a driver."""
+    found = asked_of_driver("gpu=index,memory.used")
+    return sum(size for _, size in found) / 1024 if found else None
+
+
+def asked_of_driver(what: str) -> list[tuple[int, int]]:
+    """Pairs of numbers that nvidia-smi prints; none where there is no driver."""
     if not shutil.which("nvidia-smi"):
-        return None
-    wanted = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
-    done = subprocess.run(wanted, capture_output=True, text=True)
-    sizes = [int(line) for line in done.stdout.split("\n") if line.strip().isdigit()]
-    return sum(sizes) / 1024 if sizes else None
+        return []
+    wanted = ["nvidia-smi", f"--query-{what}", "--format=csv,noheader,nounits"]
+    lines = subprocess.run(wanted, capture_output=True, text=True).stdout.split("\n")
+    pairs = [[word.strip() for word in line.split(",")] for line in lines]
+    return [(int(pair[0]), int(pair[1])) for pair in pairs if len(pair) == 2 and all(map(str.isdigit, pair))]
 
 
 def plugin_in(reports: pathlib.Path) -> dict[str, Any]:

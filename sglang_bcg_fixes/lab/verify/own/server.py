@@ -83,16 +83,18 @@ def send(process: subprocess.Popen[bytes], number: int) -> None:
 
 def is_running(group: int) -> bool:
     """Tell whether the group has a process; one that has ended and was not awaited does not count."""
-    for file in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        try:
-            # the name in parentheses may contain anything
-            state, _, its_group = file.read_text().rpartition(")")[2].split()[:3]
-        except (FileNotFoundError, ProcessLookupError):
-            # it ended in the meantime
-            continue
-        if int(its_group) == group and state not in "ZX":
-            return True
-    return False
+    return any(is_of(int(folder.name), group) for folder in pathlib.Path("/proc").glob("[0-9]*"))
+
+
+def is_of(process: int, group: int) -> bool:
+    try:
+        # the name in parentheses may contain anything
+        text = pathlib.Path(f"/proc/{process}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        # it ended in the meantime
+        return False
+    state, _, its_group = text.rpartition(")")[2].split()[:3]
+    return int(its_group) == group and state not in "ZX"
 
 
 def wait(process: subprocess.Popen[bytes], client: ask.Client, log: pathlib.Path, limit: float) -> float:
