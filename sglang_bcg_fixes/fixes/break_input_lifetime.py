@@ -42,8 +42,8 @@ FIX = Fix(
     id="break_input_lifetime",
     doc=__doc__,
     upstream=(
-        "https://github.com/sgl-project/sglang/issues/37448",
-        "https://github.com/sgl-project/sglang/pull/37606",
+        "https://github.com/sgl-project/sglang/issues/37606",
+        "https://github.com/sgl-project/sglang/pull/37448",
     ),
     probe=probe,
     patches=(PatchPoint(WEAK_PLACES, How.AROUND, keep_and_view),),

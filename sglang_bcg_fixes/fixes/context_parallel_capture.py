@@ -36,7 +36,7 @@ def probe(source: Source) -> Finding:
 FIX = Fix(
     id="context_parallel_capture",
     doc=__doc__,
-    upstream=("https://github.com/sgl-project/sglang/issues/38943",),
+    upstream=("https://github.com/sgl-project/sglang/pull/38943",),
     probe=probe,
     workarounds=PREFILL_GRAPHS_OFF,
     concerns=ends(LATENT, DECODE_CONTEXT, PREFILL_GRAPHS),

@@ -69,6 +69,8 @@ FIX = Fix(
         "https://github.com/sgl-project/sglang/issues/22867",
         "https://github.com/sgl-project/sglang/issues/23075",
         "https://github.com/sgl-project/sglang/pull/24613",
+        "https://github.com/sgl-project/sglang/issues/39342",
+        "https://github.com/sgl-project/sglang/pull/39526",
     ),
     probe=probe,
     patches=(

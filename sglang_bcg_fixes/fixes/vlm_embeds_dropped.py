@@ -189,7 +189,7 @@ def warn_once(dropped: str) -> None:
 FIX = Fix(
     id="vlm_embeds_dropped",
     doc=__doc__,
-    upstream=(),
+    upstream=("https://github.com/sgl-project/sglang/pull/33726",),
     probe=probe,
     patches=(
         PatchPoint(MAY_REPLAY, How.AROUND, refuse_images, needed=takes_no_embeddings),
