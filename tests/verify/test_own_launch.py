@@ -93,20 +93,26 @@ def test_a_right_server_is_equal_in_every_arm(verify: Verify, arms: Arms, tmp_pa
     assert "with the fixes 1 are applied; --json FILE names them\n" in said and arms()["fixes"]["applied"] == ["a_fix"]
     assert [arm["replays"] for arm in arms().values()] == [0, 1, 0, 0]
     assert page.read_text().count("<rect") == 48 * 4 + len(compare.STATES)
+    assert page.read_text().count("finished; first token after ") == 4 and "<h1>With the fixes" in page.read_text()
 
 
 @pytest.mark.parametrize(
     ("misbehaviour", "status", "verdict"),
     [
         ("stock=wrong tokens", 0, "with the fixes no request differs from the server without replays; in stock 6"),
-        ("fixes=wrong tokens", 1, "with the fixes 6 requests differ that do not differ in stock"),
-        ("fixes=wrong logprobs", 1, "with the fixes 3 requests differ that do not differ in stock"),
-        ("fixes=not a number", 1, "with the fixes 3 requests differ that do not differ in stock"),
-        ("stock=wrong tokens,fixes=wrong tokens", 0, "with the fixes 6 requests differ, all of them in stock, too"),
-        ("stock=wrong logprobs,fixes=wrong tokens", 1, "with the fixes 3 requests differ that do not"),
+        ("fixes=wrong tokens", 1, "with the fixes 6 requests differ, and not in stock"),
+        ("fixes=wrong logprobs", 1, "with the fixes 3 requests differ, and not in stock"),
+        ("fixes=not a number", 1, "with the fixes 3 requests differ, and not in stock"),
+        ("stock=wrong tokens,fixes=wrong tokens", 0, "with the fixes 6 requests differ, in stock, too"),
+        ("stock=wrong logprobs,fixes=wrong tokens", 1, "with the fixes 3 requests differ, and not in stock"),
         ("fixes=rounds", 0, "with the fixes no request differs"),
         ("fixes=ties", 0, "with the fixes no request differs"),
         ("stock=dies at start", 0, "stock does not finish"),
+        (
+            "stock=dies at start,fixes=wrong tokens",
+            0,
+            "with the fixes 6 requests differ from the server without replays; stock does not finish",
+        ),
         ("fixes=dies at start", 1, "the server does not finish with the fixes, and stock does"),
         ("fixes=dies", 1, "the server does not finish with the fixes, and stock does"),
         ("stock=dies,fixes=dies", 1, "the server does not finish with the fixes, and neither does stock"),
@@ -140,17 +146,24 @@ def answer(tokens: list[int], logprobs: list[float], top: list[list[list[float]]
     return {"asked": "x", "tokens": tokens, "logprobs": logprobs, "top": top, "text": ""}
 
 
-def test_stock_that_is_broken_excuses_nothing() -> None:
+def test_a_bound_is_what_rounds_in_stock_and_without_replays_but_no_defect() -> None:
     one, other = ({"a": answer([5], [value], [])} for value in (-0.1, -7.0))
-    assert compare.bound_of(one, other) == compare.LARGEST_BOUND
-    assert compare.bound_of(one, {"a": answer([5], [-0.3], [])}) == pytest.approx(0.2)
-    assert compare.bound_of(one, one) == compare.ROUNDING
+    assert compare.bound_of(one, other, one) == compare.LARGEST_BOUND
+    assert compare.bound_of(one, {"a": answer([5], [-0.3], [])}, one) == pytest.approx(0.2)
+    assert compare.bound_of(one, one, one) == compare.ROUNDING
+    # the same prompt, asked in another way
+    again = {**one, "b": answer([5], [-0.5], [])}
+    assert compare.bound_of(one, one, again) == pytest.approx(0.4)
+    assert compare.bound_of(one, one, {**one, "b": {**answer([5], [-0.5], []), "asked": "y"}}) == compare.ROUNDING
+    tie = {**one, "b": answer([6], [-0.6], [[[-0.6, 6], [-0.9, 5]]])}
+    assert compare.bound_of(one, one, tie) == pytest.approx(0.3)
 
 
 def test_the_first_difference_and_the_end_of_a_log_are_printed(verify: Verify, tmp_path: pathlib.Path) -> None:
     _, said = verify(misbehaviour="fixes=wrong logprobs,stock=dies at start")
     assert re.search(r"^fixes, different: alone, 8 ids: token 0: logprob -1\S+ instead of -0\S+$", said, re.MULTILINE)
-    assert "ended with exit status 1; its log says: AssertionError: out_cache_loc_swa" in said
+    assert re.search("^stock: its log says: AssertionError: out_cache_loc_swa", said, re.MULTILINE)
+    assert re.search("^stock .*  ended with exit status 1$", said, re.MULTILINE)
     _, said = verify("--folder", str(tmp_path / "more"), misbehaviour="fixes=dies")
     assert "ended by signal 6; its log says: RuntimeError: an illegal memory access\n" in said
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import datetime
 import hashlib
 import json
 import pathlib
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sglang_bcg_fixes import __version__, flags
-from sglang_bcg_fixes.lab.verify import servers
+from sglang_bcg_fixes.lab.verify import environment, servers
 from sglang_bcg_fixes.lab.verify.instruments import SELFCHECK, SUFFIX
 from sglang_bcg_fixes.lab.verify.own import ask, compare, page, prompts, server
 from sglang_bcg_fixes.lab.verify.own.arms import AGAIN, ARMS, EAGER, FIXES, STOCK, WITH_PLUGIN, Launch, environment_of
@@ -30,6 +31,8 @@ SHORT_CONTEXT = 2048
 START_LIMIT, NEW_TOKENS = 1800, 16
 GOOD, WORSE, NO_RESULT = 0, 1, 2
 SHOWN = 3
+# what an ending goes on with
+LOG = "; its log "
 Arm = dict[str, Any]
 
 
@@ -119,9 +122,9 @@ def measured(
     client = ask.Client(launch.host, launch.port, launch.api_key, ask.SECONDS_TO_ANSWER)
     answers: dict[str, dict[str, Any]] = {}
     found: Arm = {"arm": arm, "ending": FINISHED, "first_token_ms": None, "memory": {}}
-    environment = environment_of(launch, arm, source, reports)
+    settings = environment_of(launch, arm, source, reports)
     of_others = gib_in_use()
-    with server.started(launch, environment, log) as process:
+    with server.started(launch, settings, log) as process:
         try:
             found["start_seconds"] = round(server.wait(process, client, log, options.start_limit), 1)
             about = client.about()
@@ -177,13 +180,17 @@ def gib_in_use() -> float | None:
 
 
 def asked_of_driver(what: str) -> list[tuple[int, int]]:
-    """Pairs of numbers that nvidia-smi prints; none where there is no driver."""
+    """Pairs of numbers that the driver answers."""
+    pairs = [line.split(", ") for line in answer_of_driver(what)]
+    return [(int(pair[0]), int(pair[1])) for pair in pairs if len(pair) == 2 and all(map(str.isdigit, pair))]
+
+
+def answer_of_driver(what: str) -> list[str]:
+    """Lines that nvidia-smi prints; none where there is no driver."""
     if not shutil.which("nvidia-smi"):
         return []
     wanted = ["nvidia-smi", f"--query-{what}", "--format=csv,noheader,nounits"]
-    lines = subprocess.run(wanted, capture_output=True, text=True).stdout.split("\n")
-    pairs = [[word.strip() for word in line.split(",")] for line in lines]
-    return [(int(pair[0]), int(pair[1])) for pair in pairs if len(pair) == 2 and all(map(str.isdigit, pair))]
+    return [line for line in subprocess.run(wanted, capture_output=True, text=True).stdout.split("\n") if line]
 
 
 def plugin_in(reports: pathlib.Path) -> dict[str, Any]:
@@ -203,7 +210,7 @@ def plugin_in(reports: pathlib.Path) -> dict[str, Any]:
 def judged(found: Mapping[str, Arm], launch: Launch, source: Source) -> dict[str, Any]:
     """Everything that is written: counts and differences of each arm, and the verdict."""
     reference = found[EAGER]["answers"]
-    bound = compare.bound_of(found[STOCK]["answers"], found[AGAIN]["answers"])
+    bound = compare.bound_of(found[STOCK]["answers"], found[AGAIN]["answers"], reference)
     compared = {arm: compare.compare(found[arm]["answers"], reference, bound) for arm in ARMS}
     status, verdict = verdict_of(found, compared)
     return {
@@ -212,6 +219,9 @@ def judged(found: Mapping[str, Arm], launch: Launch, source: Source) -> dict[str
         "command": shlex.join(launch.words),
         "sglang": source.version,
         "bcg_fixes": __version__,
+        "commit": environment.commit(),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "gpus": answer_of_driver("gpu=name,driver_version"),
         "bound": bound,
         "arms": {
             arm: {
@@ -253,15 +263,21 @@ def verdict_of(found: Mapping[str, Arm], compared: Mapping[str, Sequence[compare
         return NO_RESULT, "no graph was replayed with the fixes, so the answers prove nothing about graphs"
     wrong, wrong_in_stock = wrong_in(compared[FIXES]), wrong_in(compared[STOCK])
     if more := wrong - wrong_in_stock:
-        return WORSE, f"with the fixes {len(more)} requests differ that do not differ in stock"
+        return WORSE, f"with the fixes {requests(len(more))}, and not in stock"
     gained = stock_does(found, len(wrong_in_stock))
+    if wrong and STOCK in dead:
+        return GOOD, f"with the fixes {requests(len(wrong))} from the server without replays; {gained}"
     if wrong:
-        return GOOD, f"with the fixes {len(wrong)} requests differ, all of them in stock, too; {gained}"
+        return GOOD, f"with the fixes {requests(len(wrong))}, in stock, too; {gained}"
     return GOOD, f"with the fixes no request differs from the server without replays; {gained}"
 
 
 def wrong_in(compared: Sequence[compare.Compared]) -> set[str]:
     return {each.name for each in compared if each.state in (compare.DIFFERENT, compare.MISSING)}
+
+
+def requests(count: int) -> str:
+    return f"{count} request differs" if count == 1 else f"{count} requests differ"
 
 
 def stock_does(found: Mapping[str, Arm], wrong: int) -> str:
@@ -278,7 +294,10 @@ def table(content: Mapping[str, Any]) -> str:
         first = f"{arm['first_token_ms']} ms" if arm["first_token_ms"] is not None else "-"
         used = f"{arm['memory']['in use']} GiB" if "in use" in arm["memory"] else "-"
         replays = arm["replays"] if name in WITH_PLUGIN else "-"
-        lines.append(f"{name:12}{numbers}{replays:>9}{first:>13}{used:>12}  {arm['ending']}")
+        lines.append(f"{name:12}{numbers}{replays:>9}{first:>13}{used:>12}  {arm['ending'].partition(LOG)[0]}")
+    # a line of a log is as long as a screen is wide
+    ended = [(name, arm["ending"].partition(LOG)[2]) for name, arm in content["arms"].items()]
+    lines += [f"{name}: its log {said}" for name, said in ended if said]
     for name, arm in content["arms"].items():
         odd = [each for each in arm["not_equal"] if each["state"] in (compare.DIFFERENT, compare.REFUSED)]
         lines += [f"{name}, {each['state']}: {each['name']}: {each['difference']}" for each in odd[:SHOWN]]

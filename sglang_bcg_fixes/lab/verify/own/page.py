@@ -29,7 +29,7 @@ def text(content: Mapping[str, Any]) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>bcg-fixes verify</title>
 <style>{page.STYLE}</style>
-<h1>{html.escape(content["verdict"])}</h1>
+<h1>{html.escape(content["verdict"][0].upper() + content["verdict"][1:])}</h1>
 <p><code>{html.escape(content["command"])}</code></p>
 <div class="scroll" tabindex="0" role="region" aria-label="Every request">
 <table>
@@ -39,9 +39,14 @@ def text(content: Mapping[str, Any]) -> str:
 </tbody>
 </table>
 </div>
-<p>SGLang {html.escape(content["sglang"])}, bcg-fixes {html.escape(content["bcg_fixes"])}</p>
+<p>{html.escape(where(content))}</p>
 </html>
 """
+
+
+def where(content: Mapping[str, Any]) -> str:
+    versions = f"SGLang {content['sglang']}, bcg-fixes {content['bcg_fixes']}"
+    return "; ".join([content["date"][:10], versions, *content["gpus"]])
 
 
 def row(name: str, arm: Mapping[str, Any]) -> str:
@@ -55,4 +60,9 @@ def row(name: str, arm: Mapping[str, Any]) -> str:
         "not_equal": odd,
     }
     strip = page.strip(drawn) if drawn["requests"] else ""
-    return f'<tr><th scope="row">{name}<small>{html.escape(arm["ending"])}</small></th><td>{strip}</td></tr>'
+    said = [arm["ending"]]
+    if arm["first_token_ms"] is not None:
+        said.append(f"first token after {arm['first_token_ms']} ms")
+    if "in use" in arm["memory"]:
+        said.append(f"{arm['memory']['in use']} GiB")
+    return f'<tr><th scope="row">{name}<small>{html.escape("; ".join(said))}</small></th><td>{strip}</td></tr>'
