@@ -7,8 +7,8 @@ fault was reported in its place.
 Cause: The backend lists, for that step's graph, the cache slots of layers without a window alone. Layers with one get
 no list at all. Without graphs they do.
 Change: The slots of the window are listed beside the others, in capture and in replay, by SGLang's own function, as
-from 0.5.23 on. Nothing changes for draft models without windows, with
-decode context parallelism, or with a memory pool that both kinds of layer share.
+from 0.5.23 on. Until 0.5.21 that function waits for the device, there as in decode. Nothing changes for draft models
+without windows, with decode context parallelism, or with a memory pool that both kinds of layer share.
 Remove when: 0.5.22 need not be served.
 """
 
