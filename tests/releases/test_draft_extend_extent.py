@@ -63,7 +63,7 @@ def run(observer: tuple[str, ...], root: pathlib.Path, models: tuple[str, ...], 
     found: Found
     # what lists windows has a test of its own: SGLang's listing waits for the device, which a replay here may not
     alone = {"SGLANG_BCG_REPORT_DIR": reports, "SGLANG_BCG_FIX_DRAFT_WINDOW_UNLISTED": "off"}
-    found, _ = processes.beside(root, *program, *models, timeout=900, **alone)
+    found, _ = processes.beside(root, *program, *models, environment=alone, timeout=900)
     return found
 
 
