@@ -28,7 +28,7 @@ OTHERS, NEW = [70, 80, 90], 4
 
 
 def hold(served: scheduler.Scheduler, rounding: float) -> dict[str, Any]:
-    """How many slots are free or cached of how many, and which of the later answers are those of an empty cache."""
+    """Count the slots that are free or cached, and tell which later answers are those of an empty cache."""
     source = random.Random(1)
     prompts = [[source.randrange(3, 120) for _ in range(length)] for length in (PROMPT, PROMPT, PROMPT, *OTHERS)]
     served.forget()

@@ -20,7 +20,7 @@ class Triton(draft_extend.Triton):
 
 
 def errors(backend: Triton) -> dict[str, Any]:
-    """How far attention is off, eager and in a graph that was captured for nobody; or how the graph fails."""
+    """Measure how far attention is off, eager and in a graph captured for nobody, or say how the graph fails."""
     found: dict[str, Any] = {}
     for name in ("one page and two", "padded"):
         eager = backend.attended(STEPS[name])["error"]
