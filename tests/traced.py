@@ -110,7 +110,7 @@ def watch(module: types.ModuleType) -> None:
 
 
 def functions_of(module: types.ModuleType) -> Iterator[types.FunctionType]:
-    """What its text defines outside of functions, methods and decorated functions too."""
+    """Every function that a module defines outside of functions; methods and decorated functions too."""
     own = (value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__)
     for value in own:
         for each in vars(value).values() if isinstance(value, type) else (value,):

@@ -58,31 +58,41 @@ def probe(source: Source) -> Finding:
 
 
 def list_windows(original: Callable[..., Any], self: Any, *args: Any, **named: Any) -> Any:
-    found, given = original(self, *args, **named), arguments(original, self, args, named)
-    if has_windows(self):
+    found = original(self, *args, **named)
+    if given := windowed_extend(original, self, args, named):
         write_windows(self, given)
     return found
 
 
 def point_to_windows(original: Callable[..., Any], self: Any, *args: Any, **named: Any) -> Any:
-    metadata, given = original(self, *args, **named), arguments(original, self, args, named)
-    if is_draft_extend(given) and has_windows(self):
+    metadata = original(self, *args, **named)
+    if given := windowed_extend(original, self, args, named):
         write_windows_into(metadata, self, given["bs"])
     return metadata
 
 
 def capture_with_windows(original: Callable[..., None], self: Any, *args: Any, **named: Any) -> None:
-    replay_with_windows(original, self, *args, **named)
-    given = arguments(original, self, args, named)
-    if is_draft_extend(given) and has_windows(self):
+    original(self, *args, **named)
+    if given := windowed_extend(original, self, args, named):
+        write_windows(self, given)
         write_windows_into(self.forward_metadata, self, given["bs"])
 
 
 def replay_with_windows(original: Callable[..., None], self: Any, *args: Any, **named: Any) -> None:
     original(self, *args, **named)
-    given = arguments(original, self, args, named)
-    if is_draft_extend(given) and has_windows(self):
+    if given := windowed_extend(original, self, args, named):
         write_windows(self, given)
+
+
+def windowed_extend(
+    original: Callable[..., Any], self: Any, args: tuple[Any, ...], named: dict[str, Any]
+) -> dict[str, Any]:
+    """The arguments by name of a draft's extend step with windows; nothing for any other step."""
+    # asked first: to bind takes longer than all else here, and most drafts have no windows
+    if not has_windows(self):
+        return {}
+    given = inspect.signature(original).bind(self, *args, **named).arguments
+    return given if given["forward_mode"].name in ("DRAFT_EXTEND", "DRAFT_EXTEND_V2") else {}
 
 
 def write_windows(backend: Any, given: dict[str, Any]) -> None:
@@ -103,18 +113,10 @@ def write_windows(backend: Any, given: dict[str, Any]) -> None:
     listing(**{each.name: at_hand[each.name] for each in taken if each.name in at_hand or each.default is each.empty})
 
 
-def arguments(original: Callable[..., Any], self: Any, args: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-    return inspect.signature(original).bind(self, *args, **named).arguments
-
-
 def has_windows(backend: Any) -> bool:
     """False also with decode context parallelism or a pool shared by both kinds of layer: decode lists otherwise."""
     is_plain = getattr(backend, "dcp_size", 1) == 1 and getattr(backend, "_translate_kv_loc", None) is None
     return is_plain and backend.sliding_window_size is not None and backend.sliding_window_size > 0
-
-
-def is_draft_extend(given: dict[str, Any]) -> bool:
-    return given["forward_mode"].name in ("DRAFT_EXTEND", "DRAFT_EXTEND_V2")
 
 
 def write_windows_into(metadata: Any, backend: Any, rows: int) -> None:
