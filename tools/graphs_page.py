@@ -291,7 +291,7 @@ WITH_THE_PLUGIN = (
 )
 WHAT_ELSE = (
     "What else concerns your model is in the [matrix](matrix.html), and `bcg-fixes doctor --model FOLDER` says it of "
-    "your flags. What a GPU answered is [elsewhere](evidence.md)."
+    "your flags. What a GPU answered is [elsewhere](answers.md)."
 )
 BLACKWELL = (
     "DeepseekV3ForCausalLM has none by default where its attention is `trtllm_mla`, as on Blackwell: "

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the generated pages: in docs/ flags, defects, requests, harm, graphs, fixes; the manual; or --check them."""
+"""Write the generated pages, in docs/ and the manual, or --check them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pathlib
 import sys
 import textwrap
 
+import answers_page
 import graphs_page
 import harm_page
 import man_page
@@ -56,6 +57,7 @@ def pages() -> dict[pathlib.Path, str]:
     made[DOCS / "flags.md"] = flags_page(rows)
     made[DOCS / "defects.md"] = defects_page(built_in, verdicts.recorded())
     made[DOCS / "kinds_of_request.md"] = kinds_page(json.loads(KINDS.read_text()))
+    made[DOCS / "answers.md"] = answers_page.page()
     matrix = harm_page.recorded()
     made[DOCS / "harm.md"] = harm_page.page(matrix)
     made[DOCS / "harm.svg"] = harm_page.picture(matrix)
