@@ -9,7 +9,7 @@ export STARTED := $(shell date +%s)
 REQUIREMENTS := cpu_sglang/requirements.txt tests/requirements.txt
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' cpu_sglang/requirements.txt)
 
-.PHONY: demo serve test test-all mutants lint wheels gpu bench record cost harm docs site fix forms release changelog dist clean
+.PHONY: demo serve test test-all mutants explore lint wheels gpu bench record cost harm docs site fix forms release changelog dist clean
 .DEFAULT_GOAL := test
 
 demo:
@@ -29,6 +29,10 @@ test-all: wheels
 # mistakes at random in fixes, kernels and other code, and who notices them; in a copy of this folder
 mutants: wheels
 	$(BIN)/python -m tests.mutants --seed $(or $(SEED),0)
+
+# random launches, with every fix on, or known defects again with ARGS=--stock; it goes on where it was
+explore: wheels
+	$(BIN)/python -m tests.explore $(ARGS)
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

@@ -31,12 +31,13 @@ FEW = 5
 class Talks:
     """Conversations that are under way, each as its tokens so far."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, longest: int = LONGEST, answers_come_back: bool = True) -> None:
         self.random, self.kept = random.Random(seed), list[list[int]]()
+        self.longest, self.answers_come_back = longest, answers_come_back
 
     def turn(self) -> list[int]:
         """Take one that can go on, or begin one, and add to it."""
-        chance, begun = self.random.random(), [talk for talk in self.kept if len(talk) < LONGEST - MOST_ADDED]
+        chance, begun = self.random.random(), [talk for talk in self.kept if len(talk) < self.longest - MOST_ADDED]
         talk: list[int] = []
         if begun and chance < GOES_ON:
             talk = self.random.choice(begun)
@@ -51,12 +52,21 @@ class Talks:
             return self.random.randrange(1, MOST_ADDED)
         return CHUNK + self.random.randrange(-1, 2) - length % CHUNK
 
-    def keep(self, talk: list[int]) -> None:
-        self.kept = [*self.kept, talk][-KEPT:]
+    def keep(self, prompt: list[int], answer: scheduler.Answer) -> None:
+        said = [int(logits.argmax()) for logits in answer.logits] if self.answers_come_back else []
+        self.kept = [*self.kept, [*prompt, *said]][-KEPT:]
+
+
+# prompts that were answered together, and their answers
+Round = tuple[dict[str, list[int]], dict[str, scheduler.Answer]]
 
 
 def hold(served: scheduler.Scheduler, seed: int, turns: int, rounding: float) -> dict[str, Any]:
-    talks, rounds, number = Talks(seed), list[tuple[dict[str, list[int]], dict[str, scheduler.Answer]]](), 0
+    return {"seed": seed, **judged(served, converse(served, Talks(seed), turns), rounding)}
+
+
+def converse(served: scheduler.Scheduler, talks: Talks, turns: int) -> list[Round]:
+    rounds, number = list[Round](), 0
     served.forget()
     while number < turns:
         count = min(talks.random.randrange(1, TOGETHER + 1), turns - number)
@@ -68,7 +78,12 @@ def hold(served: scheduler.Scheduler, seed: int, turns: int, rounding: float) ->
         answers = served.answer(first, new, later, after=talks.random.randrange(1, new))
         rounds.append((prompts, answers))
         for name, prompt in prompts.items():
-            talks.keep([*prompt, *(int(logits.argmax()) for logits in answers[name].logits)])
+            talks.keep(prompt, answers[name])
+    return rounds
+
+
+def judged(served: scheduler.Scheduler, rounds: list[Round], rounding: float) -> dict[str, Any]:
+    """Compare each answer's first token with the cold one."""
     wrong, rounded = list[dict[str, Any]](), list[dict[str, Any]]()
     for prompts, warm in rounds:
         for name, prompt in prompts.items():
@@ -85,8 +100,9 @@ def hold(served: scheduler.Scheduler, seed: int, turns: int, rounding: float) ->
             row = {"turn": int(name), "length": len(prompt), "found": found, "off by": off}
             is_rounding = any(off <= 2 * other for other in others)
             (rounded if is_rounding else wrong).append(row | {"cold ones differ by": others})
-    hits = sum(answer.found > 0 for _, warm in rounds for answer in warm.values())
-    return {"seed": seed, "turns": number, "hits": hits, "wrong": wrong, "rounded": rounded}
+    answers = [answer for _, warm in rounds for answer in warm.values()]
+    hits = sum(answer.found > 0 for answer in answers)
+    return {"turns": len(answers), "hits": hits, "wrong": wrong, "rounded": rounded}
 
 
 def answered(served: scheduler.Scheduler, prompts: dict[str, list[int]], name: str) -> torch.Tensor:
