@@ -105,10 +105,11 @@ def run(draw: Draw, environment: dict[str, str]) -> Found:
         timeout=SECONDS,
     )
     refused = explored.SERVES not in done.stdout.splitlines()
-    if done.returncode:
-        errors = [line for line in done.stderr.splitlines() if re.match(r"\w*(Error|Exception)\b", line)]
-        return {"refused": refused, "ends": (errors or [f"exit status {done.returncode}"])[-1][:300]}
-    return {"refused": refused, **processes.result(done)}
+    if found := {} if done.returncode else processes.result(done):
+        return {"refused": refused, **found}
+    # SGLang's own handler has ended the process, sometimes with a status of 0
+    errors = [line for line in done.stderr.splitlines() if re.match(r"\w*(Error|Exception)\b", line)]
+    return {"refused": refused, "ends": (errors or [f"exit status {done.returncode}"])[-1][:300]}
 
 
 def outcome(found: Found) -> str:
