@@ -17,6 +17,7 @@ import served_table
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.cli.harmless import HARMLESS
+from sglang_bcg_fixes.concern import Harm
 from sglang_bcg_fixes.model import SECTIONS, Fix, Kernel
 from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.source import served, verdicts
@@ -36,7 +37,7 @@ CONFIGURATIONS = """\
 | images in a batch | eager | eager if lost: [vlm_embeds_dropped](fixes/vlm_embeds_dropped.md) | | | | |
 | MLA | eager | see [mla_dispatch_unaware](fixes/mla_dispatch_unaware.md) | | | | |
 """
-MENDED = {("auto", False): "yes", ("auto", True): "guard", ("off", False): "off"}
+FIXED = {("auto", False): "yes", ("auto", True): "guard", ("off", False): "off"}
 # of releases, in the order of a fix's page
 STATES = {
     "affected": "in SGLang",
@@ -55,7 +56,7 @@ def pages() -> dict[pathlib.Path, str]:
     made = {DOCS / "fixes" / f"{fix.id}.md": fix_page(fix) for fix in built_in}
     rows = flags.table(built_in, [each for each in known.kernels if is_ours(each)])
     made[DOCS / "flags.md"] = flags_page(rows)
-    made[DOCS / "defects.md"] = defects_page(built_in, verdicts.recorded())
+    made[DOCS / "defects.md"] = defects_page(built_in)
     made[DOCS / "kinds_of_request.md"] = kinds_page(json.loads(KINDS.read_text()))
     made[DOCS / "answers.md"] = answers_page.page()
     matrix = harm_page.recorded()
@@ -114,21 +115,33 @@ def flags_page(rows: list[flags.Flag]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def defects_page(fixes: list[Fix], table: dict[str, dict[str, str]]) -> str:
+def defects_page(fixes: list[Fix]) -> str:
     legend = (
-        "A: affected, l: latent (wrong code that nothing in the release reaches), f: fixed, -: absent, ?: unknown. "
-        "Fixes that are `off`, and those of latent defects, need their flag; a guard is applied there too."
+        "`yes`: fixed where it is found. `guard`: in every release, also against code of your own. `off`: only if "
+        "its flag says `on`, for the reason on its page. `no`: `doctor` finds it and names the way round. Latent: "
+        "nothing that SGLang ships reaches the wrong code, but yours may; set its flag to `on`. In the other releases "
+        "SGLang has fixed the defect or never had it: see its page."
     )
-    lines = ["# Defects and releases", "", legend, ""]
-    lines += ["| defect | fix | " + " | ".join(table) + " |", "|---|---|" + "---|" * len(table)]
-    letters = {"affected": "**A**", "latent": "l", "fixed": "f", "absent": "-", "unknown": "?"}
-    for fix in fixes:
-        cells = " | ".join(letters[row[fix.id]] for row in table.values())
-        mended = MENDED[fix.default, fix.guard] if fix.patches else "no"
-        lines.append(f"| [{fix.id}](fixes/{fix.id}.md) | {mended} | {cells} |")
+    lines = ["# Defects and releases", "", folded(legend)]
+    for harm in Harm:
+        lines += ["", f"## {harm.value[0].upper()}{harm.value[1:]}", ""]
+        lines += ["| what you see | defect | fixed | releases |", "|---|---|---|---|"]
+        for fix in (fix for fix in fixes if worst_harm(fix) is harm):
+            is_fixed = FIXED[fix.default, fix.guard] if fix.patches else "no"
+            lines.append(f"| {fix.title} | [{fix.id}](fixes/{fix.id}.md) | {is_fixed} | {needed_by(fix)} |")
     lines += ["", "## Looked into and harmless", "", "| spot | releases | why | shown by |", "|---|---|---|---|"]
     lines += [f"| {spot.id}: {spot.title} | {spot.releases} | {spot.reason} | `{spot.test}` |" for spot in HARMLESS]
     return "\n".join(lines) + "\n"
+
+
+def worst_harm(fix: Fix) -> Harm:
+    return min((concern.harm for concern in fix.concerns), key=list(Harm).index)
+
+
+def needed_by(fix: Fix) -> str:
+    found = [*verdicts.spans(fix.id)]
+    affected, latent = (", ".join(span for span, of in found if of == verdict) for verdict in ("affected", "latent"))
+    return "; ".join([*([affected] if affected else []), *([f"latent in {latent}"] if latent else [])])
 
 
 def kinds_page(table: dict[str, dict[str, dict[str, str]]]) -> str:
