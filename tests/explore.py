@@ -61,6 +61,11 @@ OF_HYBRIDS: dict[str, Sequence[Any]] = {
     "mamba_radix_cache_strategy": ("extra_buffer", "extra_buffer_lazy", "no_buffer"),
     "max_mamba_cache_size": (64, 20),
 }
+# SGLang refuses these strategies with anything else
+NEEDS: dict[Any, dict[str, Any]] = {
+    "extra_buffer_lazy": {"disable_overlap_schedule": False},
+    "no_buffer": {"disable_overlap_schedule": True, "page_size": 1},
+}
 GRAPHS: Sequence[Sequence[int]] = ((), (64, 256), (16, 128, 512))
 TURNS = 16
 RIGHT = "answers right"
@@ -73,6 +78,7 @@ def drawn(number: int, releases: Sequence[str]) -> Draw:
     architecture = source.choice((*HYBRIDS, *HYBRIDS, *OTHERS))
     options = {**SERVER, **(OF_HYBRIDS if architecture in HYBRIDS else {})}
     server = {name: source.choice(values) for name, values in options.items()}
+    server |= NEEDS.get(server.get("mamba_radix_cache_strategy"), {})
     server["dtype"], model = HYBRIDS.get(architecture, ("float32", {}))
     happens = [name for name in explored.HAPPENINGS if source.random() < 0.25]
     if explored.THINKS in happens:
