@@ -147,5 +147,6 @@ FIX = Fix(
         PatchPoint((OLD_REPLAY,), How.AROUND, replay_with_windows, needed=is_old),
     ),
     workarounds=DRAFT_WITHOUT_TRITON,
+    verify=("eagle3_windowed_draft",),
     concerns=ends(DRAFT_MODEL, TRITON, WINDOW, DECODE_GRAPHS),
 )

@@ -55,5 +55,6 @@ FIX = Fix(
     probe=probe,
     patches=(PatchPoint((SAVER,), How.AROUND, keep_a_copy),),
     workarounds=DECODE_GRAPHS_OFF,
+    verify=("llama_sleep",),
     concerns=wrong(MEMORY_SAVER, MEMORY_SAVER_FOR_GRAPHS, DECODE_GRAPHS),
 )

@@ -113,6 +113,7 @@ FIX = Fix(
         PatchPoint((RELEASE,), How.BEFORE, keep_live_state_out, needed=cuts_at_a_stop),
     ),
     workarounds=(KEYS_THAT_STATES_REACH, *THINKING_KEPT),
+    verify=("qwen3_next_stripped_thinking",),
     concerns=(
         *wrong(HYBRID, where(cuts_thinking, EXTRA_BUFFERS), STRIPPED_THINKING),
         *wrong(HYBRID, where(cuts_at_a_stop, NO_BUFFER), SPECULATION),

@@ -54,5 +54,6 @@ FIX = Fix(
     probe=probe,
     patches=(PatchPoint(KEYS, How.AROUND, key_with_what_is_cached),),
     workarounds=THINKING_KEPT,
+    verify=("llama_stripped_thinking_at_full_load",),
     concerns=wrong(STRIPPED_THINKING, PREFIX_CACHE),
 )

@@ -35,12 +35,7 @@ FIXES = {module.__name__.rpartition(".")[2]: declared_in(module) for module in M
 TEXTS = [pathlib.Path(str(module.__file__)).read_text() for module in MODULES]
 Root = Callable[[str], pathlib.Path]
 # no case of `bcg-fixes verify` starts a server with their flags yet
-ON_NO_GPU = {
-    "draft_window_unlisted",
-    "graph_memory_not_saved",
-    "state_ahead_of_key",
-    "thinking_freed_in_cache",
-}
+ON_NO_GPU: set[str] = set()
 Mutation = Callable[[str, ast.FunctionDef], str]
 
 

@@ -18,6 +18,9 @@ FIXES = {fix.id: fix for fix in registry.discover().fixes}
 # the first release that has the model, or starts with these flags, or makes such graphs unasked
 FIRST = {
     "falcon_h1_checkpoints": "0.5.13",
+    "eagle3_windowed_draft": "0.5.12",
+    "qwen3_next_stripped_thinking": "0.5.13",
+    "llama_stripped_thinking_at_full_load": "0.5.13",
     "qwen3_5_text_prefill_graph": "0.5.17",
     "qwen3_5_text_by_default": "0.5.17",
     "qwen3_5_by_default": "0.5.16",
@@ -150,3 +153,19 @@ def test_warm_prefixes_begin_as_an_earlier_prompt() -> None:
         if "warm" in call.part:
             earlier = [prompt for before in calls[:number] for prompt in before.prompts]
             assert all(any(prompt[: len(old)] == old for old in earlier) for prompt in call.prompts)
+
+
+@pytest.mark.parametrize("buckets", [BUCKETS, FEW_BUCKETS], ids=["all", "quick"])
+def test_thinking_passes_a_checkpoint_or_does_not_fit(buckets: tuple[int, ...]) -> None:
+    turns = cases.turns_after_thinking(buckets)
+    passed = set()
+    for first, second in zip(turns[::2], turns[1::2], strict=True):
+        length = len(first.prompts[0])
+        assert first.thinks and not second.thinks and second.prompts[0][:length] == first.prompts[0]
+        passed.add((length + first.new_tokens) // 64 > length // 64)
+    assert passed == {True, False}
+    others, thinking, again = cases.others_after_thinking_at_full_load(buckets)[:3]
+    room = cases.FULL - sum(map(len, thinking.prompts))
+    assert thinking.thinks and 0 < room < len(thinking.prompts) * thinking.new_tokens
+    assert sum(map(len, others.prompts)) + len(others.prompts) * others.new_tokens < cases.FULL
+    assert again.again == 0 and again.prompts == others.prompts and not again.thinks

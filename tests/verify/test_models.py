@@ -17,6 +17,7 @@ from tests.wheels import NEWEST
 LEFT_OUT = {
     "falcon_h1": ("q_norm.weight", "k_norm.weight"),
     "llama_eagle_draft": ("embed_tokens.weight", "lm_head.weight"),
+    "llama_eagle3_draft": ("embed_tokens.weight",),
     "qwen3_next_mtp as draft": ("embed_tokens.weight", "lm_head.weight"),
 }
 OF_THE_LAYER_THAT_DRAFTS = "mtp."

@@ -9,9 +9,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-from sglang_bcg_fixes.anatomy.launches import has_breakable_graphs_by_default
+from sglang_bcg_fixes.anatomy.launches import GRAPHS_SAVED, has_breakable_graphs_by_default
 from sglang_bcg_fixes.lab.verify.models import MODELS, VOCABULARY
 from sglang_bcg_fixes.source.tree import Source
 
@@ -47,12 +47,18 @@ class Standard(str, enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One /generate with all its prompts; `again` is the index of an earlier call with the same prompts."""
+    """One /generate with all its prompts; `again` is the index of an earlier call with the same prompts.
+
+    If it `thinks`, all that is generated is thinking. `after_sleep` means that the server has given memory back and
+    taken it again.
+    """
 
     part: str
     prompts: tuple[tuple[int, ...], ...]
     new_tokens: int = NEW_TOKENS
     again: int | None = None
+    thinks: bool = False
+    after_sleep: bool = False
 
 
 class Script:
@@ -68,12 +74,15 @@ class Script:
     def ask(self, part: str, lengths: Sequence[int], new_tokens: int = NEW_TOKENS) -> int:
         return self.say(part, [self.tokens(length) for length in lengths], new_tokens)
 
-    def say(self, part: str, prompts: Sequence[tuple[int, ...]], new_tokens: int = NEW_TOKENS) -> int:
-        self.calls.append(Call(part, tuple(prompts), new_tokens))
+    def say(
+        self, part: str, prompts: Sequence[tuple[int, ...]], new_tokens: int = NEW_TOKENS, thinks: bool = False
+    ) -> int:
+        self.calls.append(Call(part, tuple(prompts), new_tokens, thinks=thinks))
         return len(self.calls) - 1
 
-    def ask_again(self, part: str, call: int) -> None:
-        self.calls.append(dataclasses.replace(self.calls[call], part=part, again=call))
+    def ask_again(self, part: str, call: int, after_sleep: bool = False) -> None:
+        again = dataclasses.replace(self.calls[call], part=part, again=call, after_sleep=after_sleep)
+        self.calls.append(again)
 
 
 def around_every_bucket(buckets: Sequence[int]) -> list[Call]:
@@ -147,6 +156,47 @@ def short_drafts(buckets: Sequence[int]) -> list[Call]:
     return script.calls
 
 
+def turns_after_thinking(buckets: Sequence[int]) -> list[Call]:
+    """Ask again behind a prompt whose thinking has passed a checkpoint, or has not."""
+    script = Script()
+    for length in (100, 250, 30):
+        # of 64, as far as a checkpoint from the next
+        for thinking in (8, 60, 200):
+            prompt = script.tokens(length)
+            script.say("thinking", [prompt], thinking, thinks=True)
+            script.say("next turn", [prompt + script.tokens(40)])
+    return script.calls
+
+
+# three requests of 60 tokens do not fit any more once each has 40 more
+FULL, LONG_THOUGHT = 300, 100
+
+
+def others_after_thinking_at_full_load(buckets: Sequence[int]) -> list[Call]:
+    """Ask with an empty cache, then think until one request is retracted, then ask the first again.
+
+    There is no room left by then for what was asked first: it is computed anew.
+    """
+    script = Script()
+    for _ in range(1 if len(buckets) < 3 else 3):
+        others = script.ask("others", [70, 80, 90], 4)
+        script.say("thinking", [script.tokens(60) for _ in range(3)], LONG_THOUGHT, thinks=True)
+        script.ask_again("others, after a retraction", others)
+    return script.calls
+
+
+def before_and_after_sleep(buckets: Sequence[int]) -> list[Call]:
+    """Ask alone and together, in decode graphs with and without padding, twice after each sleep."""
+    script = Script()
+    asked = [script.ask("awake", lengths, 24) for lengths in ([100], [16, 9, 12], [40, 7, 30, 21])]
+    for _ in range(2):
+        for call in asked:
+            script.ask_again("after sleep", call, after_sleep=True)
+        for call in asked:
+            script.ask_again("awake again", call)
+    return script.calls
+
+
 def of_the_drafts_of(source: Source, adaptive: bool) -> Flags:
     flags: Flags = {
         "--speculative-algorithm": "NEXTN" if adaptive else "EAGLE",
@@ -163,14 +213,33 @@ def of_the_drafts_of(source: Source, adaptive: bool) -> Flags:
     return flags
 
 
+def of_a_draft_with_a_window(source: Source) -> Flags:
+    # Triton attention lists no window for the decode steps of a draft, which a single step does without
+    return {
+        "--speculative-algorithm": "EAGLE3",
+        "--speculative-num-steps": 1,
+        "--speculative-eagle-topk": 1,
+        "--speculative-num-draft-tokens": 2,
+        "--speculative-draft-window-size": 16,
+    }
+
+
+def drafts_with_a_window(source: Source) -> bool:
+    """Tell whether that flag is for EAGLE3, too."""
+    return (
+        source.find("sglang.srt.models.llama_eagle3:LlamaForCausalLMEagle3.get_attention_sliding_window_size")
+        is not None
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """One case; a pass of kind `phase` must be replayed, with at least `requests` in one of them.
 
     `module` must exist for SGLang to know the model, and `served` says whether it is served with these flags; `watches`
     names defects that the case shows and that this version has no fix for, and `extra` are flags added to those of
-    every case. With `by_default` the server is started as users start it: only pool sizes are given, so that several
-    servers fit.
+    every case, as the `environment` is added. With `by_default` the server is started as users start it: only pool
+    sizes are given, so that several servers fit.
     """
 
     name: str
@@ -183,6 +252,7 @@ class Case:
     draft: str | None = None
     decode_sizes: tuple[int, ...] = (1, 2, 4, 8, 16)
     extra: Callable[[Source], Flags] = lambda source: {}
+    environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     watches: tuple[str, ...] = ()
     module: str = ""
     served: Callable[[Source], bool] = lambda source: True
@@ -259,6 +329,30 @@ def with_checkpoints(source: Source) -> Flags:
     renamed = source.has_option("--mamba-radix-cache-strategy")
     strategy = "--mamba-radix-cache-strategy" if renamed else "--mamba-scheduler-strategy"
     return {**with_radix_cache(source), strategy: "extra_buffer"}
+
+
+def without_its_thinking(source: Source) -> Flags:
+    """Flags for a prefix cache that keeps the prompts of requests that think, and not what they thought."""
+    return {
+        **with_radix_cache(source),
+        # the tokenizer says which token ends the thinking
+        "--skip-tokenizer-init": False,
+        "--reasoning-parser": "qwen3",
+        "--strip-thinking-cache": True,
+    }
+
+
+def without_its_thinking_but_checkpoints(source: Source) -> Flags:
+    return {**with_checkpoints(source), **without_its_thinking(source), "--mamba-track-interval": 64}
+
+
+def without_its_thinking_at_full_load(source: Source) -> Flags:
+    return {**without_its_thinking(source), "--max-total-tokens": FULL, "--schedule-conservativeness": 0.01}
+
+
+def can_be_asked_to_think(source: Source) -> bool:
+    """Tell whether the engine takes it; earlier releases take it over HTTP alone."""
+    return "require_reasoning" in source.need("sglang.srt.entrypoints.engine:Engine.generate").parameters
 
 
 def keeps_checkpoints(source: Source) -> bool:
@@ -394,6 +488,49 @@ CASES = (
         EAGLE,
         name="eagle_prefix_only_worker",
         sentence="The fix for other packages' draft workers changes nothing for SGLang's own.",
+    ),
+    Case(
+        "qwen3_next_stripped_thinking",
+        "The next turn of a hybrid model goes on from the prompt's state, not from one behind the thinking.",
+        "qwen3_next_thinks",
+        script=turns_after_thinking,
+        extra=without_its_thinking_but_checkpoints,
+        served=can_be_asked_to_think,
+    ),
+    Case(
+        "llama_stripped_thinking_at_full_load",
+        "Requests that think are retracted, and later requests share no cache slots.",
+        "llama_thinks",
+        standard=Standard.REPEATED,
+        script=others_after_thinking_at_full_load,
+        phase="decode",
+        decode_sizes=(1, 2, 4),
+        extra=without_its_thinking_at_full_load,
+        served=can_be_asked_to_think,
+    ),
+    Case(
+        "llama_sleep",
+        "Decode graphs answer after sleep as before; stock may, too: few kernels read what only capture wrote.",
+        "llama",
+        standard=Standard.REPEATED,
+        script=before_and_after_sleep,
+        phase="decode",
+        decode_sizes=(1, 2, 4),
+        extra=lambda source: {"--enable-memory-saver": True},
+        environment={GRAPHS_SAVED: "1"},
+    ),
+    Case(
+        "eagle3_windowed_draft",
+        "A server whose draft model attends to a sliding window starts, and replays its draft's extend step.",
+        "llama",
+        draft="llama_eagle3_draft",
+        standard=Standard.ANSWERED,
+        script=short_drafts,
+        logprobs=False,
+        phase="draft_extend",
+        decode_sizes=(1, 2, 4),
+        extra=of_a_draft_with_a_window,
+        served=drafts_with_a_window,
     ),
     Case(
         "phi_prefill_graph",

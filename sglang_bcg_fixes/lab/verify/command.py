@@ -267,7 +267,7 @@ def environment_of(arm: str, case: Case, known: registry.Registry, alone: str | 
         wanted.append(f"refuse_{case.phase}")
     if arm == PADDED:
         wanted.append(instruments.PADDED)
-    return {**found, flags.INSTRUMENTS: ",".join(wanted)}
+    return {**found, **case.environment, flags.INSTRUMENTS: ",".join(wanted)}
 
 
 def engine_arguments(started_with: cases.Flags, case: Case, folder: pathlib.Path) -> dict[str, Any]:

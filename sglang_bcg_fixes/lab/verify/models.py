@@ -184,6 +184,13 @@ BOTH_NORMS = norms("input_layernorm", "post_attention_layernorm")
 LLAMA_LAYER = {**BOTH_NORMS, **attention(2), **mlp("mlp.")}
 LLAMA = Model("LlamaForCausalLM", "llama", 2, (LLAMA_LAYER,) * 4, USUAL_ENDS)
 
+EAGLE3_HEADS = {"q": HEADS, "k": 2, "v": 2}
+EAGLE3_LAYER: Shapes = {
+    **LLAMA_LAYER,
+    **weights("self_attn.", **{f"{name}_proj": (heads * HEAD, 2 * HIDDEN) for name, heads in EAGLE3_HEADS.items()}),
+    **norms("hidden_norm"),
+}
+
 QWEN_REST = {
     **BOTH_NORMS,
     **mixture("mlp.", "shared_expert"),
@@ -323,36 +330,36 @@ def beside_a_tower(text: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-# words are their numbers; these files start SGLang's image processor, which is idle for token prompts
-TOKENIZER = {
-    "version": "1.0",
-    "truncation": None,
-    "padding": None,
-    "added_tokens": [
-        {"id": number, "content": name, "special": True, "normalized": False}
-        | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
-        for name, number in NUMBERED.items()
-    ],
-    "normalizer": None,
-    "pre_tokenizer": {"type": "WhitespaceSplit"},
-    "post_processor": None,
-    "decoder": None,
-    "model": {
-        "type": "WordLevel",
-        "vocab": {**{str(number): number for number in range(VOCABULARY)}, **NUMBERED},
-        "unk_token": "0",
-    },
-}
+def tokenizer(added: Mapping[str, int]) -> dict[str, Any]:
+    """Make a tokenizer's file: words are their numbers, and a few have a name."""
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [{"id": number, "content": name, "special": True, **flags} for name, number in added.items()],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {
+            "type": "WordLevel",
+            "vocab": {**{str(number): number for number in range(VOCABULARY)}, **added},
+            "unk_token": "0",
+        },
+    }
+
+
+TOKENIZER_CONFIG = options(
+    'tokenizer_class="PreTrainedTokenizerFast" model_max_length=8192 unk_token="0" pad_token="0" eos_token="1"'
+)
+# these files start SGLang's image processor, which is idle for token prompts
 PIXELS = {"shortest_edge": (2 * PATCH) ** 2, "longest_edge": (16 * PATCH) ** 2}
 FRAMES = {"patch_size": PATCH, "temporal_patch_size": 2, "merge_size": 2, "size": PIXELS}
 PROCESSORS: dict[str, dict[str, Any]] = {
-    "tokenizer.json": TOKENIZER,
+    "tokenizer.json": tokenizer(NUMBERED),
     "tokenizer_config.json": {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_max_length": 8192,
-        "unk_token": "0",
-        "pad_token": "0",
-        "eos_token": "1",
+        **TOKENIZER_CONFIG,
         "image_token": "<|image_pad|>",
         "video_token": "<|video_pad|>",
         "vision_bos_token": "<|vision_start|>",
@@ -386,6 +393,22 @@ QWEN3_5_SEES = dataclasses.replace(
     wrap=beside_a_tower,
     beside=PROCESSORS,
 )
+
+# no row of the head is of these, so nothing ends the thinking or the answer
+OF_THINKING = {"</think>": VOCABULARY, "</s>": VOCABULARY + 1}
+
+
+def that_thinks(model: Model) -> Model:
+    """Make a model with a tokenizer that has a word for the end of thinking."""
+    return dataclasses.replace(
+        model,
+        config={**model.config, "eos_token_id": OF_THINKING["</s>"]},
+        beside={
+            "tokenizer.json": tokenizer(OF_THINKING),
+            "tokenizer_config.json": {**TOKENIZER_CONFIG, "eos_token": "</s>"},
+        },
+    )
+
 
 OSS_INNER = 256
 OSS_LAYER: Shapes = {
@@ -490,11 +513,28 @@ KIMI_FULL: Shapes = {
 
 MODELS = {
     "llama": LLAMA,
+    "llama_thinks": that_thinks(LLAMA),
     "llama_eagle_target": dataclasses.replace(LLAMA, layers=(LLAMA_LAYER,), finish=drafts_what_it_will_say),
     "llama_eagle_draft": dataclasses.replace(
         LLAMA, architecture="LlamaForCausalLMEagle", layers=({},), ends={}, finish=draft_of_the_target
     ),
+    # attends to the target's hidden states beside its own embedding
+    "llama_eagle3_draft": dataclasses.replace(
+        LLAMA,
+        architecture="LlamaForCausalLMEagle3",
+        layers=({},),
+        ends={
+            **{f"midlayer.{name}": shape for name, shape in EAGLE3_LAYER.items()},
+            **weights(fc=(HIDDEN, 3 * HIDDEN), lm_head=(VOCABULARY, HIDDEN)),
+            **norms("norm"),
+        },
+        config=options(
+            f"""draft_vocab_size={VOCABULARY}
+            eagle_config={{"use_aux_hidden_state":true,"eagle_aux_hidden_state_layer_ids":[0,1,2]}}"""
+        ),
+    ),
     "qwen3_next": QWEN3_NEXT,
+    "qwen3_next_thinks": that_thinks(QWEN3_NEXT),
     "qwen3_5_text": QWEN3_5_TEXT,
     "qwen3_5": QWEN3_5_SEES,
     # `--speculative-algorithm NEXTN` without a draft path: the layer that drafts is in the same checkpoint

@@ -8,6 +8,7 @@ it, one line of JSON each, until its writer closes it.
 
 from __future__ import annotations
 
+import functools
 import json
 import pathlib
 import signal
@@ -17,6 +18,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 TOP_LOGPROBS = 4
+SECONDS_TO_IDLE = 1
+# the cache first, which may get the pages that the graphs had
+ASLEEP = ("kv_cache", "cuda_graph")
 Generate = Callable[..., list[dict[str, Any]]]
 
 
@@ -27,18 +31,25 @@ def main(arguments: list[str]) -> None:
     from sglang.srt.entrypoints.engine import Engine
 
     engine = Engine(**job["engine"])
-    run(job, engine.generate, time.perf_counter() - started)
+    run(job, engine.generate, time.perf_counter() - started, functools.partial(sleep, engine))
 
 
-def run(job: dict[str, Any], generate: Generate, start_seconds: float) -> None:
+def run(job: dict[str, Any], generate: Generate, start_seconds: float, sleep: Callable[[], None] | None = None) -> None:
     """Make the calls one at a time, so that batches are the same in every server."""
     with open(job["answers"], "w", buffering=1) as out:
         print(json.dumps({"started": round(start_seconds, 1)}), file=out)
         for call in calls_of(job):
+            if call.get("after_sleep"):
+                assert sleep, "this server cannot sleep"
+                sleep()
             with_logprobs = call.get("logprobs", job["logprobs"])
             wanted = {"return_logprob": True, "top_logprobs_num": TOP_LOGPROBS} if with_logprobs else {}
+            thinks = call.get("thinks", False)
+            if thinks:
+                wanted["require_reasoning"] = True
             began = time.perf_counter()
-            sampling = {"temperature": 0, "max_new_tokens": call["new_tokens"], "ignore_eos": True}
+            # where the end is ignored, a request begins only once there is room for all that it may generate
+            sampling = {"temperature": 0, "max_new_tokens": call["new_tokens"], "ignore_eos": not thinks}
             found = generate(input_ids=call["prompts"], sampling_params=sampling, **wanted)
             seconds = time.perf_counter() - began
             line = {"answers": [answer(each) for each in found], "milliseconds": round(seconds * 1e3, 3)}
@@ -46,6 +57,15 @@ def run(job: dict[str, Any], generate: Generate, start_seconds: float) -> None:
         print(json.dumps({"finished": True}), file=out)
     # the parent ends this process: in an orderly exit every process removes its report
     signal.pause()
+
+
+def sleep(engine: Any) -> None:
+    """Have the server give the memory of its cache and its graphs back, and take it again."""
+    # a request that has just ended still counts, and a server that is not idle ends
+    time.sleep(SECONDS_TO_IDLE)
+    engine.release_memory_occupation(tags=list(ASLEEP))
+    for tag in ASLEEP:
+        engine.resume_memory_occupation(tags=[tag])
 
 
 def calls_of(job: dict[str, Any]) -> Iterator[dict[str, Any]]:
