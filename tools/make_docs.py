@@ -12,6 +12,7 @@ import textwrap
 import answers_page
 import graphs_page
 import harm_page
+import kernel_times_page
 import man_page
 import served_table
 
@@ -59,6 +60,7 @@ def pages() -> dict[pathlib.Path, str]:
     made[DOCS / "defects.md"] = defects_page(built_in)
     made[DOCS / "kinds_of_request.md"] = kinds_page(json.loads(KINDS.read_text()))
     made[DOCS / "answers.md"] = answers_page.page()
+    made[DOCS / "kernel_times.md"] = kernel_times_page.page()
     matrix = harm_page.recorded()
     made[DOCS / "harm.md"] = harm_page.page(matrix)
     made[DOCS / "harm.svg"] = harm_page.picture(matrix)

@@ -1,0 +1,465 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Generate docs/kernel_times.md from what GPUs have measured of our kernels, in benchmarks/results."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+import json
+import pathlib
+import re
+import statistics
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+REPOSITORY = pathlib.Path(__file__).parent.parent
+RESULTS = REPOSITORY / "benchmarks" / "results"
+Row = dict[str, Any]
+# shape, tokens, sequences
+Case = tuple[str, int, int]
+Times = dict[Case, dict[str, float]]
+SGLANG, FLASHINFER, TRITON, CUDA = "SGLang's kernels", "SGLang's kernels with FlashInfer", "`triton`", "`cuda`"
+SEG_LA = "`seg_la`"
+# columns of the tables; the statements below them are of all cases in the file
+SIZES = ((256, 1), (1024, 1), (4096, 1), (8192, 1), (16384, 1), (256, 64), (8192, 8), (8192, 64))
+# what the files call an arm
+NAMES = {
+    "sglang, captured": SGLANG,
+    "sglang flashinfer, captured": FLASHINFER,
+    "bcg_fixes triton, captured": TRITON,
+    "bcg_fixes cuda, captured": CUDA,
+    "triton": TRITON,
+    "cuda": CUDA,
+    "seg_la": SEG_LA,
+    "SGLang's": SGLANG,
+}
+BREAKS, INSIDE = "breakable graphs, patched", "breakable graphs, patched, linear layers inside"
+WITHOUT, REFUSED = "no prefill graphs", "breakable graphs, replay refused"
+ARMS = {
+    WITHOUT: "without graphs",
+    REFUSED: "replays refused",
+    "breakable graphs, stock": "stock",
+    BREAKS: "with breaks",
+    "breakable graphs, patched, delta net inside": "inside",
+    f"{INSIDE}, in Triton": "inside, `triton`",
+    INSIDE: "inside",
+}
+PROMPTS = (253, 1021, 4093, 8189)
+MODELS = {
+    "qwen3_next": "Qwen3-Next",
+    "qwen3_5_4b": "Qwen3.5-4B",
+    "nemotron_h_8b": "Nemotron-H-8B",
+    "nemotron_h_8b_tp8": "Nemotron-H-8B, one of eight ranks",
+    "falcon_h1_7b": "Falcon-H1-7B",
+    "falcon_h1_34b_tp2": "Falcon-H1-34B, one of two ranks",
+    "granite_4_h_micro": "Granite-4.0-H-Micro",
+    "lfm2_1_2b": "LFM2-1.2B",
+    "ling_2_5": "Ling 2.5",
+    "kimi_linear_48b": "Kimi-Linear-48B-A3B",
+    "torch.bfloat16": "bfloat16",
+    "torch.float32": "fp32",
+    "": "one layer",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """One layer in files that are shown beside each other, and the arms that others are compared with."""
+
+    files: tuple[str, ...]
+    against: tuple[str, ...] = (SGLANG,)
+    is_shown: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+    """One operation: its layers, and the files of servers, each named without `bench-` and its ending."""
+
+    title: str
+    layers: tuple[Layers, ...]
+    servers: str
+
+
+OPERATIONS = (
+    Operation(
+        "Gated delta net",
+        (
+            Layers(("bench-0.5.23-layer-16_warps.jsonl",), (SGLANG, TRITON)),
+            Layers(("bench-0.5.23-layer.jsonl",), (FLASHINFER,), is_shown=False),
+            Layers(("bench-0.5.21-layer.jsonl",), is_shown=False),
+            Layers(("bench-0.5.17-layer.jsonl",), is_shown=False),
+            Layers(("bench-0.5.12.post1-cuda.jsonl",), is_shown=False),
+        ),
+        "quiet-0.5.23 0.5.12.post1-inside",
+    ),
+    Operation(
+        "Mamba2",
+        (Layers(("mamba2_variants.json", "bench-0.5.15.post1-mamba2.jsonl"), (SGLANG, TRITON)),),
+        "0.5.23-granite_4_h_micro-cuda 0.5.23-granite_4_h_micro 0.5.17-granite_4_h_micro "
+        "0.5.23-falcon_h1_7b-cuda 0.5.17-falcon_h1_7b 0.5.15.post1-falcon_h1_7b 0.5.12.post1-falcon_h1_7b "
+        "0.5.23-nemotron_h_8b-cuda 0.5.17-nemotron_h_8b 0.5.15.post1-nemotron_h_8b 0.5.12.post1-nemotron_h_8b",
+    ),
+    Operation("Short convolutions", (Layers(("short_conv_extend.json",)),), "0.5.23-lfm2_1_2b 0.5.17-lfm2_1_2b"),
+    Operation("Lightning attention", (Layers(("lightning_extend.json",)),), "0.5.23-ling_2_5 0.5.17-ling_2_5"),
+    Operation("Kimi delta attention", (Layers(("kda_extend-times.json",)),), "0.5.17-kimi_linear_48b"),
+)
+# HTTP servers with default flags, or with those that the file names
+SERVED = tuple(
+    path.name
+    for which in ("granite_4_h_micro", "lfm2_1_2b", "falcon_h1_7b", "tp2-qwen3_5_4b")
+    for path in sorted(RESULTS.glob(f"serving-*{which}-*.jsonl"))
+)
+OURS = ("bcg_fixes", "bcg_fixes again")
+RANKS = "serving-tp2-qwen3_5_4b-0.5.23.txt"
+METADATA = ("fa_metadata-0.5.12.post1.jsonl", "fa_metadata-0.5.15.post1.jsonl")
+# what is compared: SGLang's arm, and ours
+CALLS = {
+    "eager": ("sglang, eager", "ours, installed, eager"),
+    "before a replay": ("sglang, before a replay", "ours, installed, before a replay"),
+    "`cuda` alone, against the Triton kernels of 0.5.23": ("newest triton", "ours, cuda"),
+}
+STEPS_OF_SERVERS = ("fa_steps-0.5.12.post1.jsonl", "fa_steps-0.5.17.jsonl", "fa_steps-0.5.21.jsonl")
+# of the kernels of today
+RANDOM_STEPS = (
+    *(f"gdn_extend-16_warps{which}.json" for which in ("", "-qwen3_5_4b", "-small")),
+    "gdn_extend-bfloat16.json",
+    *("mamba2_extend-cuda.json", "mamba2_extend.json", "short_conv_extend.json", "lightning_extend-steps.json"),
+    *(f"kda_extend{which}.json" for which in ("", "-lower_bound", "-32_keys")),
+)
+
+
+# reading
+
+
+@functools.cache
+def header(file: str) -> Row:
+    text = (RESULTS / file).read_text()
+    found: Row = json.loads(text.partition("\n")[0]) if file.endswith("l") else json.loads(text)
+    return dict(found.get("header", found))
+
+
+@functools.cache
+def lines(file: str) -> list[Row]:
+    return [json.loads(line) for line in (RESULTS / file).read_text().splitlines()[1:]]
+
+
+def cases(file: str, measured: str) -> dict[Case, dict[str, Row]]:
+    """Rows by case and arm; what answered wrongly has no time, and is left out."""
+    found: dict[Case, dict[str, Row]] = {}
+    for row in lines(file):
+        if row["measured"] == measured and row["median"] is not None and row["l2"] != "cold":
+            found.setdefault((row["shape"], row["tokens"], row["sequences"]), {})[row["arm"]] = row
+    return found
+
+
+def medians(file: str, measured: str) -> Times:
+    return {case: {arm: row["median"] for arm, row in arms.items()} for case, arms in cases(file, measured).items()}
+
+
+def link(file: str) -> str:
+    """Release, GPU and day of a file, as it tells them; torch where no SGLang was there."""
+    told = header(file)
+    of = told["sglang"] or f"torch {told['versions']['torch']}"
+    return f"[{of}, {told['gpu'].split()[1]}, {told['date'][:10]}](../benchmarks/results/{file})"
+
+
+def layer_rows(file: str) -> Iterator[tuple[Case, dict[str, float]]]:
+    """Device times of a layer, by arm, of each case."""
+    if file.endswith(".jsonl"):
+        yield from medians(file, "device time of a layer").items()
+        return
+    for row in header(file).get("rows", ()):
+        assert row["verdict"] == "green", file
+        yield (row["shape"], row["tokens"], row["sequences"]), {row["variant"]: row["layer_us"]}
+    for row in header(file).get("times", ()):
+        yield (row.get("dtype", ""), row["tokens"], row["sequences"]), {arm: row[arm] for arm in NAMES if arm in row}
+
+
+def layer_times(files: Iterable[str]) -> Times:
+    """Times by case and arm; the first file that has an arm counts."""
+    found: Times = {}
+    for file in files:
+        known = {arm for arms in found.values() for arm in arms}
+        for case, arms in layer_rows(file):
+            new = {NAMES[arm]: time for arm, time in arms.items() if arm in NAMES and NAMES[arm] not in known}
+            found.setdefault(case, {}).update(new)
+    return found
+
+
+# writing
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
+    """A row whose first two cells are those of the row above leaves them empty."""
+    names, above = list(head), ["", ""]
+    yield from ["", f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
+    for first, second, *cells in rows:
+        start = ["" if first == above[0] else first, "" if [first, second] == above else second]
+        yield f"| {' | '.join([*start, *cells])} |"
+        above = [first, second]
+
+
+def said(*sentences: str) -> Iterator[str]:
+    yield from ["", *textwrap.wrap(" ".join(sentences), 120, break_long_words=False, break_on_hyphens=False)]
+
+
+def number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}" if value < 100 else f"{value:,.0f}"
+
+
+def whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def span(values: Iterable[float]) -> str:
+    found = sorted(values)
+    low, high = f"{found[0]:.2f}", f"{found[-1]:.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+def shares(times: Times, mine: str, other: str) -> list[float]:
+    return [arms[mine] / arms[other] for arms in times.values() if mine in arms and other in arms]
+
+
+def compared(times: Times, mine: str, other: str) -> str:
+    found = shares(times, mine, other)
+    less = sum(share < 1 for share in found)
+    return f"{mine} takes {span(found)} of the time of {other}, less at {less} of {len(found)} points."
+
+
+def page() -> str:
+    parts = [introduction(), *map(of_operation, OPERATIONS), served(), metadata(), accuracy(), random_steps()]
+    return "\n".join(line for part in parts for line in part) + "\n"
+
+
+def introduction() -> Iterator[str]:
+    yield "# Times of our kernels"
+    yield from said(
+        "`tools/kernel_times_page.py` computes this page from [benchmarks/results](../benchmarks/results/README.md), "
+        "which has the command of each file. A link names the SGLang, the GPU and the day. Only what answered right "
+        "has a time. [bench](bench.md) says how it is measured, [kernels](kernels.md) what runs by default, and where."
+    )
+    yield from said(
+        "Layers: device us of one replayed layer, without projections; `8,192 in 8` are 8,192 tokens in 8 sequences. "
+        "SGLang's kernels are captured for the comparison; a server runs them in a break. Servers: ms to the first "
+        "token of one prompt of so many tokens, and tokens/s of many prompts at once. Models have published sizes, few "
+        "layers and random weights. `inside` is in `cuda` where there is such a form and nothing else is said."
+    )
+
+
+def of_operation(operation: Operation) -> Iterator[str]:
+    yield from ["", f"## {operation.title}"]
+    told = []
+    for layers in operation.layers:
+        times = layer_times(layers.files)
+        forms = [CUDA] if any(CUDA in arms for arms in times.values()) else [SEG_LA, TRITON]
+        pairs = ((form, other) for form in forms for other in layers.against if shares(times, form, other))
+        where = "" if layers.is_shown else f"{link(layers.files[0])}: "
+        told.append(where + " ".join(compared(times, *pair) for pair in pairs))
+        if layers.is_shown:
+            yield from of_layers(layers, times)
+    yield from said(*told)
+    yield from of_servers(operation.servers)
+
+
+def of_layers(layers: Layers, times: Times) -> Iterator[str]:
+    sizes = [size for size in SIZES if any(case[1:] == size and TRITON in arms for case, arms in times.items())]
+    head = [f"{tokens:,}" if sequences == 1 else f"{tokens:,} in {sequences}" for tokens, sequences in sizes]
+    rows = (
+        [MODELS[shape], arm, *(number(times.get((shape, *size), {}).get(arm)) for size in sizes)]
+        for shape in dict.fromkeys(shape for shape, *_ in times)
+        for arm in (SGLANG, SEG_LA, TRITON, CUDA)
+        if any(arm in found for case, found in times.items() if case[0] == shape)
+    )
+    yield from table([" and ".join(map(link, layers.files)), "", *head], rows)
+
+
+def of_servers(files: str) -> Iterator[str]:
+    rows: list[list[str]] = []
+    sooner: dict[str, list[float]] = {}
+    faster: dict[str, list[float]] = {}
+    for name in files.split():
+        file = f"bench-{name}.jsonl"
+        first, load = medians(file, "time to first token"), medians(file, "output throughput")
+        arms = {arm for case in first.values() for arm in case}
+        (shape,) = {shape for shape, *_ in first}
+        ((_, _, requests),) = load
+        mine = next(arm for arm, name in ARMS.items() if name == "inside" and arm in arms)
+        # where a run has no server without graphs, one whose replays are refused stands for it
+        for arm in (arm for arm in ARMS if arm in arms and (arm != REFUSED or WITHOUT not in arms)):
+            times = [number(first[shape, tokens, 1].get(arm)) for tokens in PROMPTS]
+            rows.append([MODELS[shape], link(file), ARMS[arm], *times, *(whole(of[arm]) for of in load.values())])
+            if arm in (BREAKS, WITHOUT):
+                sooner.setdefault(ARMS[arm], []).extend(shares(first, mine, arm))
+                faster.setdefault(ARMS[arm], []).extend(shares(load, mine, arm))
+    head = [*(f"{tokens:,}" for tokens in PROMPTS), f"tokens/s of {requests}"]
+    yield from table(["servers", "", "", *head], rows)
+    yield from said(
+        *(
+            f"Inside, a first token comes after {span(of)} of the time {arm}, sooner in "
+            f"{sum(share < 1 for share in of)} of {len(of)} cases; tokens/s are {span(faster[arm])} times as many."
+            for arm, of in sooner.items()
+        )
+    )
+
+
+def served() -> Iterator[str]:
+    yield from ["", "## As users serve"]
+    yield from said(
+        "[HTTP servers](bench.md#as-users-serve) with and without the plugin, asked in turn. Without it there are most "
+        "often three: two alike, and one with prefill graphs turned off. A cell has ours, the middle one of the "
+        "others, and the share."
+    )
+    prompts = {file: of_prompts(file) for file in SERVED}
+    every = sorted({tokens for found in prompts.values() for tokens in found})
+    shown = [tokens for tokens in every if sum(tokens in found for found in prompts.values()) > 1]
+    first = ([model(file), link(file), *(found.get(each, "") for each in shown)] for file, found in prompts.items())
+    yield from table(["first token, ms", "", *(f"{tokens:,}" for tokens in shown)], first)
+    yield from table(("load", "", "", "clients", "tokens/s", "first token", "each later one"), of_loads())
+    silent = {model(file): sorted({row["arm"] for row in lines(file) if row["verdict"] == "red"}) for file in SERVED}
+    yield from said(
+        "The last two columns are shares of the median time to a first token, and for each token after it.",
+        *(f"{of}: {' and '.join(arms)} answered nothing." for of, arms in silent.items() if arms),
+    )
+    yield from said(two_ranks())
+
+
+def model(file: str) -> str:
+    told = header(file).get("server_arguments", ())
+    return MODELS[lines(file)[0]["shape"]] + "".join(f" `{each}`" for each in told)
+
+
+def median(row: Row) -> float:
+    return float(row["median"])
+
+
+def of_rounds(name: str) -> Callable[[Row], float]:
+    return lambda row: statistics.median(each[name] for each in row["details"]["rounds"])
+
+
+def beside_others(arms: dict[str, Row], value: Callable[[Row], float]) -> tuple[list[float], float]:
+    """Ours, and the middle one of the others."""
+    middle = statistics.median(value(row) for arm, row in arms.items() if not arm.startswith("bcg_fixes"))
+    return [value(arms[arm]) for arm in OURS if arm in arms], middle
+
+
+def share_of_others(arms: dict[str, Row], value: Callable[[Row], float]) -> str:
+    ours, middle = beside_others(arms, value)
+    return span(each / middle for each in ours)
+
+
+def in_a_cell(arms: dict[str, Row], form: Callable[[float], str]) -> str:
+    ours, middle = beside_others(arms, median)
+    return f"{' and '.join(map(form, ours))} / {form(middle)} (**{share_of_others(arms, median)}**)"
+
+
+def of_prompts(file: str) -> dict[int, str]:
+    """A cell for each length of a prompt that is asked alone."""
+    return {tokens: in_a_cell(arms, number) for (_, tokens, _), arms in cases(file, "first token").items()}
+
+
+def of_loads() -> Iterator[list[str]]:
+    for file, load in itertools.product(SERVED, ("chat-like", "prefill-heavy", "varied")):
+        for (_, tokens, clients), arms in cases(file, load).items():
+            waits = (share_of_others(arms, of_rounds(name)) for name in ("median_ttft_ms", "median_tpot_ms"))
+            each = f"{clients}, {header(file).get('asks', 1)} each"
+            yield [model(file), link(file), f"{load}, {tokens:,} tokens", each, in_a_cell(arms, whole), *waits]
+
+
+def two_ranks() -> str:
+    ours, _, stock = (RESULTS / RANKS).read_text().partition("== stock\n")
+    told = []
+    for name, log in (("with the plugin", ours), ("SGLang's", stock)):
+        found = re.findall(r"prefill CUDA graph end\. elapsed=([\d.]+) s, mem usage=([\d.]+) GB", log)
+        seconds, size = (max(float(each[place]) for each in found) for place in (0, 1))
+        told.append(f"{name} {size} GB and {seconds:.0f} s")
+    compiled = " and ".join(number(float(each)) for each in re.findall(r"NVRTC [\d.]+ in ([\d.]+) s", ours))
+    return (
+        f"In the run with two ranks, [its logs](../benchmarks/results/{RANKS}) tell of the prefill graphs of a rank: "
+        f"{', '.join(told)}. NVRTC compiled for {compiled} s in them, at that machine's first start."
+    )
+
+
+def metadata() -> Iterator[str]:
+    yield from ["", "## FlashAttention's metadata"]
+    measured = ("host time of a call", "wall time of a call", "device time of a call")
+    rows = []
+    for file in METADATA:
+        for what, (theirs, ours) in CALLS.items():
+            gains = [[1 / share for share in shares(medians(file, each), ours, theirs)] for each in measured]
+            cells = (f"{statistics.median(gain):.1f}x, {min(gain):.2f}x" for gain in gains)
+            slower = sum(gain < 1 for gain in gains[-1])
+            rows.append([what, link(file), str(len(gains[0])), *cells, str(slower)])
+    yield from said("A call, how many times as fast as SGLang's own: the median of all cases, and the least.")
+    yield from table(["", "", "cases", "host", "wall", "device", "slower on the device"], rows)
+    yield from said("Steps of servers, how many times as fast as SGLang's own:")
+    yield from table(["", "", "requests", "SGLang's again", "`triton`", "`cuda`"], steps_of_servers())
+
+
+def steps_of_servers() -> Iterator[list[str]]:
+    arms = ("sglang again", "ours, triton", "ours, cuda")
+    for file in STEPS_OF_SERVERS:
+        of_kinds: dict[str, dict[int, dict[str, float]]] = {}
+        for (kind, _, requests), times in medians(file, "time of a step").items():
+            of_kinds.setdefault(kind, {})[requests] = times
+        for kind, cases in of_kinds.items():
+            cells = (
+                ", ".join(f"{times['sglang'] / times[arm]:.2f}" for times in cases.values() if arm in times)
+                for arm in arms
+            )
+            yield [kind, link(file), ", ".join(map(str, cases)), *cells]
+
+
+def accuracy() -> Iterator[str]:
+    yield from ["", "## Accuracy"]
+    yield from said(
+        "[Models that were trained for it](../benchmarks/accuracy/README.md) answer the same questions six times: "
+        "alone, together, and from a warm prefix cache. Each column has the worst of the six; the last one counts "
+        "answers that are others than with every replay refused."
+    )
+    rows = []
+    for path in RESULTS.glob("accuracy-*.json"):
+        servers = {server["arm"]: server for server in header(path.name)["servers"]}
+        if "kernels" in servers and servers["kernels"]["phases"]:
+            rows.append((header(path.name)["date"], answers(path.name, servers)))
+    ordered = sorted((row for _, row in sorted(rows, reverse=True)), key=lambda row: row[0])
+    yield from table(["", "", "form", "questions", "right inside", "replays refused", "other answers"], ordered)
+
+
+def answers(file: str, servers: dict[str, Row]) -> list[str]:
+    environment = servers["kernels"]["environment"]
+    ((flag, form),) = ((key, value) for key, value in environment.items() if key.startswith("SGLANG_BCG_KERNEL_"))
+    phases = servers["kernels"]["phases"].values()
+    right = (
+        f"{100 * min(phase['accuracy'] for phase in servers[arm]['phases'].values()):.1f} %"
+        for arm in ("kernels", "reference")
+    )
+    operation = flag.removeprefix("SGLANG_BCG_KERNEL_").lower()
+    of = f"`{operation}`{', Granite' if 'granite' in file else ''}"
+    others = max(phase["differs_from"]["reference"] for phase in phases)
+    return [of, link(file), f"`{form}`", f"{header(file)['questions']:,}", *right, str(others)]
+
+
+def random_steps() -> Iterator[str]:
+    yield from ["", "## Random steps"]
+    yield from said(
+        "Steps of random lengths on a GPU, each replayed and with each sequence alone: bits have to be those of the "
+        "eager batch, and errors within the tolerance."
+    )
+    rows = []
+    for file in RANDOM_STEPS:
+        found = header(file)
+        shapes = found.get("steps", found)
+        of = {name: each for name, each in shapes.items() if isinstance(each, dict) and "faults" in each}
+        faults = [fault for each in of.values() for fault in each["faults"]]
+        worst = max((float(fault.rsplit(" ", 1)[1]) for fault in faults), default=None)
+        steps = sum(each["steps"] for each in of.values())
+        # a fault begins with its shape and seed
+        wrong = {tuple(fault.split(", ")[:2]) for fault in faults}
+        name = f"`{re.split('[-.]', file)[0]}`"
+        name += ", states in bfloat16" if found.get("states") == "bfloat16" else ""
+        cells = (f"`{found.get('form', 'triton')}`", str(len(of)), str(steps), str(len(wrong)))
+        rows.append([name, link(file), *cells, "" if worst is None else f"{worst:.4f}"])
+    yield from table(["", "", "form", "shapes", "steps", "beyond the tolerance", "off by at most"], rows)
