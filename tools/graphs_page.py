@@ -285,7 +285,7 @@ ADMITTED = (
 )
 WITH_THE_PLUGIN = (
     f"At its defaults the plugin gives graphs to {' and '.join(hybrids_without_graphs.MEASURED)}, without experts "
-    "and on Hopper, where a GPU has [measured it](kernels.md#servers-of-other-hybrid-families). With "
+    "and on Hopper, where a GPU has [measured it](kernel_times.md#as-users-serve). With "
     f"`{ADMITTING.flag}=on` it gives them to {', '.join(ADMITTED)}: [{ADMITTING.id}](fixes/{ADMITTING.id}.md). "
     "These, bold below, need it to answer rightly with graphs:"
 )

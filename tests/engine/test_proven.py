@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import pathlib
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -102,16 +103,16 @@ def test_servers_of_each_family_were_faster_with_it(release: str, model: str) ->
         assert mine < min(others) if measured == first_token else mine > max(others)
 
 
-def test_the_page_names_the_releases_that_have_it_by_default() -> None:
-    page = " ".join((processes.REPOSITORY / "docs" / "kernels.md").read_text().split())
-    names = {
-        "gdn_extend": "gated delta net on",
-        "fa_metadata": "FlashAttention's metadata on",
-        "mamba2_extend": "Mamba2 on",
-        "short_conv_extend": "short convolutions on",
-    }
-    for op, what in names.items():
-        assert f"{what} {', '.join(sorted(PROVEN[op]))}" in page
+def test_the_page_names_what_is_on_by_default() -> None:
+    page = (processes.REPOSITORY / "docs" / "kernels.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (0\.5[^|]*) \|$", page, re.MULTILINE)
+    assert {op: releases.split(", ") for op, releases in rows} == {op: sorted(found) for op, found in PROVEN.items()}
+    named = re.findall(r"\| `SGLANG_BCG_KERNEL_(\w+)` \| [^|]+ \| (SGLang's own code|on Hopper|`)", page)
+    assert {op.lower() for op, default in named if default != "SGLang's own code"} == PROVEN.keys() and len(named) == 6
+    newest = {name for name, measured in MEASURED.items() if "0.5.23" in measured}
+    older = {name for name, measured in MEASURED.items() if {"0.5.12.post1", "0.5.15.post1", "0.5.17"} <= {*measured}}
+    assert (newest, older) == ({"GraniteMoeHybrid", "FalconH1"}, {"NemotronH", "FalconH1"})
+    assert "on 0.5.23 Granite hybrid and Falcon-H1, on the others NemotronH and Falcon-H1." in " ".join(page.split())
 
 
 def test_definitions_of_two_releases_are_proven_by_neither(monkeypatch: pytest.MonkeyPatch) -> None:
