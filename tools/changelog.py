@@ -31,7 +31,7 @@ def main() -> int:
     empty = [file.name for file in files if not file.read_text().strip()]
     if empty:
         parser.error(f"changes/{empty[0]} is empty; write one or two sentences, or delete it")
-    section = f"## {version} ({datetime.date.today()})\n\n" + "".join(map(bullet, files))
+    section = f"## {version} ({datetime.date.today()})\n\n" + "".join(map(bullets, files))
     replace(CHANGELOG, with_section(old, section))
     for file in files:
         file.unlink()
@@ -39,8 +39,13 @@ def main() -> int:
     return 0
 
 
-def bullet(file: pathlib.Path) -> str:
-    text = " ".join(file.read_text().split())
+def bullets(file: pathlib.Path) -> str:
+    """A bullet of the whole fragment, or each of those that it has."""
+    texts = (" ".join(text.split()) for text in re.split(r"^- ", file.read_text(), flags=re.MULTILINE))
+    return "".join(bullet(text) for text in texts if text)
+
+
+def bullet(text: str) -> str:
     wrapped = textwrap.fill(
         text, 120, initial_indent="- ", subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
     )

@@ -43,11 +43,13 @@ def left(checkout: pathlib.Path) -> list[str]:
 def test_fragments_become_a_section_sorted_and_wrapped_and_are_deleted(checkout: pathlib.Path) -> None:
     long = "word " * 40
     note(checkout, "z_last", "Z is\nlast.\n")
+    note(checkout, "many", "- One is\n  first.\n- Two - the other - is second.\n")
     note(checkout, "a_first", f"{long}\n")
     done = gather(checkout, "0.2.0")
     assert done.returncode == 0, done.stderr
     first, second = long[: 5 * 23].rstrip(), long[: 5 * 17].rstrip()
-    section = f"## 0.2.0 ({datetime.date.today()})\n\n- {first}\n  {second}\n- Z is last.\n"
+    many = "- One is first.\n- Two - the other - is second.\n"
+    section = f"## 0.2.0 ({datetime.date.today()})\n\n- {first}\n  {second}\n{many}- Z is last.\n"
     assert (checkout / "CHANGELOG.md").read_text() == f"{HEAD}\n{section}"
     assert left(checkout) == ["README.md"]
 
