@@ -309,8 +309,8 @@ def served() -> Iterator[str]:
     yield from ["", "## As users serve"]
     yield from said(
         "[HTTP servers](bench.md#as-users-serve) with and without the plugin, asked in turn. Without it there are most "
-        "often three: two alike, and one with prefill graphs turned off. A cell has ours, the middle one of the "
-        "others, and the share."
+        "often three: two alike, and one with prefill graphs turned off. The plugin without its kernels counts as "
+        "one of them. A cell has ours, the middle one of the others, and the share."
     )
     prompts = {file: of_prompts(file) for file in SERVED}
     every = sorted({tokens for found in prompts.values() for tokens in found})
@@ -341,7 +341,7 @@ def of_rounds(name: str) -> Callable[[Row], float]:
 
 def beside_others(arms: dict[str, Row], value: Callable[[Row], float]) -> tuple[list[float], float]:
     """Ours, and the middle one of the others."""
-    middle = statistics.median(value(row) for arm, row in arms.items() if not arm.startswith("bcg_fixes"))
+    middle = statistics.median(value(row) for arm, row in arms.items() if arm not in OURS)
     return [value(arms[arm]) for arm in OURS if arm in arms], middle
 
 
