@@ -137,3 +137,11 @@ THINKING_KEPT = (
         effect="thinking and answers stay in the prefix cache, and take room there",
     ),
 )
+
+HOST_CACHE_OFF = (
+    Workaround(
+        flags="(leave out) --enable-hierarchical-cache",
+        option="--enable-hierarchical-cache",
+        effect="a prefix that has left the GPU is computed anew: correct, slower",
+    ),
+)
