@@ -19,6 +19,8 @@ DRAFT_EXTEND = f"{SPECULATIVE}.eagle_draft_extend_cuda_graph_runner:EAGLEDraftEx
 # of later releases: what decides if a prefill runner is made, and makes it
 SETUP_MODULE = f"{EXECUTOR}.model_runner_components.cuda_graph_setup"
 CAPTURE_PREFILL = f"{SETUP_MODULE}:capture_prefill_graph"
+# what a data parallel rank votes by, and later releases also refuse by
+MAY_REPLAY_BY_RANK = f"{PREFILL}.can_replay_locally"
 # called before each prefill replay; may refuse it
 MAY_REPLAY = (f"{OLD_PREFILL}.can_run", f"{PREFILL}.can_run_graph")
 # older location first
@@ -34,3 +36,8 @@ def makes_breakable_graphs(runner: Any) -> bool:
     """Check this prefill runner's backend: later releases also have kinds of graphs without breaks."""
     backend = getattr(runner, "backend", None)
     return backend is None or type(backend).__name__ == "BreakableCudaGraphBackend"
+
+
+def makes_full_graphs(runner: Any) -> bool:
+    """Check this prefill runner's backend: one graph without breaks for the whole prefill."""
+    return type(getattr(runner, "backend", None)).__name__ == "FullCudaGraphBackend"

@@ -19,6 +19,16 @@ PREFILL_GRAPHS_OFF = (
     ),
 )
 
+# for graphs without breaks, which releases without this flag do not have
+BREAKABLE_PREFILL_GRAPHS = (
+    Workaround(
+        flags="--cuda-graph-backend-prefill breakable",
+        option="--cuda-graph-backend-prefill",
+        effect="each layer's attention runs between the segments of a graph",
+    ),
+    PREFILL_GRAPHS_OFF[0],
+)
+
 DECODE_GRAPHS_OFF = (
     Workaround(
         flags="--cuda-graph-backend-decode disabled",

@@ -15,9 +15,9 @@ Remove when: Every release that has to be served gives these graphs a buffer of 
 from __future__ import annotations
 
 from sglang_bcg_fixes.anatomy.launches import FLASHINFER, FULL_PREFILL_GRAPHS, WINDOW
-from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.anatomy.workarounds import BREAKABLE_PREFILL_GRAPHS
 from sglang_bcg_fixes.concern import ends
-from sglang_bcg_fixes.model import Fix, Workaround
+from sglang_bcg_fixes.model import Fix
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
 
@@ -45,14 +45,6 @@ FIX = Fix(
     doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/38747",),
     probe=probe,
-    workarounds=(
-        Workaround(
-            flags="--cuda-graph-backend-prefill breakable",
-            option="--cuda-graph-backend-prefill",
-            effect="each layer's attention runs between the segments of a graph",
-        ),
-        # the other one is for releases that have no such graphs
-        PREFILL_GRAPHS_OFF[0],
-    ),
+    workarounds=BREAKABLE_PREFILL_GRAPHS,
     concerns=ends(FULL_PREFILL_GRAPHS, FLASHINFER, WINDOW),
 )

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.layer_stack import first_layer_of_experts
+from sglang_bcg_fixes.anatomy.runners import makes_full_graphs
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.engine.swapped import replaced
 from sglang_bcg_fixes.process.selfcheck import batches, judge
@@ -72,6 +73,8 @@ def graph_runner(model_runner: Any) -> Any:
         kinds = (type(runner).__name__, type(getattr(runner, "backend", None)).__name__)
         if any(kind in ("BreakableCudaGraphRunner", "BreakableCudaGraphBackend") for kind in kinds):
             return runner
+        if makes_full_graphs(runner):
+            raise Unchecked("full prefill graphs: only breakable ones are compared")
     raise NoGraphs("there are no breakable prefill graphs")
 
 
