@@ -24,7 +24,7 @@ captured. LFM2 is left alone, too: it gave 1.04 to 1.06 times the tokens per sec
 0.99 with one. With SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=on all models named above are captured, in every release, also
 with breaks: on an H200 with 0.5.17 the first token of 253 tokens then comes after 0.51 to 0.77 of the time without
 graphs, that of 8,189 after 0.96 to 1.06 of it, the most with Ling, whose captured form of latent attention is the
-slower one for long prompts; on 0.5.23 breaks took up to 1.21 times as long at single lengths. docs/kernels.md has the
+slower one for long prompts; on 0.5.23 breaks took up to 1.20 times as long at single lengths. docs/kernels.md has the
 times. On Hopper with 0.5.12.post1, 0.5.17 and 0.5.23 replays of Granite and LFM2 with breaks had every bit of the eager
 answers. While a server of these models sets up its prefill graphs, layers of Granite and LFM2 show their mixer under a
 name that it knows, and NemotronH's feed-forward layers count, so that its own code numbers the layers and captures
