@@ -14,7 +14,7 @@ import torch
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.kernels.lightning_extend import adapter
-from sglang_bcg_fixes.kernels.lightning_extend.declaration import KERNEL, MEASURED_ONCE
+from sglang_bcg_fixes.kernels.lightning_extend.declaration import KERNEL, NO_GAIN
 from sglang_bcg_fixes.planning import plan, registry
 from sglang_bcg_fixes.source import tree
 from tests import processes, wheels
@@ -333,7 +333,7 @@ def test_it_runs_by_name_alone(release_root: Root, asked: str | None) -> None:
     made = plan.make(found, settings, tree.Source(tree.Folder(release_root(NEWEST))))
     (choice,) = (choice for choice in made.kernels if choice.op == KERNEL.op)
     assert (choice.impl and choice.impl.name) == asked
-    assert asked or all(MEASURED_ONCE in choice.rejected[impl.name] for impl in KERNEL.impls)
+    assert asked or all(NO_GAIN in choice.rejected[impl.name] for impl in KERNEL.impls)
 
 
 def test_the_self_check_calls_it_right(release_root: Root) -> None:
