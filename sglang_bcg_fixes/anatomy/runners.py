@@ -19,6 +19,8 @@ DRAFT_EXTEND = f"{SPECULATIVE}.eagle_draft_extend_cuda_graph_runner:EAGLEDraftEx
 # of later releases: what decides if a prefill runner is made, and makes it
 SETUP_MODULE = f"{EXECUTOR}.model_runner_components.cuda_graph_setup"
 CAPTURE_PREFILL = f"{SETUP_MODULE}:capture_prefill_graph"
+# of releases whose prefill graphs may have breaks or none: what chooses between them
+RESOLVE = f"{EXECUTOR}.runner_backend.utils:resolve_prefill_backend"
 # what a data parallel rank votes by, and later releases also refuse by
 MAY_REPLAY_BY_RANK = f"{PREFILL}.can_replay_locally"
 # called before each prefill replay; may refuse it

@@ -14,13 +14,13 @@ Remove when: Every release that has to be served captures these models, or refus
 from __future__ import annotations
 
 from sglang_bcg_fixes.anatomy.launches import FULL_PREFILL_GRAPHS, HYBRID, INKLING
+from sglang_bcg_fixes.anatomy.runners import RESOLVE
 from sglang_bcg_fixes.anatomy.workarounds import BREAKABLE_PREFILL_GRAPHS
 from sglang_bcg_fixes.concern import Condition, Launch, ends
 from sglang_bcg_fixes.model import Fix
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
 
-RESOLVE = "sglang.srt.model_executor.runner_backend.utils:resolve_prefill_backend"
 BACKEND = "sglang.srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase"
 PREPARE, REPLAY = f"{BACKEND}.init_forward_metadata_out_graph", f"{BACKEND}._replay_metadata"
 

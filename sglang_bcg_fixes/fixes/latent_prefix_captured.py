@@ -21,14 +21,13 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.latent_attention import HANDLERS
 from sglang_bcg_fixes.anatomy.launches import FA3, FULL_PREFILL_GRAPHS, LATENT
 from sglang_bcg_fixes.anatomy.refusals import refusing_in_full_graphs
-from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, MAY_REPLAY_BY_RANK, PREFILL
+from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, MAY_REPLAY_BY_RANK, PREFILL, RESOLVE
 from sglang_bcg_fixes.anatomy.workarounds import BREAKABLE_PREFILL_GRAPHS
 from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
 
-RESOLVE = "sglang.srt.model_executor.runner_backend.utils:resolve_prefill_backend"
 CAPTURE = f"{PREFILL}._prepare_chunked_prefix_capture"
 CHOOSE = f"{HANDLERS}:_support_mha_one_shot"
 # by which the expanded form in one step is chosen
@@ -45,7 +44,8 @@ def probe(source: Source) -> Finding:
         return absent("every prefill graph of this release has breaks", *([resolve] if resolve else []))
     choose, capture = source.need(CHOOSE), source.find(CAPTURE)
     # without it no group replays such a graph
-    asked = [found for where in (MAY_REPLAY[1], MAY_REPLAY_BY_RANK) if (found := source.find(where))]
+    vote = source.find(MAY_REPLAY_BY_RANK)
+    asked = (source.need(MAY_REPLAY[1]), *([vote] if vote else []))
     if not choose.mentions(TOTAL):
         return unknown("the form for a prefix is chosen in a way that no known release does", choose, *asked)
     if capture is None and not asked[0].mentions("_has_unsupported_mha_prefix"):

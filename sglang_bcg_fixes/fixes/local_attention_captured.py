@@ -18,7 +18,7 @@ from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import FLASH_ATTENTION, FULL_PREFILL_GRAPHS, LOCAL
 from sglang_bcg_fixes.anatomy.refusals import refusing_in_full_graphs
-from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, MAY_REPLAY_BY_RANK
+from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, MAY_REPLAY_BY_RANK, RESOLVE
 from sglang_bcg_fixes.anatomy.workarounds import BREAKABLE_PREFILL_GRAPHS
 from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix
@@ -32,11 +32,13 @@ LOCAL_PLAN = "local_attn_metadata"
 
 
 def probe(source: Source) -> Finding:
-    plan = source.find(PLAN)
-    if plan is None:
-        return absent("FlashAttention has no prefill graphs without breaks")
+    resolve = source.find(RESOLVE)
+    if resolve is None or "FullCudaGraphBackend" not in resolve.calls:
+        return absent("every prefill graph of this release has breaks", *([resolve] if resolve else []))
+    plan = source.need(PLAN)
     # without it no group replays such a graph
-    asked = [found for where in (MAY_REPLAY[1], MAY_REPLAY_BY_RANK) if (found := source.find(where))]
+    vote = source.find(MAY_REPLAY_BY_RANK)
+    asked = (source.need(MAY_REPLAY[1]), *([vote] if vote else []))
     if any(question.mentions("attention_chunk_size") for question in asked):
         return unknown("batches are refused by the chunk, as no known release does", plan, *asked)
     if plan.mentions(LOCAL_PLAN):

@@ -295,3 +295,17 @@ def test_a_cold_start_leaves_out_no_batch_and_never_hangs(
     slow = Slow(monkeypatch, runs)
     assert "".join(slow.checked()) == checked
     assert slow.now <= max(check.SECONDS_TO_COMPILE + 30, runs[0] + 1)
+
+
+@pytest.mark.parametrize(
+    ("backend", "kind", "reason"),
+    [
+        ("FullCudaGraphBackend", check.Unchecked, "full prefill graphs: only breakable ones are compared"),
+        ("TcPiecewiseCudaGraphBackend", check.NoGraphs, "there are no breakable prefill graphs"),
+    ],
+)
+def test_graphs_without_breaks_are_named(backend: str, kind: type[check.Unchecked], reason: str) -> None:
+    runner = types.SimpleNamespace(backend=type(backend, (), {})())
+    with pytest.raises(check.Unchecked, match=reason) as found:
+        check.graph_runner(types.SimpleNamespace(prefill_cuda_graph_runner=runner))
+    assert found.type is kind
