@@ -200,7 +200,7 @@ KINDS: dict[str, Any] = {"states": States, "qsa": CompressedKeys, "dsa": SparseK
 
 
 @contextmanager
-def where_pools_are_made(module: Any, **answers: Callable[..., Any]) -> Iterator[None]:
+def where_pools_are_made(module: Any, **answers: Any) -> Iterator[None]:
     """Have these functions answer so for the pools alone: the tiny model's attention is its own."""
     makes: Any = importlib.import_module(CONFIGURATOR).KVCacheConfigurator
     make = makes._build_hybrid_linear_kv_pool
