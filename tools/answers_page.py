@@ -171,7 +171,7 @@ def introduction(found: dict[tuple[str, str], Cell], with_a_run: list[str]) -> l
         f"does not.** The notes explain the other {len(found) - right}. No cell is worse patched than stock."
     )
     if without:
-        verdict += f" No GPU has run a server of {', '.join(without)} yet; there every fix is proved on a CPU."
+        verdict += f" No GPU has compared answers of {', '.join(without)} yet; there every fix is proved on a CPU."
     lines += [
         verdict,
         "",

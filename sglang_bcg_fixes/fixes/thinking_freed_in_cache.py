@@ -2,8 +2,9 @@
 """Wrong answers, or the server ends, at full load with --strip-thinking-cache
 
 Symptom: Any model with --strip-thinking-cache, once requests are retracted: the log says "KV cache pool is full.
-Retract requests." Later answers of other requests are wrong, and nothing more is in the log. On 0.5.22 and 0.5.23 the
-server may end instead, with `AssertionError: req.kv.cache_protected_len=...` as the retracted request ends.
+Retract requests." Later answers of other requests are wrong, or the server ends: once it is idle with "pool memory leak
+detected!", as on an H200, and on 0.5.22 and 0.5.23 with `AssertionError: req.kv.cache_protected_len=...` as the
+retracted request ends.
 Cause: A request that comes back after it was retracted is computed and cached with the thinking that it had. When it
 ends, its key is cut back to the prompt, and all slots behind that are freed, also those that the prefix cache has. They
 get new owners, and are freed again when the cache evicts them: two requests share slots.
