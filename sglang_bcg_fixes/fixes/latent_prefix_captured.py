@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSeek and other MLA models answer wrongly behind a cached prefix with full prefill graphs on FlashAttention 3
+"""MLA models answer wrongly behind a cached prefix (full prefill graphs, FlashAttention 3)
 
 Symptom: With --cuda-graph-backend-prefill full, which SGLang calls experimental, models with latent attention (MLA) on
 FlashAttention 3, its default on Hopper, answer a prompt wrongly, with HTTP 200, if a part of it is in the prefix cache

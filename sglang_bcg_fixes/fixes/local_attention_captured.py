@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Llama 4 answers prompts beyond 8,192 tokens wrongly with full prefill graphs on FlashAttention
+"""Llama 4 answers prompts beyond 8,192 tokens wrongly with full prefill graphs
 
 Symptom: With --cuda-graph-backend-prefill full, which SGLang calls experimental, Llama 4 on FlashAttention answers a
 prompt longer than its attention chunk (8,192 tokens) wrongly, with HTTP 200. A long prompt is concerned from its second
