@@ -88,7 +88,7 @@ def test_what_a_page_says_in_a_checkout_only_is_left_out(site: pathlib.Path) -> 
 
 
 def test_a_long_name_in_a_table_may_be_folded(site: pathlib.Path) -> None:
-    shown = (site / "mended.html").read_text()
+    shown = (site / "defects.html").read_text()
     assert ">ssm_<wbr>mixer_<wbr>captured</a>" in shown and 'href="fixes/ssm_mixer_captured.html"' in shown
 
 
