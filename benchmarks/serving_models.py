@@ -214,7 +214,7 @@ def tokenizer(words: int, markers: Sequence[str]) -> Files:
     Its end is no number: a special token is found inside words, too, so that "1" would cut 217 in three.
     """
     specials = (*markers, END)
-    shared: dict[str, Any] = models.TOKENIZER
+    shared = models.tokenizer(models.NUMBERED)
     (marker, *_) = shared["added_tokens"]
     made = {
         **shared,
