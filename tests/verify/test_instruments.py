@@ -45,7 +45,7 @@ def test_every_instrument_is_applied_and_notes_what_it_sees(
         ["decode", "replayed", 3, 2, 2],
     ]
     source = Source(Folder(root))
-    for case in cases.CASES:
+    for case in (case for case in cases.CASES if case.applies_to(source)):
         arguments = command.engine_arguments(case.flags(source, cases.BUCKETS), case, tmp_path)
         assert set(arguments) <= {*found["fields"]}, f"{case.name}: no such field of ServerArgs"
 
