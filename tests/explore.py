@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
+import itertools
 import json
 import os
 import random
@@ -30,7 +31,7 @@ Draw = dict[str, Any]
 Found = dict[str, Any]
 Run = Callable[[Draw, dict[str, str]], Found]
 # the newest three, and two that people are pinned to
-RELEASES = ("0.5.23", "0.5.22", "0.5.21", "0.5.17", "0.5.12.post1")
+RELEASES = (*wheels.RELEASES[:-4:-1], "0.5.17", "0.5.12.post1")
 RECORD = processes.REPOSITORY / "explored.jsonl"
 SECONDS = 240
 EVERY_FIX, NO_FIX = {"SGLANG_BCG_FIXES": "auto"}, {"SGLANG_BCG_FIXES": "off"}
@@ -149,13 +150,11 @@ def those_that_mend(draw: Draw, run: Run, applied: Sequence[str]) -> list[str]:
         return outcome(run(draw, NO_FIX | {f"SGLANG_BCG_FIX_{name.upper()}": "on" for name in names})) == RIGHT
 
     # the shortest beginning of the list that suffices ends with one that is needed
-    while not suffices(needed):
+    while left and not suffices(needed):
         few, many = 0, len(left)
         while many - few > 1:
             middle = (few + many) // 2
             few, many = (few, middle) if suffices([*needed, *left[:middle]]) else (middle, many)
-        if not left:
-            break
         needed, left = [*needed, left[many - 1]], left[: many - 1]
     return needed
 
@@ -223,8 +222,7 @@ def main() -> None:
     print(f"numbers from {given.first}, releases {', '.join(releases)}; every launch is a line of {RECORD.name}")
     before = read()
     known = {(line["draw"]["number"], line["draw"]["release"], line["stock"]) for line in before}
-    numbers = (number for number in range(given.first, given.first + 10**9))
-    draws = (draw for number in numbers for draw in [drawn(number, releases)])
+    draws = (drawn(number, releases) for number in itertools.count(given.first))
     todo = (draw for draw in draws if (draw["number"], draw["release"], given.stock) not in known)
     lines = list(before)
     with concurrent.futures.ThreadPoolExecutor(given.jobs) as pool, RECORD.open("a") as out:

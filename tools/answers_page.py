@@ -39,7 +39,6 @@ ASKED = {
 LIKE_OTHERS = ("llama_stack_by_structure", "eagle_prefix_only_worker")
 NOT_RUN = "\u2013"
 COLUMNS = 6
-OF_A_TABLE = "| what is asked | of |"
 Found = dict[str, Any]
 Arms = dict[str, list[Found]]
 
@@ -187,7 +186,7 @@ def introduction(found: dict[tuple[str, str], Cell], with_a_run: list[str]) -> l
 def tables(found: dict[tuple[str, str], Cell], with_a_run: list[str]) -> Iterator[str]:
     for first in range(0, len(with_a_run), COLUMNS):
         releases = with_a_run[first : first + COLUMNS]
-        yield from ["", f"{OF_A_TABLE} {' | '.join(releases)} |", "|---|---|" + "---|" * len(releases)]
+        yield from ["", f"| what is asked | of | {' | '.join(releases)} |", "|---|---|" + "---|" * len(releases)]
         for case, asked in ASKED.items():
             if of := {found[case, release].of for release in releases if (case, release) in found}:
                 row = " | ".join(in_words(found, case, release) for release in releases)

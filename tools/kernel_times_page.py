@@ -130,9 +130,6 @@ RANDOM_STEPS = (
 )
 
 
-# reading
-
-
 @functools.cache
 def header(file: str) -> Row:
     text = (RESULTS / file).read_text()
@@ -186,9 +183,6 @@ def layer_times(files: Iterable[str]) -> Times:
             new = {NAMES[arm]: time for arm, time in arms.items() if arm in NAMES and NAMES[arm] not in known}
             found.setdefault(case, {}).update(new)
     return found
-
-
-# writing
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:

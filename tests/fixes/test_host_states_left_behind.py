@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What hybrid models keep beside their cache, on prefixes that come back from the host: red, green, other models."""
+"""States and keys beside the cache of hybrid models, on prefixes from the host: red, green, and other models."""
 
 from __future__ import annotations
 

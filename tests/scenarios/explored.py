@@ -17,6 +17,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 from cpu_sglang import architectures, graphs, mamba, one_batch, prefill, scheduler
 from sglang_bcg_fixes import plugin
@@ -25,7 +26,7 @@ from tests.scenarios import random_conversations, retracted_thinking, shortened_
 
 # a pool that the longest conversations together do not fit into
 CROWDED = {"max_total_tokens": 900, "schedule_conservativeness": 0.01}
-LONGEST = {"crowded": 300}
+LONGEST_IN_A_CROWD = 300
 # a line that is printed once the server is up: one that fails before takes the process with it
 SERVES = "SERVES"
 THINKS, CROWDS, ABORTS = "thinking", "crowded", "aborts"
@@ -46,40 +47,31 @@ def happening(served: scheduler.Scheduler, names: list[str], seed: int, seen: Co
 
 @contextlib.contextmanager
 def aborting(served: scheduler.Scheduler, source: random.Random, seen: Counter[str]) -> Iterator[None]:
-    """Abort a fifth of the requests that have answered something, at any token."""
+    """Abort some of the requests that have answered something, at any token."""
     from sglang.srt.managers.io_struct import AbortReq
 
-    running, process = served.scheduler, served.scheduler.process_batch_result
+    process = served.scheduler.process_batch_result
 
     def process_and_abort(batch: Any, *args: Any, **named: Any) -> Any:
         processed = process(batch, *args, **named)
         for asked in batch.reqs:
             if asked.output_ids and not asked.finished() and source.random() < 0.02:
-                running.abort_request(AbortReq(rid=asked.rid))
+                served.scheduler.abort_request(AbortReq(rid=asked.rid))
                 seen["aborts"] += 1
         return processed
 
-    running.process_batch_result = process_and_abort
-    try:
+    with mock.patch.object(served.scheduler, "process_batch_result", process_and_abort):
         yield
-    finally:
-        running.process_batch_result = process
 
 
 @contextlib.contextmanager
 def without_graphs(model_runner: Any) -> Iterator[None]:
     """Answer eagerly meanwhile."""
-    names = [
-        name for name in ("prefill_cuda_graph_runner", "piecewise_cuda_graph_runner") if hasattr(model_runner, name)
-    ]
-    runners = {name: getattr(model_runner, name) for name in names}
-    for name in names:
-        setattr(model_runner, name, None)
-    try:
+    with contextlib.ExitStack() as stack:
+        for name in ("prefill_cuda_graph_runner", "piecewise_cuda_graph_runner"):
+            if hasattr(model_runner, name):
+                stack.enter_context(mock.patch.object(model_runner, name, None))
         yield
-    finally:
-        for name, runner in runners.items():
-            setattr(model_runner, name, runner)
 
 
 def capture(model_runner: Any, buckets: list[int]) -> None:
@@ -97,7 +89,7 @@ def program(served: scheduler.Scheduler, draw: dict[str, Any]) -> dict[str, Any]
         graphs.freed_memory_is_garbage = True
         capture(model_runner, draw["graphs"])
     before = graphs.counters.replays
-    longest = min([random_conversations.LONGEST, *(LONGEST[name] for name in draw["happens"] if name in LONGEST)])
+    longest = LONGEST_IN_A_CROWD if CROWDS in draw["happens"] else random_conversations.LONGEST
     talks = random_conversations.Talks(draw["seed"], longest, answers_come_back=THINKS not in draw["happens"])
     with happening(served, draw["happens"], draw["seed"], seen):
         rounds = random_conversations.converse(served, talks, draw["turns"])

@@ -64,7 +64,7 @@ def latent_prefixes() -> dict[str, Any]:
 
 
 def hybrid(model: str) -> str:
-    """How the capture of a hybrid model ends."""
+    """The end of a hybrid model's capture."""
     begin()
     loaded = load(model)
     try:
