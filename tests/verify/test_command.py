@@ -115,6 +115,37 @@ def test_a_run_that_resumes_keeps_the_cases_that_are_whole(
     assert len(started(tmp_path)) == 6
 
 
+def test_what_has_ended_stands_in_the_file_before_the_last_server_ends(
+    two_cases: None, verify: Verify, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+
+    def write_and_look(*words: Any) -> None:
+        write(*words)
+        written.append(started(tmp_path))
+
+    write = command.write
+    monkeypatch.setattr(command, "write", write_and_look)
+    assert verify("--once", "--jobs", "1", "--case", "a_case", "--case", "another") == 0
+    # a case is there with all of its servers or not at all
+    assert [[case for case, _ in rows] for rows in written[:2]] == [["a_case"] * 3] * 2
+    assert len(written[-1]) == 6 and [file.name for file in tmp_path.iterdir()] == ["found.json"]
+
+
+def test_a_case_whose_difference_is_asked_about_waits_for_the_answer(
+    here: dict[str, object],
+    release_root: Callable[[str], pathlib.Path],
+    verify: Verify,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here.update(root=str(release_root("0.5.15.post1")), sglang="0.5.15.post1")
+    written = []
+    monkeypatch.setattr(command, "write", lambda _, content: written.append(len(content["servers"])))
+    assert verify("--once", misbehaviour="patched=wrong tokens") == 1
+    assert written == [4]
+
+
 def test_a_case_that_was_run_with_other_flags_is_run_again(
     two_cases: None, verify: Verify, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

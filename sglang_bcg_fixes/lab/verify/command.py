@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 from sglang_bcg_fixes import flags
@@ -54,6 +54,10 @@ class Run:
     alone: str | None
     number: int
     server: Server
+
+
+Found = tuple[Run, Outcome]
+Row = tuple[Run, Outcome, Judged]
 
 
 def add_arguments(command: argparse.ArgumentParser) -> None:
@@ -115,27 +119,49 @@ def run(options: argparse.Namespace) -> int:
         if chosen:
             make_models(options.python, chosen, folder)
         jobs = options.jobs or jobs_that_fit(here)
-        found = serve(runs, options.python, jobs)
-        more = [
-            each
-            for case in chosen
-            if instruments.can_run_padded(source) and has_unexplained_difference(case, found)
-            for each in runs_of(case, [PADDED], known, source, buckets, folder)
-        ]
+        how = {"quick": options.quick, "once": options.once, "jobs": jobs}
+
+        def needs_padded(case: Case, found: Sequence[Found]) -> bool:
+            return instruments.can_run_padded(source) and has_unexplained_difference(case, found)
+
+        def judge_and_write(found: Sequence[Found]) -> list[Row]:
+            judged = [(each, outcome, judge(each, found, wanted_in(each, made))) for each, outcome in found]
+            content = as_dict(judged, here, how, time.monotonic() - began)
+            write(options, {**content, "servers": [*kept, *content["servers"]]})
+            return judged
+
+        def keep(ended: Sequence[Found]) -> None:
+            whole = [case for case in cases_ended(runs, ended) if not needs_padded(case, ended)]
+            if whole:
+                judge_and_write([(each, outcome) for each, outcome in ended if each.case in whole])
+
+        found = serve(runs, options.python, jobs, keep)
+        padded = [case for case in chosen if needs_padded(case, found)]
+        more = [each for case in padded for each in runs_of(case, [PADDED], known, source, buckets, folder)]
         if more and not any(outcome.interrupted for _, outcome in found):
             found += serve(more, options.python, jobs)
-        judged = [(each, outcome, judge(each, found, wanted_in(each, made))) for each, outcome in found]
+        judged = judge_and_write(found)
     print(table(judged, made, source))
-    how = {"quick": options.quick, "once": options.once, "jobs": jobs}
-    content = as_dict(judged, here, how, time.monotonic() - began)
-    content["servers"] = [*kept, *content["servers"]]
-    for file, text in ((options.json, with_a_line_for_each_server), (options.page, page.page)):
-        if file:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(text(content))
     states = [verdict.state for each, _, verdict in judged if is_under_test(each.arm, arms)]
     states += [row["verdict"] for row in kept if is_under_test(row["arm"], arms)]
     return 0 if all(state == GREEN for state in states) else 1
+
+
+def write(options: argparse.Namespace, content: dict[str, Any]) -> None:
+    for file, text in ((options.json, with_a_line_for_each_server), (options.page, page.page)):
+        if file:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            # the machine may go while this is written
+            unfinished = file.with_name(f"{file.name}.unfinished")
+            unfinished.write_text(text(content))
+            unfinished.replace(file)
+
+
+def cases_ended(runs: Sequence[Run], ended: Sequence[Found]) -> list[Case]:
+    """Cases all of whose servers have come to their end."""
+    done = {each.server.name for each, _ in ended}
+    left = {each.case.name for each in runs if each.server.name not in done}
+    return [case for name, case in {each.case.name: each.case for each in runs}.items() if name not in left]
 
 
 def installed_source(options: argparse.Namespace, here: dict[str, Any]) -> Source:
@@ -364,7 +390,10 @@ def jobs_that_fit(here: dict[str, Any]) -> int:
     return max(1, min(MOST_JOBS, int(here["free_gib"] // GIB_PER_SERVER), (os.cpu_count() or 2) // 2))
 
 
-def serve(runs: Sequence[Run], python: str, jobs: int) -> list[tuple[Run, Outcome]]:
+def serve(
+    runs: Sequence[Run], python: str, jobs: int, ended: Callable[[list[Found]], None] = lambda _: None
+) -> list[Found]:
+    """Run the servers; `ended` gets what there is whenever one has come to its end."""
     seconds = SECONDS_ONCE + SECONDS_PER_SERVER * -(-len(runs) // jobs)
     print(f"{len(runs)} servers, {jobs} at a time, about {seconds / 60:.0f} minutes", file=sys.stderr, flush=True)
     command = [python, "-m", ENGINE]
@@ -372,7 +401,8 @@ def serve(runs: Sequence[Run], python: str, jobs: int) -> list[tuple[Run, Outcom
         futures: dict[concurrent.futures.Future[Outcome], Run] = {runner.start(each.server): each for each in runs}
         shown = servers.Progress(runner, len(runs), seconds)
         try:
-            shown.follow({future: each.server for future, each in futures.items()})
+            for _ in shown.follow({future: each.server for future, each in futures.items()}):
+                ended([(each, future.result()) for future, each in futures.items() if future.done()])
         except KeyboardInterrupt:
             print("interrupted; this is what there is so far", file=sys.stderr, flush=True)
     # by now every server has ended, on its own or not, and some were never started
@@ -400,7 +430,7 @@ def wanted_in(each: Run, made: plan.Plan) -> set[str]:
     return {fix.id for fix in needed_for(each.case, made)} if each.arm == PATCHED else set()
 
 
-def has_unexplained_difference(case: Case, found: Sequence[tuple[Run, Outcome]]) -> bool:
+def has_unexplained_difference(case: Case, found: Sequence[Found]) -> bool:
     """Tell whether a server under test answered everything, but not as the reference did."""
     if not (case.wants_prefill_graphs and case.standard.needs_reference):
         return False
@@ -408,7 +438,7 @@ def has_unexplained_difference(case: Case, found: Sequence[tuple[Run, Outcome]])
     return any(compare.is_only_different(case, judge(each, found), outcome) for each, outcome in mine)
 
 
-def judge(each: Run, found: Sequence[tuple[Run, Outcome]], wanted: Collection[str] = ()) -> Judged:
+def judge(each: Run, found: Sequence[Found], wanted: Collection[str] = ()) -> Judged:
     mine = next(outcome for other, outcome in found if other is each)
     references = [outcome for other, outcome in found if other.case is each.case and other.arm == REFERENCE]
     if each.arm in (REFERENCE, EAGER, PADDED):
@@ -444,9 +474,6 @@ def judge(each: Run, found: Sequence[tuple[Run, Outcome]], wanted: Collection[st
     if missing and verdict.state != RED:
         return Judged(RED, f"needed and not reported as applied: {', '.join(missing)}", verdict.requests)
     return verdict
-
-
-Row = tuple[Run, Outcome, Judged]
 
 
 def table(judged: Sequence[Row], made: plan.Plan, source: Source) -> str:

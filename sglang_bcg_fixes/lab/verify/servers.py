@@ -246,7 +246,8 @@ class Progress:
         self.began = time.monotonic()
         self.in_place = sys.stderr.isatty()
 
-    def follow(self, futures: Mapping[concurrent.futures.Future[Outcome], Server]) -> None:
+    def follow(self, futures: Mapping[concurrent.futures.Future[Outcome], Server]) -> Iterator[None]:
+        """Wait for all; yields whenever some more have ended."""
         left = set(futures)
         while left:
             done, left = concurrent.futures.wait(left, timeout=1, return_when=concurrent.futures.FIRST_COMPLETED)
@@ -254,6 +255,8 @@ class Progress:
             for future in done:
                 result = future.result()
                 self.say(f"[{finished}/{self.servers}] {futures[future].name}: {result.ending}, {result.seconds:.0f} s")
+            if done:
+                yield
             if self.in_place:
                 print(f"\r{self.bar(finished)}\033[K", end="", file=sys.stderr, flush=True)
         if self.in_place:
