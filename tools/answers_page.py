@@ -32,7 +32,11 @@ ASKED = {
     "gpt_oss_decode_padding": "GPT-OSS, padded decode graphs",
     "llama_several_requests": "Llama, several requests in one prefill",
     "llama_prefix_cache": "Llama, warm prefix cache",
+    "llama_sleep": "Llama, decode graphs after sleep",
+    "llama_stripped_thinking_at_full_load": "Llama, thinking not cached, full load",
+    "qwen3_next_stripped_thinking": "Qwen3-Next, thinking not cached",
     "eagle_triton_draft_extend": "EAGLE: drafts accepted as without the graph",
+    "eagle3_windowed_draft": "EAGLE3, the draft has a window",
     "qwen3_next_adaptive_speculation": "Qwen3-Next, adaptive speculation",
 }
 # on the model and the prompts of another case
@@ -53,18 +57,20 @@ class Note:
 
 NOTES = (
     Note(
-        "Stock gives the very same answers. From 0.5.14 to 0.5.16 so does the padded batch when it runs without a "
-        "graph: padding changes the rounding.",
+        "Stock gives the very same answers. So does the padded batch when it runs without a graph, where that was run "
+        "(all but 0.5.17): padding changes the rounding.",
         {
+            "qwen3_5_by_default": ("0.5.19",),
             "qwen3_5_prefill_graph": ("0.5.15.post1", "0.5.15", "0.5.14"),
-            "qwen3_next_prefill_graph": ("0.5.17", "0.5.16", "0.5.15.post1", "0.5.15", "0.5.14"),
+            "qwen3_next_prefill_graph": ("0.5.18", "0.5.17", "0.5.16", "0.5.15.post1", "0.5.15", "0.5.14"),
+            "qwen3_next_stripped_thinking": ("0.5.22",),
         },
     ),
     Note(
         "[Patched](fixes/kda_raw_beta.md) gives fewer another token than stock. The [self-check](selfcheck.md) finds "
         "the patched replays right. Graph and eager prefill run different kernels of SGLang there, and the model has "
         "experts, which turn rounding into other tokens.",
-        {"kimi_linear_prefill_graph": ("0.5.23",)},
+        {"kimi_linear_prefill_graph": ("0.5.23", "0.5.22")},
     ),
     Note(
         "SGLang copies a mask into too small a buffer, without any prefill graph.",
@@ -73,7 +79,7 @@ NOTES = (
     Note(
         "Where stock starts, it gives the very same answers. From 0.5.14 to 0.5.16 all are equal without "
         "torch.compile, which uses another form of a norm.",
-        {"cohere_prefill_graph": ("0.5.23", "0.5.21", "0.5.17", "0.5.16", "0.5.15.post1", "0.5.15", "0.5.14")},
+        {"cohere_prefill_graph": RELEASES[RELEASES.index("0.5.14") :]},
     ),
     Note(
         "All answers are right. [This fix](fixes/vlm_embeds_dropped.md) runs every batch without a graph there. Stock "
@@ -178,7 +184,7 @@ def introduction(found: dict[tuple[str, str], Cell], with_a_run: list[str]) -> l
         "every replay refused. An answer is right if it is bitwise equal to it in every token and logprob; of "
         "Kimi-Linear in every token, because its eager prefill uses other kernels. A cell is stock → **patched**, of "
         f'two servers the worse; {NOT_RUN}: not run, or the release does not have it. "Dies" is an illegal memory '
-        "access but where a note says otherwise.",
+        "access but where a note says otherwise; behind thinking that is not cached it is SGLang's check of its pool.",
     ]
     return [textwrap.fill(line, 120, break_long_words=False, break_on_hyphens=False) for line in lines]
 
