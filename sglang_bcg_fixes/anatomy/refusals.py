@@ -7,10 +7,18 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, MAY_REPLAY_BY_RANK, makes_breakable_graphs, makes_full_graphs
+from sglang_bcg_fixes.anatomy.runners import (
+    MAY_REPLAY,
+    MAY_REPLAY_BY_RANK,
+    RESOLVE,
+    makes_breakable_graphs,
+    makes_full_graphs,
+)
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import How, PatchPoint, flag_of
-from sglang_bcg_fixes.source.tree import Source
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.syntax import Definition
+from sglang_bcg_fixes.source.tree import Source, absent
 
 logger = logging.getLogger("sglang_bcg_fixes")
 
@@ -75,6 +83,21 @@ def refusing_in_full_graphs(is_wrong: Callable[[Any, int, int], bool]) -> tuple[
         PatchPoint((MAY_REPLAY[1],), How.AROUND, by_batch),
         PatchPoint((MAY_REPLAY_BY_RANK,), How.AROUND, by_rank, needed=has_a_vote),
     )
+
+
+def none_without_breaks(source: Source) -> Finding | None:
+    """The finding of a probe about graphs without breaks where a release has none."""
+    resolve = source.find(RESOLVE)
+    if resolve is None or "FullCudaGraphBackend" not in resolve.calls:
+        return absent("every prefill graph of this release has breaks", *([resolve] if resolve else []))
+    return None
+
+
+def questions(source: Source) -> tuple[Definition, ...]:
+    """Both questions that `refusing_in_full_graphs` patches, where they are."""
+    # without a vote no group replays such a graph
+    vote = source.find(MAY_REPLAY_BY_RANK)
+    return (source.need(MAY_REPLAY[1]), *([vote] if vote else []))
 
 
 def has_a_vote(source: Source) -> bool:

@@ -14,21 +14,20 @@ Remove when: Every release that has to be served captures these models, or refus
 from __future__ import annotations
 
 from sglang_bcg_fixes.anatomy.launches import FULL_PREFILL_GRAPHS, HYBRID, INKLING
-from sglang_bcg_fixes.anatomy.runners import RESOLVE
+from sglang_bcg_fixes.anatomy.refusals import none_without_breaks
 from sglang_bcg_fixes.anatomy.workarounds import BREAKABLE_PREFILL_GRAPHS
 from sglang_bcg_fixes.concern import Condition, Launch, ends
 from sglang_bcg_fixes.model import Fix
 from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
 
 BACKEND = "sglang.srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase"
 PREPARE, REPLAY = f"{BACKEND}.init_forward_metadata_out_graph", f"{BACKEND}._replay_metadata"
 
 
 def probe(source: Source) -> Finding:
-    resolve = source.find(RESOLVE)
-    if resolve is None or "FullCudaGraphBackend" not in resolve.calls:
-        return absent("every prefill graph of this release has breaks", *([resolve] if resolve else []))
+    if none := none_without_breaks(source):
+        return none
     prepare, replay = source.need(PREPARE), source.need(REPLAY)
     if "self._replay_metadata" not in prepare.calls:
         return unknown("linear layers are prepared in a way that no known release does", prepare, replay)

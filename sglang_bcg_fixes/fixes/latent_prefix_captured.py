@@ -20,8 +20,8 @@ from typing import Any
 
 from sglang_bcg_fixes.anatomy.latent_attention import HANDLERS
 from sglang_bcg_fixes.anatomy.launches import FA3, FULL_PREFILL_GRAPHS, LATENT
-from sglang_bcg_fixes.anatomy.refusals import refusing_in_full_graphs
-from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, MAY_REPLAY_BY_RANK, PREFILL, RESOLVE
+from sglang_bcg_fixes.anatomy.refusals import none_without_breaks, questions, refusing_in_full_graphs
+from sglang_bcg_fixes.anatomy.runners import PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import BREAKABLE_PREFILL_GRAPHS
 from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix
@@ -39,13 +39,10 @@ CHOOSES = "bcg_fixes_chooses_latent_form"
 
 
 def probe(source: Source) -> Finding:
-    resolve = source.find(RESOLVE)
-    if resolve is None or "FullCudaGraphBackend" not in resolve.calls:
-        return absent("every prefill graph of this release has breaks", *([resolve] if resolve else []))
+    if none := none_without_breaks(source):
+        return none
     choose, capture = source.need(CHOOSE), source.find(CAPTURE)
-    # without it no group replays such a graph
-    vote = source.find(MAY_REPLAY_BY_RANK)
-    asked = (source.need(MAY_REPLAY[1]), *([vote] if vote else []))
+    asked = questions(source)
     if not choose.mentions(TOTAL):
         return unknown("the form for a prefix is chosen in a way that no known release does", choose, *asked)
     if capture is None and not asked[0].mentions("_has_unsupported_mha_prefix"):

@@ -17,13 +17,12 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import FLASH_ATTENTION, FULL_PREFILL_GRAPHS, LOCAL
-from sglang_bcg_fixes.anatomy.refusals import refusing_in_full_graphs
-from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, MAY_REPLAY_BY_RANK, RESOLVE
+from sglang_bcg_fixes.anatomy.refusals import none_without_breaks, questions, refusing_in_full_graphs
 from sglang_bcg_fixes.anatomy.workarounds import BREAKABLE_PREFILL_GRAPHS
 from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.model import Fix
 from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
 
 BACKEND = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionBackend"
 PLAN = f"{BACKEND}._init_full_cg_prefill_metadata"
@@ -32,13 +31,10 @@ LOCAL_PLAN = "local_attn_metadata"
 
 
 def probe(source: Source) -> Finding:
-    resolve = source.find(RESOLVE)
-    if resolve is None or "FullCudaGraphBackend" not in resolve.calls:
-        return absent("every prefill graph of this release has breaks", *([resolve] if resolve else []))
+    if none := none_without_breaks(source):
+        return none
     plan = source.need(PLAN)
-    # without it no group replays such a graph
-    vote = source.find(MAY_REPLAY_BY_RANK)
-    asked = (source.need(MAY_REPLAY[1]), *([vote] if vote else []))
+    asked = questions(source)
     if any(question.mentions("attention_chunk_size") for question in asked):
         return unknown("batches are refused by the chunk, as no known release does", plan, *asked)
     if plan.mentions(LOCAL_PLAN):

@@ -352,7 +352,8 @@ def without_its_thinking_at_full_load(source: Source) -> Flags:
 
 def can_be_asked_to_think(source: Source) -> bool:
     """Tell whether the engine takes it; earlier releases take it over HTTP alone."""
-    return "require_reasoning" in source.need("sglang.srt.entrypoints.engine:Engine.generate").parameters
+    generate = source.find("sglang.srt.entrypoints.engine:Engine.generate")
+    return generate is not None and "require_reasoning" in generate.parameters
 
 
 def keeps_checkpoints(source: Source) -> bool:
