@@ -118,7 +118,7 @@ def test_a_run_that_resumes_keeps_the_cases_that_are_whole(
 def test_what_has_ended_stands_in_the_file_before_the_last_server_ends(
     two_cases: None, verify: Verify, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written = []
+    written: list[Any] = []
 
     def write_and_look(*words: Any) -> None:
         write(*words)
@@ -140,7 +140,7 @@ def test_a_case_whose_difference_is_asked_about_waits_for_the_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     here.update(root=str(release_root("0.5.15.post1")), sglang="0.5.15.post1")
-    written = []
+    written: list[Any] = []
     monkeypatch.setattr(command, "write", lambda _, content: written.append(len(content["servers"])))
     assert verify("--once", misbehaviour="patched=wrong tokens") == 1
     assert written == [4]
