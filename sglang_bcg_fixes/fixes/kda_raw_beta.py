@@ -8,7 +8,7 @@ Cause: The models hand over betas without their sigmoid, and the eager backend t
 tells it so only if the gate is flat. These two models split the gate by heads, so the kernel multiplies the state with
 numbers of any size and sign.
 Change: The captured form gets the gate flat, as GLM-5 Next hands it over. It is the same memory, and it is split again
-at once.
+at once. Pull request 39495 would give these models prefill graphs by default: then every such server has this defect.
 Remove when: No release from 0.5.22 on that decides by the shape of the gate has to be served.
 """
 
@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, DELTA_ATTENTION
+from sglang_bcg_fixes.anatomy.launches import DELTA_ATTENTION, PREFILL_GRAPHS, named
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
+from sglang_bcg_fixes.concern import Condition, Launch, wrong
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
@@ -44,6 +44,11 @@ def probe(source: Source) -> Finding:
     return affected("only a flat gate makes the captured form take a beta for a raw one", captured, eager)
 
 
+def has_a_split_gate(launch: Launch) -> bool | None:
+    """GLM-5 Next, whose graphs are made by default, has a flat one."""
+    return False if named("Glm5Next*").holds(launch) else DELTA_ATTENTION.holds(launch)
+
+
 def with_a_flat_gate(original: Any, *, a: Any, **rest: Any) -> Any:
     return original(a=a.flatten(-2) if a.ndim == SPLIT else a, **rest)
 
@@ -51,10 +56,10 @@ def with_a_flat_gate(original: Any, *, a: Any, **rest: Any) -> Any:
 FIX = Fix(
     id="kda_raw_beta",
     doc=__doc__,
-    upstream=(),
+    upstream=("https://github.com/sgl-project/sglang/pull/39495",),
     probe=probe,
     patches=(PatchPoint((CAPTURED,), How.AROUND, with_a_flat_gate),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("kimi_linear_prefill_graph",),
-    concerns=wrong(DELTA_ATTENTION, ASKED_FOR),
+    concerns=wrong(Condition(DELTA_ATTENTION.says, has_a_split_gate), PREFILL_GRAPHS),
 )

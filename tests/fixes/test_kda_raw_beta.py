@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from cpu_sglang import architectures
+from sglang_bcg_fixes.concern import Launch
 from sglang_bcg_fixes.fixes import kda_raw_beta
-from tests import processes
+from sglang_bcg_fixes.source import releases, served
+from tests import processes, wheels
 from tests.fixes import settings
 
 FIX = "kda_raw_beta"
@@ -37,6 +40,35 @@ def test_replays_answer_as_the_eager_layers_do(
     assert (stock["report"], patched["report"]) == ("off", "applied")
     assert min(stock["differences"][:REPLAYED]) > 1, stock
     assert max(patched["differences"][:REPLAYED]) < 0.01, patched
+
+
+@pytest.mark.parametrize("release", ["0.5.22", "0.5.23"])
+def test_one_rule_keeps_such_graphs_from_default_flags(
+    release_root: Callable[[str], pathlib.Path], release: str
+) -> None:
+    """Without it, as pull request 39495 would have it, they have the graphs whose replays are compared above."""
+    scenario = ("-m", "tests.scenarios.kda_in_graph", "by_default", *MODELS)
+    found, _ = processes.beside(release_root(release), *scenario, timeout=600)
+    assert found["as it is"] == dict.fromkeys(MODELS, "off: KDA hybrid linear attention")
+    assert found["without the rule"] == dict.fromkeys(MODELS, "breakable")
+
+
+@pytest.mark.parametrize(
+    ("model", "graphs", "asks", "concerned"),
+    [
+        ("KimiLinearForCausalLM", served.IF_ASKED_FOR, False, False),
+        ("KimiLinearForCausalLM", served.IF_ASKED_FOR, True, True),
+        ("KimiLinearForCausalLM", served.BY_DEFAULT, False, True),
+        ("KimiLinearForCausalLM", "", False, True),
+        ("KimiLinearForCausalLM", served.NEVER, True, False),
+        ("Glm5NextForConditionalGeneration", served.BY_DEFAULT, False, False),
+    ],
+)
+def test_whom_it_concerns(model: str, graphs: str, asks: bool, concerned: bool) -> None:
+    config = {**architectures.CONFIGURATIONS["KimiLinearForCausalLM"].config, "architectures": [model]}
+    options = {"--cuda-graph-backend-prefill": ("breakable",)} if asks else {}
+    launch = Launch(releases.in_folder(wheels.unpacked(wheels.NEWEST)), config, options, graphs=graphs)
+    assert any(concern.touches(launch) for concern in kda_raw_beta.FIX.concerns) == concerned
 
 
 @pytest.mark.parametrize("shape", [(1, 5, 6), (1, 5, 2, 3)])

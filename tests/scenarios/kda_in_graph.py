@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
+from unittest import mock
 
 from cpu_sglang import architectures, graphs, one_batch, prefill
 from sglang_bcg_fixes import plugin
 from tests.harm import served, steps
-from tests.releases import kinds_of_request
+from tests.releases import kinds_of_request, layer_stacks, registry_graphs
 from tests.scenarios import named
 
 # the last batches have padding, several requests, and one behind the padding of another
@@ -38,6 +40,19 @@ def answers(model: str) -> dict[str, Any]:
         "breaks": {size: breaks for size, (_, breaks) in made.items()},
         "in graph": runner.attn_backend.use_captured_forward_metadata_for_breakable_cuda_graph,
     }
+
+
+def by_default(*models: str) -> dict[str, dict[str, str]]:
+    """The prefill backend that SGLang chooses without flags, as it is and with one of its rules left out."""
+    one_batch.import_sglang(with_graphs=True)
+    from sglang.srt.configs import model_config
+
+    said = layer_stacks.Said()
+    logging.getLogger().addHandler(said)
+    logging.getLogger("sglang").setLevel(logging.INFO)
+    found = {"as it is": {model: registry_graphs.by_default(model, said) for model in models}}
+    with mock.patch.object(model_config, "uses_kda_attention", lambda config: False):
+        return {**found, "without the rule": {model: registry_graphs.by_default(model, said) for model in models}}
 
 
 if __name__ == "__main__":
