@@ -44,7 +44,10 @@ def has_linear_layers(launch: Launch) -> bool | None:
 FIX = Fix(
     id="hybrid_full_capture",
     doc=__doc__,
-    upstream=(),
+    upstream=(
+        "https://github.com/sgl-project/sglang/issues/35437",
+        "https://github.com/sgl-project/sglang/pull/36077",
+    ),
     probe=probe,
     workarounds=BREAKABLE_PREFILL_GRAPHS,
     concerns=ends(FULL_PREFILL_GRAPHS, Condition(HYBRID.says, has_linear_layers)),

@@ -125,12 +125,12 @@ def by_default(name: str, said: Said) -> str:
     raise RuntimeError(f"{name}: ServerArgs accepts no attention backend: {refused}")
 
 
-def resolved(folder: str, said: Said, **arguments: Any) -> str:
+def chosen(folder: str, **arguments: Any) -> str:
+    """The prefill backend of a server of the model in this folder."""
     from sglang.srt.arg_groups.overrides import resolved_view
     from sglang.srt.model_executor import cuda_graph_config
     from sglang.srt.server_args import ServerArgs
 
-    said.records.clear()
     with mock.patch.object(cuda_graph_config, "default_prefill_backend", lambda: BREAKABLE):
         args = ServerArgs(
             model_path=folder,
@@ -145,6 +145,12 @@ def resolved(folder: str, said: Said, **arguments: Any) -> str:
         )
         args.resolve_once()
     backend: str = resolved_view(args).cuda_graph_config.prefill.backend
+    return backend
+
+
+def resolved(folder: str, said: Said, **arguments: Any) -> str:
+    said.records.clear()
+    backend = chosen(folder, **arguments)
     if backend != "disabled":
         return backend
     messages = said.messages("sglang.")
