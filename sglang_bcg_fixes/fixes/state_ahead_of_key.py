@@ -4,11 +4,11 @@
 Symptom: Hybrid models (Qwen3.5, Qwen3-Next, NemotronH, Kimi-Linear and others) with --strip-thinking-cache and the
 extra-buffer strategy of the Mamba prefix cache, when thinking and answer have passed a multiple of
 --mamba-track-interval. On 0.5.11 to 0.5.15.post1 "It is required cache_len=" ends the server. On 0.5.16 to 0.5.21 the
-next turn is answered wrong, and nothing is in the log. On 0.5.22 the same happens without that flag where speculation
-has accepted tokens behind a stop, with the strategy no_buffer.
-Cause: When a request has ended, its cached key is cut back: to the prompt without the thinking, or to the stop. The
-state of a recurrence cannot be cut back. The last checkpoint, or with no_buffer the live state, is behind the key's
-end, and is cached under it all the same.
+next turn is answered wrong, and nothing is in the log. The same happens without that flag where speculation has
+accepted tokens behind the end of a grammar (0.5.14 to 0.5.22) or behind a stop (0.5.22), with the strategy no_buffer.
+Cause: When a request has ended, its cached key is cut back: to the prompt without the thinking, to the stop, or to the
+end of the grammar. The state of a recurrence cannot be cut back. The last checkpoint, or with no_buffer the live state,
+is behind the key's end, and is cached under it all the same.
 Change: Nothing of such a request is cached when it ends. Its prompt was cached before the answer began, and stays.
 Remove when: No release before 0.5.23 has to be served.
 """
@@ -36,6 +36,7 @@ COMPONENTS = (
 SELECTS = tuple(f"{component}._select_finished_checkpoint" for component in COMPONENTS)
 DONATES = tuple(f"{component}.prepare_for_caching_req" for component in COMPONENTS)
 OLD_TREE = f"{TREES}.mamba_radix_cache:MambaRadixCache.cache_finished_req"
+ACCEPT = f"{PROCESSOR}._accept_grammar_tokens"
 GUARD = f"{PROCESSOR}._mamba_can_cache_finished_req"
 # one of the two has no part in the defect of a release
 KEYS_THAT_STATES_REACH = Workaround(
@@ -73,6 +74,10 @@ def cuts_at_a_stop(source: Source) -> bool:
     return selects(source) is not None and source.find(GUARD) is None and key.mentions("output_ids_through_stop")
 
 
+def cuts_at_a_grammar(source: Source) -> bool:
+    return source.find(ACCEPT) is not None and source.find(GUARD) is None
+
+
 def selects(source: Source) -> object | None:
     """The method that chooses an earlier checkpoint where there is one."""
     return next(filter(None, map(source.find, SELECTS)), None)
@@ -94,6 +99,15 @@ def keep_live_state_out(req: Any, tree_cache: Any, *_: Any, **__: Any) -> None:
         req.skip_radix_cache_insert = True
 
 
+def keep_verified_state_out(retained: list[int], self: Any, req: Any, tokens: int | list[int]) -> list[int]:
+    # the count of the request's tokens is cut back too, and the key's length tells nothing later
+    verified = 1 if isinstance(tokens, int) else len(tokens)
+    if len(retained) < verified and self.tree_cache.supports_mamba():
+        if not self.tree_cache.req_to_token_pool.enable_mamba_extra_buffer:
+            req.skip_radix_cache_insert = True
+    return retained
+
+
 def where(judge: Callable[[Source], bool], condition: Condition) -> Condition:
     """The condition, on sources with this part of the defect."""
 
@@ -111,11 +125,12 @@ FIX = Fix(
     patches=(
         PatchPoint((RELEASE,), How.BEFORE, keep_checkpoint_out, needed=cuts_thinking),
         PatchPoint((RELEASE,), How.BEFORE, keep_live_state_out, needed=cuts_at_a_stop),
+        PatchPoint((ACCEPT,), How.AFTER, keep_verified_state_out, needed=cuts_at_a_grammar),
     ),
     workarounds=(KEYS_THAT_STATES_REACH, *THINKING_KEPT),
     verify=("qwen3_next_stripped_thinking",),
     concerns=(
         *wrong(HYBRID, where(cuts_thinking, EXTRA_BUFFERS), STRIPPED_THINKING),
-        *wrong(HYBRID, where(cuts_at_a_stop, NO_BUFFER), SPECULATION),
+        *wrong(HYBRID, where(cuts_at_a_grammar, NO_BUFFER), SPECULATION),
     ),
 )

@@ -79,6 +79,15 @@ def test_a_state_after_a_stop_does_not_pass_for_that_of_the_stop(run: Run) -> No
     assert found["without"] == [[PROMPT + tokens - BEYOND, False] for tokens in TOKENS]
 
 
+@pytest.mark.parametrize("release", ["0.5.14", "0.5.17", "0.5.20", "0.5.22"])
+def test_a_state_after_a_grammar_does_not_pass_for_that_of_its_end(run: Run, release: str) -> None:
+    # SGLang asserts that nothing is cut off where nothing speculates, but not with that flag
+    # the newest token is not computed yet
+    found = run(release, "grammar", **NO_BUFFER, strip_thinking_cache=True)
+    assert found["applied"] == [FIX] and found["with"] == [[PROMPT, True], [PROMPT, True]]
+    assert found["without"] == [[PROMPT + tokens - BEYOND - 1, False] for tokens in TOKENS]
+
+
 # with no_buffer a prompt keeps the state that it has been cached with, and a key is not cut at a stop yet
 @pytest.mark.parametrize(("release", "ends"), [("0.5.13", "thinking"), ("0.5.21", "thinking"), ("0.5.21", "stop")])
 def test_live_states_of_earlier_releases_are_right_and_stay(run: Run, release: str, ends: str) -> None:
@@ -119,6 +128,26 @@ def test_only_an_ended_request_with_such_a_state_is_kept_out(
     pool = SimpleNamespace(enable_mamba_extra_buffer=extra_buffer)
     body(request, SimpleNamespace(supports_mamba=lambda: hybrid, req_to_token_pool=pool))
     assert request.skip_radix_cache_insert is skips[body is fix.keep_live_state_out]
+
+
+@pytest.mark.parametrize(
+    ("retained", "tokens", "hybrid", "extra_buffer", "skips"),
+    [
+        ([1], [1, 2, 3], True, False, True),
+        ([1, 2, 3], [1, 2, 3], True, False, False),
+        ([1], 1, True, False, False),
+        ([1], [1, 2, 3], True, True, False),
+        ([1], [1, 2, 3], False, False, False),
+    ],
+)
+def test_only_a_live_state_behind_a_grammar_is_kept_out(
+    retained: list[int], tokens: list[int] | int, hybrid: bool, extra_buffer: bool, skips: bool
+) -> None:
+    pool = SimpleNamespace(enable_mamba_extra_buffer=extra_buffer)
+    processor = SimpleNamespace(tree_cache=SimpleNamespace(supports_mamba=lambda: hybrid, req_to_token_pool=pool))
+    request = SimpleNamespace(skip_radix_cache_insert=False)
+    assert fix.keep_verified_state_out(retained, processor, request, tokens) is retained
+    assert request.skip_radix_cache_insert is skips
 
 
 @pytest.mark.parametrize(

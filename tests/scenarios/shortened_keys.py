@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The answer to a prompt behind a request whose key was cut back when it ended, beside the cold answer.
 
-Arguments: the model, then server arguments as JSON. Among these, "ends" names what is cut off: "thinking", which is all
-that the request generates, or tokens behind a "stop". They are computed one by one, and leave what a verification that
-accepts them together leaves. "tokens" has how many each of several requests generates. The next prompt begins with what
-a client sends again.
+Arguments: the model, then server arguments as JSON. Among these, "ends" names what is cut off: "thinking", which is
+all that the request generates, or tokens behind a "stop" or a "grammar" that is complete. They are computed one by
+one, and leave what a verification that accepts them together leaves. "tokens" has how many each of several requests
+generates. The next prompt begins with what a client sends again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -70,6 +71,38 @@ def stopping(served: scheduler.Scheduler) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def completing(served: scheduler.Scheduler) -> Iterator[None]:
+    """Have requests end before their last tokens, as a grammar does that is complete inside a verification's tokens.
+
+    SGLang counts and keeps the tokens up to the grammar's end alone, and has computed all.
+    """
+    from sglang.srt.managers.schedule_batch import Req
+
+    processor: Any = served.scheduler.batch_result_processor
+    update = Req.update_finish_state
+    complete = SimpleNamespace(accept_token=lambda token: None, is_terminated=lambda: True)
+
+    def update_finish_state(self: Any, *args: Any, **kwargs: Any) -> None:
+        update(self, *args, **kwargs)
+        if self.finished():
+            verified = list(self.output_ids[-BEYOND - 1 :])
+            self.grammar = complete
+            dropped = len(verified) - len(processor._accept_grammar_tokens(self, verified))
+            self.grammar = None
+            del self.output_ids[-dropped:]
+            self.finished_len = len(self.output_ids)
+            # among the request's own fields before 0.5.18
+            counted = self.kv if hasattr(getattr(self, "kv", None), "kv_committed_len") else self
+            counted.kv_committed_len -= dropped
+
+    with mock.patch.object(Req, "update_finish_state", update_finish_state):
+        yield
+
+
+ENDS = {"thinking": thinking, "stop": stopping, "grammar": completing}
+
+
 def hold(served: scheduler.Scheduler, ends: str, tokens: int, rounding: float) -> list[Any] | str:
     """The length that was found of the next prompt, and whether its answer is the cold one."""
     source = random.Random(tokens)
@@ -80,7 +113,7 @@ def hold(served: scheduler.Scheduler, ends: str, tokens: int, rounding: float) -
     served.forget()
     warm_answers.poison(served)
     first = drawn(FIRST)
-    with thinking(served) if ends == "thinking" else stopping(served):
+    with ENDS[ends](served):
         try:
             answered = served.answer({"first": first}, tokens)["first"]
         except AssertionError as error:
