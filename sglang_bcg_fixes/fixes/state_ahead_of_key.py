@@ -102,9 +102,9 @@ def keep_live_state_out(req: Any, tree_cache: Any, *_: Any, **__: Any) -> None:
 def keep_verified_state_out(retained: list[int], self: Any, req: Any, tokens: int | list[int]) -> list[int]:
     # the count of the request's tokens is cut back too, and the key's length tells nothing later
     verified = 1 if isinstance(tokens, int) else len(tokens)
-    if len(retained) < verified and self.tree_cache.supports_mamba():
-        if not self.tree_cache.req_to_token_pool.enable_mamba_extra_buffer:
-            req.skip_radix_cache_insert = True
+    tree = self.tree_cache
+    if len(retained) < verified and tree.supports_mamba() and not tree.req_to_token_pool.enable_mamba_extra_buffer:
+        req.skip_radix_cache_insert = True
     return retained
 
 
