@@ -8,6 +8,9 @@ scheduler and runners answer it on the CPU with every fix on, warm and by graphs
 differs or the server ends, the launch is tried without the fixes, and made smaller, until one command repeats it. With
 --stock the fixes are off, and what is found is traced to the fixes that mend it: this shows what can be found. Each
 launch is a line of explored.jsonl; a number that is there is not drawn again, so it goes on where it was.
+
+Speculation and LoRA are not drawn: the CPU's scheduler has no verification kernels, and no adapter has been made.
+HiCache is drawn where a release has the host pools that the harness copies to, from 0.5.20 on.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import collections
 import concurrent.futures
+import functools
 import itertools
 import json
 import os
@@ -55,18 +59,21 @@ SERVER: dict[str, Sequence[Any]] = {
     "disable_overlap_schedule": (True, False),
     "page_size": (1, 16, 64),
     "chunked_prefill_size": (1024, 64, 128, 192, 256),
-    "enable_mixed_chunk": (False, True),
+    # a value that is there twice is drawn as often as two
+    "enable_mixed_chunk": (False, True, True),
     "schedule_policy": ("fcfs", "lpm"),
 }
 OF_HYBRIDS: dict[str, Sequence[Any]] = {
     "mamba_radix_cache_strategy": ("extra_buffer", "extra_buffer_lazy", "no_buffer"),
-    "max_mamba_cache_size": (64, 20),
+    "max_mamba_cache_size": (64, 20, 20),
 }
 # SGLang refuses these strategies with anything else
 NEEDS: dict[Any, dict[str, Any]] = {
     "extra_buffer_lazy": {"disable_overlap_schedule": False},
     "no_buffer": {"disable_overlap_schedule": True, "page_size": 1},
 }
+# SGLang refuses extra buffers of these before 0.5.13
+NO_EXTRA_BUFFER = ("FalconH1ForCausalLM", "GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM")
 GRAPHS: Sequence[Sequence[int]] = ((), (64, 256), (16, 128, 512))
 TURNS = 16
 RIGHT = "answers right"
@@ -76,14 +83,15 @@ def drawn(number: int, releases: Sequence[str]) -> Draw:
     """Make the launch of a number; the same number and releases make the same."""
     source = random.Random(number)
     release = source.choice(releases)
-    architecture = source.choice((*HYBRIDS, *HYBRIDS, *OTHERS))
+    architecture = source.choice([name for name in (*HYBRIDS, *HYBRIDS, *OTHERS) if has(release, name)])
     options = {**SERVER, **(OF_HYBRIDS if architecture in HYBRIDS else {})}
     server = {name: source.choice(values) for name, values in options.items()}
+    if release not in wheels.since("0.5.13") and architecture in NO_EXTRA_BUFFER:
+        server["mamba_radix_cache_strategy"] = "no_buffer"
     server |= NEEDS.get(server.get("mamba_radix_cache_strategy"), {})
     server["dtype"], model = HYBRIDS.get(architecture, ("float32", {}))
-    happens = [name for name in explored.HAPPENINGS if source.random() < 0.25]
-    if explored.THINKS in happens:
-        server["strip_thinking_cache"] = True
+    can_happen = [name for name in explored.HAPPENINGS if name != explored.HOSTS or has_host_pools(release)]
+    happens = [name for name in can_happen if source.random() < 0.25]
     return {
         "number": number,
         "release": release,
@@ -95,6 +103,17 @@ def drawn(number: int, releases: Sequence[str]) -> Draw:
         "turns": TURNS,
         "seed": number,
     }
+
+
+@functools.cache
+def has(release: str, architecture: str) -> bool:
+    models = (wheels.unpacked(release) / "sglang" / "srt" / "models").glob("*.py")
+    return any(re.search(rf"\nEntryClass[^#]*\b{architecture}\b", path.read_text()) for path in models)
+
+
+def has_host_pools(release: str) -> bool:
+    """Tell whether a release has the pools that the harness copies to and from."""
+    return (wheels.unpacked(release) / "sglang" / "srt" / "mem_cache" / "pool_host" / "mamba.py").exists()
 
 
 def with_old_names(server: dict[str, Any]) -> dict[str, Any]:
@@ -191,14 +210,20 @@ def summary(lines: Sequence[Found]) -> Iterator[str]:
         for word in (draw["release"], draw["architecture"], *draw["happens"], *words):
             reached[word] += line.get("replays", 0)
     yield "replays with: " + ", ".join(f"{word} {count}" for word, count in sorted(reached.items()))
-    by_fix = collections.Counter(name for line in lines for name in line.get("fixes", ()))
-    if by_fix:
-        yield f"{len(by_fix)} found again: " + ", ".join(f"{name} {count}" for name, count in by_fix.most_common())
+    for name, found in sorted(again(lines).items()):
+        first = found[0]["draw"]
+        yield f"found again {len(found)} times: {name}, first on {first['release']} by number {first['number']}"
     for line in lines:
         if "small" in line:
             draw = line["draw"]
             yield f"number {draw['number']}, {draw['release']}: {line['outcome']}; without the fixes: {line['other']}"
             yield f"  python -m tests.explore --repeat '{json.dumps(line['small'])}'"
+
+
+def again(lines: Sequence[Found]) -> dict[str, list[Found]]:
+    """Gather by fix the launches that need it."""
+    names = {name for line in lines for name in line.get("fixes", ())}
+    return {name: [line for line in lines if name in line.get("fixes", ())] for name in names}
 
 
 def read() -> list[Found]:

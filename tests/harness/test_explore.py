@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests import explore
+from tests import explore, wheels
 from tests.scenarios import explored
 
 SEVERAL = [explore.drawn(number, explore.RELEASES) for number in range(400)]
@@ -24,6 +24,13 @@ def test_everything_is_drawn_and_the_same_number_draws_the_same() -> None:
         assert {draw["server"][name] for draw in SEVERAL if name in draw["server"]} == {*values}
 
 
+def test_nothing_is_drawn_that_a_release_does_not_have() -> None:
+    for draw in SEVERAL:
+        assert explore.has(draw["release"], draw["architecture"])
+        assert explored.HOSTS not in draw["happens"] or explore.has_host_pools(draw["release"])
+    assert not explore.has("0.5.17", "MiniCPMSALAForCausalLM") and not explore.has_host_pools("0.5.12.post1")
+
+
 def is_on(name: str, environment: dict[str, str]) -> bool:
     every = environment["SGLANG_BCG_FIXES"] == "auto"
     return every or f"SGLANG_BCG_FIX_{name.upper()}" in environment
@@ -37,6 +44,9 @@ def test_the_fixes_that_a_launch_needs_are_named() -> None:
 
         line = explore.examined(SEVERAL[0], run, stock=True)
         assert sorted(line["fixes"]) == needed and line["outcome"] == "answers wrongly"
+        number, release = SEVERAL[0]["number"], SEVERAL[0]["release"]
+        said = [*explore.summary([line])]
+        assert all(f"found again 1 times: {name}, first on {release} by number {number}" in said for name in needed)
 
 
 def test_a_launch_is_made_as_small_as_what_is_wrong_with_it_needs() -> None:
@@ -64,10 +74,30 @@ def test_one_that_sglang_refuses_with_and_without_fixes_is_no_find() -> None:
 
 def test_a_known_defect_is_found_with_the_fixes_off_and_not_with_them_on() -> None:
     draw = {
-        **explore.drawn(4, ("0.5.16",)),
-        "architecture": "FalconH1ForCausalLM",
-        "turns": 9,
+        **{"release": "0.5.16", "architecture": "FalconH1ForCausalLM", "happens": [explored.THINKS]},
+        **{"model": explore.HYBRIDS["FalconH1ForCausalLM"][1], "graphs": [], "turns": 9, "seed": 4},
+        "server": explore.with_old_names(
+            {
+                "dtype": "float32",
+                "disable_overlap_schedule": True,
+                "page_size": 64,
+                "chunked_prefill_size": 192,
+                "enable_mixed_chunk": True,
+                "mamba_radix_cache_strategy": "extra_buffer",
+            }
+        ),
     }
     stock, patched = (explore.run(draw, fixes) for fixes in (explore.NO_FIX, explore.EVERY_FIX))
     assert explore.outcome(stock) == "answers wrongly" and explore.outcome(patched) == explore.RIGHT
     assert patched["hits"]
+
+
+def test_what_happens_to_requests_happens() -> None:
+    """Structured output ends the launch at a token that its grammar does not allow."""
+    draw = next(
+        draw for draw in SEVERAL if draw["release"] == wheels.NEWEST and draw["architecture"] == "LlamaForCausalLM"
+    )
+    happens = [explored.RANKS, explored.FORMS, explored.SLEEPS, explored.HOSTS]
+    found = explore.run({**draw, "happens": happens, "turns": 9, "graphs": []}, explore.EVERY_FIX)
+    assert explore.outcome(found) == explore.RIGHT, found
+    assert all(found[name] for name in happens)
