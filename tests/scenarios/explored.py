@@ -15,6 +15,7 @@ import pathlib
 import random
 import sys
 import tempfile
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -254,6 +255,7 @@ def main(drawn: str) -> None:
             model = warm_answers.configured(draw["architecture"], pathlib.Path(folder))
             scheduler.run(answer, model, json_model_override_args=override, **asked)
         except scheduler.Failed as error:
+            traceback.print_exception(error.__cause__)
             told["ends"] = " ".join(f"{type(error.__cause__).__name__}: {error.__cause__}".split())[:300]
     telling.result(told)
 
