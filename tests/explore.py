@@ -76,8 +76,9 @@ NEEDS: dict[Any, dict[str, Any]] = {
     "extra_buffer_lazy": {"disable_overlap_schedule": False},
     "no_buffer": {"disable_overlap_schedule": True, "page_size": 1},
 }
-# SGLang refuses extra buffers of these before 0.5.13
-NO_EXTRA_BUFFER = ("FalconH1ForCausalLM", "GraniteMoeHybridForCausalLM", "Lfm2ForCausalLM")
+# SGLang refuses extra buffers of these, and before 0.5.13 also of those
+NO_EXTRA_BUFFER = ("Lfm2ForCausalLM",)
+ONCE_NO_EXTRA_BUFFER = ("FalconH1ForCausalLM", "GraniteMoeHybridForCausalLM")
 GRAPHS: Sequence[Sequence[int]] = ((), (64, 256), (16, 128, 512))
 TURNS = 12
 RIGHT = "answers right"
@@ -92,7 +93,8 @@ def drawn(number: int, releases: Sequence[str]) -> Draw:
     architecture = source.choice([name for name in (*HYBRIDS, *often, *often, *OTHERS) if has(release, name)])
     options = {**SERVER, **(OF_HYBRIDS if architecture in HYBRIDS else {})}
     server = {name: source.choice(values) for name, values in options.items()}
-    if release not in wheels.since("0.5.13") and architecture in NO_EXTRA_BUFFER:
+    once = () if release in wheels.since("0.5.13") else ONCE_NO_EXTRA_BUFFER
+    if architecture in (*NO_EXTRA_BUFFER, *once):
         server["mamba_radix_cache_strategy"] = "no_buffer"
     server |= NEEDS.get(server.get("mamba_radix_cache_strategy"), {})
     server["dtype"], model = HYBRIDS.get(architecture, ("float32", {}))
