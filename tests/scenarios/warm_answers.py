@@ -3,8 +3,8 @@
 
 Arguments: the model, then server arguments as JSON. Each turn of a conversation is the last one with its answer, and
 some new tokens. Every prompt is answered from a cold cache afterwards. Among the server arguments, "conversations" are
-those to hold where it is not all of them, and "poisoned" makes a state that nobody writes a wrong one, whoever had its
-slot before.
+those to hold where it is not all but the longer ones, and "poisoned" makes a state that nobody writes a wrong one,
+whoever had its slot before. An assertion of SGLang's stands in place of the answers.
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ CONVERSATIONS = {
     "three": Conversation([100, 192, 70], 11),
     "five around a boundary": Conversation([63, 64, 65, 61, 130], 11),
 }
+# held where they are asked for
+LONGER = {"four chunks beside another": Conversation([100, 390], 11)}
 SERVER = {
     "dtype": "float32",
     "disable_radix_cache": False,
@@ -152,7 +154,10 @@ def main(model: str, server_args: str) -> None:
     conversations, poisoned = given.pop("conversations", [*CONVERSATIONS]), given.pop("poisoned", False)
 
     def act(served: scheduler.Scheduler, rounding: float) -> dict[str, Any]:
-        return {name: hold(served, CONVERSATIONS[name], rounding, poisoned) for name in conversations}
+        try:
+            return {name: hold(served, {**CONVERSATIONS, **LONGER}[name], rounding, poisoned) for name in conversations}
+        except AssertionError as error:
+            return {"asserts": str(error)}
 
     serve(model, given, act)
 
