@@ -18,6 +18,8 @@ from sglang_bcg_fixes.model import How
 MARK = "__bcg_fix__"
 # what a wrapper of ours goes on to call
 INNER = "__bcg_inner__"
+# where SGLang makes the wrappers of its hooks
+HOOK_REGISTRY = "/srt/plugins/hook_registry.py"
 # how far a stranger's wrapper is searched for what it calls
 FAR = 200
 # functools.wraps gives our marks to whatever stands round ours, so they alone tell nothing
@@ -45,7 +47,7 @@ def callees(value: Any) -> Iterable[Any]:
         return [vars(value)[INNER]] if INNER in vars(value) else []
     if kind is types.FunctionType:
         cells = [cell.cell_contents for cell in value.__closure__ or () if not is_empty(cell)]
-        return [*cells, *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        return [*cells, *inherited(value), *(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
     if kind is functools.partial:
         return [value.func, *value.args, *value.keywords.values()]
     if kind is types.MethodType:
@@ -53,6 +55,15 @@ def callees(value: Any) -> Iterable[Any]:
     if issubclass(kind, type):
         return []
     return [*getattr(value, "__dict__", {}).values(), getattr(value, "__wrapped__", None)]
+
+
+def inherited(method: types.FunctionType) -> list[Any]:
+    """The method that this one finds under its own name by `super()`, which closes over the class that defines it."""
+    name, cells = method.__code__.co_name, dict(zip(method.__code__.co_freevars, method.__closure__ or (), strict=True))
+    if "__class__" not in cells or is_empty(cells["__class__"]) or not {"super", name} <= {*method.__code__.co_names}:
+        return []
+    bases = cells["__class__"].cell_contents.__mro__[1:]
+    return [vars(base)[name] for base in bases if name in vars(base)][:1]
 
 
 def fixes_in(function: Any) -> set[str]:
@@ -99,6 +110,12 @@ def rebuild(where: str, raw: Any, how: How, body: Callable[..., Any], fix_id: st
         raise PatchError(f"{where} is a graph break, whose replay keeps the inner function; patch it as graph_break")
     if how is How.AROUND_BREAK and not any(map(graph_break.is_product, layers(raw))):
         raise PatchError(f"{where} is no graph break; patch it as around")
+    if how is How.GRAPH_BREAK and not graph_break.is_product(raw) and any(map(graph_break.is_product, layers(raw))):
+        # a break made of it would have the other one within, and end a segment that has ended
+        raise PatchError(
+            f"{where} holds {describe(raw)} around the graph break: its plugin has to register it as SGLang's "
+            f"HookType.AROUND, which SGLang applies after every plugin"
+        )
     inner = graph_break.inner_of(raw) if graph_break.is_product(raw) else raw
     refuse_other_parameters(where, inner, how, body)
     number = call_counts.TALLY.number(fix_id, where)
@@ -177,5 +194,8 @@ def describe(value: Any) -> str:
     value = core(value)
     owner = getattr(value, MARK) if is_ours(value) else None
     code = getattr(value, "__code__", None)
+    if code and code.co_filename.endswith(HOOK_REGISTRY) and "hook" in code.co_freevars:
+        # the same file for all hooks: what one calls tells whose it is
+        code = getattr(value.__closure__[code.co_freevars.index("hook")].cell_contents, "__code__", code)
     place = f" from {code.co_filename}:{code.co_firstlineno}" if code else ""
     return f"{getattr(value, '__qualname__', type(value).__name__)}{place}" + (f", of fix {owner}" if owner else "")

@@ -171,6 +171,11 @@ def test_a_forgotten_break_breaks_under_breakable_graphs_only(form: str) -> None
     check("forgotten_break", form=form)
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_a_break_that_another_plugin_stands_around_is_refused(form: str) -> None:
+    check("break_inside_another_plugin", form=form)
+
+
 def test_patching_a_function_that_a_break_holds_is_an_error() -> None:
     check("function_that_a_break_holds")
 

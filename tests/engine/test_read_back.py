@@ -70,7 +70,8 @@ def test_a_lost_fix_that_is_required_ends_the_process(
 
 
 @pytest.mark.parametrize(
-    "change", ["wrapped function", "wrapped method", "wrapped twice", "partial", "lru_cache", "default"]
+    "change",
+    ["wrapped function", "wrapped method", "wrapped twice", "class that calls it", "partial", "lru_cache", "default"],
 )
 def test_what_another_plugin_has_wrapped_is_live_and_named(extra: Extra, tmp_path: pathlib.Path, change: str) -> None:
     done = told(extra(), tmp_path / "reports", "wrapped", change, SGLANG_BCG_FIXES="strict")

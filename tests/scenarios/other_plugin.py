@@ -32,6 +32,11 @@ class Thing(target.Thing):
         return ["own"]
 
 
+class CallingThing(target.Thing):
+    def method(self, x: int) -> list[Any]:
+        return ["own", *super().method(x)]
+
+
 def change_function(change: Callable[[Callable[..., Any]], Any]) -> None:
     target.function = change(target.function)
 
@@ -42,6 +47,10 @@ def change_method(change: Callable[[Callable[..., Any]], Any]) -> None:
 
 def replace_class() -> None:
     target.Thing = Thing
+
+
+def replace_class_calling_it() -> None:
+    target.Thing = CallingThing
 
 
 def delete_function() -> None:
@@ -62,6 +71,7 @@ CHANGES: dict[str, Callable[[], Any]] = {
     "wrapped function": lambda: change_function(wrapped),
     "wrapped method": lambda: change_method(wrapped),
     "wrapped twice": wrap_twice,
+    "class that calls it": replace_class_calling_it,
     "partial": lambda: change_function(functools.partial),
     "lru_cache": lambda: change_function(functools.lru_cache),
     "default": lambda: change_function(lambda ours: lambda x, original=ours: original(x)),

@@ -414,6 +414,15 @@ def forgotten_break() -> None:
     assert breaks.forgotten is original
 
 
+def break_inside_another_plugin() -> None:
+    from sglang.srt import breaks
+
+    theirs = breaks.broken_operation = functools.partial(breaks.broken_operation)
+    ours = fix("one", point("broken_operation", How.GRAPH_BREAK, "break_body", module=BREAKS))
+    refused(lambda: ledger.apply(ours), "sglang.srt.breaks:broken_operation holds partial around the graph break")
+    assert breaks.broken_operation is theirs
+
+
 def function_that_a_break_holds() -> None:
     from sglang.srt import breaks
 
@@ -454,9 +463,9 @@ def another_plugin(source: str, path: str, first: str) -> None:
         assert call() == ["theirs", "around", *plain]
         assert ledger.read_back("one") == []
         [place] = ledger.wrapped("one")
-        assert f"sglang.srt.target:{path}" in place and "hook_registry.py" in place, place
+        assert f"sglang.srt.target:{path}" in place and f"from {__file__}:" in place, place
         assert "of fix" not in place, "its marks are copies of ours"
-        refused(lambda: ledger.undo("one"), "hook_registry.py")
+        refused(lambda: ledger.undo("one"), f"from {__file__}:")
         assert call() == ["theirs", "around", *plain]
 
 
