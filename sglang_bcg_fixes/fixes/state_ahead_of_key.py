@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Next chat turn wrong, or the server ends: --strip-thinking-cache (hybrid models)
+"""Next turn wrong, or server ends: stripped thinking; grammars with speculation (hybrids)
 
 Symptom: Hybrid models (Qwen3.5, Qwen3-Next, NemotronH, Kimi-Linear and others) with --strip-thinking-cache and the
 extra-buffer strategy of the Mamba prefix cache, when thinking and answer have passed a multiple of
