@@ -21,7 +21,7 @@ from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import DECODE_GRAPHS, DRAFT_MODEL, TRITON, WINDOW
 from sglang_bcg_fixes.anatomy.workarounds import DRAFT_WITHOUT_TRITON
-from sglang_bcg_fixes.concern import ends
+from sglang_bcg_fixes.concern import Condition, ends
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
@@ -34,6 +34,10 @@ BUILD = f"{BACKEND}._build_cuda_graph_forward_metadata"
 OLD_CAPTURE, OLD_REPLAY = (f"{BACKEND}.init_forward_metadata_{step}_cuda_graph" for step in ("capture", "replay"))
 LIST, LISTED = "update_sliding_window_buffer", "window_kv_indices"
 OLD_LIST = f"{LIST}_cuda_graph"
+# of the draft model alone, whatever the served model's configuration says
+GIVEN_WINDOW = Condition(
+    "--speculative-draft-window-size", lambda launch: launch.given("--speculative-draft-window-size")
+)
 UNLISTED = "the graph of the draft's extend step has no slots of sliding windows"
 UNREAD = "the graph of the draft's extend step is prepared in a way that no known release does"
 
@@ -148,5 +152,5 @@ FIX = Fix(
     ),
     workarounds=DRAFT_WITHOUT_TRITON,
     verify=("eagle3_windowed_draft",),
-    concerns=ends(DRAFT_MODEL, TRITON, WINDOW, DECODE_GRAPHS),
+    concerns=ends(DRAFT_MODEL, TRITON, WINDOW | GIVEN_WINDOW, DECODE_GRAPHS),
 )

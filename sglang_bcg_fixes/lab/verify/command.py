@@ -400,9 +400,12 @@ def serve(
     with servers.ended_by_signals(), servers.Runner(command, jobs) as runner:
         futures: dict[concurrent.futures.Future[Outcome], Run] = {runner.start(each.server): each for each in runs}
         shown = servers.Progress(runner, len(runs), seconds)
+
+        def told() -> None:
+            ended([(each, future.result()) for future, each in futures.items() if future.done()])
+
         try:
-            for _ in shown.follow({future: each.server for future, each in futures.items()}):
-                ended([(each, future.result()) for future, each in futures.items() if future.done()])
+            shown.follow({future: each.server for future, each in futures.items()}, told)
         except KeyboardInterrupt:
             print("interrupted; this is what there is so far", file=sys.stderr, flush=True)
     # by now every server has ended, on its own or not, and some were never started

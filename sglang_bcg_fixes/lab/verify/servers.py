@@ -19,7 +19,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sglang_bcg_fixes import flags
@@ -246,8 +246,10 @@ class Progress:
         self.began = time.monotonic()
         self.in_place = sys.stderr.isatty()
 
-    def follow(self, futures: Mapping[concurrent.futures.Future[Outcome], Server]) -> Iterator[None]:
-        """Wait for all; yields whenever some more have ended."""
+    def follow(
+        self, futures: Mapping[concurrent.futures.Future[Outcome], Server], ended: Callable[[], None] = lambda: None
+    ) -> None:
+        """Wait for all; `ended` is called whenever some more have ended."""
         left = set(futures)
         while left:
             done, left = concurrent.futures.wait(left, timeout=1, return_when=concurrent.futures.FIRST_COMPLETED)
@@ -256,7 +258,7 @@ class Progress:
                 result = future.result()
                 self.say(f"[{finished}/{self.servers}] {futures[future].name}: {result.ending}, {result.seconds:.0f} s")
             if done:
-                yield
+                ended()
             if self.in_place:
                 print(f"\r{self.bar(finished)}\033[K", end="", file=sys.stderr, flush=True)
         if self.in_place:
