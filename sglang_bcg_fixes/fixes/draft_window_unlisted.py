@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes.anatomy.launches import DECODE_GRAPHS, DRAFT_MODEL, TRITON, WINDOW
+from sglang_bcg_fixes.anatomy.launches import DECODE_GRAPHS, DRAFT_MODEL, TRITON, WINDOW, flag
 from sglang_bcg_fixes.anatomy.workarounds import DRAFT_WITHOUT_TRITON
 from sglang_bcg_fixes.concern import Condition, ends
 from sglang_bcg_fixes.model import Fix, How, PatchPoint
@@ -35,9 +35,7 @@ OLD_CAPTURE, OLD_REPLAY = (f"{BACKEND}.init_forward_metadata_{step}_cuda_graph" 
 LIST, LISTED = "update_sliding_window_buffer", "window_kv_indices"
 OLD_LIST = f"{LIST}_cuda_graph"
 # of the draft model alone, whatever the served model's configuration says
-GIVEN_WINDOW = Condition(
-    "--speculative-draft-window-size", lambda launch: launch.given("--speculative-draft-window-size")
-)
+GIVEN_WINDOW = Condition("--speculative-draft-window-size", flag("--speculative-draft-window-size"))
 UNLISTED = "the graph of the draft's extend step has no slots of sliding windows"
 UNREAD = "the graph of the draft's extend step is prepared in a way that no known release does"
 
