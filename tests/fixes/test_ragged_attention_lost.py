@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which models have graphs on trtllm_mla by default, and the verdict on a source whose rule is for all of them."""
+"""Models that have graphs on trtllm_mla by default, and the verdict on a source whose rule is for all of them."""
 
 from __future__ import annotations
 
