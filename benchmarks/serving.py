@@ -3,6 +3,8 @@
 
     python benchmarks/serving.py --model qwen3_5_4b --jsonl FILE         # or a folder that serving_models.py made
     python benchmarks/serving.py --model qwen3_5_4b --jsonl FILE --server-argument=--tp-size=2
+    python benchmarks/serving.py --model qwen3_1_7b --jsonl FILE --cached 0,4096 \\
+        --arms "stock,stock again,stock with graphs without breaks,bcg_fixes with attention inside,..."
     python benchmarks/serving.py --plot-only FILE
 
 Every server is `python -m sglang.launch_server` with the flags of SIZES, which only let several share a GPU, and
@@ -42,6 +44,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.kernels.attention_extend import declaration as attention_extend
 from sglang_bcg_fixes.lab.bench import rows, timing
 from sglang_bcg_fixes.lab.bench.rows import GREEN, RED, Row
 from sglang_bcg_fixes.lab.verify import environment
@@ -52,19 +55,33 @@ HERE = pathlib.Path(__file__).parent
 PART = "serving"
 FIRST_TOKEN, WITH_IMAGE = "first token", "first token, with an image"
 CHAT, VARIED, PREFILL = "chat-like", "varied", "prefill-heavy"
-STOCK, AGAIN, OURS, OURS_AGAIN, WITHOUT, NONE = (
+STOCK, AGAIN, FULL, OURS, OURS_AGAIN, INSIDE, WITHOUT, NONE = (
     "stock",
     "stock again",
+    "stock with graphs without breaks",
     "bcg_fixes",
     "bcg_fixes again",
+    "bcg_fixes with attention inside",
     "bcg_fixes without its kernels",
     "stock without prefill graphs",
 )
 WITH_PLUGIN = {"SGLANG_PLUGINS": "bcg_fixes"}
-ENVIRONMENTS = {OURS: WITH_PLUGIN, OURS_AGAIN: WITH_PLUGIN, WITHOUT: {**WITH_PLUGIN, flags.KERNELS: "off"}}
+ENVIRONMENTS = {
+    OURS: WITH_PLUGIN,
+    OURS_AGAIN: WITH_PLUGIN,
+    INSIDE: {**WITH_PLUGIN, attention_extend.KERNEL.flag: "fa3"},
+    WITHOUT: {**WITH_PLUGIN, flags.KERNELS: "off"},
+}
 NO_PREFILL_GRAPHS = ("--cuda-graph-backend-prefill", "disabled")
-ARMS = {STOCK: (), AGAIN: (), OURS: (), OURS_AGAIN: (), WITHOUT: (), NONE: NO_PREFILL_GRAPHS}
-ASKED_ARMS = tuple(arm for arm in ARMS if arm != OURS_AGAIN)
+# SGLang's experimental backend; two requests, for it takes longer the more it has room for
+NO_BREAKS = ("--cuda-graph-config", '{"prefill":{"backend":"full","full_prefill_max_req":2}}')
+ARMS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys((STOCK, AGAIN), ()),
+    FULL: NO_BREAKS,
+    **dict.fromkeys((OURS, OURS_AGAIN, INSIDE, WITHOUT), ()),
+    NONE: NO_PREFILL_GRAPHS,
+}
+ASKED_ARMS = (STOCK, AGAIN, OURS, WITHOUT, NONE)
 # flags that only say how much of a GPU one of several servers may take
 SIZES = {
     "--max-running-requests": 64,
@@ -84,7 +101,7 @@ WORKLOADS = {CHAT: (1024, 256, 1), VARIED: (1024, 256, 0.25), PREFILL: (4096, 64
 ASKED_WORKLOADS = (CHAT, PREFILL)
 COLOURS = {
     **{STOCK: "tab:gray", AGAIN: "lightgray", OURS: "tab:green", OURS_AGAIN: "lightgreen"},
-    **{WITHOUT: "tab:olive", NONE: "tab:red"},
+    **{WITHOUT: "tab:olive", NONE: "tab:red", FULL: "tab:blue", INSIDE: "darkgreen"},
 }
 TAKEN = (
     *("total_throughput", "median_ttft_ms", "mean_ttft_ms", "median_tpot_ms", "mean_tpot_ms", "median_itl_ms"),
@@ -177,6 +194,8 @@ class Plan:
     more: Sequence[str] = ()
     lengths: Sequence[int] = LENGTHS
     image_lengths: Sequence[int] = IMAGE_LENGTHS
+    # tokens before those of `lengths` that the prefix cache has
+    cached: Sequence[int] = (0,)
     clients: Sequence[int] = CLIENTS
     # requests of each client, one after the other
     asks: int = 1
@@ -376,23 +395,37 @@ def measure(plan: Plan, folder: pathlib.Path, say: Say) -> Iterator[list[Row]]:
                 say(f"{each.arm}: {line[:300]}")
             each.signal(signal.SIGSTOP)
         judge(every, plan, say)
-        for kind, lengths in ((FIRST_TOKEN, plan.lengths), (WITH_IMAGE, plan.image_lengths)):
-            for length in lengths:
-                yield first_tokens(every, plan, kind, length, say)
+        for cached in plan.cached:
+            for length in plan.lengths:
+                yield first_tokens(every, plan, FIRST_TOKEN, length, say, cached)
+        for length in plan.image_lengths:
+            yield first_tokens(every, plan, WITH_IMAGE, length, say)
         for name in plan.workloads:
             for clients in plan.clients:
                 yield served(every, plan, name, clients, folder, say)
 
 
-def first_tokens(every: Sequence[Server], plan: Plan, kind: str, length: int, say: Say) -> list[Row]:
+def first_tokens(every: Sequence[Server], plan: Plan, kind: str, length: int, say: Say, cached: int = 0) -> list[Row]:
+    """Rows of the time to the first token of new prompts, all behind the same tokens where some are cached."""
     prompts = Prompts(f"{kind} {length}", plan.words)
     make = prompts.tokens if kind == FIRST_TOKEN else prompts.with_image
     asked = [[make(length) for _ in range(ASKED)] for _ in range(plan.rounds + timing.WARM_UP)]
+    if cached:
+        kind = behind(cached)
+        before = prompts.tokens(cached)["input_ids"]
+        asked = [[{"input_ids": before + each["input_ids"]} for each in some] for some in asked]
 
     def take(server: Server, number: int) -> dict[str, float]:
+        if cached:
+            # it may have been evicted since the last round
+            first_token(server, {"input_ids": before})
         return {kind: timing.quantile([first_token(server, each) for each in asked[number]], 0.5)}
 
     return measured(every, plan, (kind, length, 1), "ms", take, say)
+
+
+def behind(cached: int) -> str:
+    return f"{FIRST_TOKEN} behind {cached:,} cached"
 
 
 def served(every: Sequence[Server], plan: Plan, name: str, clients: int, folder: pathlib.Path, say: Say) -> list[Row]:
@@ -474,10 +507,11 @@ def draw(file: pathlib.Path) -> pathlib.Path:
         (row.arm, (row.measured, *row.case)): row for row in rows.read(file)[1] if row.verdict == GREEN and row.median
     }
     arms = list(dict.fromkeys(arm for arm, _ in good))
+    first = tuple(dict.fromkeys(case[0] for _, case in good if case[0] not in WORKLOADS))
     width = 0.8 / len(arms)
     figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.2), width_ratios=(3, 2))
     for panel, kinds, title in (
-        (panels[0], (FIRST_TOKEN, WITH_IMAGE), "time to first token, ms (less is better)"),
+        (panels[0], first, "time to first token, ms (less is better)"),
         (panels[1], tuple(WORKLOADS), "output tokens/s, stock = 1 (more is better)"),
     ):
         cases = list(dict.fromkeys(case for _, case in good if case[0] in kinds))
@@ -511,7 +545,8 @@ def draw(file: pathlib.Path) -> pathlib.Path:
 def label_of(measured: str, shape: str, tokens: int, clients: int) -> str:
     if measured in WORKLOADS:
         return f"{measured}\n{tokens:,} in\n{WORKLOADS[measured][1]} out\n{clients} clients"
-    return f"{tokens:,}\ntokens" + (",\nan image\namong them" if measured == WITH_IMAGE else "")
+    more = {WITH_IMAGE: ",\nan image\namong them", FIRST_TOKEN: ""}
+    return f"{tokens:,}\ntokens" + more.get(measured, measured.removeprefix(FIRST_TOKEN).replace(" ", "\n"))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -520,6 +555,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--jsonl", type=pathlib.Path)
     parser.add_argument("--arms", default=",".join(ASKED_ARMS), metavar="A,B", help="in the order of the tables")
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)), metavar="M,N", help="of single prompts")
+    parser.add_argument("--cached", default="0", metavar="M,N", help="tokens before them that the prefix cache has")
     parser.add_argument("--image-lengths", default=",".join(map(str, IMAGE_LENGTHS)), metavar="M,N")
     parser.add_argument("--clients", default=",".join(map(str, CLIENTS)), metavar="M,N", help="of bench_serving")
     parser.add_argument("--workloads", default=",".join(ASKED_WORKLOADS), metavar="A,B", help="of bench_serving")
@@ -569,6 +605,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.rounds,
             more=options.server_argument,
             lengths=numbers_of(options.lengths),
+            cached=numbers_of(options.cached),
             image_lengths=numbers_of(options.image_lengths) if sees(model) else (),
             clients=numbers_of(options.clients),
             asks=options.asks,

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models in published sizes with random weights: Qwen3.5 with its tower and image processor, and models of text.
 
-    python benchmarks/serving_models.py FOLDER NAME
+    python benchmarks/serving_models.py FOLDER NAME [--without-weights]     # for `--load-format dummy`
 
 qwen3_5_4b has 16 of its 32 layers and qwen3_5_35b_a3b 8 of its 40, so that several servers fit on one GPU; their
-weights are drawn on the GPU if there is one. qwen3_0_6b is whole but for its vocabulary, gpt_oss_20b has 4 of its 24
+weights are drawn on the GPU if there is one. Qwen3 is whole but for its vocabulary, gpt_oss_20b has 4 of its 24
 layers, in bfloat16. The others are those of `bcg-fixes bench --servers`, with a tokenizer. Words of every tokenizer are
 numbers.
 """
@@ -129,6 +129,8 @@ TEXT = {
     **mamba2_model.MODELS,
     **hybrid_models.MODELS,
     "qwen3_0_6b": qwen3(Sizes(1024, 3072, 16, 8), (0, 1, 2, 3) * 7),
+    "qwen3_1_7b": qwen3(Sizes(2048, 6144, 16, 8), (0, 1, 2, 3) * 7),
+    "qwen3_8b": qwen3(Sizes(4096, 12288, 32, 8), (0, 1, 2, 3) * 9),
     "gpt_oss_20b": gpt_oss(Sizes(2880, 2880, 64, 8, 64), 32, 4, 4),
 }
 
@@ -236,10 +238,10 @@ def processors(of: Published) -> Files:
     return made
 
 
-def make_text(of: models.Model, folder: pathlib.Path) -> None:
+def make_text(of: models.Model, folder: pathlib.Path, has_weights: bool = True) -> None:
     """Write it with a tokenizer of its words, whose end takes the place of the last."""
     files = {"config.json": of.config_json(), **tokenizer(models.VOCABULARY - 1, ())}
-    models.write(files, of.tensors(0), folder)
+    models.write(files, of.tensors(0) if has_weights else {}, folder)
 
 
 def make(of: Published, folder: pathlib.Path) -> None:
@@ -262,11 +264,11 @@ def make(of: Published, folder: pathlib.Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
 
 
-def main(folder: str, name: str) -> None:
+def main(folder: str, name: str, *without_weights: str) -> None:
     if name in MODELS:
         make(MODELS[name], pathlib.Path(folder))
     elif name in TEXT:
-        make_text(TEXT[name], pathlib.Path(folder))
+        make_text(TEXT[name], pathlib.Path(folder), has_weights=not without_weights)
     else:
         names = [*MODELS, *TEXT]
         raise SystemExit(f"no model '{name}'{flags.nearest(name, names)}; there are {', '.join(names)}")

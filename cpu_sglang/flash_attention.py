@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two FlashAttention functions that SGLang's FlashAttentionBackend calls, in plain torch."""
+"""The two FlashAttention functions that SGLang's FlashAttentionBackend calls, in plain torch.
+
+As on a GPU, a sequence without keys gets zeros, and rows behind the last sequence keep what memory holds: NaN here, or
+what `out` had.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from . import graphs
 
 BACKEND = "sglang.srt.layers.attention.flashattention_backend"
 REGISTRY = "sglang.srt.layers.attention.attention_registry"
@@ -49,12 +55,11 @@ def _attend(
     return torch.einsum("hmn,nhd->mhd", weights, v), log_sum
 
 
-def _finish(
-    output: Tensor, log_sum: Tensor, out: Tensor | None, return_softmax_lse: bool
-) -> Tensor | tuple[Tensor, Tensor]:
+def _output_of(q: Tensor, size: int, out: Tensor | None) -> Tensor:
+    """The rows to write into: those of `out`, or uninitialised memory."""
     if out is not None:
-        output = out.copy_(output.view_as(out))
-    return (output, log_sum) if return_softmax_lse else output
+        return out.view(q.shape[0], q.shape[1], size)
+    return q.new_full((q.shape[0], q.shape[1], size), float("nan"))
 
 
 def flash_attn_varlen_func(
@@ -75,16 +80,18 @@ def flash_attn_varlen_func(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attend for sequences packed one after the other in q, and likewise in k and v."""
     scale = softmax_scale or 1 / math.sqrt(q.shape[-1])
-    output = q.new_zeros(q.shape[0], q.shape[1], v.shape[-1])
+    output = _output_of(q, v.shape[-1], out)
     log_sum = torch.zeros(q.shape[1], q.shape[0])
     query_ends, key_ends = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
     for sequence in range(len(query_ends) - 1):
         queries = slice(query_ends[sequence], query_ends[sequence + 1])
         keys = slice(key_ends[sequence], key_ends[sequence + 1])
-        if queries.start < queries.stop and keys.start < keys.stop:
+        if keys.start == keys.stop:
+            output[queries] = 0
+        elif queries.start < queries.stop:
             attended = _attend(q[queries], k[keys], v[keys], scale, causal, window_size, softcap, sinks)
             output[queries], log_sum[:, queries] = attended[0].to(output.dtype), attended[1]
-    return _finish(output, log_sum, out, return_softmax_lse)
+    return (output, log_sum) if return_softmax_lse else output
 
 
 def flash_attn_with_kvcache(
@@ -115,13 +122,14 @@ def flash_attn_with_kvcache(
     key_size = q.shape[-1] + (0 if qv is None else qv.shape[-1])
     scale = softmax_scale or 1 / math.sqrt(key_size)
     page_size = k_cache.shape[1]
-    output = q.new_zeros(q.shape[0], q.shape[1], v_cache.shape[-1])
+    output = _output_of(q, v_cache.shape[-1], out)
     log_sum = torch.zeros(q.shape[1], q.shape[0])
     assert cu_seqlens_q is not None, "SGLang hands it where the queries are not one row for each sequence"
     query_ends = cu_seqlens_q.tolist()
     for sequence, length in enumerate(cache_seqlens.tolist()[: len(query_ends) - 1]):
         queries = slice(query_ends[sequence], query_ends[sequence + 1])
         if queries.start == queries.stop or length == 0:
+            output[queries] = 0
             continue
         pages = page_table[sequence, : -(-length // page_size)].long()
         query = q[queries]
@@ -131,14 +139,16 @@ def flash_attn_with_kvcache(
             key = torch.cat([key, value.expand(-1, key.shape[1], -1)], dim=-1)
         attended = _attend(query, key, value, scale, causal, window_size, softcap, sinks)
         output[queries], log_sum[:, queries] = attended[0].to(output.dtype), attended[1]
-    return _finish(output.view(*shape[:-1], -1), log_sum, out, return_softmax_lse)
+    output = output.view(*shape[:-1], -1)
+    return (output, log_sum) if return_softmax_lse else output
 
 
 def install() -> None:
     """Call once sglang is importable: `attention_backend="fa3"` then runs as on a Hopper GPU."""
+    kernels = [graphs.opaque(kernel) for kernel in (flash_attn_varlen_func, flash_attn_with_kvcache)]
     for name in (BACKEND, REGISTRY):
         module = importlib.import_module(name)
-        for replacement in (flash_attn_varlen_func, flash_attn_with_kvcache, get_device_capability):
+        for replacement in (*kernels, get_device_capability):
             if hasattr(module, replacement.__name__):
                 setattr(module, replacement.__name__, replacement)
 

@@ -49,7 +49,7 @@ VALUES = {
     "on": "a fix: the server refuses to start where this fix is needed and cannot be applied",
     "NAME": "a kernel: this implementation runs, or the server refuses to start",
 }
-KERNEL_STATES = ("auto", "off", "reference", "triton", "seg_la", "cuda")
+KERNEL_STATES = ("auto", "off", "reference", "triton", "seg_la", "fa3", "cuda")
 
 
 class FlagError(Exception):

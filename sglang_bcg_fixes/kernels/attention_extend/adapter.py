@@ -1,0 +1,297 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Capture a second graph for each small bucket, with attention inside, and replay it where it has the same bits."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from sglang_bcg_fixes.anatomy.runners import makes_breakable_graphs
+from sglang_bcg_fixes.engine import graph_break
+from sglang_bcg_fixes.kernels import active
+from sglang_bcg_fixes.kernels.attention_extend import splits, trial
+from sglang_bcg_fixes.kernels.attention_extend.declaration import KERNEL
+from sglang_bcg_fixes.kernels.attention_extend.fa3 import REQUESTS, Tables, multiprocessors
+from sglang_bcg_fixes.kernels.attention_extend.refusals import (
+    flash_attention_of,
+    is_of,
+    unknown_part_of,
+    unknown_part_of_metadata,
+    why_not_layer,
+    why_not_server,
+)
+from sglang_bcg_fixes.kernels.linear_extend.serving import FallBack, Original, is_for_graph
+
+Tensor = torch.Tensor
+
+# with more the GPU takes longer than the host
+MOST_ROWS = 512
+
+
+@dataclasses.dataclass(eq=False)
+class Twin:
+    """A graph with attention inside, and what must be copied to where SGLang's graph leaves its answer."""
+
+    graph: Any
+    rows: int
+    bound: int
+    copies: list[tuple[Tensor, Tensor]]
+
+
+class Served:
+    """The second graphs of one runner."""
+
+    def __init__(self, runner: Any) -> None:
+        model_runner = runner.model_runner
+        self.backend = flash_attention_of(model_runner)
+        device = torch.empty(0, device=model_runner.device).device
+        self.selected = active.selected(KERNEL.op)
+        why_not_server(model_runner, self.backend, device)
+        self.selected.module(device.index)
+        self.device, self.multiprocessors, self.dtype = device, multiprocessors(device), model_runner.dtype
+        self.pages = -(-self.backend.max_context_len // self.backend.page_size)
+        self.tables: Tables | None = None
+        # of layers: with sinks, or without
+        self.kinds: dict[splits.Heads, bool] = {}
+        self.twins: weakref.WeakKeyDictionary[Any, list[Twin]] = weakref.WeakKeyDictionary()
+        # set once a layer keeps its break: no bucket has a second graph then
+        self.why_not: str | None = None
+        # the bound of the twin that is being captured
+        self.bound: int | None = None
+        self.rows = 0
+        # of the batch that SGLang asked about last: new tokens and keys of each request
+        self.requests: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def table_keys(self) -> int:
+        return int(self.pages * self.backend.page_size)
+
+    # capture
+
+    def add_twins(self, place: Any, size: Any, capture: Callable[[], Any], kept: Any) -> None:
+        """Capture once more, with attention inside; `kept` is what the first capture returned."""
+        rows = int(getattr(size, "size", size))
+        if rows > MOST_ROWS:
+            return
+        found: list[Twin] = []
+        for bound in (1, 0):
+            # an unbounded launch is another one only where its shape lets the host split
+            if self.why_not or (bound == 0 and (self.backend.num_splits == 1 or not self.may_split(rows))):
+                break
+            twin = self.captured(place, size, rows, bound, capture, kept)
+            if twin is not None:
+                found.append(twin)
+        if self.why_not:
+            self.twins.clear()
+        elif found:
+            self.twins[stored(place, size, kept)[0]] = found
+
+    def may_split(self, rows: int) -> bool:
+        return any(splits.bound(kind, rows, self.table_keys, self.multiprocessors) > 1 for kind in self.kinds)
+
+    def captured(
+        self, place: Any, size: Any, rows: int, bound: int, capture: Callable[[], Any], kept: Any
+    ) -> Twin | None:
+        first = stored(place, size, kept)
+        if self.tables is None:
+            self.tables = Tables(self.backend.forward_metadata, self.pages, MOST_ROWS, self.device)
+        self.tables.clear(rows)
+        self.bound, self.rows = bound, rows
+        try:
+            graph, output = stored(place, size, capture())
+        finally:
+            self.bound = None
+            restore(place, size, first)
+        if graph._break_fns:
+            self.refuse(f"{len(graph._break_fns)} layers that keep their break")
+        copies = copies_between(output, first[1])
+        if copies is None:
+            self.refuse(f"an answer that is a {type(output).__name__}")
+        return None if self.why_not else Twin(graph, rows, bound, copies or [])
+
+    def refuse(self, reason: str) -> None:
+        if self.why_not is None:
+            self.why_not = reason
+            self.selected.fall_back(reason)
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Let SGLang's break run in the capture: no capture that it could end, and static metadata."""
+        assert self.tables is not None and self.bound is not None
+        backend, breaks = self.backend, graph_break.load("breakable_cuda_graph")
+        before = backend.forward_metadata, backend.num_splits
+        backend.forward_metadata, backend.num_splits = self.tables.for_rows(self.rows), self.bound
+        capture = breaks._current_capture_var.set(None)
+        try:
+            yield
+        finally:
+            breaks._current_capture_var.reset(capture)
+            backend.forward_metadata, backend.num_splits = before
+
+    def attend(self, layer: Any, named: dict[str, Any], call: Callable[[], Any]) -> Any:
+        reason = self.why_not or why_not_layer(layer, named)
+        if reason:
+            self.refuse(reason)
+            return call()
+        window = -1 if layer.sliding_window_size is None else int(layer.sliding_window_size)
+        heads = splits.Heads(layer.tp_q_head_num, layer.tp_k_head_num, layer.head_dim, window)
+        self.kinds[heads] = named.get("sinks") is not None
+        with self.inside():
+            return call()
+
+    def try_flash_attention(self) -> None:
+        """Drop all twins where the installed FlashAttention does not what they rely on."""
+        different = trial.first_difference(self.kinds, self.backend, self.pages, self.device, self.dtype)
+        if different:
+            self.refuse(different)
+            self.twins.clear()
+
+    # replay
+
+    def note(self, batch: Any) -> None:
+        """Note the lengths of a batch that SGLang is about to replay; none where its breaks are to stay."""
+        self.requests = ()
+        reason = unknown_part_of(batch)
+        if reason is None and len(batch.req_pool_indices) > REQUESTS:
+            reason = f"more than {REQUESTS} requests in a batch"
+        if reason:
+            self.selected.fall_back(reason)
+            return
+        new, prefixes = ([int(each) for each in of] for of in (batch.extend_seq_lens_cpu, batch.extend_prefix_lens_cpu))
+        self.requests = tuple((each, each + prefix) for each, prefix in zip(new, prefixes, strict=True))
+
+    def chosen(self, graph: Any) -> Twin | None:
+        """Return the twin that has the bits of this graph for the metadata that its breaks would read, or None."""
+        twins, requests, self.requests = self.twins.get(graph), self.requests, ()
+        if not twins or not requests:
+            return None
+        metadata = self.backend.forward_metadata
+        reason = unknown_part_of_metadata(metadata)
+        if reason is None and not is_of(metadata, requests):
+            reason = "metadata of another batch"
+        twin = None if reason else next((each for each in twins if self.splits_alike(each, metadata, requests)), None)
+        if twin is None:
+            self.selected.fall_back(reason or "keys that FlashAttention would split in another way")
+            return None
+        assert self.tables is not None
+        self.tables.fill(metadata, twin.rows)
+        return twin
+
+    def splits_alike(self, twin: Twin, metadata: Any, requests: tuple[tuple[int, int], ...]) -> bool:
+        eager = (int(metadata.max_seq_len_q), int(metadata.page_table.shape[1] * self.backend.page_size))
+        captured = (twin.rows, self.table_keys)
+        return eager[0] <= captured[0] and all(
+            splits.agree(kind, requests, eager, captured, twin.bound, self.multiprocessors, self.backend.num_splits)
+            for kind in self.kinds
+        )
+
+
+class Operation:
+    """The runners that have second graphs, and the one that is capturing."""
+
+    def __init__(self) -> None:
+        self.capturing: Served | None = None
+        self.of_runner: weakref.WeakKeyDictionary[Any, Served] = weakref.WeakKeyDictionary()
+        self.of_graph: weakref.WeakKeyDictionary[Any, Served] = weakref.WeakKeyDictionary()
+
+    def begin(self, runner: Any) -> Served | None:
+        if not makes_breakable_graphs(runner):
+            return None
+        selected = active.selected(KERNEL.op)
+        try:
+            return Served(runner)
+        except FallBack as reason:
+            selected.fall_back(str(reason))
+        except active.CannotRun as unable:
+            # a form that was named must run
+            if selected.required:
+                raise
+            selected.fall_back(unable.reason)
+        return None
+
+
+OPERATION = Operation()
+
+
+# the bodies of the patch points
+
+
+def capture(original: Original, self: Any) -> None:
+    OPERATION.of_runner.pop(self, None)
+    OPERATION.capturing = served = OPERATION.begin(self)
+    try:
+        original(self)
+    finally:
+        OPERATION.capturing = None
+    if served is not None and served.twins:
+        served.try_flash_attention()
+    if served is not None and served.twins:
+        OPERATION.of_runner[self] = served
+        for graph in served.twins:
+            OPERATION.of_graph[graph] = served
+
+
+def capture_one(original: Original, self: Any, *positional: Any, **named: Any) -> Any:
+    kept = original(self, *positional, **named)
+    served = OPERATION.capturing
+    if served is not None:
+        size = positional[0] if positional else next(iter(named.values()))
+        served.add_twins(self, size, lambda: original(self, *positional, **named), kept)
+    return kept
+
+
+def forward(original: Original, self: Any, q: Any, k: Any, v: Any, forward_batch: Any, *rest: Any, **named: Any) -> Any:
+    served = OPERATION.capturing
+    if served is None or served.bound is None or not is_for_graph(forward_batch):
+        return original(self, q, k, v, forward_batch, *rest, **named)
+    return served.attend(self, named, functools.partial(original, self, q, k, v, forward_batch, *rest, **named))
+
+
+def can_replay(original: Original, self: Any, forward_batch: Any) -> bool:
+    answer: bool = original(self, forward_batch)
+    served = OPERATION.of_runner.get(self)
+    if answer and served is not None:
+        served.note(forward_batch)
+    return answer
+
+
+def replay(original: Original, self: Any) -> None:
+    served = OPERATION.of_graph.get(self)
+    twin = served.chosen(self) if served is not None else None
+    if twin is None:
+        original(self)
+        return
+    original(twin.graph)
+    for to, answer in twin.copies:
+        to.copy_(answer)
+
+
+# where a release keeps the graph and the answer of a size
+
+
+def stored(place: Any, size: Any, kept: Any) -> tuple[Any, Any]:
+    """Return the graph and the answer: early releases return them, later ones keep them by size."""
+    return kept if kept is not None else (place._graphs[size], place._outputs[size])
+
+
+def restore(place: Any, size: Any, first: tuple[Any, Any]) -> None:
+    if hasattr(place, "_graphs"):
+        place._graphs[size], place._outputs[size] = first
+
+
+def copies_between(answer: Any, place: Any) -> list[tuple[Tensor, Tensor]] | None:
+    """Pair the tensors of an answer with those of another, but for those that are the same; None if they differ."""
+    if answer is None and place is None:
+        return []
+    if isinstance(answer, Tensor) and isinstance(place, Tensor) and answer.shape == place.shape:
+        return [] if answer.data_ptr() == place.data_ptr() else [(place, answer)]
+    if isinstance(answer, tuple | list) and isinstance(place, tuple | list) and len(answer) == len(place):
+        each = [copies_between(one, other) for one, other in zip(answer, place, strict=True)]
+        return None if None in each else [pair for pairs in each if pairs for pair in pairs]
+    return None
