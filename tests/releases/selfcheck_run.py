@@ -77,6 +77,7 @@ def graphs_replay() -> Any:
 
 def break_it(what: str | None, runner: Any, model_runner: Any) -> None:
     """Defects that no release has, as the check must not need to know what is wrong; and a check that leaves traces."""
+    from sglang_bcg_fixes.kernels.attention_extend import fa3
     from sglang_bcg_fixes.process.selfcheck import bookkeeping, check, pools
 
     captured = prefill.captured_graphs(runner)
@@ -109,6 +110,9 @@ def break_it(what: str | None, runner: Any, model_runner: Any) -> None:
         model_runner.model.forward = None
     elif what == "slots stay taken":
         mock.patch.object(bookkeeping.Bookkeeping, "restore", lambda books: None).start()
+    elif what == "attention inside":
+        # as if no request had tokens
+        mock.patch.object(fa3.Tables, "fill", lambda tables, metadata, rows: tables.clear(rows)).start()
     elif what == "slots stay written":
         mock.patch.object(pools.Requests, "empty", lambda requests, model_runner: None).start()
 

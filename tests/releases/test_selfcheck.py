@@ -96,6 +96,18 @@ def test_what_no_release_does_wrong_is_found_too(
     assert verdicts.count("right") == right and found["prefills"] == [{"equal": True, "replays": 0}]
 
 
+@pytest.mark.parametrize(("broken", "replays"), [((), 1), (("--break", "attention inside"), 3)], ids=["right", "wrong"])
+def test_graphs_with_attention_inside_are_checked_beside_those_with_breaks(
+    checked: Callable[..., tuple[dict[str, Any], str]], broken: tuple[str, ...], replays: int
+) -> None:
+    options = ("--server", '{"attention_backend": "fa3"}', *broken)
+    found, log = checked(NEWEST, "llama", *options, mode="strict", SGLANG_BCG_KERNEL_ATTENTION_EXTEND="fa3")
+    assert found["selfcheck"]["verdict"] == "right" and found["selfcheck"]["short"] == "right 7/7", found["selfcheck"]
+    assert found["prefills"] == [{"equal": True, "replays": replays}] and found["touched"] == []
+    dropped = "attention_extend: prefill is replayed from SGLang's own graphs: the self-check found another answer"
+    assert (dropped in log) == bool(broken)
+
+
 @pytest.mark.parametrize("mode", ["warn", "strict"])
 def test_a_check_that_cannot_run_says_so_and_changes_nothing(
     checked: Callable[..., tuple[dict[str, Any], str]], mode: str

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import logging
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -29,6 +30,8 @@ from sglang_bcg_fixes.kernels.attention_extend.refusals import (
 from sglang_bcg_fixes.kernels.linear_extend.serving import FallBack, Original, is_for_graph
 
 Tensor = torch.Tensor
+
+logger = logging.getLogger("sglang_bcg_fixes")
 
 # with more the GPU takes longer than the host
 MOST_ROWS = 512
@@ -151,6 +154,7 @@ class Served:
         if different:
             self.refuse(different)
             self.twins.clear()
+            logger.warning("bcg-fixes: %s: attention keeps its break: %s", KERNEL.op, different)
 
     # replay
 
@@ -197,8 +201,34 @@ class Operation:
 
     def __init__(self) -> None:
         self.capturing: Served | None = None
+        # whether the last replay was of a second graph
+        self.took_twin = False
+        self._is_withheld = False
         self.of_runner: weakref.WeakKeyDictionary[Any, Served] = weakref.WeakKeyDictionary()
         self.of_graph: weakref.WeakKeyDictionary[Any, Served] = weakref.WeakKeyDictionary()
+
+    @contextlib.contextmanager
+    def withheld(self) -> Iterator[None]:
+        """Replay SGLang's own graphs meanwhile."""
+        self._is_withheld = True
+        try:
+            yield
+        finally:
+            self._is_withheld = False
+
+    def chosen(self, graph: Any) -> Twin | None:
+        served = None if self._is_withheld else self.of_graph.get(graph)
+        twin = served.chosen(graph) if served is not None else None
+        self.took_twin = twin is not None
+        return twin
+
+    def drop(self, reason: str) -> None:
+        """Replay SGLang's own graphs from now on."""
+        for served in self.of_runner.values():
+            served.refuse(reason)
+        self.of_runner.clear()
+        self.of_graph.clear()
+        logger.warning("bcg-fixes: %s: prefill is replayed from SGLang's own graphs: %s", KERNEL.op, reason)
 
     def begin(self, runner: Any) -> Served | None:
         if not makes_breakable_graphs(runner):
@@ -262,8 +292,7 @@ def can_replay(original: Original, self: Any, forward_batch: Any) -> bool:
 
 
 def replay(original: Original, self: Any) -> None:
-    served = OPERATION.of_graph.get(self)
-    twin = served.chosen(self) if served is not None else None
+    twin = OPERATION.chosen(self)
     if twin is None:
         original(self)
         return
