@@ -39,7 +39,9 @@ PROVEN = {
     "short_conv_extend": {"0.5.23"},
     "attention_extend": set(),
 }
-KERNELS = {kernel.op: kernel for kernel in (FA_METADATA, GDN_EXTEND, MAMBA2_EXTEND, SHORT_CONV_EXTEND, ATTENTION_EXTEND)}
+KERNELS = {
+    kernel.op: kernel for kernel in (FA_METADATA, GDN_EXTEND, MAMBA2_EXTEND, SHORT_CONV_EXTEND, ATTENTION_EXTEND)
+}
 FIX = hybrids_without_graphs.FIX
 # of the models that are measured: the bench's, and the releases in which kernels capture their mixers by default
 SERVED = {
@@ -108,7 +110,9 @@ def test_servers_of_each_family_were_faster_with_it(release: str, model: str) ->
 def test_the_page_names_what_is_on_by_default() -> None:
     page = (processes.REPOSITORY / "docs" / "kernels.md").read_text()
     rows = re.findall(r"^\| `(\w+)` \| (0\.5[^|]*) \|$", page, re.MULTILINE)
-    assert {op: releases.split(", ") for op, releases in rows} == {op: sorted(found) for op, found in PROVEN.items() if found}
+    assert {op: releases.split(", ") for op, releases in rows} == {
+        op: sorted(found) for op, found in PROVEN.items() if found
+    }
     named = re.findall(r"\| `SGLANG_BCG_KERNEL_(\w+)` \| [^|]+ \| (SGLang's own code|on Hopper|`)", page)
     assert {op.lower() for op, default in named if default != "SGLang's own code"} == {*filter(PROVEN.get, PROVEN)}
     assert len(named) == 7
