@@ -280,7 +280,7 @@ def test_a_model_of_text_is_written_whole(of: models.Model, layers: int, tmp_pat
 
 def test_a_model_of_text_can_be_made_without_weights(tmp_path: pathlib.Path) -> None:
     serving_models.main(str(tmp_path), "qwen3_0_6b", "--without-weights")
-    assert not list(tmp_path.glob("*.safetensors*"))
+    assert (tmp_path / "model.safetensors").stat().st_size < 100
     assert serving.words_of(tmp_path) == models.VOCABULARY - 1 and not serving.sees(tmp_path)
 
 
