@@ -57,6 +57,7 @@ def script(name: str, *words: str) -> tuple[str, ...]:
 
 
 RECORDINGS = {
+    "attention_extend": Recording(script("attention_extend.py", "--jsonl", "FILE"), "jsonl"),
     "bench": Recording((*COMMAND, "bench", "--flashinfer", "--jsonl", "FILE"), "jsonl"),
     "fa_metadata": Recording(script("fa_metadata.py", "--forms", "cuda,triton", "--jsonl", "FILE"), "jsonl"),
     "fa_steps": Recording(script("fa_steps.py", "--jsonl", "FILE"), "jsonl"),

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from benchmarks import serving, serving_models
+from sglang_bcg_fixes.kernels.attention_extend.declaration import KERNEL
 from sglang_bcg_fixes.lab.bench import gdn_layer, hybrid_models, mamba2_model, rows, timing
 from sglang_bcg_fixes.lab.verify import environment, models
 from tests import processes
@@ -39,6 +40,7 @@ def measure(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Measure:
     monkeypatch.setattr(serving, "bench_serving", benched)
     launch = (sys.executable, "-m", "tests.bench.fake_http")
     plan = serving.Plan(tmp_path, ARMS, launch=launch, lengths=(9,), image_lengths=(300,), clients=(2,), words=50)
+    plan = dataclasses.replace(plan, cached=(0, 40))
 
     def measure(misbehaviour: str) -> list[rows.Row]:
         monkeypatch.setenv("MISBEHAVIOUR", misbehaviour)
@@ -49,16 +51,46 @@ def measure(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Measure:
 
 def test_every_server_is_asked_in_every_round(measure: Measure) -> None:
     found = measure("")
-    cases = [(serving.FIRST_TOKEN, 9), (serving.WITH_IMAGE, 300), (serving.CHAT, 1024), (serving.PREFILL, 4096)]
+    cases = [(serving.FIRST_TOKEN, 9), (serving.behind(40), 9), (serving.WITH_IMAGE, 300)]
+    cases += [(serving.CHAT, 1024), (serving.PREFILL, 4096)]
     assert [(row.measured, row.tokens, row.arm) for row in found] == [(*case, arm) for case in cases for arm in ARMS]
     for row in found:
         assert row.verdict == "green" and row.median and len(row.details["rounds"]) == timing.LEAST_ROUNDS
         # each round and the one before them
         asked = (serving.ASKED if row.unit == "ms" else 1) * (timing.LEAST_ROUNDS + timing.WARM_UP)
+        if row.measured == serving.behind(40):
+            # the prefix itself, once a round
+            asked += timing.LEAST_ROUNDS + timing.WARM_UP
         none = row.arm == serving.NONE
         assert row.details["prefills"] == {"replayed": 0 if none else asked, "eager": asked if none else 0}
     throughput = [row for row in found if row.measured == serving.CHAT]
     assert {row.median for row in throughput} == {4.0}, "the seed is the number of the round, and the first is dropped"
+
+
+def test_prompts_behind_a_prefix_are_new_and_the_prefix_is_asked_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    asked: list[list[int]] = []
+    cases: list[object] = []
+
+    def answered(server: object, request: dict[str, list[int]]) -> float:
+        asked.append(request["input_ids"])
+        return float(len(asked))
+
+    def taken(every: object, plan: object, case: object, unit: str, take: Callable[..., object], say: object) -> None:
+        # the median is of the prompts, without the prefix
+        cases.extend((case, take(None, 0), take(None, 1)))
+
+    monkeypatch.setattr(serving, "first_token", answered)
+    monkeypatch.setattr(serving, "measured", taken)
+    serving.first_tokens([], serving.Plan(tmp_path, words=50), serving.FIRST_TOKEN, 9, print, cached=4096)
+    name = "first token behind 4,096 cached"
+    assert cases == [(name, 9, 1), {name: 4.0}, {name: 10.0}]
+    prefix, in_a_round = asked[0], 1 + serving.ASKED
+    assert len(prefix) == 4096 and asked[in_a_round] == prefix and len(asked) == 2 * in_a_round
+    prompts = asked[1:in_a_round] + asked[in_a_round + 1 :]
+    assert all(len(each) == 4105 and each[:4096] == prefix for each in prompts)
+    assert len({tuple(each) for each in prompts}) == len(prompts)
 
 
 def test_each_client_asks_as_often_as_it_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
@@ -94,14 +126,27 @@ def test_flags_are_for_servers_that_have_the_plugin(monkeypatch: pytest.MonkeyPa
         has_it == {arm for arm, env in given.items() if env["SGLANG_PLUGINS"] == "bcg_fixes"} == {*serving.ENVIRONMENTS}
     )
     assert not any("SGLANG_BCG_FIX_OTHER" in env for env in given.values())
+    inside = {arm for arm, env in given.items() if env.get(KERNEL.flag) in {impl.name for impl in KERNEL.impls}}
+    assert inside == {serving.INSIDE}
+
+
+def test_graphs_without_breaks_are_asked_of_one_server_only(tmp_path: pathlib.Path) -> None:
+    plan = serving.Plan(tmp_path)
+    commands = {arm: plan.command(arm, 20000) for arm in serving.ARMS}
+    assert {arm for arm, command in commands.items() if "--cuda-graph-config" in command} == {serving.FULL}
+    config = commands[serving.FULL][commands[serving.FULL].index("--cuda-graph-config") + 1]
+    assert json.loads(config)["prefill"]["backend"] == "full"
+    assert commands[serving.INSIDE] == commands[serving.OURS] == commands[serving.STOCK]
 
 
 def test_arguments_are_for_every_server_and_in_the_header(
     monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
 ) -> None:
     commands: list[list[str]] = []
+    cached: list[Any] = []
 
     def measured(plan: serving.Plan, *_: object) -> list[list[rows.Row]]:
+        cached.append(plan.cached)
         commands.extend(plan.command(arm, 20000) for arm in plan.arms)
         return []
 
@@ -110,9 +155,9 @@ def test_arguments_are_for_every_server_and_in_the_header(
     serving_models.make(TINY, tmp_path / "tiny")
     file = tmp_path / "x.jsonl"
     more = ["--tp-size=2", "--mem-fraction-static=0.5"]
-    serving.main(
-        ["--model", str(tmp_path / "tiny"), "--jsonl", str(file), *(f"--server-argument={one}" for one in more)]
-    )
+    arguments = ["--model", str(tmp_path / "tiny"), "--jsonl", str(file), "--cached", "0,4096"]
+    serving.main([*arguments, *(f"--server-argument={one}" for one in more)])
+    assert cached == [[0, 4096]]
     # after our own, since the last of an option counts
     assert len(commands) == len(serving.ASKED_ARMS) and all(command[-2:] == more for command in commands)
     assert rows.read(file)[0]["server_arguments"] == more
@@ -231,6 +276,12 @@ def test_a_model_of_text_is_written_whole(of: models.Model, layers: int, tmp_pat
         names = set(written.keys())
     assert {f"model.layers.{layers - 1}.{name}" for name in of.layers[0]} <= names
     assert "model.norm.weight" in names
+
+
+def test_a_model_of_text_can_be_made_without_weights(tmp_path: pathlib.Path) -> None:
+    serving_models.main(str(tmp_path), "qwen3_0_6b", "--without-weights")
+    assert (tmp_path / "model.safetensors").stat().st_size < 100
+    assert serving.words_of(tmp_path) == models.VOCABULARY - 1 and not serving.sees(tmp_path)
 
 
 def test_images_are_for_models_that_see(tmp_path: pathlib.Path) -> None:
