@@ -2,7 +2,7 @@
 """A real release's prefill graphs with attention inside, beside its breaks and eager prefill, on the CPU.
 
     PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 SGLANG_BCG_KERNEL_ATTENTION_EXTEND=fa3 \\
-        python -m tests.releases.attention_prefill SCENARIO MODEL [PAGE]
+        python -m tests.releases.attention_prefill SCENARIO MODEL [SERVER_ARGS]
 
 Each batch is answered three times: eagerly, by SGLang's graph, and with the second graphs. SGLang's own functions
 prepare and replay it.
@@ -11,7 +11,9 @@ prepare and replay it.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
+import pathlib
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -20,6 +22,7 @@ import torch
 
 from cpu_sglang import graphs, one_batch, prefill
 from sglang_bcg_fixes.kernels import active
+from sglang_bcg_fixes.kernels.attention_extend.declaration import FOLDER
 from sglang_bcg_fixes.process.selfcheck.batches import Batch, OneBatch
 
 BUCKETS = (8, 16)
@@ -35,6 +38,24 @@ BATCHES = (
     Batch("padded again", (10,), 16),
 )
 Found = dict[str, Any]
+# what a layer's window adds is last
+MUTANTS = {
+    "forgets the slot of the padding": ("            empty[REQUESTS + 2 :] = rows\n", ""),
+    "forgets the lengths": ("[metadata.cache_seqlens_int32, metadata", "[self.lengths[:requests], metadata"),
+    "forgets the pages": (".copy_(metadata.page_table)", ""),
+    "fills the tables once": (
+        "self.tables.fill(metadata, twin.rows)",
+        "vars(self).get('once') or vars(self).update(once=self.tables.fill(metadata, twin.rows) or True)",
+    ),
+    "files a twin under another bucket": (
+        "self.twins[stored(place, size, kept)[0]]",
+        "self.twins[next(iter(self.twins), stored(place, size, kept)[0])]",
+    ),
+    "leaves its graph for SGLang's": ("        place._graphs[size], place._outputs[size] = first\n", "        pass\n"),
+    "copies no answer": ("copies or [])", "[])"),
+    "forgets the window's pages": (".copy_(metadata.swa_page_table)", ""),
+    "forgets the window's slots": (".copy_(slots)", ""),
+}
 
 
 class World:
@@ -70,8 +91,8 @@ class World:
         return logits, segments
 
 
-def compared(world: World) -> Found:
-    eager = [world.answer(batch)[0] for batch in BATCHES]
+def measured(world: World, eager: list[Any]) -> Found:
+    """Capture, and compare each of the first batches with its eager answer."""
     breaks = world.capture()
     found: Found = {"breaks": breaks, "batches": {}}
     from sglang_bcg_fixes.kernels.attention_extend import adapter
@@ -80,7 +101,7 @@ def compared(world: World) -> Found:
     found["twins"] = (
         [] if served is None else [[twin.rows, twin.bound] for twins in served.twins.values() for twin in twins]
     )
-    for batch, expected in zip(BATCHES, eager, strict=True):
+    for batch, expected in zip(BATCHES, eager, strict=False):
         inside, segments = world.answer(batch)
         of_graph, adapter.OPERATION.of_graph = adapter.OPERATION.of_graph, type(adapter.OPERATION.of_graph)()
         broken, broken_segments = world.answer(batch)
@@ -90,15 +111,45 @@ def compared(world: World) -> Found:
             "same": bool(torch.equal(inside, broken)),
             "as eager": float((inside - expected).abs().max()),
         }
-    found["left"] = active.selected("attention_extend").fallbacks
+    fallbacks = active.selected("attention_extend").fallbacks
+    found["left"] = dict(fallbacks)
+    fallbacks.clear()
     return found
 
 
-def main() -> None:
-    model = sys.argv[1]
-    options = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
-    print("RESULT", json.dumps(compared(World(model, **options))))
+def right(model: str, **server_args: Any) -> Found:
+    world = World(model, **server_args)
+    return measured(world, [world.answer(batch)[0] for batch in BATCHES])
+
+
+def brief(model: str, **server_args: Any) -> Found:
+    """Run few batches, where each takes long."""
+    world = World(model, **server_args)
+    return measured(world, [world.answer(batch)[0] for batch in BATCHES[:2]])
+
+
+def mutants(model: str, **server_args: Any) -> Found:
+    """Report each mistake; "none" is without one."""
+    world = World(model, **server_args)
+    eager = [world.answer(batch)[0] for batch in BATCHES]
+    # the adapter builds on the other
+    modules = [importlib.import_module(f"{FOLDER}.{name}") for name in ("fa3", "adapter")]
+    texts = {module: pathlib.Path(str(module.__file__)).read_text() for module in modules}
+    found: Found = {}
+    for name, (old, new) in {"none": ("", ""), **MUTANTS}.items():
+        assert any(old in text for text in texts.values()), name
+        for module, text in texts.items():
+            exec(compile(text.replace(old, new), str(module.__file__), "exec"), vars(module))
+        try:
+            found[name] = measured(world, eager)
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def main(scenario: str, model: str, server_args: str = "{}") -> None:
+    print("RESULT", json.dumps(globals()[scenario](model, **json.loads(server_args))))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
