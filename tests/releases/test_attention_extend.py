@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 from collections.abc import Callable
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 
 from sglang_bcg_fixes.kernels.attention_extend.declaration import KERNEL
 from tests import processes
+from tests.releases import attention_prefill
 from tests.wheels import NEWEST
 
 Root = Callable[[str], pathlib.Path]
@@ -27,6 +27,10 @@ RUN = (
 )
 TOO_MANY = "one more"
 LAYERS = 2
+HYBRID = "qwen3_5_text"
+# windows as the model's, which is in half precision here
+LINEAR_INSIDE = {"SGLANG_BCG_KERNEL_GDN_EXTEND": "triton", "SGLANG_MAMBA_CONV_DTYPE": "float16"}
+ROUNDED = 0.05
 
 
 @pytest.fixture
@@ -68,3 +72,57 @@ def test_replays_have_no_break_and_the_bits_of_graphs_with_breaks_and_of_eager(
     report = run(release, "right", *model)
     assert set(report["breaks"].values()) == {LAYERS} and TOO_MANY in report["batches"]
     assert wrong_in(report) == []
+
+
+def assert_breaks_stay(report: Found, breaks: int) -> None:
+    assert set(report["breaks"].values()) == {breaks} and report["twins"] == []
+    assert len(report["batches"]) == len(attention_prefill.BRIEF)
+    for batch in report["batches"].values():
+        assert batch == {"segments": [breaks + 1] * 2, "same": True, "as eager": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (("llama", '{"attention_backend": "torch_native"}'), "the backend is a TorchNativeAttnBackend"),
+        # two of linear attention, and two of attention
+        ((HYBRID,), f"{LAYERS} layers that keep their break"),
+    ],
+    ids=["another backend", "linear layers outside"],
+)
+def test_refused_servers_answer_as_before(run: Callable[..., Found], model: tuple[str, ...], reason: str) -> None:
+    report = run(NEWEST, "brief", *model)
+    assert_breaks_stay(report, 2 * LAYERS if HYBRID in model else LAYERS)
+    assert report["left"] == {reason: 1}
+
+
+@pytest.mark.parametrize("release", ["0.5.17", NEWEST])
+def test_with_linear_attention_inside_too_a_hybrid_has_no_break(run: Callable[..., Found], release: str) -> None:
+    report = run(release, "brief", HYBRID, **LINEAR_INSIDE)
+    assert set(report["breaks"].values()) == {LAYERS} and report["left"] == {}
+    assert report["twins"] == [[16, 1], [8, 1]] and len(report["batches"]) == len(attention_prefill.BRIEF)
+    for batch in report["batches"].values():
+        assert batch["segments"] == [1, LAYERS + 1] and batch["same"], batch
+        # the linear kernel rounds otherwise than SGLang's
+        assert batch["as eager"] < ROUNDED, batch
+
+
+# by the release and the model whose answers show each: the other has no window, or no other place for the answer
+MISTAKES = {
+    (ONE, "llama"): {"leaves its graph for SGLang's", "forgets the window's pages", "forgets the window's slots"},
+    (NEWEST, *WINDOW): {"copies no answer"},
+}
+
+
+@pytest.mark.parametrize("case", MISTAKES, ids=" ".join)
+def test_mutants_are_noticed(run: Callable[..., Found], case: tuple[str, ...]) -> None:
+    release, *model = case
+    found = run(release, "mutants", *model)
+    assert set(found) == {"none", *attention_prefill.MUTANTS}
+    wrong = {name: [report] if isinstance(report, str) else wrong_in(report) for name, report in found.items()}
+    assert {name for name, seen in wrong.items() if not seen} == {"none", *MISTAKES[case]}
+    # by their answers, and not by an error
+    assert {name: seen for name, seen in found.items() if isinstance(seen, str)} == {}
+    assert found[attention_prefill.PADDING]["twins"] == []
+    (reason,) = (each for each in found[attention_prefill.PADDING]["left"] if each.startswith("FlashAttention has"))
+    assert "rows of padding that are no zeros" in reason
