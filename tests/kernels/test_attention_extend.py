@@ -17,7 +17,7 @@ import torch
 from cpu_sglang import flash_attention
 from sglang_bcg_fixes.kernels.attention_extend import adapter, fa3, refusals, splits, trial
 from sglang_bcg_fixes.kernels.fa_metadata.declaration import MODULE
-from sglang_bcg_fixes.kernels.linear_extend.serving import FallBack
+from sglang_bcg_fixes.kernels.linear_extend.serving import UNKNOWN_PARTS, FallBack
 from sglang_bcg_fixes.model import Accepted, Rejected
 
 Tensor = torch.Tensor
@@ -385,7 +385,7 @@ def test_more_requests_than_slots_keep_the_breaks(number: int) -> None:
         ({}, None),
         ({"forward_mode": Plain(name="MIXED")}, None),
         ({"forward_mode": Plain(name="TARGET_VERIFY")}, "a batch of mode TARGET_VERIFY"),
-        *(({name: [1]}, f"a batch with {name}") for name in (*refusals.UNKNOWN_PARTS, "encoder_lens")),
+        *(({name: [1]}, f"a batch with {name}") for name in (*UNKNOWN_PARTS, "encoder_lens")),
         ({"mha_return_lse": True}, "a batch whose attention returns sums"),
         ({"extend_seq_lens_cpu": None}, "lengths that the host does not know"),
         ({"extend_prefix_lens_cpu": None}, "lengths that the host does not know"),
@@ -515,14 +515,14 @@ def as_it_is(**given: Any) -> Any:
 
 def with_padding_left(**given: Any) -> Any:
     """As a FlashAttention that skips requests without keys."""
-    found = flash_attention.flash_attn_with_kvcache(**given)
+    found = as_it_is(**given)
     with_keys = int((given["cache_seqlens"] > 0).sum())
     found[int(given["cu_seqlens_q"][with_keys]) :] = 7.0
     return found
 
 
 def with_padding_left_as_nan(**given: Any) -> Any:
-    found = flash_attention.flash_attn_with_kvcache(**given)
+    found = as_it_is(**given)
     with_keys = int((given["cache_seqlens"] > 0).sum())
     found[int(given["cu_seqlens_q"][with_keys]) :] = float("nan")
     return found
@@ -530,22 +530,22 @@ def with_padding_left_as_nan(**given: Any) -> Any:
 
 def rounding_by_slots(**given: Any) -> Any:
     """As one that adds in another order in a larger batch."""
-    found = flash_attention.flash_attn_with_kvcache(**given)
+    found = as_it_is(**given)
     return found * (1 + 2**-7) if len(given["cache_seqlens"]) > fa3.REQUESTS else found
 
 
 def rounding_by_rows(**given: Any) -> Any:
-    found = flash_attention.flash_attn_with_kvcache(**given)
+    found = as_it_is(**given)
     return found * (1 + 2**-7) if given["max_seqlen_q"] == 8 else found
 
 
 def splitting_what_is_bounded(**given: Any) -> Any:
-    found = flash_attention.flash_attn_with_kvcache(**given)
+    found = as_it_is(**given)
     return found * (1 + 2**-7) if given["num_splits"] == 1 else found
 
 
 def tried(monkeypatch: pytest.MonkeyPatch, attend: Call, kinds: dict[splits.Heads, bool], bound: int = 0) -> str | None:
-    monkeypatch.setitem(sys.modules, MODULE, Plain(flash_attn_with_kvcache=attend))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, MODULE, Plain(flash_attn_with_kvcache=attend))
     backend = Plain(page_size=16, num_splits=bound)
     return trial.first_difference(kinds, backend, 256, HOST, torch.bfloat16)
 
