@@ -49,6 +49,8 @@ KINDS = (LLAMA, ONE_HEAD, LARGE, SMALL, WINDOW)
         # blocks of 80 keys
         (LARGE, 1, 320, 1),
         (LARGE, 1, 321, 5),
+        # a window that is as long as the table is none: its blocks would be of 64
+        (splits.Heads(4, 1, 256, 319), 1, 320, 1),
         # a window and a block of rows are all that is loaded
         (WINDOW, 8, 4096, 8),
         (WINDOW, 8, 131072, 8),
@@ -127,6 +129,7 @@ def test_a_window_that_only_the_context_is_longer_than_changes_the_blocks_of_lar
     within, longer = (8, 100), (8, 32768)
     assert splits.agree(splits.Heads(4, 1, 128, 127), request, within, longer, 1, H200)
     assert not splits.agree(splits.Heads(4, 1, 256, 127), request, within, longer, 1, H200)
+    assert not splits.agree(splits.Heads(4, 1, 256, 127), request, (8, 128), longer, 1, H200)
     assert splits.agree(splits.Heads(4, 1, 256, 127), request, (8, 129), longer, 1, H200)
 
 
