@@ -2,7 +2,7 @@
 """A real release's prefill graphs with attention inside, beside its breaks and eager prefill, on the CPU.
 
     PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 SGLANG_BCG_KERNEL_ATTENTION_EXTEND=fa3 \\
-        python -m tests.releases.attention_prefill SCENARIO MODEL [PAGE]
+        python -m tests.releases.attention_prefill SCENARIO MODEL [SERVER_ARGS]
 
 Each batch is answered three times: eagerly, by SGLang's graph, and with the second graphs. SGLang's own functions
 prepare and replay it.
@@ -12,14 +12,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pathlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
 from cpu_sglang import graphs, one_batch, prefill
 from sglang_bcg_fixes.kernels import active
+from sglang_bcg_fixes.kernels.attention_extend import adapter, fa3, trial
 from sglang_bcg_fixes.process.selfcheck.batches import Batch, OneBatch
 
 BUCKETS = (8, 16)
@@ -35,6 +37,33 @@ BATCHES = (
     Batch("padded again", (10,), 16),
 )
 Found = dict[str, Any]
+# where each takes long, and where many are run
+BRIEF = tuple(batch for batch in BATCHES if batch.name in ("padded", "several"))
+MISTAKEN = tuple(
+    batch
+    for batch in BATCHES
+    if batch.name in ("padded", "one row of padding", "several", "one more", "behind a prefix")
+)
+# no answer shows it, as no token attends to padding: the trial does, and is right in all others
+PADDING = "forgets the slot of the padding"
+MUTANTS = {
+    "forgets the lengths": ("[metadata.cache_seqlens_int32, metadata", "[self.lengths[:requests], metadata"),
+    "forgets the pages": (".copy_(metadata.page_table)", ""),
+    "fills the tables once": (
+        "self.tables.fill(metadata, twin.rows)",
+        "vars(self).get('once') or vars(self).update(once=self.tables.fill(metadata, twin.rows) or True)",
+    ),
+    "files a twin under another bucket": (
+        "self.twins[stored(place, size, kept)[0]]",
+        "self.twins[next(iter(self.twins), stored(place, size, kept)[0])]",
+    ),
+    "leaves its graph for SGLang's": ("        place._graphs[size], place._outputs[size] = first\n", "        pass\n"),
+    "copies no answer": ("copies or [])", "[])"),
+    "forgets the window's pages": (".copy_(metadata.swa_page_table)", ""),
+    "forgets the window's slots": (".copy_(slots)", ""),
+    # last, as the trial is no other one afterwards
+    PADDING: ("            empty[REQUESTS + 2 :] = rows\n", ""),
+}
 
 
 class World:
@@ -44,7 +73,7 @@ class World:
         one_batch.import_sglang(with_graphs=True)
         one_batch.load_plugins()
         with prefill.built_for_graphs(BUCKETS):
-            self.loaded = one_batch.load(model, attention_backend="fa3", **server_args)
+            self.loaded = one_batch.load(model, **{"attention_backend": "fa3", **server_args})
         one_batch.randomize(self.loaded.model_runner.model)
         one_batch.derive(self.loaded.model_runner.model)
         self.one = OneBatch(self.loaded.model_runner)
@@ -70,17 +99,15 @@ class World:
         return logits, segments
 
 
-def compared(world: World) -> Found:
-    eager = [world.answer(batch)[0] for batch in BATCHES]
+def measured(world: World, batches: Sequence[Batch], eager: list[Any]) -> Found:
+    """Capture, and compare each batch with its eager answer."""
     breaks = world.capture()
     found: Found = {"breaks": breaks, "batches": {}}
-    from sglang_bcg_fixes.kernels.attention_extend import adapter
-
     served = next(iter(adapter.OPERATION.of_runner.values()), None)
     found["twins"] = (
         [] if served is None else [[twin.rows, twin.bound] for twins in served.twins.values() for twin in twins]
     )
-    for batch, expected in zip(BATCHES, eager, strict=True):
+    for batch, expected in zip(batches, eager, strict=True):
         inside, segments = world.answer(batch)
         of_graph, adapter.OPERATION.of_graph = adapter.OPERATION.of_graph, type(adapter.OPERATION.of_graph)()
         broken, broken_segments = world.answer(batch)
@@ -90,15 +117,43 @@ def compared(world: World) -> Found:
             "same": bool(torch.equal(inside, broken)),
             "as eager": float((inside - expected).abs().max()),
         }
-    found["left"] = active.selected("attention_extend").fallbacks
+    fallbacks = active.selected("attention_extend").fallbacks
+    found["left"] = dict(fallbacks)
+    fallbacks.clear()
     return found
 
 
-def main() -> None:
-    model = sys.argv[1]
-    options = json.loads(sys.argv[2]) if len(sys.argv) > 2 else {}
-    print("RESULT", json.dumps(compared(World(model, **options))))
+def right(model: str, batches: Sequence[Batch] = BATCHES, **server_args: Any) -> Found:
+    world = World(model, **server_args)
+    return measured(world, batches, [world.answer(batch)[0] for batch in batches])
+
+
+def brief(model: str, **server_args: Any) -> Found:
+    return right(model, BRIEF, **server_args)
+
+
+def mutants(model: str, **server_args: Any) -> Found:
+    """Report each mistake; "none" is without one."""
+    world = World(model, **server_args)
+    eager = [world.answer(batch)[0] for batch in MISTAKEN]
+    # a module builds on those before it
+    texts = {module: pathlib.Path(str(module.__file__)).read_text() for module in (fa3, trial, adapter)}
+    found: Found = {}
+    for name, (old, new) in {"none": ("", ""), **MUTANTS}.items():
+        assert any(old in text for text in texts.values()), name
+        for module, text in texts.items():
+            if module is not trial or name == PADDING:
+                exec(compile(text.replace(old, new), str(module.__file__), "exec"), vars(module))
+        try:
+            found[name] = measured(world, MISTAKEN, eager)
+        except Exception as error:
+            found[name] = f"{type(error).__name__}: {error}"
+    return found
+
+
+def main(scenario: str, model: str, server_args: str = "{}") -> None:
+    print("RESULT", json.dumps(globals()[scenario](model, **json.loads(server_args))))
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
