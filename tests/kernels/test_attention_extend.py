@@ -585,6 +585,13 @@ def test_the_last_kind_of_layer_is_tried_too(monkeypatch: pytest.MonkeyPatch) ->
     assert tried(monkeypatch, without_sinks, {LLAMA: False, splits.Heads(4, 2, 64): True}) is not None
 
 
+def test_every_kind_of_batch_is_tried_and_one_whose_keys_are_split() -> None:
+    found = list(trial.cases(LLAMA, 1, 32768, H200, 0))
+    assert {requests for requests, _, _ in found} >= set(trial.TRIED[:4])
+    split = [(requests, bound) for requests, rows, bound in found if splits.bound(LLAMA, rows, 32768, H200) > 1]
+    assert any(bound == 0 and requests[0][1] > 1000 for requests, bound in split)
+
+
 @pytest.mark.parametrize("context", [64, 4096, 32768])
 @pytest.mark.parametrize("bound", [0, 1])
 def test_only_what_is_split_alike_is_tried(context: int, bound: int) -> None:
@@ -596,4 +603,5 @@ def test_only_what_is_split_alike_is_tried(context: int, bound: int) -> None:
             assert sum(new for new, _ in requests) <= rows and shape[1] <= context
             assert splits.agree(heads, requests, shape, (rows, context), captured, H200, bound)
     # where the server bounds every launch all are tried
-    assert bound == 0 or context == 64 or {requests for requests, _, _ in found} == set(trial.TRIED)
+    that_fit = {requests for requests in trial.TRIED if max(keys for _, keys in requests) <= context}
+    assert bound == 0 or {requests for requests, _, _ in found} == that_fit

@@ -78,7 +78,7 @@ def wanted(heads: Heads, requests: tuple[tuple[int, int], ...], table: int, mult
     blocks = [(-(-rows * heads.group // block_rows), -(-keys // block_keys)) for rows, keys in requests]
     work = sum(rows * keys for rows, keys in blocks) * MARGIN * heads.keys / multiprocessors
     each = {max(1, math.ceil(work + doubt)) for doubt in (-DOUBT, DOUBT)}
-    return [{max(1, -(-keys // share)) for share in each} for _, keys in blocks]
+    return [{-(-keys // share) for share in each} for _, keys in blocks]
 
 
 def agree(
@@ -101,7 +101,5 @@ def agree(
     of_captured = captured_bound or bound(heads, *captured, multiprocessors)
     if of_captured > 1 and (len(requests) > 1 or heads.size < LEAST_SIZE):
         return False
-    if of_eager == of_captured:
-        return True
     chosen = wanted(heads, requests, captured[1], multiprocessors)
     return all({min(of_eager, each) for each in one} == {min(of_captured, each) for each in one} for one in chosen)
