@@ -264,7 +264,10 @@ def make(of: Published, folder: pathlib.Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
 
 
-def main(folder: str, name: str, *without_weights: str) -> None:
+def main(folder: str, name: str, *options: str) -> None:
+    without_weights = options == ("--without-weights",)
+    if options and (not without_weights or name in MODELS):
+        raise SystemExit(f"{' '.join(options)}: only --without-weights, of a model of text")
     if name in MODELS:
         make(MODELS[name], pathlib.Path(folder))
     elif name in TEXT:

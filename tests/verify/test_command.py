@@ -449,6 +449,16 @@ def test_kernels_that_round_otherwise_are_left_out(verify: Verify, rows: Rows) -
         assert "SGLANG_BCG_KERNEL_FA_METADATA" not in found["environment"]
 
 
+def test_a_flag_is_of_the_patched_server_alone(verify: Verify, rows: Rows) -> None:
+    flag = "SGLANG_BCG_KERNEL_ATTENTION_EXTEND"
+    assert verify("--once", "--arms", "stock,patched", "--flag", f"{flag}=fa3") == 0
+    assert {name: row["environment"].get(flag) for name, row in rows().items()} == {
+        "patched 1": "fa3",
+        "reference 1": None,
+        "stock 1": None,
+    }
+
+
 def test_an_end_that_stock_comes_to_as_well_is_said_to_be_so(verify: Verify, rows: Rows) -> None:
     both = "stock=dies at start,patched=dies at start"
     assert verify("--quick", "--arms", "stock,patched", misbehaviour=both) == 1
@@ -555,6 +565,7 @@ def test_a_fix_alone_is_the_only_one_that_is_on(
         ({}, ["--case", "a_cas"], "no case 'a_cas'; did you mean a_case?"),
         ({}, ["--fix", "linear_attention"], "no defect 'linear_attention'; did you mean linear_attention_captured?"),
         ({}, ["--arms", "patchd"], "no arm 'patchd'; did you mean patched?"),
+        ({}, ["--flag", "FIXES=off"], "--flag FIXES=off: name a flag and its value, as in `--flag SGLANG_BCG_"),
     ],
 )
 def test_what_cannot_be_run_is_said_with_what_to_do(

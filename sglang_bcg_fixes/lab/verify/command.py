@@ -73,6 +73,9 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--jobs", type=int, metavar="N", help=f"servers at a time (default: by free memory, at most {MOST_JOBS})"
     )
+    command.add_argument(
+        "--flag", action="append", default=[], metavar="NAME=VALUE", help=f"of this package, for {PATCHED}; repeat"
+    )
     command.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write everything there")
     command.add_argument("--page", type=pathlib.Path, metavar="FILE", help="write a page with every request there")
     command.add_argument("--page-only", type=pathlib.Path, metavar="JSON", help="write --page of an earlier --json")
@@ -103,7 +106,8 @@ def run(options: argparse.Namespace) -> int:
         for case in chosen:
             alone = asked_for if options.fix else [fix.id for fix in needed_for(case, made)]
             if alone or arms != [ALONE]:
-                runs += runs_of(case, order_of(case, arms, once_each), known, source, buckets, folder, alone)
+                made_of_case = runs_of(case, order_of(case, arms, once_each), known, source, buckets, folder, alone)
+                runs += [with_flags(each, options.flag) for each in made_of_case]
         if not runs and arms == [ALONE]:
             raise VerifyError(f"SGLang {source.version} needs no fix that these cases show, so none can be alone")
         if not any(is_under_test(each.arm, arms) for each in runs):
@@ -145,6 +149,18 @@ def run(options: argparse.Namespace) -> int:
     states = [verdict.state for each, _, verdict in judged if is_under_test(each.arm, arms)]
     states += [row["verdict"] for row in kept if is_under_test(row["arm"], arms)]
     return 0 if all(state == GREEN for state in states) else 1
+
+
+def with_flags(run: Run, given: Sequence[str]) -> Run:
+    """The run with these flags of ours, if it is one of the patched arm."""
+    for each in given:
+        if not each.startswith(flags.PREFIX) or "=" not in each:
+            raise VerifyError(f"--flag {each}: name a flag and its value, as in `--flag {flags.SELFCHECK}=off`")
+    if run.arm != PATCHED or not given:
+        return run
+    chosen = dict(each.split("=", 1) for each in given)
+    server = dataclasses.replace(run.server, environment={**run.server.environment, **chosen})
+    return dataclasses.replace(run, server=server)
 
 
 def write(options: argparse.Namespace, content: dict[str, Any]) -> None:
