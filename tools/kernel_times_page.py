@@ -397,7 +397,6 @@ def attention() -> Iterator[str]:
         "[Servers](bench.md#as-users-serve) of random weights, ms to the first token of so many new tokens, alone and "
         "behind a cached prefix. The two servers that are SGLang's show what is chance. SGLang's graphs without breaks "
         "are an experiment of its own. "
-        f"[The same as a picture](../benchmarks/results/{ATTENTION[0].removesuffix('l').removesuffix('json')}png)."
     )
     kinds = list(dict.fromkeys(row["measured"] for file in ATTENTION for row in lines(file)))
     every = sorted({row["tokens"] for file in ATTENTION for row in lines(file)})
