@@ -396,8 +396,11 @@ def attention() -> Iterator[str]:
     yield from said(
         "[Servers](bench.md#as-users-serve) of random weights, ms to the first token of so many new tokens, alone and "
         "behind a cached prefix. The two servers that are SGLang's show what is chance. SGLang's graphs without breaks "
-        "are an experiment of its own. "
+        "are an experiment of its own. At 1,021 tokens the plugin replays SGLang's graph."
     )
+    for file in ATTENTION:
+        picture = f"../benchmarks/results/{file.removesuffix('jsonl')}png"
+        yield from ["", f"![{MODELS[lines(file)[0]['shape']]}, ms to the first token]({picture})"]
     kinds = list(dict.fromkeys(row["measured"] for file in ATTENTION for row in lines(file)))
     every = sorted({row["tokens"] for file in ATTENTION for row in lines(file)})
     rows, sooner = [], dict[str, list[float]]()
