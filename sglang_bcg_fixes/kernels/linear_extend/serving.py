@@ -202,11 +202,18 @@ class Operation:
         if served is None:
             return True
         try:
+            self.follow(served, backend_of(runner.model_runner))
             served.refuse(batch)
         except FallBack as reason:
             served.selected.fall_back(str(reason))
             return False
         return True
+
+    def follow(self, served: Served, backend: Any) -> None:
+        """Let the backend that prepares this batch fill the tables: adaptive speculation puts others in its place."""
+        if backend not in self.of_backend:
+            require_kind(backend, served.backend)
+            self.of_backend[backend] = served
 
     def before_replay(self, graph: Any) -> None:
         served = self.of_graph.get(graph)
@@ -244,9 +251,7 @@ def graphs_of(runner: Any) -> list[Any]:
 
 def refuse_configuration(model_runner: Any, wanted: str) -> None:
     """Raise FallBack if every layer of the runner must keep its break."""
-    backend, (module, _, name) = backend_of(model_runner), wanted.partition(":")
-    if type(backend) is not getattr(importlib.import_module(module), name):
-        raise FallBack(f"the backend is a {type(backend or model_runner.attn_backend).__name__}")
+    require_kind(backend_of(model_runner) or model_runner.attn_backend, wanted)
     get_parallel = getattr(runtime_context(), "get_parallel", None)
     sized = (model_runner, get_parallel()) if get_parallel else (model_runner,)
     arguments = model_runner.server_args
@@ -257,6 +262,12 @@ def refuse_configuration(model_runner: Any, wanted: str) -> None:
     )
     for reason in reasons:
         raise FallBack(reason)
+
+
+def require_kind(backend: Any, wanted: str) -> None:
+    module, _, name = wanted.partition(":")
+    if type(backend) is not getattr(importlib.import_module(module), name):
+        raise FallBack(f"the backend is a {type(backend).__name__}")
 
 
 def counts_ranks(arguments: Any) -> bool:
