@@ -28,7 +28,7 @@ from sglang_bcg_fixes.kernels.attention_extend.refusals import (
     why_not_layer,
     why_not_server,
 )
-from sglang_bcg_fixes.kernels.linear_extend.serving import FallBack, Original, is_for_graph
+from sglang_bcg_fixes.kernels.linear_extend.serving import Original, is_for_graph, unless_refused
 
 Tensor = torch.Tensor
 
@@ -259,17 +259,7 @@ class Operation:
     def begin(self, runner: Any) -> Served | None:
         if not makes_breakable_graphs(runner):
             return None
-        selected = active.selected(KERNEL.op)
-        try:
-            return Served(runner)
-        except FallBack as reason:
-            selected.fall_back(str(reason))
-        except active.CannotRun as unable:
-            # a form that was named must run
-            if selected.required:
-                raise
-            selected.fall_back(unable.reason)
-        return None
+        return unless_refused(KERNEL.op, lambda: Served(runner))
 
 
 OPERATION = Operation()

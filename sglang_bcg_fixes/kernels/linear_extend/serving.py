@@ -18,7 +18,7 @@ import inspect
 import types
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -29,6 +29,7 @@ from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK, Tracking
 from sglang_bcg_fixes.model import Kernel
 
 Original = Callable[..., Any]
+T = TypeVar("T")
 
 # more sequences than this in one prefill are rare, and the tables cost what they could hold
 MOST_SEQUENCES = 512
@@ -223,17 +224,22 @@ class Operation:
     def begin(self, runner: Any) -> Served | None:
         if not makes_breakable_graphs(runner):
             return None
-        selected = active.selected(self.op)
-        try:
-            return self.served(runner)
-        except FallBack as reason:
-            selected.fall_back(str(reason))
-        except active.CannotRun as unable:
-            # a form that was named must run
-            if selected.required:
-                raise
-            selected.fall_back(unable.reason)
-        return None
+        return unless_refused(self.op, lambda: self.served(runner))
+
+
+def unless_refused(op: str, make: Callable[[], T]) -> T | None:
+    """Return what captures a runner's graphs; None where SGLang's own code must run, and the reason is counted."""
+    selected = active.selected(op)
+    try:
+        return make()
+    except FallBack as reason:
+        selected.fall_back(str(reason))
+    except active.CannotRun as unable:
+        # a form that was named must run
+        if selected.required:
+            raise
+        selected.fall_back(unable.reason)
+    return None
 
 
 # decisions
