@@ -509,11 +509,18 @@ def draw(file: pathlib.Path) -> pathlib.Path:
     arms = list(dict.fromkeys(arm for arm, _ in good))
     first = tuple(dict.fromkeys(case[0] for _, case in good if case[0] not in WORKLOADS))
     width = 0.8 / len(arms)
-    figure, panels = pyplot.subplots(1, 2, figsize=(11, 4.2), width_ratios=(3, 2))
-    for panel, kinds, title in (
-        (panels[0], first, "time to first token, ms (less is better)"),
-        (panels[1], tuple(WORKLOADS), "output tokens/s, stock = 1 (more is better)"),
-    ):
+    loads = tuple(dict.fromkeys(case[0] for _, case in good if case[0] in WORKLOADS))
+    shown = [(first, "time to first token, ms (less is better)", 3)]
+    shown += [(loads, "output tokens/s, stock = 1 (more is better)", 2)] if loads else []
+    figure, panels = pyplot.subplots(
+        1,
+        len(shown),
+        figsize=(11, 4.2),
+        width_ratios=[parts for *_, parts in shown],
+        squeeze=False,
+        layout="constrained",
+    )
+    for panel, (kinds, title, _) in zip(panels[0], shown, strict=True):
         cases = list(dict.fromkeys(case for _, case in good if case[0] in kinds))
         for (place, arm), (at, case) in itertools.product(enumerate(arms), enumerate(cases)):
             row = good.get((arm, case))
@@ -535,9 +542,8 @@ def draw(file: pathlib.Path) -> pathlib.Path:
         panel.set_xticks(range(len(cases)), [label_of(*case) for case in cases], fontsize=8)
         panel.set_title(title, fontsize=10)
         panel.grid(axis="y", alpha=0.3)
-    panels[0].legend(fontsize=8)
+    figure.legend(*panels[0][0].get_legend_handles_labels(), fontsize=8, ncols=3, loc="outside upper center")
     picture = file.with_suffix(".png")
-    figure.tight_layout()
     figure.savefig(picture, dpi=120)
     return picture
 

@@ -58,6 +58,8 @@ MODELS = {
     "lfm2_1_2b": "LFM2-1.2B",
     "ling_2_5": "Ling 2.5",
     "kimi_linear_48b": "Kimi-Linear-48B-A3B",
+    "qwen3_1_7b": "Qwen3-1.7B",
+    "qwen3_8b": "Qwen3-8B",
     "torch.bfloat16": "bfloat16",
     "torch.float32": "fp32",
     "": "one layer",
@@ -112,6 +114,18 @@ SERVED = tuple(
     for path in sorted(RESULTS.glob(f"serving-*{which}-*.jsonl"))
 )
 OURS = ("bcg_fixes", "bcg_fixes again")
+# servers with attention inside their graphs, and FlashAttention's calls alone
+ATTENTION = tuple(path.name for path in sorted(RESULTS.glob("attention-*.jsonl")))
+ATTENTION_CALLS = tuple(path.name for path in sorted(RESULTS.glob("attention_extend-*.jsonl")))
+INSIDE, FULL = "bcg_fixes with attention inside", "stock with graphs without breaks"
+ATTENTION_ARMS = {
+    "stock": "SGLang",
+    "stock again": "SGLang again",
+    FULL: "SGLang's graphs without breaks",
+    "bcg_fixes": "the plugin",
+    INSIDE: "attention inside",
+    "stock without prefill graphs": "no prefill graphs",
+}
 RANKS = "serving-tp2-qwen3_5_4b-0.5.23.txt"
 METADATA = ("fa_metadata-0.5.12.post1.jsonl", "fa_metadata-0.5.15.post1.jsonl")
 # what is compared: SGLang's arm, and ours
@@ -224,7 +238,8 @@ def compared(times: Times, mine: str, other: str) -> str:
 
 
 def page() -> str:
-    parts = [introduction(), *map(of_operation, OPERATIONS), served(), metadata(), accuracy(), random_steps()]
+    parts = [introduction(), *map(of_operation, OPERATIONS), served(), attention()]
+    parts += [metadata(), accuracy(), random_steps()]
     return "\n".join(line for part in parts for line in part) + "\n"
 
 
@@ -373,6 +388,49 @@ def two_ranks() -> str:
     return (
         f"In the run with two ranks, [its logs](../benchmarks/results/{RANKS}) tell of the prefill graphs of a rank: "
         f"{', '.join(told)}. NVRTC compiled for {compiled} s in them, at that machine's first start."
+    )
+
+
+def attention() -> Iterator[str]:
+    yield from ["", "## Attention inside the graph"]
+    yield from said(
+        "[Servers](bench.md#as-users-serve) of random weights, ms to the first token of so many new tokens, alone and "
+        "behind a cached prefix. The two servers that are SGLang's show what is chance. SGLang's graphs without breaks "
+        "are an experiment of its own. At 1,021 tokens the plugin replays SGLang's graph."
+    )
+    for file in ATTENTION:
+        picture = f"../benchmarks/results/{file.removesuffix('jsonl')}png"
+        yield from ["", f"![{MODELS[lines(file)[0]['shape']]}, ms to the first token]({picture})"]
+    kinds = list(dict.fromkeys(row["measured"] for file in ATTENTION for row in lines(file)))
+    every = sorted({row["tokens"] for file in ATTENTION for row in lines(file)})
+    rows, sooner = [], dict[str, list[float]]()
+    for file, kind in itertools.product(ATTENTION, kinds):
+        times = medians(file, kind)
+        name = MODELS[lines(file)[0]["shape"]] + kind.removeprefix("first token").replace(" cached", "")
+        asked = {arm for of in times.values() for arm in of}
+        for arm, label in ATTENTION_ARMS.items():
+            if arm not in asked:
+                continue
+            cells = (number(of.get(arm)) for of in times.values())
+            rows.append([name, f"{label}, {link(file)}" if arm == "stock" else label, *cells])
+        for (_, tokens, _), of in times.items():
+            chance = statistics.mean((of["stock"], of["stock again"]))
+            sooner.setdefault(f"{tokens:,}", []).append(of[INSIDE] / chance)
+    yield from table(["", "", *(f"{tokens:,}" for tokens in every)], rows)
+    each = ", ".join(f"{span(found)} at {tokens}" for tokens, found in sooner.items())
+    yield from said(
+        f"With attention inside, a first token takes, of the mean of both servers of SGLang: {each} tokens."
+    )
+    yield from said(*map(calls_of_attention, ATTENTION_CALLS))
+
+
+def calls_of_attention(file: str) -> str:
+    found = [row[bound] for row in lines(file) for bound in ("bound 1", "bound 0")]
+    alike = [call for call in found if call["agree"]]
+    return (
+        f"{link(file)}: {len(found):,} captured calls of FlashAttention beside eager ones. "
+        f"{len(alike):,} split the keys alike by the plugin's rule, and {sum(call['bits'] for call in alike):,} of "
+        f"these have eager's bits. The rows of padding are zeros in {sum(call['zeros'] for call in found):,}."
     )
 
 

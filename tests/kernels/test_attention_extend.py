@@ -193,7 +193,7 @@ def test_whatever_the_tables_held_they_hold_the_batch_and_its_padding(window: bo
     if window:
         assert tables.window_table is not None and tables.window_slots is not None
         assert tables.window_table[:2, :3].tolist() == [[11, 12, 13], [14, 15, 0]]
-        assert tables.window_slots.tolist() == [21, 22, 23, 24, 25] + [0] * 11
+        assert tables.window_slots[:8].tolist() == [21, 22, 23, 24, 25] + [0] * 3
     # of another batch nothing is left
     shorter = metadata(cache_seqlens_int32=integers(4), cu_seqlens_q=integers(0, 4), page_table=integers([9]))
     shorter.swa_page_table, shorter.swa_out_cache_loc = (integers([19]), torch.tensor([31])) if window else (None, None)
@@ -204,6 +204,10 @@ def test_whatever_the_tables_held_they_hold_the_batch_and_its_padding(window: bo
     if window:
         assert tables.window_table is not None and tables.window_slots is not None
         assert tables.window_table[0, 0] == 19 and tables.window_slots.tolist() == [31] + [0] * 15
+        # what a graph of fewer rows does not read is of no batch
+        tables.window_slots.fill_(7)
+        tables.fill(shorter, 8)
+        assert tables.window_slots.tolist() == [31] + [0] * 7 + [7] * 8
 
 
 @pytest.mark.parametrize("requests", [1, 2, 3])
@@ -294,7 +298,9 @@ def served(kinds: tuple[splits.Heads, ...], bounds: tuple[int, ...] = (1,)) -> t
     found.multiprocessors, found.pages = H200, 32768
     found.tables = fa3.Tables(metadata(), found.pages, ROWS, HOST)
     found.kinds = dict.fromkeys(kinds, False)
-    found.requests = ()
+    found.requests, found.replayed = (), None
+    runner = Plain(attn_backend=found.backend, token_to_kv_pool=None)
+    found.model_runner = lambda: runner
     graph = Graph()
     found.twins = weakref.WeakKeyDictionary({graph: [adapter.Twin(f"bound {each}", 16, each, []) for each in bounds]})
     return found, graph, left
@@ -310,7 +316,7 @@ def asked(new: int, keys: int) -> tuple[Any, Metadata]:
 
 def batch(**changed: Any) -> Any:
     plain = {"forward_mode": Plain(name="EXTEND"), "extend_seq_lens_cpu": [3, 2], "extend_prefix_lens_cpu": [4, 0]}
-    return Plain(**{**plain, "req_pool_indices": [0, 1], **changed})
+    return Plain(**{**plain, "req_pool_indices": [0, 1], "input_ids": [0] * 5, **changed})
 
 
 OTHERWISE = "keys that FlashAttention would split in another way"
@@ -359,6 +365,75 @@ def test_metadata_of_another_batch_keeps_the_breaks() -> None:
     found.backend.forward_metadata = metadata(encoder_page_table=integers(1))
     found.note(request)
     assert found.chosen(graph) is None and left[1:] == ["metadata with encoder_page_table"]
+
+
+def test_metadata_is_replayed_once_and_of_the_captured_backend_alone() -> None:
+    found, graph, left = served((LLAMA,))
+    request, found.backend.forward_metadata = asked(16, 100)
+    found.note(request)
+    assert found.chosen(graph) is not None and left == []
+    # as when another backend was asked to prepare the next batch
+    found.note(request)
+    assert found.chosen(graph) is None and left == ["metadata of a batch that was replayed already"]
+    _, found.backend.forward_metadata = asked(16, 100)
+    found.model_runner().attn_backend = Plain(full_attn_backend=Plain())
+    found.note(request)
+    assert found.chosen(graph) is None and left[1:] == ["another attention backend than the captured one"]
+    found.model_runner().attn_backend = Plain(full_attn_backend=found.backend)
+    found.note(request)
+    assert found.chosen(graph) is not None
+
+
+@pytest.mark.parametrize("part", ["", "full_kv_pool", "swa_kv_pool"])
+def test_keys_that_are_loaded_layer_by_layer_keep_the_breaks(part: str) -> None:
+    found, _, left = served((LLAMA,))
+    pool = Plain(layer_transfer_counter=None)
+    found.model_runner().token_to_kv_pool = Plain(**{part: pool}) if part else pool
+    found.note(asked(16, 100)[0])
+    assert found.requests and left == []
+    # a cache asks to be told after the capture
+    pool.layer_transfer_counter = object()
+    found.note(asked(16, 100)[0])
+    assert found.requests == () and left == ["keys that are loaded layer by layer"]
+
+
+def test_a_batch_that_has_no_second_graph_is_no_fallback() -> None:
+    found, _, left = served((LLAMA,))
+    found.note(batch(input_ids=[0] * 513, req_pool_indices=list(range(9))))
+    assert found.requests == () and left == []
+
+
+@pytest.mark.parametrize(("different", "others"), [(None, False), ("FlashAttention has x", False), (None, True)])
+def test_where_one_rank_keeps_its_breaks_all_do(
+    monkeypatch: pytest.MonkeyPatch, different: str | None, others: bool
+) -> None:
+    found, _, left = served((LLAMA,))
+    found.device, found.dtype, found.why_not = HOST, torch.float32, None
+    monkeypatch.setattr(trial, "first_difference", lambda *_: different)
+    told: list[bool] = []
+
+    def any_rank(mine: bool) -> bool:
+        told.append(mine)
+        return mine or others
+
+    monkeypatch.setattr(adapter, "any_rank", any_rank)
+    found.try_flash_attention()
+    assert told == [different is not None]
+    assert left == ([different or "another rank keeps its breaks"] if different or others else [])
+    assert bool(found.twins) == (not left)
+
+
+def test_a_capture_that_fails_names_the_flag() -> None:
+    found, _, _ = served((LLAMA,))
+    found.why_not = None
+    kept = (Graph(), torch.zeros(1))
+
+    def fail() -> None:
+        raise MemoryError("none left")
+
+    with pytest.raises(RuntimeError, match=r"inside was not captured .*EXTEND=off"):
+        found.captured(Plain(), 8, 8, 1, fail, kept)
+    assert found.bound is None
 
 
 def test_a_graph_without_another_is_no_fallback() -> None:

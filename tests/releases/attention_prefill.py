@@ -132,6 +132,38 @@ def brief(model: str, **server_args: Any) -> Found:
     return right(model, BRIEF, **server_args)
 
 
+class Counter:
+    """A cache that has asked to be told of each layer, and loads it only then."""
+
+    consumer_index = -1
+
+    def __init__(self) -> None:
+        self.layers = 0
+
+    def wait_until(self, layer: int) -> None:
+        self.layers += 1
+
+
+def others(model: str, **server_args: Any) -> Found:
+    """Tell what is replayed for a cache that loads layers, and with another backend than the captured one."""
+    world = World(model, **server_args)
+    world.capture()
+    model_runner, batch = world.loaded.model_runner, Batch("behind a prefix", (9,), 16, prefix=13)
+    pool, backend = model_runner.token_to_kv_pool, model_runner.attn_backend
+    found: Found = {"before": world.answer(batch)[1]}
+    counter = Counter()
+    pool.register_layer_transfer_counter(counter)
+    found["loaded by layer"] = [world.answer(batch)[1], counter.layers]
+    pool.layer_transfer_counter = None
+    # as adaptive speculation does; the first one still has the metadata of a batch of the same lengths
+    model_runner.attn_backend = model_runner._get_attention_backend()
+    found["another backend"] = world.answer(batch)[1]
+    model_runner.attn_backend = backend
+    found["afterwards"] = world.answer(batch)[1]
+    found["left"] = dict(active.selected("attention_extend").fallbacks)
+    return found
+
+
 def mutants(model: str, **server_args: Any) -> Found:
     """Report each mistake; "none" is without one."""
     world = World(model, **server_args)

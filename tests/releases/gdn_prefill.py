@@ -225,6 +225,16 @@ def brief() -> Found:
     return scenario(World(), [RAGGED[0], RAGGED[3], CHUNKED[-1]], prefill.BUCKETS)
 
 
+def other_backend() -> Found:
+    """Replays with another backend than the captured one, as adaptive speculation puts in its place."""
+    world = World()
+    script = [RAGGED[0]]
+    eager = world.run(script[0])
+    breaks = world.capture(prefill.BUCKETS)
+    world.runner.attn_backend = world.runner._get_attention_backend()
+    return {"breaks": breaks, "scripts": [compared(eager, world.run(script[0]))], "left": world.left()}
+
+
 def of_qwen3_5() -> Found:
     return scenario(World("qwen3_5_text"), [RAGGED[0], RAGGED[3], CHUNKED[-1]], prefill.BUCKETS)
 

@@ -74,6 +74,24 @@ def test_replays_have_no_break_and_the_bits_of_graphs_with_breaks_and_of_eager(
     assert wrong_in(report) == []
 
 
+def test_what_a_captured_layer_cannot_read_is_replayed_with_breaks(run: Callable[..., Found]) -> None:
+    report = run(NEWEST, "others", "llama")
+    waits = report["loaded by layer"].pop()
+    assert report == {
+        "before": 1,
+        "loaded by layer": [LAYERS + 1],
+        "another backend": LAYERS + 1,
+        "afterwards": 1,
+        # the prefix is a batch, too
+        "left": {
+            "keys that are loaded layer by layer": 2,
+            "another attention backend than the captured one": 2,
+        },
+    }
+    # the cache was told of every layer
+    assert waits >= 2 * LAYERS
+
+
 def assert_breaks_stay(report: Found, breaks: int) -> None:
     assert set(report["breaks"].values()) == {breaks} and report["twins"] == []
     assert len(report["batches"]) == len(attention_prefill.BRIEF)

@@ -92,6 +92,16 @@ def test_so_they_are_on_other_releases(run: Callable[..., Found], release: str) 
     assert_captured_and_right(run(release, "brief"), 3)
 
 
+@pytest.mark.parametrize("release", [ONE, NEWEST])
+def test_so_they_are_where_adaptive_speculation_has_put_another_backend_in_place(
+    run: Callable[..., Found], release: str
+) -> None:
+    report = run(release, "other_backend")
+    for script in report["scripts"]:
+        assert_right(script)
+    assert report["left"] == {}
+
+
 @pytest.mark.parametrize("release", since("0.5.19"))
 def test_so_are_those_of_qwen3_5(run: Callable[..., Found], release: str) -> None:
     # four layers, every second one of attention

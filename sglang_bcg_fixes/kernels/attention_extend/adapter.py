@@ -22,12 +22,13 @@ from sglang_bcg_fixes.kernels.attention_extend.fa3 import REQUESTS, Tables, mult
 from sglang_bcg_fixes.kernels.attention_extend.refusals import (
     flash_attention_of,
     is_of,
+    loads_layer_by_layer,
     unknown_part_of,
     unknown_part_of_metadata,
     why_not_layer,
     why_not_server,
 )
-from sglang_bcg_fixes.kernels.linear_extend.serving import FallBack, Original, is_for_graph
+from sglang_bcg_fixes.kernels.linear_extend.serving import Original, is_for_graph, unless_refused
 
 Tensor = torch.Tensor
 
@@ -57,6 +58,7 @@ class Served:
         self.selected = active.selected(KERNEL.op)
         why_not_server(model_runner, self.backend, device)
         self.selected.module(device.index)
+        self.model_runner = weakref.ref(model_runner)
         self.device, self.multiprocessors, self.dtype = device, multiprocessors(device), model_runner.dtype
         self.pages = -(-self.backend.max_context_len // self.backend.page_size)
         self.tables: Tables | None = None
@@ -70,6 +72,8 @@ class Served:
         self.rows = 0
         # of the batch that SGLang asked about last: new tokens and keys of each request
         self.requests: tuple[tuple[int, int], ...] = ()
+        # what was replayed last: nothing is replayed twice
+        self.replayed: weakref.ref[Any] | None = None
 
     @property
     def table_keys(self) -> int:
@@ -108,6 +112,11 @@ class Served:
         self.bound, self.rows = bound, rows
         try:
             graph, output = stored(place, size, capture())
+        except Exception as error:
+            raise RuntimeError(
+                f"bcg-fixes {KERNEL.op}: the graph of {rows} rows with attention inside was not captured "
+                f"({type(error).__name__}: {error}). Set {KERNEL.flag}=off to serve without it"
+            ) from error
         finally:
             self.bound = None
             restore(place, size, first)
@@ -149,19 +158,25 @@ class Served:
             return call()
 
     def try_flash_attention(self) -> None:
-        """Drop all twins where the installed FlashAttention does not what they rely on."""
-        different = trial.first_difference(self.kinds, self.backend, self.pages, self.device, self.dtype)
+        """Drop all twins, in every rank, where the installed FlashAttention of one does not what they rely on."""
+        different = None
+        if self.twins:
+            different = trial.first_difference(self.kinds, self.backend, self.pages, self.device, self.dtype)
         if different:
-            self.refuse(different)
-            self.twins.clear()
             logger.warning("bcg-fixes: %s: attention keeps its break: %s", KERNEL.op, different)
+        if any_rank(not self.twins or different is not None):
+            self.refuse(different or "another rank keeps its breaks")
+            self.twins.clear()
 
     # replay
 
     def note(self, batch: Any) -> None:
         """Note the lengths of a batch that SGLang is about to replay; none where its breaks are to stay."""
         self.requests = ()
-        reason = unknown_part_of(batch)
+        if len(batch.input_ids) > MOST_ROWS:
+            return
+        pool = getattr(self.model_runner(), "token_to_kv_pool", None)
+        reason = unknown_part_of(batch) or loads_layer_by_layer(pool)
         if reason is None and len(batch.req_pool_indices) > REQUESTS:
             reason = f"more than {REQUESTS} requests in a batch"
         if reason:
@@ -176,16 +191,27 @@ class Served:
         if not twins or not requests:
             return None
         metadata = self.backend.forward_metadata
-        reason = unknown_part_of_metadata(metadata)
-        if reason is None and not is_of(metadata, requests):
-            reason = "metadata of another batch"
+        reason = self.why_not_replay(metadata, requests)
         twin = None if reason else next((each for each in twins if self.splits_alike(each, metadata, requests)), None)
         if twin is None:
             self.selected.fall_back(reason or "keys that FlashAttention would split in another way")
             return None
         assert self.tables is not None
         self.tables.fill(metadata, twin.rows)
+        self.replayed = weakref.ref(metadata)
         return twin
+
+    def why_not_replay(self, metadata: Any, requests: tuple[tuple[int, int], ...]) -> str | None:
+        """Return the reason this metadata is not what the breaks would read for these requests."""
+        backend = getattr(self.model_runner(), "attn_backend", None)
+        if getattr(backend, "full_attn_backend", backend) is not self.backend:
+            return "another attention backend than the captured one"
+        if self.replayed is not None and self.replayed() is metadata:
+            return "metadata of a batch that was replayed already"
+        unknown = unknown_part_of_metadata(metadata)
+        if unknown is None and not (is_of(metadata, requests) and metadata.page_table.shape[1] <= self.pages):
+            return "metadata of another batch"
+        return unknown
 
     def splits_alike(self, twin: Twin, metadata: Any, requests: tuple[tuple[int, int], ...]) -> bool:
         eager = (int(metadata.max_seq_len_q), int(metadata.page_table.shape[1] * self.backend.page_size))
@@ -233,17 +259,7 @@ class Operation:
     def begin(self, runner: Any) -> Served | None:
         if not makes_breakable_graphs(runner):
             return None
-        selected = active.selected(KERNEL.op)
-        try:
-            return Served(runner)
-        except FallBack as reason:
-            selected.fall_back(str(reason))
-        except active.CannotRun as unable:
-            # a form that was named must run
-            if selected.required:
-                raise
-            selected.fall_back(unable.reason)
-        return None
+        return unless_refused(KERNEL.op, lambda: Served(runner))
 
 
 OPERATION = Operation()
@@ -259,7 +275,7 @@ def capture(original: Original, self: Any) -> None:
         original(self)
     finally:
         OPERATION.capturing = None
-    if served is not None and served.twins:
+    if served is not None:
         served.try_flash_attention()
     if served is not None and served.twins:
         OPERATION.of_runner[self] = served
@@ -299,6 +315,18 @@ def replay(original: Original, self: Any) -> None:
     original(twin.graph)
     for to, answer in twin.copies:
         to.copy_(answer)
+
+
+def any_rank(mine: bool) -> bool:
+    """Tell whether it is so in one of the ranks that work together: they must replay the same graphs."""
+    from sglang.srt.distributed import parallel_state
+
+    group = parallel_state.get_tp_group()
+    if group.world_size == 1:
+        return mine
+    answer = torch.tensor([int(mine)])
+    torch.distributed.all_reduce(answer, op=torch.distributed.ReduceOp.MAX, group=group.cpu_group)
+    return bool(answer.item())
 
 
 # where a release keeps the graph and the answer of a size

@@ -6,7 +6,7 @@ host is the longer part. Here each bucket of up to 512 tokens gets a second grap
 calls, and with the linear kernels inside has no break at all. A prefill of up to three requests is replayed from it
 where it has the bits of SGLang's graph: FlashAttention must split the keys alike. Everything else is replayed from
 SGLang's graph, as before. A server has no second graphs with another attention backend or GPU, latent attention, an FP8
-cache, chunked local attention, or an option that docs/kernels.md lists. Off by default: no GPU has shown it yet.
+cache, chunked local attention, or an option that docs/kernels.md lists. Off by default: `verify` has not run with it.
 """
 
 from __future__ import annotations

@@ -83,5 +83,5 @@ class Tables:
             self.window_table[:requests, : metadata.swa_page_table.shape[1]].copy_(metadata.swa_page_table)
         if self.window_slots is not None:
             slots = metadata.swa_out_cache_loc
-            self.window_slots[len(slots) :].zero_()
+            self.window_slots[len(slots) : rows].zero_()
             self.window_slots[: len(slots)].copy_(slots)

@@ -103,6 +103,13 @@ def unknown_part_of(batch: Any) -> str | None:
     return None
 
 
+def loads_layer_by_layer(pool: Any) -> str | None:
+    """Return the reason where a cache has asked to be told of each layer: a break tells it, a captured layer cannot."""
+    parts = (pool, getattr(pool, "full_kv_pool", None), getattr(pool, "swa_kv_pool", None))
+    waits = any(getattr(part, "layer_transfer_counter", None) is not None for part in parts)
+    return "keys that are loaded layer by layer" if waits else None
+
+
 def unknown_part_of_metadata(metadata: Any) -> str | None:
     for field in dataclasses.fields(metadata):
         value = getattr(metadata, field.name)

@@ -26,9 +26,11 @@ TRIED: tuple[Requests, ...] = (
     ((29, 300),),
     ((3, 3), (1, 300), (7, 20)),
     ((32, 32),),
+    # of large pages FlashAttention reads in another way where a launch has many rows
+    ((100, 300),),
     *(((29, keys),) for keys in (1000, 2000, 3000, 6000)),
 )
-BUCKETS = (8, 32, 64)
+BUCKETS = (8, 32, 64, 128)
 SEED = 0
 
 

@@ -18,7 +18,7 @@ import inspect
 import types
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -29,6 +29,7 @@ from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK, Tracking
 from sglang_bcg_fixes.model import Kernel
 
 Original = Callable[..., Any]
+T = TypeVar("T")
 
 # more sequences than this in one prefill are rare, and the tables cost what they could hold
 MOST_SEQUENCES = 512
@@ -202,11 +203,18 @@ class Operation:
         if served is None:
             return True
         try:
+            self.follow(served, backend_of(runner.model_runner))
             served.refuse(batch)
         except FallBack as reason:
             served.selected.fall_back(str(reason))
             return False
         return True
+
+    def follow(self, served: Served, backend: Any) -> None:
+        """Let the backend that prepares this batch fill the tables: adaptive speculation puts others in its place."""
+        if backend not in self.of_backend:
+            require_kind(backend, served.backend)
+            self.of_backend[backend] = served
 
     def before_replay(self, graph: Any) -> None:
         served = self.of_graph.get(graph)
@@ -216,17 +224,22 @@ class Operation:
     def begin(self, runner: Any) -> Served | None:
         if not makes_breakable_graphs(runner):
             return None
-        selected = active.selected(self.op)
-        try:
-            return self.served(runner)
-        except FallBack as reason:
-            selected.fall_back(str(reason))
-        except active.CannotRun as unable:
-            # a form that was named must run
-            if selected.required:
-                raise
-            selected.fall_back(unable.reason)
-        return None
+        return unless_refused(self.op, lambda: self.served(runner))
+
+
+def unless_refused(op: str, make: Callable[[], T]) -> T | None:
+    """Return what captures a runner's graphs; None where SGLang's own code must run, and the reason is counted."""
+    selected = active.selected(op)
+    try:
+        return make()
+    except FallBack as reason:
+        selected.fall_back(str(reason))
+    except active.CannotRun as unable:
+        # a form that was named must run
+        if selected.required:
+            raise
+        selected.fall_back(unable.reason)
+    return None
 
 
 # decisions
@@ -244,9 +257,7 @@ def graphs_of(runner: Any) -> list[Any]:
 
 def refuse_configuration(model_runner: Any, wanted: str) -> None:
     """Raise FallBack if every layer of the runner must keep its break."""
-    backend, (module, _, name) = backend_of(model_runner), wanted.partition(":")
-    if type(backend) is not getattr(importlib.import_module(module), name):
-        raise FallBack(f"the backend is a {type(backend or model_runner.attn_backend).__name__}")
+    require_kind(backend_of(model_runner) or model_runner.attn_backend, wanted)
     get_parallel = getattr(runtime_context(), "get_parallel", None)
     sized = (model_runner, get_parallel()) if get_parallel else (model_runner,)
     arguments = model_runner.server_args
@@ -257,6 +268,12 @@ def refuse_configuration(model_runner: Any, wanted: str) -> None:
     )
     for reason in reasons:
         raise FallBack(reason)
+
+
+def require_kind(backend: Any, wanted: str) -> None:
+    module, _, name = wanted.partition(":")
+    if type(backend) is not getattr(importlib.import_module(module), name):
+        raise FallBack(f"the backend is a {type(backend).__name__}")
 
 
 def counts_ranks(arguments: Any) -> bool:
