@@ -117,13 +117,13 @@ OURS = ("bcg_fixes", "bcg_fixes again")
 # servers with attention inside their graphs, and FlashAttention's calls alone
 ATTENTION = tuple(path.name for path in sorted(RESULTS.glob("attention-*.jsonl")))
 ATTENTION_CALLS = tuple(path.name for path in sorted(RESULTS.glob("attention_extend-*.jsonl")))
-INSIDE, FULL = "bcg_fixes with attention inside", "stock with graphs without breaks"
+ATTENTION_INSIDE, FULL = "bcg_fixes with attention inside", "stock with graphs without breaks"
 ATTENTION_ARMS = {
     "stock": "SGLang",
     "stock again": "SGLang again",
     FULL: "SGLang's graphs without breaks",
     "bcg_fixes": "the plugin",
-    INSIDE: "attention inside",
+    ATTENTION_INSIDE: "attention inside",
     "stock without prefill graphs": "no prefill graphs",
 }
 RANKS = "serving-tp2-qwen3_5_4b-0.5.23.txt"
@@ -415,7 +415,7 @@ def attention() -> Iterator[str]:
             rows.append([name, f"{label}, {link(file)}" if arm == "stock" else label, *cells])
         for (_, tokens, _), of in times.items():
             chance = statistics.mean((of["stock"], of["stock again"]))
-            sooner.setdefault(f"{tokens:,}", []).append(of[INSIDE] / chance)
+            sooner.setdefault(f"{tokens:,}", []).append(of[ATTENTION_INSIDE] / chance)
     yield from table(["", "", *(f"{tokens:,}" for tokens in every)], rows)
     each = ", ".join(f"{span(found)} at {tokens}" for tokens, found in sooner.items())
     yield from said(
