@@ -212,7 +212,8 @@ class Operation:
 
     def follow(self, served: Served, backend: Any) -> None:
         """Let the backend that prepares this batch fill the tables: adaptive speculation puts others in its place."""
-        if backend not in self.of_backend:
+        # after a second capture another backend may still fill the tables of the first
+        if backend is None or self.of_backend.get(backend) is not served:
             require_kind(backend, served.backend)
             self.of_backend[backend] = served
 
