@@ -10,6 +10,7 @@ captured call, `bits` what the GPU says: where the first is true the second must
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import pathlib
 import sys
@@ -37,13 +38,16 @@ WITH_SINKS = ("gpt_oss", "gpt_oss_window")
 BUCKETS = (4, 8, 16, 32, 64, 128, 256, 512)
 NEW = (1, 5, 13, 29, 61, 125, 200, 253, 381, 509)
 PREFIXES = (0, 3, 130, 300, 512, 1000, 2048, 4096, 10_000, 32_768, 100_000)
-TIMED, REPEATED, ROUNDS = 20, 5, 3
+TIMED, REPEATED = 20, 5
 
 
 def requests_of(source: Any) -> trial.Requests:
     """Two or three requests, each with new tokens and keys."""
     number = 2 + int(torch.randint(0, 2, (), generator=source))
-    pick = lambda of: of[int(torch.randint(0, len(of), (), generator=source))]  # noqa: E731
+
+    def pick(of: Sequence[int]) -> int:
+        return of[int(torch.randint(0, len(of), (), generator=source))]
+
     new = [pick(NEW[:7]) for _ in range(number)]
     return tuple((each, each + pick(PREFIXES)) for each in new)
 
@@ -81,14 +85,14 @@ def compared(
         found["eager_us"] = microseconds(lambda: layer.attend(queries[:new], metadata, longest, 0))
     for bound in (1, 0):
         tables.fill(metadata, rows)
-        inside = trial.captured(lambda bound=bound: layer.attend(queries, tables.metadata, rows, bound), device)
+        call = functools.partial(layer.attend, queries, tables.metadata, rows, bound)
+        inside = trial.captured(call, device)
         found[f"bound {bound}"] = {
             "agree": splits.agree(heads, requests, table, (rows, CONTEXT), bound, parts),
             "bits": torch.equal(inside[:new], eager),
             "zeros": not bool(inside[new:].any()),
         }
         if is_timed:
-            call = lambda bound=bound: layer.attend(queries, tables.metadata, rows, bound)  # noqa: E731
             found[f"bound {bound}"]["us"] = microseconds(call)
     return found
 

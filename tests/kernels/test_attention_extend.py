@@ -17,6 +17,7 @@ import torch
 from cpu_sglang import flash_attention
 from sglang_bcg_fixes.kernels.attention_extend import adapter, fa3, refusals, splits, trial
 from sglang_bcg_fixes.kernels.fa_metadata.declaration import MODULE
+from sglang_bcg_fixes.kernels.linear_extend import serving
 from sglang_bcg_fixes.kernels.linear_extend.serving import UNKNOWN_PARTS, FallBack
 from sglang_bcg_fixes.model import Accepted, Rejected
 
@@ -559,10 +560,10 @@ def test_servers_that_are_refused(
     reason: str | None,
     device: str,
 ) -> None:
-    monkeypatch.setattr(refusals, "runtime_context", lambda: None)
-    monkeypatch.setattr(refusals, "is_deterministic", lambda: False)
+    monkeypatch.setattr(serving, "runtime_context", lambda: None)
+    monkeypatch.setattr(serving, "is_deterministic", lambda: False)
     monkeypatch.setattr(refusals, "is_interpreted", lambda: False)
-    monkeypatch.setattr(refusals, "counts_ranks", lambda arguments: getattr(arguments, "counts", False))
+    monkeypatch.setattr(serving, "counts_ranks", lambda arguments: getattr(arguments, "counts", False))
     runner = Plain(**{**SERVER, **server}, server_args=Plain(**options))
     expected = "tensors on cpu" if device == "cpu" else reason
     if expected is None:
@@ -575,11 +576,11 @@ def test_servers_that_are_refused(
 
 def test_a_deterministic_server_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = Plain(attn_cp_size=2)
-    monkeypatch.setattr(refusals, "runtime_context", lambda: Plain(get_parallel=lambda: sizes))
-    monkeypatch.setattr(refusals, "counts_ranks", lambda arguments: False)
+    monkeypatch.setattr(serving, "runtime_context", lambda: Plain(get_parallel=lambda: sizes))
+    monkeypatch.setattr(serving, "counts_ranks", lambda arguments: False)
     runner = Plain(**SERVER, server_args=Plain())
     for deterministic, reason in ((True, "deterministic inference"), (False, "context parallelism")):
-        monkeypatch.setattr(refusals, "is_deterministic", lambda found=deterministic: found)
+        monkeypatch.setattr(serving, "is_deterministic", lambda found=deterministic: found)
         with pytest.raises(FallBack, match=reason):
             refusals.why_not_server(runner, Plain(**BACKEND), torch.device("cuda"))
 

@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from cpu_sglang import flash_attention, graphs, one_batch, prefill
+from cpu_sglang import graphs, one_batch, prefill
 from sglang_bcg_fixes import plugin
 from sglang_bcg_fixes.process.selfcheck.batches import Batch, OneBatch
 from tests.scenarios import named
@@ -77,8 +77,6 @@ def hybrid(model: str) -> str:
 def begin() -> None:
     one_batch.import_sglang(with_graphs=True)
     one_batch.load_plugins()
-    for name in ("flash_attn_with_kvcache", "flash_attn_varlen_func"):
-        setattr(flash_attention, name, graphs.opaque(getattr(flash_attention, name)))
     # of the newest releases: it looks at the slots, as no kernel for a GPU does
     module = "sglang.kernels.ops.kvcache.mla_buffer"
     buffers: Any = importlib.import_module(module) if importlib.util.find_spec("sglang.kernels") else None

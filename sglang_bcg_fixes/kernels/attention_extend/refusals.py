@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps attention in its break: servers, layers and batches, each with the reason."""
+"""Refusals: servers, layers and batches whose attention keeps its break, each with the reason."""
 
 from __future__ import annotations
 
@@ -15,11 +15,8 @@ from sglang_bcg_fixes.kernels.linear_extend.serving import (
     MODES,
     UNKNOWN_PARTS,
     FallBack,
-    counts_ranks,
-    is_deterministic,
     is_interpreted,
-    refused_options,
-    runtime_context,
+    refuse_server,
 )
 
 # of FlashAttentionMetadata: what a captured layer reads, and what is of the host alone
@@ -48,9 +45,6 @@ def flash_attention_of(model_runner: Any) -> Any:
 
 def why_not_server(model_runner: Any, backend: Any, device: torch.device) -> None:
     """Raise FallBack for a server all of whose layers keep their break."""
-    arguments = model_runner.server_args
-    get_parallel = getattr(runtime_context(), "get_parallel", None)
-    sized = (model_runner, get_parallel()) if get_parallel else (model_runner,)
     reasons = {
         f"tensors on {device.type}": device.type != "cuda" and not is_interpreted(),
         f"FlashAttention-{backend.fa_impl_ver}": backend.fa_impl_ver != 3,
@@ -61,13 +55,11 @@ def why_not_server(model_runner: Any, backend: Any, device: torch.device) -> Non
         f"a cache in {backend.kv_cache_dtype}": backend.kv_cache_dtype.itemsize != 2,
         "attention without a cache": getattr(backend, "fa_skip_kv_cache", False),
         f"a context of {backend.max_context_len} tokens": 16 * backend.max_context_len > MOST_TABLE,
-        "deterministic inference": is_deterministic(),
     }
-    found = [reason for reason, holds in reasons.items() if holds] or refused_options(arguments, *sized)
-    if not found and counts_ranks(arguments):
-        found = ["batches with counts of every rank's tokens"]
-    if found:
-        raise FallBack(found[0])
+    for reason, holds in reasons.items():
+        if holds:
+            raise FallBack(reason)
+    refuse_server(model_runner)
 
 
 def why_not_layer(layer: Any, given: dict[str, Any]) -> str | None:

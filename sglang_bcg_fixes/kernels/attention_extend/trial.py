@@ -91,7 +91,7 @@ def metadata_of(requests: Requests, page_size: int, pages: int, device: torch.de
 
 
 def captured(call: Callable[[], Tensor], device: torch.device) -> Tensor:
-    """What a graph of the call leaves in memory that was not a number before; the call itself where no GPU is."""
+    """Return what a graph of the call leaves in memory that held no number; what the call returns where no GPU is."""
     if device.type != "cuda":
         return call()
     # what is only done once must not be captured

@@ -259,12 +259,17 @@ def graphs_of(runner: Any) -> list[Any]:
 def refuse_configuration(model_runner: Any, wanted: str) -> None:
     """Raise FallBack if every layer of the runner must keep its break."""
     require_kind(backend_of(model_runner) or model_runner.attn_backend, wanted)
+    refuse_server(model_runner)
+
+
+def refuse_server(model_runner: Any) -> None:
+    """Raise FallBack if its options let no captured layer be right, of whatever kind."""
     get_parallel = getattr(runtime_context(), "get_parallel", None)
     sized = (model_runner, get_parallel()) if get_parallel else (model_runner,)
     arguments = model_runner.server_args
     reasons = (
-        refused_options(arguments, *sized)
-        or ["deterministic inference"] * is_deterministic()
+        ["deterministic inference"] * is_deterministic()
+        or refused_options(arguments, *sized)
         or ["batches with counts of every rank's tokens"] * counts_ranks(arguments)
     )
     for reason in reasons:

@@ -17,7 +17,7 @@ import os
 import pathlib
 import re
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TextIO
 
 from sglang_bcg_fixes import flags
@@ -240,19 +240,14 @@ def runs_of(
         # stock has no graphs: it would be the eager server once more
         order.remove(STOCK)
     made = command.runs_of(case, order, known, source, BUCKETS, folder)
-    found = {each.arm: with_variables(each, admitting) for each in made}
+    found = {each.arm: command.with_variables(each, admitting) for each in made}
     patched = found[PATCHED]
     for arm, variables in more.items():
         name = f"{case.name}/{arm}"
-        run = with_variables(patched, variables)
+        run = command.with_variables(patched, variables)
         server = dataclasses.replace(run.server, name=name, folder=folder / name)
         found[arm] = dataclasses.replace(run, arm=arm, server=server)
     return [found[arm] for arm in ARMS if arm in found and (arm in arms or arm == REFERENCE)]
-
-
-def with_variables(run: command.Run, variables: Mapping[str, str]) -> command.Run:
-    environment = {**run.server.environment, **variables}
-    return dataclasses.replace(run, server=dataclasses.replace(run.server, environment=environment))
 
 
 def start(each: command.Run, runner: Runner, pipes: contextlib.ExitStack) -> Alive:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from sglang_bcg_fixes import flags
@@ -156,11 +156,12 @@ def with_flags(run: Run, given: Sequence[str]) -> Run:
     for each in given:
         if not each.startswith(flags.PREFIX) or "=" not in each:
             raise VerifyError(f"--flag {each}: name a flag and its value, as in `--flag {flags.SELFCHECK}=off`")
-    if run.arm != PATCHED or not given:
-        return run
-    chosen = dict(each.split("=", 1) for each in given)
-    server = dataclasses.replace(run.server, environment={**run.server.environment, **chosen})
-    return dataclasses.replace(run, server=server)
+    return with_variables(run, dict(each.split("=", 1) for each in given)) if run.arm == PATCHED else run
+
+
+def with_variables(run: Run, variables: Mapping[str, str]) -> Run:
+    environment = {**run.server.environment, **variables}
+    return dataclasses.replace(run, server=dataclasses.replace(run.server, environment=environment))
 
 
 def write(options: argparse.Namespace, content: dict[str, Any]) -> None:
