@@ -38,7 +38,8 @@ def test_every_case_that_a_fix_names_is_declared() -> None:
 def test_what_a_case_watches_for_has_no_fix_yet(case: Case) -> None:
     for defect in case.watches:
         assert not FIXES[defect].patches, f"name {case.name} in the `verify` of {defect}, which has a fix now"
-    assert case.watches or any(case.name in fix.verify for fix in FIXES.values()) or case.name == "llama_prefix_cache"
+    is_named = any(case.name in fix.verify for fix in FIXES.values())
+    assert case.watches or is_named or case.inside or case.name == "llama_prefix_cache"
 
 
 @by_name
@@ -87,9 +88,10 @@ def test_attention_is_sglangs_choice_where_the_first_layer_is_a_mixer_of_mamba2_
         for case in CASES
         if not case.by_default and case.flags(source, BUCKETS).get("--attention-backend") != "triton"
     }
-    assert chosen == {"granite_hybrid_prefill_graph", "lfm2_prefill_graph"}
+    sglangs = {"granite_hybrid_prefill_graph", "lfm2_prefill_graph"}
+    assert chosen == {*sglangs, *(case.name for case in CASES if case.inside)}
     # each of them has the prefix cache that it was made for
-    for name in chosen:
+    for name in sglangs:
         case = cases.named(name)
         assert case
         flags = case.flags(source, BUCKETS)

@@ -28,7 +28,7 @@ from sglang_bcg_fixes.kernels.attention_extend.refusals import (
     why_not_layer,
     why_not_server,
 )
-from sglang_bcg_fixes.kernels.linear_extend.serving import Original, is_for_graph, unless_refused
+from sglang_bcg_fixes.kernels.linear_extend.serving import FallBack, Original, is_for_graph, unless_refused
 
 Tensor = torch.Tensor
 
@@ -36,6 +36,8 @@ logger = logging.getLogger("sglang_bcg_fixes")
 
 # with more the GPU takes longer than the host
 MOST_ROWS = 512
+# bytes before the capture: the second graphs took 0.1 GiB of models of 1.7B and 8B, and must not be what is missing
+LEAST_FREE = 2 << 30
 
 
 @dataclasses.dataclass(eq=False)
@@ -58,6 +60,8 @@ class Served:
         self.selected = active.selected(KERNEL.op)
         why_not_server(model_runner, self.backend, device)
         self.selected.module(device.index)
+        if lacks_memory(device):
+            raise FallBack(f"less than {LEAST_FREE >> 30} GiB of free GPU memory before the capture")
         self.model_runner = weakref.ref(model_runner)
         self.device, self.multiprocessors, self.dtype = device, multiprocessors(device), model_runner.dtype
         self.pages = -(-self.backend.max_context_len // self.backend.page_size)
@@ -315,6 +319,11 @@ def replay(original: Original, self: Any) -> None:
     original(twin.graph)
     for to, answer in twin.copies:
         to.copy_(answer)
+
+
+def lacks_memory(device: torch.device) -> bool:
+    """Tell whether one of the ranks that capture together has too little."""
+    return device.type == "cuda" and any_rank(torch.cuda.mem_get_info(device)[0] < LEAST_FREE)
 
 
 def any_rank(mine: bool) -> bool:

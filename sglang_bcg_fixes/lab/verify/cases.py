@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from sglang_bcg_fixes.anatomy.launches import GRAPHS_SAVED, has_breakable_graphs_by_default
 from sglang_bcg_fixes.lab.verify.models import MODELS, VOCABULARY
+from sglang_bcg_fixes.model import flag_of_kernel
 from sglang_bcg_fixes.source.tree import Source
 
 Value = str | int | float | bool | tuple[int, ...]
@@ -35,6 +36,7 @@ class Standard(str, enum.Enum):
     """Standard of comparison: what must be equal, and to what."""
 
     BITS = "every token and logprob of the reference, which refuses to replay"
+    BREAKS = "every token and logprob of the reference, whose attention layers keep their breaks"
     TOKENS = "every token of the reference, which refuses to replay"
     ACCEPTED = "every token and the number of drafts' verifications of the reference, which refuses to replay"
     REPEATED = "every token and logprob of the same request before"
@@ -42,7 +44,7 @@ class Standard(str, enum.Enum):
 
     @property
     def needs_reference(self) -> bool:
-        return self in (Standard.BITS, Standard.TOKENS, Standard.ACCEPTED)
+        return self in (Standard.BITS, Standard.BREAKS, Standard.TOKENS, Standard.ACCEPTED)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,6 +170,25 @@ def turns_after_thinking(buckets: Sequence[int]) -> list[Call]:
     return script.calls
 
 
+MOST_TOGETHER = 3
+
+
+def odd_steps(buckets: Sequence[int]) -> list[Call]:
+    """Ask one to three prompts of random lengths, many times; every other step goes on behind an earlier prompt."""
+    script = Script()
+    known = [script.tokens(length) for length in (200, 1000, 3000)]
+    for prompt in known:
+        script.say("first", [prompt], 1)
+    for _ in range(64 if len(buckets) < 3 else 512):
+        together = script.random.randint(1, MOST_TOGETHER)
+        new = [script.tokens(script.random.randint(1, 509 // together)) for _ in range(together)]
+        is_warm = script.random.random() < 0.5
+        if is_warm:
+            new = [script.random.choice(known) + each for each in new]
+        script.say(f"{together} behind a prefix" if is_warm else f"{together} new", new, 2)
+    return script.calls
+
+
 # three requests of 60 tokens do not fit any more once each has 40 more
 FULL, LONG_THOUGHT = 300, 100
 
@@ -239,7 +260,8 @@ class Case:
     `module` must exist for SGLang to know the model, and `served` says whether it is served with these flags; `watches`
     names defects that the case shows and that this version has no fix for, and `extra` are flags added to those of
     every case, as the `environment` is added. With `by_default` the server is started as users start it: only pool
-    sizes are given, so that several servers fit.
+    sizes are given, so that several servers fit. If it is `inside`, which is for Hopper and run by name alone, the
+    patched server must replay prefills with attention inside the graph.
     """
 
     name: str
@@ -259,6 +281,7 @@ class Case:
     # speculative decoding of earlier releases returns none
     logprobs: bool = True
     by_default: bool = False
+    inside: bool = False
 
     @property
     def wants_prefill_graphs(self) -> bool:
@@ -362,6 +385,10 @@ def keeps_checkpoints(source: Source) -> bool:
     return mixer is not None and mixer.mentions("mamba_track_mask")
 
 
+def with_flash_attention(source: Source) -> Flags:
+    return {**with_radix_cache(source), "--attention-backend": "fa3", "--context-length": 8192}
+
+
 def mixture_in_triton(source: Source) -> Flags:
     return {"--moe-runner-backend": "triton"}
 
@@ -406,6 +433,22 @@ EAGLE = Case(
     phase="draft_extend",
     decode_sizes=(1, 2, 4),
     extra=lambda source: of_the_drafts_of(source, adaptive=False),
+)
+LLAMA_INSIDE = Case(
+    "llama_attention_inside",
+    "With attention inside the graph answers have the bits of eager prefill, at random lengths and behind prefixes.",
+    "llama",
+    script=odd_steps,
+    extra=with_flash_attention,
+    inside=True,
+)
+HYBRID_INSIDE = dataclasses.replace(
+    LLAMA_INSIDE,
+    name="qwen3_next_attention_inside",
+    sentence="A hybrid's prefill in one graph has the bits of the same server's graph with breaks at attention.",
+    model="qwen3_next",
+    standard=Standard.BREAKS,
+    environment={flag_of_kernel("gdn_extend"): "cuda"},
 )
 CASES = (
     Case(
@@ -581,6 +624,23 @@ CASES = (
         # eager prefill uses other kernels for latent attention, so logprobs round differently
         standard=Standard.TOKENS,
         module="sglang.srt.models.kimi_linear",
+    ),
+    LLAMA_INSIDE,
+    dataclasses.replace(
+        LLAMA_INSIDE,
+        name="gpt_oss_attention_inside",
+        sentence="Windows and sinks have the bits of eager prefill where attention is inside the graph.",
+        model="gpt_oss",
+        extra=lambda source: {**mixture_in_triton(source), **with_flash_attention(source)},
+    ),
+    HYBRID_INSIDE,
+    dataclasses.replace(
+        HYBRID_INSIDE,
+        name="falcon_h1_attention_inside",
+        sentence="Attention and a Mamba2 mixer in one graph have the bits of the same server's graph with breaks.",
+        model="falcon_h1",
+        environment={flag_of_kernel("mamba2_extend"): "cuda"},
+        module="sglang.srt.models.falcon_h1",
     ),
 )
 BUCKETS, FEW_BUCKETS = (64, 128, 256, 512, 1024), (128, 512)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.kernels.attention_extend.declaration import KERNEL as ATTENTION_EXTEND
 from sglang_bcg_fixes.lab.verify import cases, compare, environment, instruments, page, servers
 from sglang_bcg_fixes.lab.verify.arms import ALONE, ARMS, CHECKED, EAGER, PADDED, PATCHED, REFERENCE, STOCK
 from sglang_bcg_fixes.lab.verify.cases import Call, Case
@@ -224,9 +225,9 @@ def choose_cases(options: argparse.Namespace, known: registry.Registry, made: pl
 
 
 def run_by_default(known: registry.Registry, source: Source) -> list[Case]:
-    """The cases of this source, except those of fixes that are off by default."""
+    """The cases of this source, except those of fixes that are off by default and of one kind of GPU."""
     on_request = {name for fix in known.fixes if fix.is_on_request for name in fix.verify}
-    return [case for case in cases.CASES if case.applies_to(source) and case.name not in on_request]
+    return [case for case in cases.CASES if case.applies_to(source) and case.name not in on_request and not case.inside]
 
 
 def needed_fixes(made: plan.Plan) -> list[Fix]:
@@ -306,7 +307,9 @@ def environment_of(arm: str, case: Case, known: registry.Registry, alone: str | 
     found |= {kernel.flag: "off" for kernel in known.kernels if not kernel.bit_exact}
     # to show a defect or a difference, graphs that fail the check must stay
     found[flags.SELFCHECK] = "warn" if arm in (PATCHED, CHECKED) else "off"
-    if arm == REFERENCE:
+    if case.inside:
+        found[ATTENTION_EXTEND.flag] = ATTENTION_EXTEND.impls[0].name if arm == PATCHED else "off"
+    if arm == REFERENCE and case.standard is not cases.Standard.BREAKS:
         wanted.append(f"refuse_{case.phase}")
     if arm == PADDED:
         wanted.append(instruments.PADDED)
@@ -481,6 +484,8 @@ def judge(each: Run, found: Sequence[Found], wanted: Collection[str] = ()) -> Ju
             return dataclasses.replace(verdict, why=f"{verdict.why}; stock gives the same answers")
         if mine.error and any((mine.error, mine.answers) == (o.error, o.answers) for o in stock):
             return dataclasses.replace(verdict, why=f"{verdict.why}, as stock does: {mine.error}")
+    if each.arm == PATCHED and verdict.state == GREEN and each.case.inside and not compare.replays_inside(mine):
+        return Judged(RED, "proves nothing: no prefill was replayed with attention inside", verdict.requests)
     unseen = compare.never_replayed(each.calls, mine, cases.prefill_buckets(each.flags))
     if unseen and verdict.state == GREEN:
         sizes = ", ".join(map(str, unseen))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from sglang_bcg_fixes.lab.verify.cases import Call, Case, Standard
+from sglang_bcg_fixes.lab.verify.instruments import INSIDE
 from sglang_bcg_fixes.lab.verify.servers import Outcome
 
 Answer = dict[str, Any]
@@ -97,6 +98,11 @@ def proves_nothing(case: Case, arm: Outcome) -> str:
     return ""
 
 
+def replays_inside(arm: Outcome) -> int:
+    """Count the prefills that were replayed with attention inside the graph."""
+    return sum(line[:2] == [INSIDE, "replayed"] for line in arm.passes)
+
+
 def never_replayed(calls: Sequence[Call], arm: Outcome, buckets: Sequence[int]) -> list[int]:
     """The buckets that a prompt fills exactly, and that no prefill was replayed in."""
     asked = {len(prompt) for call in calls for prompt in call.prompts if len(call.prompts) == 1 and call.again is None}
@@ -110,6 +116,10 @@ def doubt_about(case: Case, calls: Sequence[Call], references: Sequence[Outcome]
         if not reference.finished:
             return f"the reference: {reference.ending}"
         replays = sum(line[0] == case.phase and line[1] == "replayed" for line in reference.passes)
+        if case.standard is Standard.BREAKS:
+            if not replays or replays_inside(reference):
+                return f"the reference replayed {replays} times, {replays_inside(reference)} with attention inside"
+            continue
         if replays:
             return f"the reference replayed {replays} times"
         if not any(line[0] == case.phase and line[1] == "refused" for line in reference.passes):

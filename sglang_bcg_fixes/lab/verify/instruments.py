@@ -28,6 +28,8 @@ from sglang_bcg_fixes.source.tree import Source
 PHASES = ("prefill", "decode", "draft_extend")
 # prefills that no user has asked for
 SELFCHECK = "self-check"
+# a prefill that was replayed from a graph with attention inside is noted under both
+INSIDE = "attention inside"
 # older and newer releases name the methods differently
 QUESTIONS, ANSWERS = ("can_run", "can_run_graph"), ("replay", "execute")
 PRIMITIVES = tuple(
@@ -78,7 +80,11 @@ def note_prefill(original: Callable[..., Any], self: Any, forward_batch: Any, **
     output = original(self, forward_batch, **kwargs)
     tokens, requests = size(forward_batch)
     what = "replayed" if _replayed[0] > before else "admitted, not replayed"
-    note("prefill", what, tokens, requests, fallbacks.bucket(self.capture_num_tokens, tokens))
+    bucket = fallbacks.bucket(self.capture_num_tokens, tokens)
+    note("prefill", what, tokens, requests, bucket)
+    inside = check.attention_inside()
+    if what == "replayed" and inside is not None and inside.took_twin:
+        note(INSIDE, what, tokens, requests, bucket)
     return output
 
 
