@@ -50,6 +50,7 @@ from sglang_bcg_fixes.lab.bench.rows import GREEN, RED, Row
 from sglang_bcg_fixes.lab.verify import environment
 from sglang_bcg_fixes.lab.verify.models import OF_IMAGES
 from sglang_bcg_fixes.lab.verify.servers import PORTS, ended_by_signals, is_free, tail_of, without_places
+from sglang_bcg_fixes.source import releases
 
 HERE = pathlib.Path(__file__).parent
 PART = "serving"
@@ -73,6 +74,9 @@ ENVIRONMENTS = {
     WITHOUT: {**WITH_PLUGIN, flags.KERNELS: "off"},
 }
 NO_PREFILL_GRAPHS = ("--cuda-graph-backend-prefill", "disabled")
+# early releases have none of that, and other graphs by default
+EARLY_GRAPHS = ("--enable-breakable-cuda-graph", "--enforce-piecewise-cuda-graph")
+NO_EARLY_GRAPHS = ("--disable-piecewise-cuda-graph",)
 # SGLang's experimental backend; two requests, for it takes longer the more it has room for
 NO_BREAKS = ("--cuda-graph-config", '{"prefill":{"backend":"full","full_prefill_max_req":2}}')
 ARMS: dict[str, tuple[str, ...]] = {
@@ -196,6 +200,8 @@ class Plan:
     image_lengths: Sequence[int] = IMAGE_LENGTHS
     # tokens before those of `lengths` that the prefix cache has
     cached: Sequence[int] = (0,)
+    # a release that makes breakable prefill graphs only where they are asked for
+    is_early: bool = False
     clients: Sequence[int] = CLIENTS
     # requests of each client, one after the other
     asks: int = 1
@@ -207,7 +213,13 @@ class Plan:
     def command(self, arm: str, port: int) -> list[str]:
         sizes = [str(word) for pair in SIZES.items() for word in pair]
         where = ["--model-path", str(self.model), "--host", "127.0.0.1", "--port", str(port)]
-        return [*self.launch, *where, *sizes, *WITHOUT_CHAT, *ARMS[arm], *self.more]
+        return [*self.launch, *where, *sizes, *WITHOUT_CHAT, *self.of(arm), *self.more]
+
+    def of(self, arm: str) -> tuple[str, ...]:
+        """Flags of an arm on the installed release."""
+        if not self.is_early:
+            return ARMS[arm]
+        return NO_EARLY_GRAPHS if arm == NONE else EARLY_GRAPHS
 
 
 def start(plan: Plan, arm: str, folder: pathlib.Path) -> Server:
@@ -589,6 +601,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise SystemExit(f"{option}: there is no '{name}'{nearest}; there are {', '.join(known)}")
     ours = dict(flag.partition("=")[::2] for flag in options.flag)
     here = environment.look(sys.executable)
+    source = releases.installed()
+    is_early = source is not None and not source.has_option(NO_PREFILL_GRAPHS[0])
     header = {
         **environment.header(here),
         "rounds": options.rounds,
@@ -596,7 +610,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "flags": SIZES,
         "flags_of_ours": ours,
         "server_arguments": options.server_argument,
-        "arms": {a: ARMS[a] for a in arms},
+        "arms": {arm: Plan(options.model, is_early=is_early).of(arm) for arm in arms},
     }
     file = rows.File(options.jsonl, header)
     with contextlib.ExitStack() as stack:
@@ -612,6 +626,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             more=options.server_argument,
             lengths=numbers_of(options.lengths),
             cached=numbers_of(options.cached),
+            is_early=is_early,
             image_lengths=numbers_of(options.image_lengths) if sees(model) else (),
             clients=numbers_of(options.clients),
             asks=options.asks,
