@@ -49,6 +49,8 @@ ARMS = {
 PROMPTS = (253, 1021, 4093, 8189)
 MODELS = {
     "qwen3_next": "Qwen3-Next",
+    "qwen3_0_6b": "Qwen3-0.6B",
+    "gpt_oss_20b": "GPT-OSS-20B, 4 of 24 layers",
     "qwen3_5_4b": "Qwen3.5-4B",
     "nemotron_h_8b": "Nemotron-H-8B",
     "nemotron_h_8b_tp8": "Nemotron-H-8B, one of eight ranks",
@@ -117,15 +119,7 @@ OURS = ("bcg_fixes", "bcg_fixes again")
 # servers with attention inside their graphs, and FlashAttention's calls alone
 ATTENTION = tuple(path.name for path in sorted(RESULTS.glob("attention-*.jsonl")))
 ATTENTION_CALLS = tuple(path.name for path in sorted(RESULTS.glob("attention_extend-*.jsonl")))
-ATTENTION_INSIDE, FULL = "bcg_fixes with attention inside", "stock with graphs without breaks"
-ATTENTION_ARMS = {
-    "stock": "SGLang",
-    "stock again": "SGLang again",
-    FULL: "SGLang's graphs without breaks",
-    "bcg_fixes": "the plugin",
-    ATTENTION_INSIDE: "attention inside",
-    "stock without prefill graphs": "no prefill graphs",
-}
+ATTENTION_INSIDE = "bcg_fixes with attention inside"
 RANKS = "serving-tp2-qwen3_5_4b-0.5.23.txt"
 METADATA = ("fa_metadata-0.5.12.post1.jsonl", "fa_metadata-0.5.15.post1.jsonl")
 # what is compared: SGLang's arm, and ours
@@ -396,32 +390,38 @@ def attention() -> Iterator[str]:
     yield from said(
         "[Servers](bench.md#as-users-serve) of random weights, ms to the first token of so many new tokens, alone and "
         "behind a cached prefix. The two servers that are SGLang's show what is chance. SGLang's graphs without breaks "
-        "are an experiment of its own. At 1,021 tokens the plugin replays SGLang's graph."
+        "are an experiment of its own. At 1,021 tokens the plugin replays SGLang's graph. Qwen3.5-4B has 16 of its 32 "
+        "layers, and its delta net is in SGLang's place of a break for `stock` alone."
     )
     for file in ATTENTION:
         picture = f"../benchmarks/results/{file.removesuffix('jsonl')}png"
-        yield from ["", f"![{MODELS[lines(file)[0]['shape']]}, ms to the first token]({picture})"]
+        name = f"{MODELS[lines(file)[0]['shape']]} on {header(file)['sglang']}"
+        yield from ["", f"![{name}, ms to the first token]({picture})"]
+    yield from said(
+        "With attention inside, a first token takes so much of the mean of both servers of SGLang. In brackets is what "
+        "the middle three of five rounds of each of these took of it; in bold is what lies outside."
+    )
     kinds = list(dict.fromkeys(row["measured"] for file in ATTENTION for row in lines(file)))
     every = sorted({row["tokens"] for file in ATTENTION for row in lines(file)})
-    rows, sooner = [], dict[str, list[float]]()
+    rows = []
     for file, kind in itertools.product(ATTENTION, kinds):
-        times = medians(file, kind)
-        name = MODELS[lines(file)[0]["shape"]] + kind.removeprefix("first token").replace(" cached", "")
-        asked = {arm for of in times.values() for arm in of}
-        for arm, label in ATTENTION_ARMS.items():
-            if arm not in asked:
-                continue
-            cells = (number(of.get(arm)) for of in times.values())
-            rows.append([name, f"{label}, {link(file)}" if arm == "stock" else label, *cells])
-        for (_, tokens, _), of in times.items():
-            chance = statistics.mean((of["stock"], of["stock again"]))
-            sooner.setdefault(f"{tokens:,}", []).append(of[ATTENTION_INSIDE] / chance)
+        asked = {tokens: of for (_, tokens, _), of in cases(file, kind).items()}
+        if asked:
+            name = MODELS[lines(file)[0]["shape"]] + kind.removeprefix("first token").replace(" cached", "")
+            cells = (beside_chance(asked[tokens]) if tokens in asked else "" for tokens in every)
+            rows.append([name, link(file), *cells])
     yield from table(["", "", *(f"{tokens:,}" for tokens in every)], rows)
-    each = ", ".join(f"{span(found)} at {tokens}" for tokens, found in sooner.items())
-    yield from said(
-        f"With attention inside, a first token takes, of the mean of both servers of SGLang: {each} tokens."
-    )
     yield from said(*map(calls_of_attention, ATTENTION_CALLS))
+
+
+def beside_chance(arms: dict[str, Row]) -> str:
+    """Write the share of SGLang's time, and the shares that most rounds of SGLang's two servers took themselves."""
+    both = arms["stock"], arms["stock again"]
+    mean = statistics.mean(row["median"] for row in both)
+    share = arms[ATTENTION_INSIDE]["median"] / mean
+    low, high = min(row["p20"] for row in both) / mean, max(row["p80"] for row in both) / mean
+    shown = f"{share:.2f}" if low <= share <= high else f"**{share:.2f}**"
+    return f"{shown} ({low:.2f} to {high:.2f})"
 
 
 def calls_of_attention(file: str) -> str:

@@ -37,7 +37,7 @@ PROVEN = {
     "fa_metadata": {"0.5.11", "0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1"},
     "mamba2_extend": {"0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1", "0.5.17", "0.5.23"},
     "short_conv_extend": {"0.5.23"},
-    "attention_extend": set(),
+    "attention_extend": {"0.5.12", "0.5.12.post1", "0.5.23"},
 }
 KERNELS = {
     kernel.op: kernel for kernel in (FA_METADATA, GDN_EXTEND, MAMBA2_EXTEND, SHORT_CONV_EXTEND, ATTENTION_EXTEND)
@@ -83,7 +83,11 @@ def test_each_entry_names_results_of_its_release(op: str, release: str, file: st
     found = json.loads(text.splitlines()[0]) if file.endswith(".jsonl") else json.loads(text)
     header = found.get("header", found)
     assert header["sglang"] == release and header["gpu"].startswith(("NVIDIA H100", "NVIDIA H200"))
-    if op != "fa_metadata":
+    if op == "attention_extend":
+        ours = [server for server in found["servers"] if server["arm"] == "patched"]
+        assert ours and all(server["verdict"] == "green" for server in ours)
+        assert all(server["counts"]["attention inside"]["replayed"] > 300 for server in ours)
+    elif op != "fa_metadata":
         assert any(server["arm"] == "kernels" and server["phases"] for server in found["servers"])
 
 

@@ -424,17 +424,40 @@ def test_where_one_rank_keeps_its_breaks_all_do(
     assert bool(found.twins) == (not left)
 
 
-def test_a_capture_that_fails_names_the_flag() -> None:
-    found, _, _ = served((LLAMA,))
+def test_a_capture_that_fails_ends_the_server_only_where_the_flag_names_the_form(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    found, _, left = served((LLAMA,))
     found.why_not = None
     kept = (Graph(), torch.zeros(1))
+    place = Plain(_graphs={}, _outputs={})
 
     def fail() -> None:
+        place._graphs[8], place._outputs[8] = Graph(), None
         raise MemoryError("none left")
 
-    with pytest.raises(RuntimeError, match=r"inside was not captured .*EXTEND=off"):
-        found.captured(Plain(), 8, 8, 1, fail, kept)
-    assert found.bound is None
+    found.selected.required = True
+    with pytest.raises(RuntimeError, match=r"not captured with attention inside .*EXTEND=off"):
+        found.captured(place, 8, 8, 1, fail, kept)
+    found.selected.required = False
+    assert found.captured(place, 8, 8, 1, fail, kept) is None
+    (why,) = left
+    assert why == found.why_not == "a graph of 8 rows was not captured with attention inside (MemoryError: none left)"
+    assert why in caplog.text and found.bound is None
+    # SGLang's graph is where it was
+    assert (place._graphs[8], place._outputs[8]) == kept
+
+
+@pytest.mark.parametrize(
+    ("free", "others", "lacks"), [(3 << 30, False, False), (1 << 30, False, True), (3 << 30, True, True)]
+)
+def test_little_memory_in_one_rank_keeps_the_breaks_in_all(
+    monkeypatch: pytest.MonkeyPatch, free: int, others: bool, lacks: bool
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80 << 30))
+    monkeypatch.setattr(adapter, "any_rank", lambda mine: mine or others)
+    assert adapter.lacks_memory(torch.device("cuda", 0)) is lacks
+    assert not adapter.lacks_memory(HOST)
 
 
 def test_a_graph_without_another_is_no_fallback() -> None:
@@ -522,7 +545,13 @@ def layer(**changed: Any) -> Any:
     ],
 )
 def test_layers_that_are_refused(changed: dict[str, Any], given: dict[str, Any], reason: str | None) -> None:
-    assert refusals.why_not_layer(layer(**changed), given) == reason
+    assert refusals.why_not_layer(layer(**changed), given, is_named=False) == reason
+
+
+def test_heads_that_no_server_was_measured_with_are_taken_by_name() -> None:
+    small = layer(qk_head_dim=64, v_head_dim=64)
+    assert refusals.why_not_layer(small, {}, is_named=False) == "heads of 64, unless the flag names a form"
+    assert refusals.why_not_layer(small, {}, is_named=True) is None
 
 
 BACKEND = {

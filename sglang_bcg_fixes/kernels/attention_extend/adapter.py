@@ -117,10 +117,14 @@ class Served:
         try:
             graph, output = stored(place, size, capture())
         except Exception as error:
-            raise RuntimeError(
-                f"bcg-fixes {KERNEL.op}: the graph of {rows} rows with attention inside was not captured "
-                f"({type(error).__name__}: {error}). Set {KERNEL.flag}=off to serve without it"
-            ) from error
+            why = f"a graph of {rows} rows was not captured with attention inside ({type(error).__name__}: {error})"
+            if self.selected.required:
+                raise RuntimeError(
+                    f"bcg-fixes {KERNEL.op}: {why}. Set {KERNEL.flag}=off to serve without it"
+                ) from error
+            logger.warning("bcg-fixes: %s: SGLang's own graphs serve: %s", KERNEL.op, why, exc_info=True)
+            self.refuse(why)
+            return None
         finally:
             self.bound = None
             restore(place, size, first)
@@ -151,7 +155,7 @@ class Served:
             backend.forward_metadata, backend.num_splits = before
 
     def attend(self, layer: Any, named: dict[str, Any], call: Callable[[], Any]) -> Any:
-        reason = self.why_not or why_not_layer(layer, named)
+        reason = self.why_not or why_not_layer(layer, named, self.selected.required)
         if reason:
             self.refuse(reason)
             return call()

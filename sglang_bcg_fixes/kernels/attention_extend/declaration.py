@@ -6,7 +6,7 @@ host is the longer part. Here each bucket of up to 512 tokens gets a second grap
 calls, and with the linear kernels inside has no break at all. A prefill of up to three requests is replayed from it
 where it has the bits of SGLang's graph: FlashAttention must split the keys alike. Everything else is replayed from
 SGLang's graph, as before. A server has no second graphs with another attention backend or GPU, latent attention, an FP8
-cache, chunked local attention, or an option that docs/kernels.md lists. Off by default: `verify` has not run with it.
+cache, chunked local attention, or an option that docs/kernels.md lists; by default neither with heads smaller than 128.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def probe(source: Source) -> Finding:
 KERNEL = Kernel(
     op="attention_extend",
     doc=__doc__,
-    impls=(Impl("fa3", Accepted, f"{FOLDER}.fa3"),),
+    impls=(Impl("fa3", Accepted, f"{FOLDER}.fa3", measured_on=("sm_90",)),),
     probe=probe,
     patches=(
         PatchPoint(CAPTURE, How.AROUND, f"{BODIES}:capture"),
