@@ -21,6 +21,7 @@ from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.cli import main
 from sglang_bcg_fixes.fixes import linear_attention_captured as watched
 from sglang_bcg_fixes.lab.verify import cases, command, environment, servers
+from sglang_bcg_fixes.lab.verify.cases import Standard
 from sglang_bcg_fixes.planning import plan, registry
 from sglang_bcg_fixes.source import releases
 from tests import processes, wheels
@@ -457,6 +458,32 @@ def test_a_flag_is_of_the_patched_server_alone(verify: Verify, rows: Rows) -> No
         "reference 1": None,
         "stock 1": None,
     }
+
+
+@pytest.mark.parametrize("standard", [Standard.BITS, Standard.BREAKS])
+def test_attention_inside_is_compared_with_eager_prefill_or_with_breaks(
+    verify: Verify, rows: Rows, monkeypatch: pytest.MonkeyPatch, standard: Standard
+) -> None:
+    monkeypatch.setattr(cases, "CASES", (dataclasses.replace(CASE, inside=True, standard=standard),))
+    flag = "SGLANG_BCG_KERNEL_ATTENTION_EXTEND"
+    assert verify("--once") == 0
+    found = rows()
+    assert {name: row["environment"][flag] for name, row in found.items()} == {
+        **{"patched 1": "fa3", "reference 1": "off", "stock 1": "off"}
+    }
+    refuses = "refuse_prefill" in found["reference 1"]["environment"]["SGLANG_BCG_INSTRUMENTS"]
+    assert refuses is (standard is Standard.BITS)
+    assert found["patched 1"]["counts"]["attention inside"]["replayed"] == 4
+    assert found["patched 1"]["equal"] == 5 and found["stock 1"]["verdict"] == "green"
+    assert verify("--once", misbehaviour="patched=keeps its breaks") == 1
+    assert rows()["patched 1"]["why"] == "proves nothing: no prefill was replayed with attention inside"
+
+
+def test_a_reference_with_breaks_must_replay_them(verify: Verify, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cases, "CASES", (dataclasses.replace(CASE, inside=True, standard=Standard.BREAKS),))
+    # to the fake server the reference is a patched one
+    assert verify("--once", misbehaviour="patched=never replays") == 1
+    assert rows()["reference 1"]["why"] == "the reference replayed 0 times, 0 with attention inside"
 
 
 def test_an_end_that_stock_comes_to_as_well_is_said_to_be_so(verify: Verify, rows: Rows) -> None:

@@ -7,6 +7,7 @@ import json
 import pathlib
 import types
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -55,6 +56,26 @@ def test_the_code_can_be_run_on_the_padded_batch_since_prefill_has_a_backend(
 ) -> None:
     have = [release for release in RELEASES if instruments.can_run_padded(Source(Folder(release_root(release))))]
     assert have == list(RELEASES[RELEASES.index("0.5.14") :])
+
+
+@pytest.mark.parametrize(
+    "inside", [None, types.SimpleNamespace(took_twin=False), types.SimpleNamespace(took_twin=True)]
+)
+def test_a_prefill_with_attention_inside_is_noted_under_both(monkeypatch: pytest.MonkeyPatch, inside: Any) -> None:
+    noted: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(instruments, "note", lambda *words: noted.append(words))
+    monkeypatch.setattr(instruments.check, "attention_inside", lambda: inside)
+    runner, batch = (
+        types.SimpleNamespace(capture_num_tokens=[4, 8]),
+        types.SimpleNamespace(input_ids=[0] * 3, batch_size=2),
+    )
+    instruments.note_prefill(lambda *_: instruments.note_replay_of_graph(None), runner, batch)
+    assert noted[0] == ("prefill", "replayed", 3, 2, 4)
+    assert noted[1:] == ([("attention inside", "replayed", 3, 2, 4)] if inside and inside.took_twin else [])
+    noted.clear()
+    # what is not replayed says nothing of the replay before it
+    instruments.note_prefill(lambda *_: None, runner, batch)
+    assert noted == [("prefill", "admitted, not replayed", 3, 2, 4)]
 
 
 def test_only_padded_rows_become_another_token() -> None:
