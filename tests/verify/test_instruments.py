@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sglang_bcg_fixes.lab.verify import cases, command, instruments
+from sglang_bcg_fixes.process.selfcheck import check
 from sglang_bcg_fixes.source.tree import Folder, Source
 from tests import processes
 from tests.wheels import RELEASES
@@ -64,7 +65,7 @@ def test_the_code_can_be_run_on_the_padded_batch_since_prefill_has_a_backend(
 def test_a_prefill_with_attention_inside_is_noted_under_both(monkeypatch: pytest.MonkeyPatch, inside: Any) -> None:
     noted: list[tuple[Any, ...]] = []
     monkeypatch.setattr(instruments, "note", lambda *words: noted.append(words))
-    monkeypatch.setattr(instruments.check, "attention_inside", lambda: inside)
+    monkeypatch.setattr(check, "attention_inside", lambda: inside)
     runner, batch = (
         types.SimpleNamespace(capture_num_tokens=[4, 8]),
         types.SimpleNamespace(input_ids=[0] * 3, batch_size=2),

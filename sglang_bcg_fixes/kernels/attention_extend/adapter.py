@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from sglang_bcg_fixes.anatomy.ranks import any_rank
 from sglang_bcg_fixes.anatomy.runners import makes_breakable_graphs
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.kernels import active
@@ -328,18 +329,6 @@ def replay(original: Original, self: Any) -> None:
 def lacks_memory(device: torch.device) -> bool:
     """Tell whether one of the ranks that capture together has too little."""
     return device.type == "cuda" and any_rank(torch.cuda.mem_get_info(device)[0] < LEAST_FREE)
-
-
-def any_rank(mine: bool) -> bool:
-    """Tell whether it is so in one of the ranks that work together: they must replay the same graphs."""
-    from sglang.srt.distributed import parallel_state
-
-    group = parallel_state.get_tp_group()
-    if group.world_size == 1:
-        return mine
-    answer = torch.tensor([int(mine)])
-    torch.distributed.all_reduce(answer, op=torch.distributed.ReduceOp.MAX, group=group.cpu_group)
-    return bool(answer.item())
 
 
 # where a release keeps the graph and the answer of a size

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.anatomy.ranks import any_rank, tensor_parallel_ranks
 from sglang_bcg_fixes.model import Fix, How, Patch
 from sglang_bcg_fixes.process import report, watch
 from sglang_bcg_fixes.process.log import logger, say
@@ -125,7 +126,7 @@ def places_of(fix: Fix) -> list[str]:
 def look(model_runner: Any) -> Outcome:
     """Run the check; an error of the check itself is logged and never taken for a result."""
     started, bytes_before = time.perf_counter(), allocated_bytes(model_runner.device)
-    ranks, any_rank = tensor_parallel_ranks()
+    ranks = tensor_parallel_ranks()
     cases: list[Case] = []
     try:
         checked = Check(model_runner, any_rank)
@@ -218,23 +219,6 @@ def layer_of(model: Any, number: int) -> tuple[str, Any]:
         ):
             return f"{name} ({type(module).__name__})", module
     return f"layer {number}", None
-
-
-def tensor_parallel_ranks() -> tuple[int, Callable[[bool], bool]]:
-    """The number of ranks that work together, and a function that is true if any of them says so."""
-    import torch
-    from sglang.srt.distributed import parallel_state
-
-    group = parallel_state.get_tp_group()
-
-    def any_rank(mine: bool) -> bool:
-        if group.world_size == 1:
-            return mine
-        answer = torch.tensor([int(mine)])
-        torch.distributed.all_reduce(answer, op=torch.distributed.ReduceOp.MAX, group=group.cpu_group)
-        return bool(answer.item())
-
-    return group.world_size, any_rank
 
 
 def allocated_bytes(device: str) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.anatomy.ranks import any_rank
 from sglang_bcg_fixes.engine.swapped import replaced
 from sglang_bcg_fixes.model import How, Patch
 from sglang_bcg_fixes.process import watch
@@ -90,7 +91,6 @@ class Canaries:
 
     def of(self, model_runner: Any) -> Canary:
         if model_runner not in self._by_runner:
-            _ranks, any_rank = at_start.tensor_parallel_ranks()
             self._by_runner[model_runner] = Canary(self.process.settings.canary, any_rank)
         return self._by_runner[model_runner]
 
