@@ -484,6 +484,24 @@ def test_a_trial_that_fails_keeps_the_breaks_in_all_ranks(monkeypatch: pytest.Mo
     assert left == ["its trial ended in ZeroDivisionError: division by zero"]
 
 
+@pytest.mark.parametrize(("ranks", "required"), [(1, False), (2, True), (2, False)])
+def test_several_ranks_have_second_graphs_by_name_alone(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, required: bool
+) -> None:
+    selected = Plain(required=required, module=lambda index: None)
+    monkeypatch.setattr(active, "selected", lambda op: selected)
+    monkeypatch.setattr(adapter, "flash_attention_of", lambda runner: Plain(max_context_len=10, page_size=4))
+    monkeypatch.setattr(adapter, "why_not_server", lambda *_: None)
+    monkeypatch.setattr(adapter, "tensor_parallel_ranks", lambda: ranks)
+    monkeypatch.setattr(adapter, "multiprocessors", lambda device: H200)
+    runner = Plain(model_runner=types.SimpleNamespace(device="cpu", dtype=torch.float32))
+    if ranks > 1 and not required:
+        with pytest.raises(FallBack, match="several ranks, unless the flag names a form"):
+            adapter.Served(runner)
+    else:
+        assert adapter.Served(runner).table_keys == 12
+
+
 @pytest.mark.parametrize("required", [False, True])
 def test_a_server_that_cannot_be_read_keeps_its_breaks_unless_the_flag_names_the_form(
     monkeypatch: pytest.MonkeyPatch, required: bool
