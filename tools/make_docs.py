@@ -14,6 +14,7 @@ import graphs_page
 import harm_page
 import kernel_times_page
 import man_page
+import results_page
 import served_table
 
 from sglang_bcg_fixes import flags
@@ -65,6 +66,7 @@ def pages() -> dict[pathlib.Path, str]:
     made[DOCS / "harm.md"] = harm_page.page(matrix)
     made[DOCS / "harm.svg"] = harm_page.picture(matrix)
     made[DOCS / "graphs_by_model.md"] = graphs_page.page(*graphs_page.recorded(), matrix)
+    made[results_page.PAGE] = results_page.page()
     noted = {path: f"<!-- {NOTE} -->\n\n{text}" for path, text in made.items()}
     return {**noted, served.FILE: served_table.page(), MANUAL: f'.\\" {NOTE}\n{man_page.page(rows)}'}
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from cpu_sglang import flash_attention
+from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.attention_extend import adapter, fa3, refusals, splits, trial
 from sglang_bcg_fixes.kernels.fa_metadata.declaration import MODULE
 from sglang_bcg_fixes.kernels.linear_extend import serving
@@ -449,15 +450,71 @@ def test_a_capture_that_fails_ends_the_server_only_where_the_flag_names_the_form
 
 
 @pytest.mark.parametrize(
-    ("free", "others", "lacks"), [(3 << 30, False, False), (1 << 30, False, True), (3 << 30, True, True)]
+    ("before", "free", "others", "lacks"),
+    [(8, 5, False, False), (8, 4, False, True), (2.5, 2.5, False, False), (1.9, 1.9, False, True), (8, 5, True, True)],
 )
 def test_little_memory_in_one_rank_keeps_the_breaks_in_all(
-    monkeypatch: pytest.MonkeyPatch, free: int, others: bool, lacks: bool
+    monkeypatch: pytest.MonkeyPatch, before: float, free: float, others: bool, lacks: bool
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80 << 30))
+    found, _, left = served((LLAMA,))
+    found.why_not, found.device, found.free_before = None, HOST, before * 2**30
+    monkeypatch.setattr(adapter, "free_memory", lambda device: free * 2**30)
     monkeypatch.setattr(adapter, "any_rank", lambda mine: mine or others)
-    assert adapter.lacks_memory(torch.device("cuda", 0)) is lacks
-    assert not adapter.lacks_memory(HOST)
+    captured: list[int] = []
+    found.captured = lambda *words: captured.append(words[3])
+    found.add_twins(Plain(), 8, lambda: None, None)
+    assert captured == ([] if lacks else [1, 0])
+    assert left == (["too little free GPU memory during the capture"] if lacks else [])
+    assert bool(found.twins) is not lacks
+
+
+def test_a_trial_that_fails_keeps_the_breaks_in_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _, left = served((LLAMA,))
+    found.device, found.dtype, found.why_not = HOST, torch.float32, None
+    monkeypatch.setattr(trial, "first_difference", lambda *_: 1 / 0)
+    told: list[bool] = []
+
+    def any_rank(mine: bool) -> bool:
+        told.append(mine)
+        return mine
+
+    monkeypatch.setattr(adapter, "any_rank", any_rank)
+    found.try_flash_attention()
+    assert told == [True] and not found.twins
+    assert left == ["its trial ended in ZeroDivisionError: division by zero"]
+
+
+@pytest.mark.parametrize(("ranks", "required"), [(1, False), (2, True), (2, False)])
+def test_several_ranks_have_second_graphs_by_name_alone(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, required: bool
+) -> None:
+    selected = Plain(required=required, module=lambda index: None)
+    monkeypatch.setattr(active, "selected", lambda op: selected)
+    monkeypatch.setattr(adapter, "flash_attention_of", lambda runner: Plain(max_context_len=10, page_size=4))
+    monkeypatch.setattr(adapter, "why_not_server", lambda *_: None)
+    monkeypatch.setattr(adapter, "tensor_parallel_ranks", lambda: ranks)
+    monkeypatch.setattr(adapter, "multiprocessors", lambda device: H200)
+    runner = Plain(model_runner=types.SimpleNamespace(device="cpu", dtype=torch.float32))
+    if ranks > 1 and not required:
+        with pytest.raises(FallBack, match="several ranks, unless the flag names a form"):
+            adapter.Served(runner)
+    else:
+        assert adapter.Served(runner).table_keys == 12
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_a_server_that_cannot_be_read_keeps_its_breaks_unless_the_flag_names_the_form(
+    monkeypatch: pytest.MonkeyPatch, required: bool
+) -> None:
+    left: list[str] = []
+    monkeypatch.setattr(active, "selected", lambda op: Plain(required=required, fall_back=left.append))
+    monkeypatch.setattr(adapter, "makes_breakable_graphs", lambda runner: True)
+    if required:
+        with pytest.raises(AttributeError):
+            adapter.Operation().begin(Plain())
+    else:
+        assert adapter.Operation().begin(Plain()) is None
+    assert len(left) == (not required) and all("AttributeError" in why for why in left)
 
 
 def test_a_graph_without_another_is_no_fallback() -> None:
@@ -526,7 +583,7 @@ def test_metadata_is_told_from_that_of_another_batch(requests: tuple[tuple[int, 
 
 def layer(**changed: Any) -> Any:
     plain = {"is_cross_attention": False, "attn_type": Plain(value="decoder"), "use_irope": False}
-    sizes = {"qk_head_dim": 128, "v_head_dim": 128, "tp_q_head_num": 8, "tp_k_head_num": 2}
+    sizes = {"logit_cap": 0.0, "qk_head_dim": 128, "v_head_dim": 128, "tp_q_head_num": 8, "tp_k_head_num": 2}
     return Plain(**{**plain, **sizes, **changed})
 
 
@@ -549,9 +606,13 @@ def test_layers_that_are_refused(changed: dict[str, Any], given: dict[str, Any],
 
 
 def test_heads_that_no_server_was_measured_with_are_taken_by_name() -> None:
-    small = layer(qk_head_dim=64, v_head_dim=64)
-    assert refusals.why_not_layer(small, {}, is_named=False) == "heads of 64, unless the flag names a form"
-    assert refusals.why_not_layer(small, {}, is_named=True) is None
+    for changed, what in (
+        ({"qk_head_dim": 64, "v_head_dim": 64}, "heads of 64"),
+        ({"logit_cap": 30.0}, "a cap of logits"),
+    ):
+        unmeasured = layer(**changed)
+        assert refusals.why_not_layer(unmeasured, {}, is_named=False) == f"{what}, unless the flag names a form"
+        assert refusals.why_not_layer(unmeasured, {}, is_named=True) is None
 
 
 BACKEND = {

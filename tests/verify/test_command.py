@@ -54,6 +54,7 @@ def here(release_root: Callable[[str], pathlib.Path], monkeypatch: pytest.Monkey
         "has_entry_point": True,
         "gpu": "a GPU",
         "free_gib": 80.0,
+        "gpu_count": 1,
         "versions": {"torch": "2"},
         "bcg_fixes": "0.1.0",
         "commit": "abc",
@@ -486,6 +487,23 @@ def test_a_reference_with_breaks_must_replay_them(verify: Verify, rows: Rows, mo
     assert rows()["reference 1"]["why"] == "the reference replayed 0 times, 0 with attention inside"
 
 
+@pytest.mark.parametrize(
+    ("words", "more"),
+    [
+        (["--tp-size", "2"], {"--tp-size": 2}),
+        (["--tp-size", "2", "--dp-attention"], {"--tp-size": 2, "--dp-size": 2, "--enable-dp-attention": True}),
+    ],
+)
+def test_each_server_has_so_many_gpus(
+    here: dict[str, object], verify: Verify, rows: Rows, words: list[str], more: dict[str, Any]
+) -> None:
+    here["gpu_count"] = 2
+    assert verify("--once") == 0
+    one = rows()["patched 1"]["flags"]
+    assert not {*more} & {*one} and verify("--once", *words) == 0
+    assert [row["flags"] for row in rows().values()] == [{**one, **more}] * 3
+
+
 def test_an_end_that_stock_comes_to_as_well_is_said_to_be_so(verify: Verify, rows: Rows) -> None:
     both = "stock=dies at start,patched=dies at start"
     assert verify("--quick", "--arms", "stock,patched", misbehaviour=both) == 1
@@ -592,6 +610,9 @@ def test_a_fix_alone_is_the_only_one_that_is_on(
         ({}, ["--case", "a_cas"], "no case 'a_cas'; did you mean a_case?"),
         ({}, ["--fix", "linear_attention"], "no defect 'linear_attention'; did you mean linear_attention_captured?"),
         ({}, ["--arms", "patchd"], "no arm 'patchd'; did you mean patched?"),
+        ({}, ["--tp-size", "2"], "--tp-size 2: "),
+        ({}, ["--dp-attention"], "--dp-attention needs --case NAME or --fix ID"),
+        ({}, ["--dp-attention", "--case", "a_case"], "--dp-attention needs --tp-size N"),
         ({}, ["--flag", "FIXES=off"], "--flag FIXES=off: name a flag and its value, as in `--flag SGLANG_BCG_"),
     ],
 )

@@ -51,7 +51,15 @@ def test_real_runners_replay_and_refuse(
 ) -> None:
     root = release_root(release)
     case = cases.Case("tiny", "A test.", "qwen3_next", script=few_calls, decode_sizes=(1, 2, 4))
-    here = {"root": str(root), "sglang": release, "has_entry_point": True, "gpu": "none", "free_gib": 8, "versions": {}}
+    here = {
+        "root": str(root),
+        "sglang": release,
+        "has_entry_point": True,
+        "gpu": "none",
+        "gpu_count": 1,
+        "free_gib": 8,
+        "versions": {},
+    }
     monkeypatch.setattr(cases, "CASES", (case,))
     monkeypatch.setattr(cases, "FEW_BUCKETS", BUCKETS)
     monkeypatch.setattr(environment, "look", lambda python: here)
@@ -104,7 +112,15 @@ def test_hybrids_that_begin_with_a_mixer_are_served_and_replayed(
     release: str,
 ) -> None:
     root = release_root(release)
-    here = {"root": str(root), "sglang": release, "has_entry_point": True, "gpu": "none", "free_gib": 8, "versions": {}}
+    here = {
+        "root": str(root),
+        "sglang": release,
+        "has_entry_point": True,
+        "gpu": "none",
+        "gpu_count": 1,
+        "free_gib": 8,
+        "versions": {},
+    }
     chosen = [dataclasses.replace(case, script=few_calls) for case in cases.CASES if case.name in fix.FIX.verify]
     monkeypatch.setattr(cases, "CASES", chosen)
     monkeypatch.setattr(cases, "FEW_BUCKETS", BUCKETS)

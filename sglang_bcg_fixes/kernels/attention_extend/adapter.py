@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sglang_bcg_fixes.anatomy.ranks import any_rank
+from sglang_bcg_fixes.anatomy.ranks import any_rank, tensor_parallel_ranks
 from sglang_bcg_fixes.anatomy.runners import makes_breakable_graphs
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.kernels import active
@@ -37,7 +37,7 @@ logger = logging.getLogger("sglang_bcg_fixes")
 
 # with more the GPU takes longer than the host
 MOST_ROWS = 512
-# bytes before the capture: the second graphs took 0.1 GiB of models of 1.7B and 8B, and must not be what is missing
+# bytes, beside as much again as SGLang's graphs took so far: others are captured later, and prefills run eagerly
 LEAST_FREE = 2 << 30
 
 
@@ -61,8 +61,10 @@ class Served:
         self.selected = active.selected(KERNEL.op)
         why_not_server(model_runner, self.backend, device)
         self.selected.module(device.index)
-        if lacks_memory(device):
-            raise FallBack(f"less than {LEAST_FREE >> 30} GiB of free GPU memory before the capture")
+        # no GPU has measured it, and a rank whose capture fails would keep the others waiting
+        if tensor_parallel_ranks() > 1 and not self.selected.required:
+            raise FallBack("several ranks, unless the flag names a form")
+        self.free_before = free_memory(device)
         self.model_runner = weakref.ref(model_runner)
         self.device, self.multiprocessors, self.dtype = device, multiprocessors(device), model_runner.dtype
         self.pages = -(-self.backend.max_context_len // self.backend.page_size)
@@ -96,6 +98,9 @@ class Served:
             # an unbounded launch is another one only where its shape lets the host split
             if self.why_not or (bound == 0 and (self.backend.num_splits == 1 or not self.may_split(rows))):
                 break
+            if any_rank(self.lacks_memory()):
+                self.refuse("too little free GPU memory during the capture")
+                break
             twin = self.captured(place, size, rows, bound, capture, kept)
             if twin is not None:
                 found.append(twin)
@@ -104,6 +109,10 @@ class Served:
         elif found:
             self.twins[stored(place, size, kept)[0]] = found
 
+    def lacks_memory(self) -> bool:
+        free = free_memory(self.device)
+        return free < LEAST_FREE + max(0.0, self.free_before - free)
+
     def may_split(self, rows: int) -> bool:
         return any(splits.bound(kind, rows, self.table_keys, self.multiprocessors) > 1 for kind in self.kinds)
 
@@ -111,11 +120,11 @@ class Served:
         self, place: Any, size: Any, rows: int, bound: int, capture: Callable[[], Any], kept: Any
     ) -> Twin | None:
         first = stored(place, size, kept)
-        if self.tables is None:
-            self.tables = Tables(self.backend.forward_metadata, self.pages, MOST_ROWS, self.device)
-        self.tables.clear(rows)
-        self.bound, self.rows = bound, rows
         try:
+            if self.tables is None:
+                self.tables = Tables(self.backend.forward_metadata, self.pages, MOST_ROWS, self.device)
+            self.tables.clear(rows)
+            self.bound, self.rows = bound, rows
             graph, output = stored(place, size, capture())
         except Exception as error:
             why = f"a graph of {rows} rows was not captured with attention inside ({type(error).__name__}: {error})"
@@ -169,8 +178,12 @@ class Served:
     def try_flash_attention(self) -> None:
         """Drop all twins, in every rank, where the installed FlashAttention of one does not what they rely on."""
         different = None
-        if self.twins:
-            different = trial.first_difference(self.kinds, self.backend, self.pages, self.device, self.dtype)
+        try:
+            if self.twins:
+                different = trial.first_difference(self.kinds, self.backend, self.pages, self.device, self.dtype)
+        except Exception as error:
+            logger.debug("bcg-fixes: %s: the trial has failed", KERNEL.op, exc_info=True)
+            different = f"its trial ended in {type(error).__name__}: {error}"
         if different:
             logger.warning("bcg-fixes: %s: attention keeps its break: %s", KERNEL.op, different)
         if any_rank(not self.twins or different is not None):
@@ -268,7 +281,16 @@ class Operation:
     def begin(self, runner: Any) -> Served | None:
         if not makes_breakable_graphs(runner):
             return None
-        return unless_refused(KERNEL.op, lambda: Served(runner))
+        try:
+            return unless_refused(KERNEL.op, lambda: Served(runner))
+        except Exception as error:
+            selected = active.selected(KERNEL.op)
+            if selected.required:
+                raise
+            why = f"a server that it cannot read ({type(error).__name__}: {error})"
+            logger.warning("bcg-fixes: %s: SGLang's own graphs serve: %s", KERNEL.op, why, exc_info=True)
+            selected.fall_back(why)
+            return None
 
 
 OPERATION = Operation()
@@ -326,9 +348,8 @@ def replay(original: Original, self: Any) -> None:
         to.copy_(answer)
 
 
-def lacks_memory(device: torch.device) -> bool:
-    """Tell whether one of the ranks that capture together has too little."""
-    return device.type == "cuda" and any_rank(torch.cuda.mem_get_info(device)[0] < LEAST_FREE)
+def free_memory(device: torch.device) -> float:
+    return float(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else float("inf")
 
 
 # where a release keeps the graph and the answer of a size

@@ -6,7 +6,8 @@ host is the longer part. Here each bucket of up to 512 tokens gets a second grap
 calls, and with the linear kernels inside has no break at all. A prefill of up to three requests is replayed from it
 where it has the bits of SGLang's graph: FlashAttention must split the keys alike. Everything else is replayed from
 SGLang's graph, as before. A server has no second graphs with another attention backend or GPU, latent attention, an FP8
-cache, chunked local attention, or an option that docs/kernels.md lists; by default neither with heads smaller than 128.
+cache, chunked local attention, or an option that docs/kernels.md lists. By default it has none either with several
+ranks, heads smaller than 128, or a cap of logits.
 """
 
 from __future__ import annotations

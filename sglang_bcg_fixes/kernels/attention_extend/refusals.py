@@ -26,7 +26,7 @@ KNOWN = {
 }
 # what a layer may be given
 GIVEN = {"sinks", "save_kv_cache", "key_value_num_tokens"}
-# servers with smaller heads were not measured faster
+# servers with smaller heads were not measured faster, and the trial knows no cap of logits
 MEASURED_HEAD = 128
 # bytes of tables: a longer context than any that was measured
 MOST_TABLE = 64 << 20
@@ -65,7 +65,7 @@ def why_not_server(model_runner: Any, backend: Any, device: torch.device) -> Non
 
 
 def why_not_layer(layer: Any, given: dict[str, Any], is_named: bool) -> str | None:
-    """Return the reason a layer keeps its break, or None; it may have small heads where the flag names the form."""
+    """Return the reason a layer keeps its break, or None; `is_named` takes what no GPU has measured, too."""
     others = sorted(name for name, value in given.items() if value is not None and name not in GIVEN)
     reasons = {
         f"a layer that is given {', '.join(others)}": bool(others),
@@ -77,6 +77,7 @@ def why_not_layer(layer: Any, given: dict[str, Any], is_named: bool) -> str | No
         "chunked local attention": layer.use_irope,
         f"heads of {layer.qk_head_dim}, unless the flag names a form": layer.qk_head_dim < MEASURED_HEAD
         and not is_named,
+        "a cap of logits, unless the flag names a form": bool(layer.logit_cap) and not is_named,
         f"keys of {layer.qk_head_dim} and values of {layer.v_head_dim}": layer.qk_head_dim != layer.v_head_dim,
         f"{layer.tp_q_head_num} heads for {layer.tp_k_head_num} of keys": bool(
             layer.tp_q_head_num % layer.tp_k_head_num

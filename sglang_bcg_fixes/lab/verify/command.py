@@ -77,6 +77,10 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--flag", action="append", default=[], metavar="NAME=VALUE", help=f"of this package, for {PATCHED}; repeat"
     )
+    command.add_argument("--tp-size", type=int, default=1, metavar="N", help="GPUs of each server, as SGLang's flag")
+    command.add_argument(
+        "--dp-attention", action="store_true", help="and attention is data parallel; with --case or --fix"
+    )
     command.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write everything there")
     command.add_argument("--page", type=pathlib.Path, metavar="FILE", help="write a page with every request there")
     command.add_argument("--page-only", type=pathlib.Path, metavar="JSON", help="write --page of an earlier --json")
@@ -100,6 +104,7 @@ def run(options: argparse.Namespace) -> int:
     chosen = choose_cases(options, known, made, source)
     arms = choose_arms(options)
     buckets = cases.FEW_BUCKETS if options.quick else cases.BUCKETS
+    ranks = flags_of_ranks(options)
     once_each = options.quick or options.once
     with folder_of(options) as folder:
         runs = []
@@ -107,7 +112,8 @@ def run(options: argparse.Namespace) -> int:
         for case in chosen:
             alone = asked_for if options.fix else [fix.id for fix in needed_for(case, made)]
             if alone or arms != [ALONE]:
-                made_of_case = runs_of(case, order_of(case, arms, once_each), known, source, buckets, folder, alone)
+                order = order_of(case, arms, once_each)
+                made_of_case = runs_of(case, order, known, source, buckets, folder, alone, ranks)
                 runs += [with_flags(each, options.flag) for each in made_of_case]
         if not runs and arms == [ALONE]:
             raise VerifyError(f"SGLang {source.version} needs no fix that these cases show, so none can be alone")
@@ -142,7 +148,9 @@ def run(options: argparse.Namespace) -> int:
 
         found = serve(runs, options.python, jobs, keep)
         padded = [case for case in chosen if needs_padded(case, found)]
-        more = [each for case in padded for each in runs_of(case, [PADDED], known, source, buckets, folder)]
+        more = [
+            each for case in padded for each in runs_of(case, [PADDED], known, source, buckets, folder, ranks=ranks)
+        ]
         if more and not any(outcome.interrupted for _, outcome in found):
             found += serve(more, options.python, jobs)
         judged = judge_and_write(found)
@@ -150,6 +158,18 @@ def run(options: argparse.Namespace) -> int:
     states = [verdict.state for each, _, verdict in judged if is_under_test(each.arm, arms)]
     states += [row["verdict"] for row in kept if is_under_test(row["arm"], arms)]
     return 0 if all(state == GREEN for state in states) else 1
+
+
+def flags_of_ranks(options: argparse.Namespace) -> cases.Flags:
+    """SGLang's flags of several GPUs a server."""
+    size: int = options.tp_size
+    if not options.dp_attention:
+        return {} if size == 1 else {"--tp-size": size}
+    if not options.case and not options.fix:
+        raise VerifyError("--dp-attention needs --case NAME or --fix ID: SGLang serves only some models so")
+    if size == 1:
+        raise VerifyError("--dp-attention needs --tp-size N: with one GPU there is nothing to share")
+    return {"--tp-size": size, "--dp-size": size, "--enable-dp-attention": True}
 
 
 def with_flags(run: Run, given: Sequence[str]) -> Run:
@@ -277,13 +297,14 @@ def runs_of(
     buckets: Sequence[int],
     folder: pathlib.Path,
     alone: Sequence[str] = (),
+    ranks: cases.Flags | None = None,
 ) -> list[Run]:
     calls = tuple(case.script(buckets))
     found: list[Run] = []
     kinds = [(each, fix) for each in order for fix in (alone if each == ALONE else (None,))]
     for arm, fix in kinds:
         number = 1 + sum((each.arm, each.alone) == (arm, fix) for each in found)
-        started_with = case.flags(source, buckets, eager=arm == EAGER)
+        started_with = {**case.flags(source, buckets, eager=arm == EAGER), **(ranks or {})}
         name = f"{case.name}/{'-'.join([arm, *([fix] if fix else [str(number)])])}"
         job = {
             "engine": engine_arguments(started_with, case, folder),
@@ -356,6 +377,8 @@ def check(here: dict[str, Any], options: argparse.Namespace) -> None:
             f"replay can be verified only with a GPU: {here['why']}. Run this on the machine that serves, in the "
             f"environment of its SGLang, or name that with --python; `bcg-fixes doctor` needs no GPU"
         )
+    if here["gpu_count"] < options.tp_size:
+        raise VerifyError(f"--tp-size {options.tp_size}: {options.python} sees {here['gpu_count']} GPU")
     if here["free_gib"] < GIB_PER_SERVER and not options.jobs:
         raise VerifyError(
             f"{here['free_gib']} GiB are free on {here['gpu']}, and a server may take {GIB_PER_SERVER}: stop what runs "

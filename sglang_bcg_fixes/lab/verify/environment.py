@@ -67,15 +67,17 @@ def header(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def gpu() -> dict[str, Any]:
-    """Name, driver and memory in GiB of the GPU, or why there is none."""
+    """Name, number and driver of the GPUs, and memory in GiB of the fullest, or why there is none."""
     try:
         import torch
     except ImportError as error:
         return {"gpu": None, "why": f"torch cannot be imported ({error})"}
     if not torch.cuda.is_available():
         return {"gpu": None, "why": f"torch {torch.__version__} sees no CUDA device"}
-    free, total = (round(size / 2**30, 1) for size in torch.cuda.mem_get_info())
-    return {"gpu": torch.cuda.get_device_name(), "driver": driver(), "free_gib": free, "total_gib": total}
+    count = torch.cuda.device_count()
+    free, total = min(torch.cuda.mem_get_info(device) for device in range(count))
+    sizes = {"free_gib": round(free / 2**30, 1), "total_gib": round(total / 2**30, 1)}
+    return {"gpu": torch.cuda.get_device_name(), "gpu_count": count, "driver": driver(), **sizes}
 
 
 def driver() -> str | None:
