@@ -494,7 +494,9 @@ def test_several_ranks_have_second_graphs_by_name_alone(
     monkeypatch.setattr(adapter, "why_not_server", lambda *_: None)
     monkeypatch.setattr(adapter, "tensor_parallel_ranks", lambda: ranks)
     monkeypatch.setattr(adapter, "multiprocessors", lambda device: H200)
-    runner = Plain(model_runner=types.SimpleNamespace(device="cpu", dtype=torch.float32))
+    model_runner: Any = Graph()
+    model_runner.device, model_runner.dtype = "cpu", torch.float32
+    runner = Plain(model_runner=model_runner)
     if ranks > 1 and not required:
         with pytest.raises(FallBack, match="several ranks, unless the flag names a form"):
             adapter.Served(runner)
