@@ -66,5 +66,7 @@ KERNEL = Kernel(
         PatchPoint(MAY_REPLAY, How.AROUND, f"{BODIES}:can_replay"),
         PatchPoint(REPLAY, How.AROUND, f"{BODIES}:replay"),
     ),
+    # SGLang imports it where a server uses it, when everything else is there
+    awaits=(MODULE,),
     bit_exact=True,
 )
