@@ -213,13 +213,14 @@ class Plan:
     def command(self, arm: str, port: int) -> list[str]:
         sizes = [str(word) for pair in SIZES.items() for word in pair]
         where = ["--model-path", str(self.model), "--host", "127.0.0.1", "--port", str(port)]
-        return [*self.launch, *where, *sizes, *WITHOUT_CHAT, *self.of(arm), *self.more]
+        return [*self.launch, *where, *sizes, *WITHOUT_CHAT, *flags_of(arm, self.is_early), *self.more]
 
-    def of(self, arm: str) -> tuple[str, ...]:
-        """Flags of an arm on the installed release."""
-        if not self.is_early:
-            return ARMS[arm]
-        return NO_EARLY_GRAPHS if arm == NONE else EARLY_GRAPHS
+
+def flags_of(arm: str, is_early: bool) -> tuple[str, ...]:
+    """SGLang's flags of an arm."""
+    if not is_early:
+        return ARMS[arm]
+    return NO_EARLY_GRAPHS if arm == NONE else EARLY_GRAPHS
 
 
 def start(plan: Plan, arm: str, folder: pathlib.Path) -> Server:
@@ -610,7 +611,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "flags": SIZES,
         "flags_of_ours": ours,
         "server_arguments": options.server_argument,
-        "arms": {arm: Plan(options.model, is_early=is_early).of(arm) for arm in arms},
+        "arms": {arm: flags_of(arm, is_early) for arm in arms},
     }
     file = rows.File(options.jsonl, header)
     with contextlib.ExitStack() as stack:

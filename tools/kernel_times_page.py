@@ -391,7 +391,7 @@ def attention() -> Iterator[str]:
         "[Servers](bench.md#as-users-serve) of random weights, ms to the first token of so many new tokens, alone and "
         "behind a cached prefix. The two servers that are SGLang's show what is chance. SGLang's graphs without breaks "
         "are an experiment of its own. At 1,021 tokens the plugin replays SGLang's graph. Qwen3.5-4B has 16 of its 32 "
-        "layers, and its delta net is in SGLang's place of a break for `stock` alone."
+        "layers; with the plugin its delta net is inside, too."
     )
     for file in ATTENTION:
         picture = f"../benchmarks/results/{file.removesuffix('jsonl')}png"

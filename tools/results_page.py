@@ -5,14 +5,19 @@ from __future__ import annotations
 
 import fnmatch
 import itertools
-import json
-import pathlib
+import sys
 from collections.abc import Iterator
 from typing import Any
 
-import tomllib
+import kernel_times_page
 
-FOLDER = pathlib.Path(__file__).parent.parent / "benchmarks" / "results"
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    # pytest brings it there
+    import tomli as tomllib
+
+FOLDER = kernel_times_page.RESULTS
 PAGE, RUNS = FOLDER / "README.md", FOLDER / "runs.toml"
 INTRODUCTION = """\
 # What was measured
@@ -39,17 +44,9 @@ def assigned() -> Iterator[tuple[str, dict[str, Any], list[str]]]:
         raise SystemExit(f"{RUNS.name} does not say how to make {', '.join(left)}: add a run that names them")
 
 
-def header(name: str) -> dict[str, Any]:
-    """What a file says about its run; nothing where it is no JSON."""
-    text = (FOLDER / name).read_text() if name.endswith((".json", ".jsonl")) else "{}"
-    found: dict[str, Any] = json.loads(text.splitlines()[0] if name.endswith(".jsonl") else text)
-    inner: dict[str, Any] = found.get("header", found)
-    return inner
-
-
 def made(name: str) -> str:
     """SGLang, GPU, day and commit of a file, as far as it says them."""
-    of = header(name)
+    of = kernel_times_page.header(name) if name.endswith((".json", ".jsonl")) else {}
     gpu = of.get("gpu") or next(iter(of.get("gpus", ())), "")
     parts = (of.get("sglang"), str(gpu).removeprefix("NVIDIA "), str(of.get("date", ""))[:10], of.get("commit"))
     return ", ".join(str(part) for part in parts if part)

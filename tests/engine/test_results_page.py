@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pathlib
 
+import kernel_times_page
 import pytest
 import results_page
 
@@ -26,6 +27,7 @@ def test_a_file_that_no_run_names_is_said(
     for name in ("FOLDER", "PAGE", "RUNS"):
         place = {"PAGE": "README.md", "RUNS": "runs.toml"}.get(name, "")
         monkeypatch.setattr(results_page, name, tmp_path / place)
+    monkeypatch.setattr(kernel_times_page, "RESULTS", tmp_path)
     results_page.RUNS.write_text(f'[[Answers]]\nfiles = {files}\nrun = "make FILE"\nnote = "Twice."\n')
     if said:
         with pytest.raises(SystemExit, match=said):

@@ -9,6 +9,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -40,6 +41,12 @@ def use_engine(monkeypatch: pytest.MonkeyPatch, is_forked: bool) -> None:
         monkeypatch.setattr(servers, "subprocess", forked.SUBPROCESS)
 
 
+def looked_at(root: pathlib.Path, release: str) -> dict[str, Any]:
+    """An interpreter with this release, as if it had a GPU."""
+    with_gpu = {"gpu": "none", "gpu_count": 1, "free_gib": 8}
+    return {"root": str(root), "sglang": release, "has_entry_point": True, "versions": {}, **with_gpu}
+
+
 @pytest.mark.parametrize(("release", "arms"), [("0.5.12.post1", "stock,patched"), (NEWEST, "patched")])
 def test_real_runners_replay_and_refuse(
     release_root: Callable[[str], pathlib.Path],
@@ -51,18 +58,9 @@ def test_real_runners_replay_and_refuse(
 ) -> None:
     root = release_root(release)
     case = cases.Case("tiny", "A test.", "qwen3_next", script=few_calls, decode_sizes=(1, 2, 4))
-    here = {
-        "root": str(root),
-        "sglang": release,
-        "has_entry_point": True,
-        "gpu": "none",
-        "gpu_count": 1,
-        "free_gib": 8,
-        "versions": {},
-    }
     monkeypatch.setattr(cases, "CASES", (case,))
     monkeypatch.setattr(cases, "FEW_BUCKETS", BUCKETS)
-    monkeypatch.setattr(environment, "look", lambda python: here)
+    monkeypatch.setattr(environment, "look", lambda python: looked_at(root, release))
     monkeypatch.setattr(command, "make_models", lambda *_: None)
     use_engine(monkeypatch, is_forked=release == NEWEST)
     paths = [root, processes.REPOSITORY]
@@ -112,19 +110,10 @@ def test_hybrids_that_begin_with_a_mixer_are_served_and_replayed(
     release: str,
 ) -> None:
     root = release_root(release)
-    here = {
-        "root": str(root),
-        "sglang": release,
-        "has_entry_point": True,
-        "gpu": "none",
-        "gpu_count": 1,
-        "free_gib": 8,
-        "versions": {},
-    }
     chosen = [dataclasses.replace(case, script=few_calls) for case in cases.CASES if case.name in fix.FIX.verify]
     monkeypatch.setattr(cases, "CASES", chosen)
     monkeypatch.setattr(cases, "FEW_BUCKETS", BUCKETS)
-    monkeypatch.setattr(environment, "look", lambda python: here)
+    monkeypatch.setattr(environment, "look", lambda python: looked_at(root, release))
     monkeypatch.setattr(command, "make_models", make_smaller_models)
     use_engine(monkeypatch, is_forked=True)
     paths = [root, processes.REPOSITORY]
