@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import base64
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
@@ -55,7 +56,7 @@ from sglang_bcg_fixes.source import releases
 HERE = pathlib.Path(__file__).parent
 PART = "serving"
 FIRST_TOKEN, WITH_IMAGE = "first token", "first token, with an image"
-CHAT, VARIED, PREFILL = "chat-like", "varied", "prefill-heavy"
+CHAT, VARIED, PREFILL, TURNS = "chat-like", "varied", "prefill-heavy", "chat turns"
 STOCK, AGAIN, FULL, OURS, OURS_AGAIN, INSIDE, WITHOUT, NONE = (
     "stock",
     "stock again",
@@ -101,6 +102,8 @@ IMAGE_SIDE, IMAGE_TOKENS = 512, 256
 CLIENTS = (16, 64)
 # tokens in, tokens out, and the least part of both that a request may have
 WORKLOADS = {CHAT: (1024, 256, 1), VARIED: (1024, 256, 0.25), PREFILL: (4096, 64, 1)}
+# what a turn of a chat adds, the tokens out, and what the prefix cache has of the chat before its first turn
+NEW_OF_A_TURN, OUT_OF_A_TURN, BEFORE_TURNS = 64, 32, 4096
 # requests of one length come and leave together
 ASKED_WORKLOADS = (CHAT, PREFILL)
 COLOURS = {
@@ -415,7 +418,10 @@ def measure(plan: Plan, folder: pathlib.Path, say: Say) -> Iterator[list[Row]]:
             yield first_tokens(every, plan, WITH_IMAGE, length, say)
         for name in plan.workloads:
             for clients in plan.clients:
-                yield served(every, plan, name, clients, folder, say)
+                if name == TURNS:
+                    yield turns(every, plan, clients, say)
+                else:
+                    yield served(every, plan, name, clients, folder, say)
 
 
 def first_tokens(every: Sequence[Server], plan: Plan, kind: str, length: int, say: Say, cached: int = 0) -> list[Row]:
@@ -455,6 +461,43 @@ def served(every: Sequence[Server], plan: Plan, name: str, clients: int, folder:
         }
 
     return measured(every, plan, (name, load[0], clients), rows.TOKENS_PER_SECOND, take, say)
+
+
+def turns(every: Sequence[Server], plan: Plan, clients: int, say: Say) -> list[Row]:
+    """Rows of output tokens a second of chats that the prefix cache has, each of which adds little a turn."""
+    prompts = Prompts(TURNS, plan.words)
+    chats = [prompts.tokens(BEFORE_TURNS)["input_ids"] for _ in range(clients)]
+    added = [
+        [[prompts.tokens(NEW_OF_A_TURN)["input_ids"] for _ in range(plan.asks)] for _ in chats]
+        for _ in range(plan.rounds + timing.WARM_UP)
+    ]
+    answered = {"max_new_tokens": OUT_OF_A_TURN, "temperature": 0, "ignore_eos": True}
+
+    def take(server: Server, number: int) -> dict[str, float]:
+        def chat(before: list[int], turns: list[list[int]]) -> list[float]:
+            seconds = []
+            for new in turns:
+                before, began = before + new, time.perf_counter()
+                server.generate(input_ids=before, sampling_params=answered)
+                seconds.append(time.perf_counter() - began)
+            return seconds
+
+        with concurrent.futures.ThreadPoolExecutor(clients) as pool:
+            # it may have been evicted since the last round
+            for _ in pool.map(lambda each: first_token(server, {"input_ids": each}), chats):
+                pass
+            began = time.perf_counter()
+            of_chats = list(pool.map(chat, chats, added[number]))
+            duration = time.perf_counter() - began
+        of_turns = [seconds for of_chat in of_chats for seconds in of_chat]
+        tokens = OUT_OF_A_TURN * len(of_turns)
+        return {
+            TURNS: round(tokens / duration, 1),
+            "median_turn_ms": round(1e3 * timing.quantile(of_turns, 0.5), 3),
+            "duration": round(duration, 3),
+        }
+
+    return measured(every, plan, (TURNS, NEW_OF_A_TURN, clients), rows.TOKENS_PER_SECOND, take, say)
 
 
 def bench_serving(
@@ -520,9 +563,10 @@ def draw(file: pathlib.Path) -> pathlib.Path:
         (row.arm, (row.measured, *row.case)): row for row in rows.read(file)[1] if row.verdict == GREEN and row.median
     }
     arms = list(dict.fromkeys(arm for arm, _ in good))
-    first = tuple(dict.fromkeys(case[0] for _, case in good if case[0] not in WORKLOADS))
+    of_loads = (*WORKLOADS, TURNS)
+    first = tuple(dict.fromkeys(case[0] for _, case in good if case[0] not in of_loads))
     width = 0.8 / len(arms)
-    loads = tuple(dict.fromkeys(case[0] for _, case in good if case[0] in WORKLOADS))
+    loads = tuple(dict.fromkeys(case[0] for _, case in good if case[0] in of_loads))
     shown = [(first, "time to first token, ms (less is better)", 3)]
     shown += [(loads, "output tokens/s, stock = 1 (more is better)", 2)] if loads else []
     figure, panels = pyplot.subplots(
@@ -539,7 +583,7 @@ def draw(file: pathlib.Path) -> pathlib.Path:
             row = good.get((arm, case))
             if row is None:
                 continue
-            scale = 1 / (good[STOCK, case].median or 1) if row.measured in WORKLOADS else 1.0
+            scale = 1 / (good[STOCK, case].median or 1) if row.measured in of_loads else 1.0
             low, middle, high = (
                 scale * timing.quantile([taken[row.measured] for taken in row.details["rounds"]], part)
                 for part in (0, 0.5, 1)
@@ -562,6 +606,8 @@ def draw(file: pathlib.Path) -> pathlib.Path:
 
 
 def label_of(measured: str, shape: str, tokens: int, clients: int) -> str:
+    if measured == TURNS:
+        return f"{measured}\n{tokens} in\n{OUT_OF_A_TURN} out\n{clients} clients"
     if measured in WORKLOADS:
         return f"{measured}\n{tokens:,} in\n{WORKLOADS[measured][1]} out\n{clients} clients"
     more = {WITH_IMAGE: ",\nan image\namong them", FIRST_TOKEN: ""}
@@ -595,7 +641,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.model or not options.jsonl:
         parser.error("--model and --jsonl are needed")
     arms, workloads = options.arms.split(","), options.workloads.split(",")
-    for option, given, known in (("--arms", arms, ARMS), ("--workloads", workloads, WORKLOADS)):
+    for option, given, known in (("--arms", arms, ARMS), ("--workloads", workloads, (*WORKLOADS, TURNS))):
         for name in given:
             if name not in known:
                 nearest = flags.nearest(name, list(known))

@@ -364,9 +364,11 @@ def of_prompts(file: str) -> dict[int, str]:
 
 
 def of_loads() -> Iterator[list[str]]:
-    for file, load in itertools.product(SERVED, ("chat-like", "prefill-heavy", "varied")):
+    for file, load in itertools.product(SERVED, ("chat-like", "prefill-heavy", "varied", "chat turns")):
         for (_, tokens, clients), arms in cases(file, load).items():
-            waits = (share_of_others(arms, of_rounds(name)) for name in ("median_ttft_ms", "median_tpot_ms"))
+            told = next(iter(arms.values()))["details"]["rounds"][0]
+            names = ("median_ttft_ms", "median_tpot_ms")
+            waits = (share_of_others(arms, of_rounds(name)) if name in told else "" for name in names)
             each = f"{clients}, {header(file).get('asks', 1)} each"
             yield [model(file), link(file), f"{load}, {tokens:,} tokens", each, in_a_cell(arms, whole), *waits]
 

@@ -23,7 +23,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if MISBEHAVIOUR == "ends":
             os._exit(3)
-        print(f"Prefill batch, #new-seq: 1, cuda graph: {self.replays}, input throughput", file=sys.stderr, flush=True)
+        # a line in one call: requests come side by side
+        sys.stderr.write(f"Prefill batch, #new-seq: 1, cuda graph: {self.replays}, input throughput\n")
         off = 5.0 if MISBEHAVIOUR == "wrong" else 0.0
         tops = [[[-1.0 - off, 7, None], [-2.0, 8, None]]]
         self.answer({"meta_info": {"output_top_logprobs": tops} if asked.get("return_logprob") else {}})

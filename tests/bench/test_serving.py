@@ -40,7 +40,7 @@ def measure(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Measure:
     monkeypatch.setattr(serving, "bench_serving", benched)
     launch = (sys.executable, "-m", "tests.bench.fake_http")
     plan = serving.Plan(tmp_path, ARMS, launch=launch, lengths=(9,), image_lengths=(300,), clients=(2,), words=50)
-    plan = dataclasses.replace(plan, cached=(0, 40))
+    plan = dataclasses.replace(plan, cached=(0, 40), workloads=(serving.CHAT, serving.TURNS), asks=3)
 
     def measure(misbehaviour: str) -> list[rows.Row]:
         monkeypatch.setenv("MISBEHAVIOUR", misbehaviour)
@@ -52,7 +52,7 @@ def measure(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Measure:
 def test_every_server_is_asked_in_every_round(measure: Measure) -> None:
     found = measure("")
     cases = [(serving.FIRST_TOKEN, 9), (serving.behind(40), 9), (serving.WITH_IMAGE, 300)]
-    cases += [(serving.CHAT, 1024), (serving.PREFILL, 4096)]
+    cases += [(serving.CHAT, 1024), (serving.TURNS, 64)]
     assert [(row.measured, row.tokens, row.arm) for row in found] == [(*case, arm) for case in cases for arm in ARMS]
     for row in found:
         assert row.verdict == "green" and row.median and len(row.details["rounds"]) == timing.LEAST_ROUNDS
@@ -61,6 +61,9 @@ def test_every_server_is_asked_in_every_round(measure: Measure) -> None:
         if row.measured == serving.behind(40):
             # the prefix itself, once a round
             asked += timing.LEAST_ROUNDS + timing.WARM_UP
+        if row.measured == serving.TURNS:
+            # two chats: what the cache has of each, and three turns
+            asked *= 2 * (1 + 3)
         none = row.arm == serving.NONE
         assert row.details["prefills"] == {"replayed": 0 if none else asked, "eager": asked if none else 0}
     throughput = [row for row in found if row.measured == serving.CHAT]
@@ -91,6 +94,31 @@ def test_prompts_behind_a_prefix_are_new_and_the_prefix_is_asked_first(
     prompts = asked[1:in_a_round] + asked[in_a_round + 1 :]
     assert all(len(each) == 4105 and each[:4096] == prefix for each in prompts)
     assert len({tuple(each) for each in prompts}) == len(prompts)
+
+
+def test_each_turn_of_a_chat_adds_to_what_the_server_has_seen(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path
+) -> None:
+    asked: list[list[int]] = []
+
+    class Answering:
+        def generate(self, input_ids: list[int], sampling_params: dict[str, int]) -> None:
+            one = sampling_params["max_new_tokens"] == 1
+            assert one or sampling_params["ignore_eos"], (
+                "else an answer may be shorter, and tokens a second of it wrong"
+            )
+            asked.append(input_ids)
+
+    def taken(every: object, plan: object, case: object, unit: str, take: Callable[..., Any], say: object) -> None:
+        assert case == (serving.TURNS, 64, 1) and take(Answering(), 0)["median_turn_ms"] >= 0
+        take(Answering(), 1)
+
+    monkeypatch.setattr(serving, "measured", taken)
+    serving.turns([], serving.Plan(tmp_path, words=50, asks=2), 1, print)
+    (cached, first, second), (again, other, _) = asked[:3], asked[3:]
+    assert len(cached) == 4096 and again == cached, "the chat itself is asked for first, in each round"
+    assert first[:4096] == cached and len(first) == 4096 + 64 and second[: 4096 + 64] == first
+    assert len(second) == 4096 + 128 and other[:4096] == cached and other != first, "and what it adds is new"
 
 
 def test_each_client_asks_as_often_as_it_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
