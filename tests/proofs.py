@@ -326,17 +326,33 @@ class Tree:
         return self._verdicts.get(release, {})
 
     def forms(self, release: str) -> str:
-        """Hash a release's part of forms.json: its forms, what each was read for, and where a GPU has run it too."""
+        """Hash a release's part of forms.json: its forms, what each was read for, and what a GPU has run there."""
         if not self._forms:
-            measured = {name for rows in json.loads((self.root / PROVEN).read_text()).values() for name in rows}
             rows: dict[str, list[Any]] = {}
-            for where, forms in sorted(json.loads((self.root / FORMS).read_text()).items()):
+            for where, forms in sorted(self.table_of_forms().items()):
                 for form, known in sorted(forms.items()):
-                    row = [where, form, sorted(known["read_for"]), sorted(measured.intersection(known["releases"]))]
                     for name in known["releases"]:
-                        rows.setdefault(name, []).append(row)
-            self._forms = {name: hashed(json.dumps(of)) for name, of in rows.items()}
+                        rows.setdefault(name, []).append([where, form, sorted(known["read_for"])])
+            self._forms = {name: hashed(json.dumps([*of, *self.proven(name)])) for name, of in rows.items()}
         return self._forms.get(release, hashed("[]"))
+
+    def proven(self, release: str) -> list[str]:
+        """Tell what proven.json has results of on this release, by its source as planning/proven.py does."""
+        having: dict[str, set[str]] = {}
+        mine: dict[str, set[str]] = {}
+        for forms in self.table_of_forms().values():
+            for form, known in forms.items():
+                having.setdefault(form, set()).update(known["releases"])
+                if release in known["releases"]:
+                    for reader in known["read_for"]:
+                        mine.setdefault(reader, set()).add(form)
+        table: dict[str, Any] = json.loads((self.root / PROVEN).read_text())
+        shared = {op: (having[form] for form in mine.get(op, ())) for op in table}
+        return sorted(op for op, measured in table.items() if set(measured).intersection(*shared[op]))
+
+    def table_of_forms(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads((self.root / FORMS).read_text())
+        return found
 
     def _width(self, read: str) -> tuple[int, str]:
         return len(self.closure(read)), read
@@ -437,7 +453,7 @@ def found_in(tree: Tree, release: str, notes: Sequence[tuple[int, str, str]]) ->
                 reads.add(f"{CONCERNS}{what}")
             elif kind == "data":
                 by_slice = with_plan or (what == FORMS and release and not reads_forms)
-                if not by_slice or what not in (FORMS, VERDICTS):
+                if not by_slice or what not in (FORMS, VERDICTS, PROVEN):
                     reads.add(f"{TEXT}{what}" if what.endswith(".py") else what)
     for name in sorted(reads):
         if name.endswith(".py") and not name.startswith((FIXES, TEXT, CONCERNS)):

@@ -26,7 +26,7 @@ from sglang_bcg_fixes.planning import plan, proven
 from sglang_bcg_fixes.planning.registry import Registry
 from sglang_bcg_fixes.source import forms, releases
 from sglang_bcg_fixes.source.finding import Evidence, Finding, Verdict
-from tests import processes, wheels
+from tests import processes, proofs, wheels
 
 Root = Callable[[str], pathlib.Path]
 RESULTS = processes.REPOSITORY / "benchmarks" / "results"
@@ -67,6 +67,7 @@ def test_recorded_results_decide_what_is_on_by_default(release_root: Root, op: s
     for release in wheels.RELEASES:
         auto = choice(kernel, release_root(release))
         assert auto.proven is (release in PROVEN[op]), release
+        assert auto.proven is (op in proofs.Tree().proven(release)), "else rows there stay closed when this changes"
         assert auto.name == (first if auto.proven else "sglang"), release
         if not auto.proven:
             assert auto.rejected[first].startswith(f"only with {kernel.flag}={first}: unproven on this release")
@@ -180,6 +181,7 @@ def test_a_fix_for_speed_alone_is_on_where_results_are_recorded(release_root: Ro
 
     by_default, asked = decided(), decided(**{FIX.flag: "on"})
     assert by_default.action is (Action.APPLY if is_proven else Action.OFF)
+    assert is_proven is (FIX.id in proofs.Tree().proven(release))
     assert is_proven or by_default.reason.startswith(f"only with {FIX.flag}=on: unproven on this release")
     assert asked.action is Action.APPLY
     bodies = {point.body for point in asked.subject.patches}

@@ -191,6 +191,19 @@ def test_a_table_of_forms_that_grows_opens_the_rows_of_the_releases_that_it_grow
     assert now[0] != before[0] and now[1] == before[1]
 
 
+def test_a_result_on_a_gpu_opens_the_rows_of_the_releases_with_that_source(copied: pathlib.Path) -> None:
+    file = copied / proofs.PROVEN
+    table = json.loads(file.read_text())
+    plans = {
+        release: dataclasses.replace(ALONE, releases=[release]) for release in ("0.5.12", "0.5.12.post1", "0.5.17")
+    }
+    before = {release: key(copied, plan) for release, plan in plans.items()}
+    table["kda_extend"] = {"0.5.12.post1": "accuracy-kimi.json"}
+    file.write_text(json.dumps(table))
+    opened = {release for release, plan in plans.items() if key(copied, plan) != before[release]}
+    assert opened == {"0.5.12", "0.5.12.post1"}, "the definitions of both are the same"
+
+
 def test_a_header_opens_what_has_called_a_compiler_and_so_does_another_compiler(
     copied: pathlib.Path, edit: Edit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
