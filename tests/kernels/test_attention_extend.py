@@ -17,6 +17,7 @@ import torch
 from cpu_sglang import flash_attention
 from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.attention_extend import adapter, fa3, refusals, splits, trial
+from sglang_bcg_fixes.kernels.attention_extend.declaration import KERNEL
 from sglang_bcg_fixes.kernels.fa_metadata.declaration import MODULE
 from sglang_bcg_fixes.kernels.linear_extend import serving
 from sglang_bcg_fixes.kernels.linear_extend.serving import UNKNOWN_PARTS, FallBack
@@ -512,7 +513,7 @@ def test_a_server_that_cannot_be_read_keeps_its_breaks_unless_the_flag_names_the
     monkeypatch.setattr(active, "selected", lambda op: Plain(required=required, fall_back=left.append))
     monkeypatch.setattr(adapter, "makes_breakable_graphs", lambda runner: True)
     if required:
-        with pytest.raises(AttributeError):
+        with pytest.raises(RuntimeError, match=rf"cannot read \(AttributeError: .*\. Set {KERNEL.flag}=off"):
             adapter.Operation().begin(Plain())
     else:
         assert adapter.Operation().begin(Plain()) is None

@@ -127,13 +127,9 @@ class Served:
             self.bound, self.rows = bound, rows
             graph, output = stored(place, size, capture())
         except Exception as error:
-            why = f"a graph of {rows} rows was not captured with attention inside ({type(error).__name__}: {error})"
-            if self.selected.required:
-                raise RuntimeError(
-                    f"bcg-fixes {KERNEL.op}: {why}. Set {KERNEL.flag}=off to serve without it"
-                ) from error
-            logger.warning("bcg-fixes: %s: SGLang's own graphs serve: %s", KERNEL.op, why, exc_info=True)
-            self.refuse(why)
+            self.refuse(
+                without_it(self.selected, f"a graph of {rows} rows was not captured with attention inside", error)
+            )
             return None
         finally:
             self.bound = None
@@ -283,14 +279,21 @@ class Operation:
             return None
         try:
             return unless_refused(KERNEL.op, lambda: Served(runner))
+        except active.CannotRun:
+            raise
         except Exception as error:
             selected = active.selected(KERNEL.op)
-            if selected.required:
-                raise
-            why = f"a server that it cannot read ({type(error).__name__}: {error})"
-            logger.warning("bcg-fixes: %s: SGLang's own graphs serve: %s", KERNEL.op, why, exc_info=True)
-            selected.fall_back(why)
+            selected.fall_back(without_it(selected, "a server that it cannot read", error))
             return None
+
+
+def without_it(selected: active.Selected, what: str, error: Exception) -> str:
+    """Warn that SGLang's own graphs serve, and return why; where the flag names a form the server must not start."""
+    why = f"{what} ({type(error).__name__}: {error})"
+    if selected.required:
+        raise RuntimeError(f"bcg-fixes {KERNEL.op}: {why}. Set {KERNEL.flag}=off to serve without it") from error
+    logger.warning("bcg-fixes: %s: SGLang's own graphs serve: %s", KERNEL.op, why, exc_info=True)
+    return why
 
 
 OPERATION = Operation()
