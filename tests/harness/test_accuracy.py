@@ -22,6 +22,7 @@ import torch
 
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.kernels.gdn_extend import declaration as gdn_extend
+from sglang_bcg_fixes.kernels.kda_extend import declaration as kda_extend
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape as Heads
 from sglang_bcg_fixes.kernels.mamba2_extend import declaration as mamba2_extend
 from sglang_bcg_fixes.kernels.mamba2_extend import reference
@@ -41,6 +42,7 @@ import evaluate  # noqa: E402
 import families  # noqa: E402
 import granite  # noqa: E402
 import hybrid  # noqa: E402
+import kimi  # noqa: E402
 import lfm2  # noqa: E402
 import nemotron_h  # noqa: E402
 import qwen3_next  # noqa: E402
@@ -74,6 +76,18 @@ SHAPES: dict[str, Any] = {
         inner=96,
     ),
     "lfm2": lfm2.Shape(hidden=64, kinds=("conv", "full_attention", "conv"), head_dim=32, inner=96),
+    "kimi_linear": kimi.Shape(
+        hidden=64,
+        delta_layers=(1, 3),
+        full_layers=(2,),
+        delta_heads=3,
+        delta_dim=16,
+        rank=32,
+        shared=16,
+        keys=32,
+        values=32,
+        inner=96,
+    ),
 }
 FAMILIES = tuple(SHAPES)
 COMPARED_RELEASES = {
@@ -81,12 +95,14 @@ COMPARED_RELEASES = {
     "nemotron_h": ("0.5.12.post1", "0.5.15.post1", NEWEST),
     "granitemoehybrid": ("0.5.17", NEWEST),
     "lfm2": ("0.5.17", NEWEST),
+    "kimi_linear": ("0.5.17", NEWEST),
 }
 KERNELS: dict[str, Kernel] = {
     "qwen3_next": gdn_extend.KERNEL,
     "nemotron_h": mamba2_extend.KERNEL,
     "granitemoehybrid": mamba2_extend.KERNEL,
     "lfm2": short_conv_extend.KERNEL,
+    "kimi_linear": kda_extend.KERNEL,
 }
 # the last MLP is nothing, so nor is what goes into it
 UNSEEN_IN_GRANITE = ("model.layers.2.post_attention_layernorm", "model.layers.2.shared_mlp")
@@ -301,6 +317,9 @@ def export(family: str, folder: pathlib.Path, **changes: Any) -> pathlib.Path:
             elif parameter.ndim == 1:
                 parameter.add_(0.5 * torch.randn_like(parameter))
     hybrid.save(model, folder, end=task.END, start=task.START)
+    # SGLang builds a product of Kimi-Linear in the folder's type, whatever the server's is, which is half here
+    config = folder / "config.json"
+    config.write_text(config.read_text().replace("bfloat16", "float16"))
     return folder
 
 
@@ -349,6 +368,8 @@ def test_sglang_computes_the_same_logits(
         ("nemotron_h", "0.5.15.post1", {}),
         ("nemotron_h", NEWEST, {"pattern": "*MM"}),
         *((family, release, {}) for family in ("granitemoehybrid", "lfm2") for release in COMPARED_RELEASES[family]),
+        # from 0.5.22 on, SGLang has a kernel of its own there
+        ("kimi_linear", "0.5.17", {}),
     ],
 )
 def test_so_does_the_kernel_inside_a_prefill_graph(
