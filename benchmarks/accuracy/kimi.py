@@ -53,7 +53,7 @@ def recurrent_delta_rule(
 ) -> tuple[Tensor, Tensor]:
     """The definition, token by token: what the chunked form is checked against.
 
-    q, k, and g (logarithm of each key's decay): (batch, heads, time, key dim), v: (..., value dim), beta: (batch, heads,
+    q, k, g (logarithm of each key's decay): (batch, heads, time, key dim), v: (..., value dim), beta: (batch, heads,
     time), state: (batch, heads, key dim, value dim).
     """
     outputs = []
@@ -66,29 +66,25 @@ def recurrent_delta_rule(
 
 
 def products(rows: Tensor, keys: Tensor, decay: Tensor) -> Tensor:
-    """Products of each row (..., time, key dim) with the keys up to its own, as far as these are not forgotten since.
+    """Products of each row (..., time, key dim) with the keys up to its own place, weighted by what is left of these.
 
-    `decay` is the sum of the logarithms. A key's share that is left is no product of one factor of the row and one of
-    the key that are both small: so the tokens are halved, and the later half's rows see the earlier half's keys across
-    what was left in between. No exponent is positive.
+    `decay` has the sums of the logarithms up to each place. What is left is exp(the row's - the key's), whose factors
+    exp(the row's) and exp(- the key's) may be too small and too large for a float. So the tokens are halved. What the
+    later half's rows see of the earlier half's keys has a factor before the middle and one behind it, at most 1 each.
     """
     length = decay.shape[-2]
     if length <= FEW:
-        later = torch.ones(length, length, dtype=torch.bool, device=decay.device).tril().unsqueeze(-1)
+        seen = torch.ones(length, length, dtype=torch.bool, device=decay.device).tril().unsqueeze(-1)
         # masked before exp: above the diagonal it would overflow
-        left = (decay.unsqueeze(-2) - decay.unsqueeze(-3)).masked_fill(~later, -math.inf).exp()
+        left = (decay.unsqueeze(-2) - decay.unsqueeze(-3)).masked_fill(~seen, -math.inf).exp()
         return (rows.unsqueeze(-2) * (keys.unsqueeze(-3) * left)).sum(-1)
-    of_halves = (part.unflatten(-2, (2, -1)) for part in (rows, keys, decay))
-    earlier, later_half = products(*of_halves).unbind(-3)
+    earlier, later = products(*(part.unflatten(-2, (2, -1)) for part in (rows, keys, decay))).unbind(-3)
     half = length // 2
-    between = decay[..., half - 1 : half, :]
-    across = (rows[..., half:, :] * (decay[..., half:, :] - between).exp()) @ (
-        keys[..., :half, :] * (between - decay[..., :half, :]).exp()
-    ).mT
-    return torch.cat(
-        [torch.cat([earlier, torch.zeros_like(earlier)], -1), torch.cat([across, later_half], -1)],
-        -2,
-    )
+    middle = decay[..., half - 1 : half, :]
+    to_middle = keys[..., :half, :] * (middle - decay[..., :half, :]).exp()
+    from_middle = rows[..., half:, :] * (decay[..., half:, :] - middle).exp()
+    first = torch.cat([earlier, torch.zeros_like(earlier)], -1)
+    return torch.cat([first, torch.cat([from_middle @ to_middle.mT, later], -1)], -2)
 
 
 def chunked_delta_rule(

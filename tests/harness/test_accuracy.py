@@ -22,7 +22,9 @@ import torch
 
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.kernels.gdn_extend import declaration as gdn_extend
+from sglang_bcg_fixes.kernels.kda_extend import Shape as DeltaHeads
 from sglang_bcg_fixes.kernels.kda_extend import declaration as kda_extend
+from sglang_bcg_fixes.kernels.kda_extend import reference as of_kimi
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape as Heads
 from sglang_bcg_fixes.kernels.mamba2_extend import declaration as mamba2_extend
 from sglang_bcg_fixes.kernels.mamba2_extend import reference
@@ -171,6 +173,12 @@ def of_delta_rule(length: int, batch: int = 2, heads: int = 3, keys: int = 8, va
     return [q, k, drawn(batch, heads, length, values), -3 * g, beta, drawn(batch, heads, keys, values)]
 
 
+def of_delta_rule_by_key(length: int, values: int = 6, **sizes: int) -> Operands:
+    q, k, v, _, beta, state = of_delta_rule(length, values=values, **sizes)
+    # some keys are gone at once, and others hardly ever forget
+    return [q, k, v, -(10 ** (6 * torch.rand_like(k) - 4)), beta, state]
+
+
 def of_scan(length: int, batch: int = 2, groups: int = 2, heads: int = 6, size: int = 6, states: int = 8) -> Operands:
     step = torch.rand(batch, heads, length, dtype=torch.double)
     to_state, from_state = (drawn(batch, groups, length, states) for _ in "BC")
@@ -188,9 +196,10 @@ def seeded(draw: Callable[..., Operands], length: int, **sizes: int) -> Operands
     ("draw", "recurrent", "chunked"),
     [
         (of_delta_rule, qwen3_next.recurrent_delta_rule, qwen3_next.chunked_delta_rule),
+        (of_delta_rule_by_key, kimi.recurrent_delta_rule, kimi.chunked_delta_rule),
         (of_scan, nemotron_h.recurrent_scan, nemotron_h.chunked_scan),
     ],
-    ids=("delta_rule", "scan"),
+    ids=("delta_rule", "delta_rule_by_key", "scan"),
 )
 def test_the_chunked_form_is_the_recurrent_one(
     draw: Callable[..., Operands], recurrent: Callable[..., Any], chunked: Callable[..., Any], length: int
@@ -208,6 +217,8 @@ def test_the_chunked_form_is_the_recurrent_one(
 def test_the_gradient_is_that_of_finite_differences() -> None:
     few = seeded(of_delta_rule, 6, batch=1, heads=1, keys=3, values=2)
     assert torch.autograd.gradcheck(functools.partial(qwen3_next.chunked_delta_rule, chunk=4), few)
+    few = seeded(of_delta_rule_by_key, 18, batch=1, heads=1, keys=2, values=2)
+    assert torch.autograd.gradcheck(functools.partial(kimi.chunked_delta_rule, chunk=16), few)
     few = seeded(of_scan, 6, batch=1, groups=1, heads=2, size=2, states=3)
     assert torch.autograd.gradcheck(functools.partial(nemotron_h.chunked_scan, chunk=4), few)
 
@@ -243,6 +254,47 @@ def test_the_scan_is_that_of_the_kernels() -> None:
     gated = wanted.output.flatten(-2) * torch.nn.functional.silu(gate)
     torch.testing.assert_close(kept["gated"][0], gated, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(state, wanted.state, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(tail.mT, wanted.conv)
+
+
+def test_forgetting_fast_overflows_nowhere() -> None:
+    """In the dtype of training, where exp(89) is too large."""
+    torch.manual_seed(0)
+    inputs = [operand.float().requires_grad_() for operand in of_delta_rule_by_key(130)]
+    wanted, found = (form(*inputs) for form in (kimi.recurrent_delta_rule, kimi.chunked_delta_rule))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    assert all(gradient.isfinite().all() for gradient in torch.autograd.grad(found[0].sum(), inputs))
+
+
+def test_delta_attention_is_that_of_the_kernels() -> None:
+    """The same recurrence as kda_extend's reference, with the convolutions and gates before it."""
+    torch.manual_seed(0)
+    shape = SHAPES["kimi_linear"]
+    mixer = kimi.DeltaAttention(shape)
+    for parameter in mixer.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    x = torch.randn(1, 70, shape.hidden)
+    kept: dict[str, torch.Tensor] = {}
+    mixer.o_norm.register_forward_pre_hook(lambda _, given: kept.update(output=given[0]))
+    with torch.no_grad():
+        _, (tail, state) = mixer(x, None)
+        mixed = torch.cat([mixer.q_proj(x), mixer.k_proj(x), mixer.v_proj(x)], -1)[0]
+        wanted = of_kimi.recurrent(
+            of_kimi.Inputs(
+                [len(mixed)],
+                DeltaHeads(shape.delta_heads, shape.delta_dim, shape.delta_dim, shape.conv_taps),
+                mixed,
+                mixer.f_b_proj(mixer.f_a_proj(x))[0],
+                mixer.b_proj(x)[0],
+                torch.cat([mixer.q_conv1d.weight, mixer.k_conv1d.weight, mixer.v_conv1d.weight]).squeeze(1),
+                mixer.A_log.flatten(),
+                mixer.dt_bias,
+                torch.zeros_like(tail.mT),
+                torch.zeros_like(state.mT),
+            )
+        )
+    torch.testing.assert_close(kept["output"][0], wanted.output, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(state.mT, wanted.state, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(tail.mT, wanted.conv)
 
 

@@ -16,7 +16,6 @@ from cpu_sglang import graphs, one_batch, prefill
 from sglang_bcg_fixes.kernels import active
 from tests.scenarios import telling
 
-
 RUNNERS = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
 
 
