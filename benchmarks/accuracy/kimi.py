@@ -138,9 +138,8 @@ class DeltaAttention(nn.Module):
             self.add_module(f"{name}_proj", nn.Linear(shape.hidden, size, bias=False))
             self.add_module(f"{name}_conv1d", nn.Conv1d(size, size, shape.conv_taps, bias=False, groups=size))
         # what is forgotten, and the gate of the output
-        for name in "fg":
-            self.add_module(f"{name}_a_proj", nn.Linear(shape.hidden, shape.delta_dim, bias=False))
-            self.add_module(f"{name}_b_proj", nn.Linear(shape.delta_dim, size, bias=False))
+        self.f_a_proj, self.g_a_proj = (nn.Linear(shape.hidden, shape.delta_dim, bias=False) for _ in "fg")
+        self.f_b_proj, self.g_b_proj = (nn.Linear(shape.delta_dim, size, bias=False) for _ in "fg")
         self.b_proj = nn.Linear(shape.hidden, shape.delta_heads, bias=False)
         self.A_log = nn.Parameter(torch.empty(1, 1, shape.delta_heads, 1))
         self.dt_bias = nn.Parameter(torch.empty(size))
@@ -151,11 +150,18 @@ class DeltaAttention(nn.Module):
         self.A_log.data.zero_()
         self.dt_bias.data.copy_(hybrid.inverse_softplus(hybrid.forgetting(len(self.dt_bias))))
 
+    @property
+    def taps(self) -> Tensor:
+        return torch.cat([self.get_parameter(f"{name}_conv1d.weight") for name in "qkv"])
+
+    def mixed(self, x: Tensor) -> Tensor:
+        """Return queries, keys and values of all heads, as the convolutions take them."""
+        return torch.cat([self.get_submodule(f"{name}_proj")(x) for name in "qkv"], -1)
+
     def forward(self, x: Tensor, past: tuple[Tensor, Tensor] | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         s = self.shape
         of_heads = (s.delta_heads, s.delta_dim)
-        mixed = torch.cat([self.q_proj(x), self.k_proj(x), self.v_proj(x)], -1)
-        taps = torch.cat([self.q_conv1d.weight, self.k_conv1d.weight, self.v_conv1d.weight])
+        mixed = self.mixed(x)
         if past is None:
             tail = mixed.new_zeros(len(x), s.conv_taps - 1, mixed.shape[-1])
             state = torch.zeros(
@@ -164,7 +170,7 @@ class DeltaAttention(nn.Module):
         else:
             tail, state = past
         window = torch.cat([tail.to(mixed.dtype), mixed], 1)
-        convolved = F.silu(hybrid.convolved(window, taps, x.shape[1])).to(state.dtype)
+        convolved = F.silu(hybrid.convolved(window, self.taps, x.shape[1])).to(state.dtype)
         q, k, v = (hybrid.of_heads(part, s.delta_dim) for part in convolved.chunk(3, -1))
         q, k = (part * torch.rsqrt(part.pow(2).sum(-1, keepdim=True) + LENGTH_EPS) for part in (q, k))
         forget = self.f_b_proj(self.f_a_proj(x)).to(state.dtype) + self.dt_bias

@@ -278,7 +278,7 @@ def test_delta_attention_is_that_of_the_kernels() -> None:
     mixer.o_norm.register_forward_pre_hook(lambda _, given: kept.update(output=given[0]))
     with torch.no_grad():
         _, (tail, state) = mixer(x, None)
-        mixed = torch.cat([mixer.q_proj(x), mixer.k_proj(x), mixer.v_proj(x)], -1)[0]
+        mixed = mixer.mixed(x)[0]
         wanted = of_kimi.recurrent(
             of_kimi.Inputs(
                 [len(mixed)],
@@ -286,7 +286,7 @@ def test_delta_attention_is_that_of_the_kernels() -> None:
                 mixed,
                 mixer.f_b_proj(mixer.f_a_proj(x))[0],
                 mixer.b_proj(x)[0],
-                torch.cat([mixer.q_conv1d.weight, mixer.k_conv1d.weight, mixer.v_conv1d.weight]).squeeze(1),
+                mixer.taps.squeeze(1),
                 mixer.A_log.flatten(),
                 mixer.dt_bias,
                 torch.zeros_like(tail.mT),
