@@ -14,6 +14,7 @@ import sys
 
 from cpu_sglang import graphs, one_batch, prefill
 from sglang_bcg_fixes.kernels import active
+from tests.releases import kinds_of_request
 from tests.scenarios import telling
 
 RUNNERS = "sglang.srt.model_executor.runner.prefill_cuda_graph_runner"
@@ -30,6 +31,8 @@ def main(folder: str, prompts: str, size: str = "", op: str = "") -> None:
         loaded = one_batch.load(folder, **options)
     breaks = {}
     if size:
+        # from 0.5.22 on, captured delta attention asks for it
+        kinds_of_request.forget_pinned_memory()
         if is_latent:
             # as on an NVIDIA GPU: elsewhere 0.5.17 and later take captures of latent attention for the expanded form
             importlib.import_module(RUNNERS).is_cuda = lambda: True  # type: ignore[attr-defined]
