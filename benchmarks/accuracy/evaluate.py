@@ -12,7 +12,7 @@ Every arm is a fresh server that answers all questions greedily: one after the o
     stock       breakable prefill graphs and no fix
     patched     the same with the plugin's fixes
     kernels     the same with the plugin's fixes and its own kernel for the family's linear layers: gdn_extend,
-                mamba2_extend or short_conv_extend; not asked for by default
+                mamba2_extend, kda_extend or short_conv_extend; not asked for by default
     eager       no prefill graphs and no fix; twice, because its difference from itself is what concurrency does
 
 A server that dies or hangs is a result: what it has not answered is wrong, and the end of its log is kept. So is one
@@ -75,6 +75,8 @@ FAMILIES = {
     "qwen3_next": Family(HERE / "checkpoint", "triton", "GDN_EXTEND", "cuda"),
     # SGLang refuses it triton; fa3 is its own choice on Hopper
     "nemotron_h": Family(HERE / "checkpoint_mamba2", "fa3", "MAMBA2_EXTEND", "cuda"),
+    # what SGLang chooses for latent attention on Hopper
+    "kimi_linear": Family(HERE / "checkpoint_kimi", "fa3", "KDA_EXTEND", "triton"),
     # stock has no prefill graphs of the others
     "granitemoehybrid": Family(HERE / "checkpoint_granite", "fa3", "MAMBA2_EXTEND", "cuda", (WITHOUT_GRAPHS,)),
     "lfm2": Family(HERE / "checkpoint_lfm2", "fa3", "SHORT_CONV_EXTEND", "triton", (WITHOUT_GRAPHS,)),

@@ -9,12 +9,14 @@ from typing import Any
 
 import granite
 import hybrid
+import kimi
 import lfm2
 import nemotron_h
 import qwen3_next
 
 FAMILIES: dict[str, type[Any]] = {
-    family.family: family for family in (qwen3_next.Qwen3Next, nemotron_h.NemotronH, granite.Granite, lfm2.Lfm2)
+    family.family: family
+    for family in (qwen3_next.Qwen3Next, nemotron_h.NemotronH, granite.Granite, lfm2.Lfm2, kimi.KimiLinear)
 }
 
 

@@ -7,6 +7,7 @@ the model around the layers, parts that several have, and the folder that SGLang
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import pathlib
@@ -104,7 +105,7 @@ class Hybrid(nn.Module):
     # the shape to train, and one for a CPU
     full: ClassVar[Any]
     small: ClassVar[Any]
-    # fields of a shape by their name in a Hugging Face folder
+    # what fields of a shape are called in a Hugging Face folder; a dot leads into an object there
     names_in_config: ClassVar[dict[str, str]]
     # beginnings of our tensors' names, and what they are in that folder
     names_of_tensors: ClassVar[dict[str, str]] = {}
@@ -166,10 +167,19 @@ def weights(model: Hybrid) -> dict[str, Tensor]:
     return renamed(found, model.names_of_tensors)
 
 
+def nested(values: dict[str, Any]) -> dict[str, Any]:
+    """With an object for each beginning of names before a dot."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        beginning, dot, rest = name.partition(".")
+        (found.setdefault(beginning, {}) if dot else found)[rest or name] = value
+    return found
+
+
 def save(model: Hybrid, folder: pathlib.Path, end: int, start: int) -> int:
     """Write what SGLang loads; return the size of the weights' file."""
     config = {
-        **{name: getattr(model.shape, field) for field, name in model.names_in_config.items()},
+        **nested({name: getattr(model.shape, field) for field, name in model.names_in_config.items()}),
         **model.config(),
         "max_position_embeddings": 4096,
         "tie_word_embeddings": False,
@@ -185,7 +195,11 @@ def save(model: Hybrid, folder: pathlib.Path, end: int, start: int) -> int:
 
 def load(family: type[Any], folder: pathlib.Path) -> Hybrid:
     config = json.loads((folder / "config.json").read_text())
-    shape = type(family.full)(**{field: config[name] for field, name in family.names_in_config.items()})
+    values = {
+        field: functools.reduce(dict.__getitem__, name.split("."), config)
+        for field, name in family.names_in_config.items()
+    }
+    shape = type(family.full)(**values)
     model: Hybrid = family(shape)
     found = renamed(load_file(folder / "model.safetensors"), {new: old for old, new in model.names_of_tensors.items()})
     model.load_state_dict({name: value.float() for name, value in found.items()})
