@@ -50,7 +50,7 @@ gpu:
 	$(PYTHON) -m sglang_bcg_fixes verify --json verify.json
 
 bench:
-	$(PYTHON) -m sglang_bcg_fixes bench --jsonl benchmarks/results/bench.jsonl
+	$(PYTHON) -m benchmarks.bench --jsonl benchmarks/results/bench.jsonl
 
 record:
 	$(PYTHON) benchmarks/record.py --folder recorded

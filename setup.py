@@ -185,7 +185,6 @@ setuptools.setup(
     ],
     python_requires=">=3.10",
     install_requires=["pluggy>=1.2"],
-    extras_require={"bench": ["matplotlib"]},
     packages=setuptools.find_packages(include=["sglang_bcg_fixes", "sglang_bcg_fixes.*"]),
     package_data={
         "sglang_bcg_fixes": [

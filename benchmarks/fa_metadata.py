@@ -38,9 +38,6 @@ from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.fa_metadata import reference
 from sglang_bcg_fixes.kernels.fa_metadata.declaration import KERNEL
 from sglang_bcg_fixes.kernels.fa_metadata.jobs import FaMetadata
-from sglang_bcg_fixes.lab.bench import rows, timing
-from sglang_bcg_fixes.lab.bench.gdn_layer import Cuda
-from sglang_bcg_fixes.lab.bench.rows import GREEN, HOT, RED, Row
 from sglang_bcg_fixes.lab.verify import environment
 from sglang_bcg_fixes.planning import plan
 from sglang_bcg_fixes.source import releases
@@ -48,6 +45,9 @@ from sglang_bcg_fixes.source import releases
 REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
+from benchmarks.bench import rows, timing  # noqa: E402
+from benchmarks.bench.gdn_layer import Cuda  # noqa: E402
+from benchmarks.bench.rows import GREEN, HOT, RED, Row  # noqa: E402
 from tests.kernels import fa_metadata_cases as cases  # noqa: E402
 from tests.kernels.flash_backend import Backend, Batch, Setting  # noqa: E402
 

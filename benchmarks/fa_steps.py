@@ -24,15 +24,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sglang_bcg_fixes.kernels.fa_metadata.declaration import KERNEL
-from sglang_bcg_fixes.lab.bench import rows, servers, timing
-from sglang_bcg_fixes.lab.bench.rows import GREEN, RED, Row
-from sglang_bcg_fixes.lab.bench.servers import Alive, Ended
 from sglang_bcg_fixes.lab.verify import cases, command, environment, models
 from sglang_bcg_fixes.lab.verify.arms import PATCHED
 from sglang_bcg_fixes.lab.verify.servers import Runner, ended_by_signals
 from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.source import releases
 from sglang_bcg_fixes.source.tree import Source
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+
+from benchmarks.bench import rows, servers, timing
+from benchmarks.bench.rows import GREEN, RED, Row
+from benchmarks.bench.servers import Alive, Ended
 
 PART, STEP = "fa_steps", "time of a step"
 SGLANG = "off"

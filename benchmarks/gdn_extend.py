@@ -11,8 +11,8 @@
 Steps are those of tests/kernels/test_gdn_extend.py at a model's sizes, and random ones: prefixes, sequences without
 tokens or without a slot, checkpoints, padding, few and many programs, spans. Memory that no kernel may touch is NaN.
 Every step runs eagerly and in a graph that was captured for another batch, and both must have the same bits, also for
-each sequence alone. States in bfloat16 are rounded where a span ends, so these steps have one. `bcg-fixes bench
---layer` measures the speed.
+each sequence alone. States in bfloat16 are rounded where a span ends, so these steps have one. `python -m
+benchmarks.bench --layer` measures the speed.
 
 Errors add up longest in heads that hardly forget: `--hardly-forget` compares each of them with fp64, ten seeds.
 """
@@ -31,14 +31,15 @@ from typing import Any
 import torch
 
 from sglang_bcg_fixes.kernels.gdn_extend import Shape, cuda, triton
-from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata
-from sglang_bcg_fixes.lab.bench import gdn_layer
+from sglang_bcg_fixes.kernels.linear_extend import metadata
 from sglang_bcg_fixes.lab.verify import environment
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks import random_steps  # noqa: E402
+from benchmarks.bench import gdn_layer  # noqa: E402
+from tests.kernels import accuracy  # noqa: E402
 from tests.kernels import gdn_extend_cases as cases  # noqa: E402
 from tests.kernels.linear_extend_cases import faults_of_graphs, random_lengths, random_requests  # noqa: E402
 

@@ -18,14 +18,15 @@ from unittest import mock
 
 import torch
 
-from sglang_bcg_fixes.kernels.gdn_extend import cuda, reference
-from sglang_bcg_fixes.lab.bench import gdn_layer, timing
-from sglang_bcg_fixes.lab.bench.rows import GREEN, RED
+from sglang_bcg_fixes.kernels.gdn_extend import cuda
 from sglang_bcg_fixes.lab.verify import environment
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from benchmarks import gdn_tuning, gdn_variants
+from benchmarks.bench import gdn_layer, timing
+from benchmarks.bench.rows import GREEN, RED
+from tests.kernels import gdn_reference
 
 LENGTHS = (
     [2048],
@@ -65,7 +66,7 @@ def case_of(
     rounds: int,
 ) -> list[dict[str, Any]]:
     problem = gdn_layer.Problem(shape, lengths, device.name)
-    wanted = reference.recurrent(problem.inputs)
+    wanted = gdn_reference.recurrent(problem.inputs)
     found: dict[int, gdn_variants.Judged] = {}
     for segment in segments_for(lengths):
         with mock.patch.object(cuda, "segment_of", lambda *_, segment=segment: segment):

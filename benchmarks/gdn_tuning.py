@@ -25,10 +25,13 @@ from typing import Any
 import torch
 
 from sglang_bcg_fixes.kernels.gdn_extend.triton import Tuning, tuning_for
-from sglang_bcg_fixes.kernels.linear_extend import accuracy
-from sglang_bcg_fixes.lab.bench import gdn_layer, timing
-from sglang_bcg_fixes.lab.bench.rows import GREEN, RED
 from sglang_bcg_fixes.lab.verify import environment
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+
+from benchmarks.bench import gdn_layer, timing
+from benchmarks.bench.rows import GREEN, RED
+from tests.kernels import accuracy
 
 CASES = (
     (256, 1),

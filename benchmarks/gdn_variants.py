@@ -26,16 +26,16 @@ from unittest import mock
 import torch
 
 from sglang_bcg_fixes.kernels.cuda import driver, nvrtc, program
-from sglang_bcg_fixes.kernels.gdn_extend import cuda, reference
+from sglang_bcg_fixes.kernels.gdn_extend import cuda
 from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
-from sglang_bcg_fixes.kernels.linear_extend import accuracy
-from sglang_bcg_fixes.lab.bench import gdn_layer, timing
-from sglang_bcg_fixes.lab.bench.rows import GREEN, RED
 from sglang_bcg_fixes.lab.verify import environment
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from benchmarks import gdn_tuning
+from benchmarks.bench import gdn_layer, timing
+from benchmarks.bench.rows import GREEN, RED
+from tests.kernels import accuracy, gdn_reference
 
 ON_ONE_GPU = ((256, 1), (1024, 1), (4096, 1), (8192, 1), (16384, 1), (8192, 8), (16384, 16), (256, 64), (4096, 16))
 CASES = [("qwen3_next", *case) for case in ON_ONE_GPU]
@@ -154,7 +154,7 @@ def case_of(
     rounds: int,
 ) -> list[dict[str, Any]]:
     problem = gdn_layer.Problem(shape, lengths, device.name)
-    wanted = reference.recurrent(problem.inputs)
+    wanted = gdn_reference.recurrent(problem.inputs)
     found = {each: judged_variant(variant, problem, wanted, device) for each, variant in variants.items()}
     first = next(iter(found.values()))
     right = {

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from sglang_bcg_fixes.kernels.kda_extend import Shape, triton
-from sglang_bcg_fixes.lab.bench.rows import GREEN, RED
 from sglang_bcg_fixes.lab.verify import environment
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
+from benchmarks.bench.rows import GREEN, RED
 from benchmarks.gdn_tuning import ADVANCE, AS_IT_IS, LAYER, PREPARE, say, with_a_line_for_each_row
 from benchmarks.kda_extend import SHAPES, Layer
 from benchmarks.random_steps import device_us

@@ -20,12 +20,12 @@ from typing import Any
 import torch
 
 from sglang_bcg_fixes.kernels.lightning_extend import Shape, triton
-from sglang_bcg_fixes.kernels.linear_extend import accuracy
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks import random_steps  # noqa: E402
+from tests.kernels import accuracy  # noqa: E402
 from tests.kernels import lightning_extend_cases as cases  # noqa: E402
 from tests.kernels.linear_extend_cases import Surroundings, faults_of_graphs, random_lengths, random_requests  # noqa: E402
 

@@ -7,7 +7,7 @@
 
 Steps are those of tests/kernels/test_mamba2_extend.py at a model's sizes, and random ones: prefixes, sequences without
 slots, checkpoints, states in both dtypes, NaN in all memory that must not be used. The time of a layer is
-`bcg-fixes bench --layer --shapes nemotron_h_8b,falcon_h1_34b`.
+`python -m benchmarks.bench --layer --shapes nemotron_h_8b,falcon_h1_34b`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,16 @@ from typing import Any
 
 import torch
 
-from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata
+from sglang_bcg_fixes.kernels.linear_extend import metadata
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, cuda, triton
-from sglang_bcg_fixes.lab.bench import mamba2_layer
 from sglang_bcg_fixes.lab.verify import environment
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks import random_steps  # noqa: E402
+from benchmarks.bench import mamba2_layer  # noqa: E402
+from tests.kernels import accuracy  # noqa: E402
 from tests.kernels import mamba2_extend_cases as cases  # noqa: E402
 from tests.kernels.linear_extend_cases import faults_of_graphs, random_lengths, random_requests  # noqa: E402
 

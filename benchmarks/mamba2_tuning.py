@@ -16,12 +16,12 @@ import sys
 from typing import Any
 
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, triton
-from sglang_bcg_fixes.lab.bench import gdn_layer, mamba2_layer, timing
-from sglang_bcg_fixes.lab.bench.rows import GREEN
 from sglang_bcg_fixes.lab.verify import environment
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
+from benchmarks.bench import gdn_layer, mamba2_layer, timing
+from benchmarks.bench.rows import GREEN
 from benchmarks.gdn_tuning import AS_IT_IS, compared, with_a_line_for_each_row
 
 CASES = ((256, 1), (1024, 1), (4096, 1), (8192, 1), (8192, 4), (8192, 8), (8192, 64))

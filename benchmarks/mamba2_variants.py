@@ -23,13 +23,13 @@ import torch
 
 from sglang_bcg_fixes.kernels.mamba2_extend import cuda
 from sglang_bcg_fixes.kernels.mamba2_extend.program import PROGRAM
-from sglang_bcg_fixes.lab.bench import gdn_layer, mamba2_layer, timing
-from sglang_bcg_fixes.lab.bench.rows import GREEN, RED
 from sglang_bcg_fixes.lab.verify import environment
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from benchmarks import gdn_tuning, gdn_variants
+from benchmarks.bench import gdn_layer, mamba2_layer, timing
+from benchmarks.bench.rows import GREEN, RED
 
 SIZES = ((256, 1), (1024, 1), (4096, 1), (8192, 1), (16384, 1), (8192, 4), (8192, 8), (256, 8), (8192, 64))
 ROUNDS = 9

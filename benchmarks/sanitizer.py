@@ -22,8 +22,11 @@ import sys
 import time
 from typing import Any
 
-from sglang_bcg_fixes.lab.bench.rows import GREEN, RED
 from sglang_bcg_fixes.lab.verify import environment
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+
+from benchmarks.bench.rows import GREEN, RED
 
 HERE = pathlib.Path(__file__).parent
 PROGRAM = "compute-sanitizer"

@@ -24,8 +24,6 @@ from typing import Any
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
-from sglang_bcg_fixes.lab.bench import servers as bench
-from sglang_bcg_fixes.lab.bench.rows import number
 from sglang_bcg_fixes.lab.verify import cases, command, environment
 from sglang_bcg_fixes.lab.verify.arms import CHECKED, PATCHED
 from sglang_bcg_fixes.lab.verify.compare import FOR_INFORMATION, GREEN, RED, Judged
@@ -34,6 +32,11 @@ from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.process.selfcheck import check
 from sglang_bcg_fixes.source import releases
 from sglang_bcg_fixes.source.tree import Source
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+
+from benchmarks.bench import servers as bench
+from benchmarks.bench.rows import number
 
 
 def runs_of(

@@ -46,12 +46,15 @@ from typing import Any
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.kernels.attention_extend import declaration as attention_extend
-from sglang_bcg_fixes.lab.bench import rows, timing
-from sglang_bcg_fixes.lab.bench.rows import GREEN, RED, Row
 from sglang_bcg_fixes.lab.verify import environment
 from sglang_bcg_fixes.lab.verify.models import OF_IMAGES
 from sglang_bcg_fixes.lab.verify.servers import PORTS, ended_by_signals, is_free, tail_of, without_places
 from sglang_bcg_fixes.source import releases
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+
+from benchmarks.bench import rows, timing
+from benchmarks.bench.rows import GREEN, RED, Row
 
 HERE = pathlib.Path(__file__).parent
 PART = "serving"

@@ -5,8 +5,8 @@
 
 qwen3_5_4b has 16 of its 32 layers and qwen3_5_35b_a3b 8 of its 40, so that several servers fit on one GPU; their
 weights are drawn on the GPU if there is one. Qwen3 is whole but for its vocabulary, gpt_oss_20b has 4 of its 24
-layers, in bfloat16. The others are those of `bcg-fixes bench --servers`, with a tokenizer. Words of every tokenizer are
-numbers.
+layers, in bfloat16. The others are those of `benchmarks.bench --servers`, with a tokenizer. Words of every tokenizer
+are numbers.
 """
 
 from __future__ import annotations
@@ -19,12 +19,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sglang_bcg_fixes import flags
-from sglang_bcg_fixes.lab.bench import hybrid_models, mamba2_model
-from sglang_bcg_fixes.lab.bench.gdn_layer import SHAPES, Shape
-from sglang_bcg_fixes.lab.bench.mamba2_model import Sizes, attention, common
-from sglang_bcg_fixes.lab.bench.model import HEAD, PERIOD, gated_attention, linear_attention
 from sglang_bcg_fixes.lab.verify import models
 from sglang_bcg_fixes.lab.verify.models import OF_IMAGES, Shapes, norms, options, weights
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
+
+from benchmarks.bench import hybrid_models, mamba2_model
+from benchmarks.bench.gdn_layer import SHAPES, Shape
+from benchmarks.bench.mamba2_model import Sizes, attention, common
+from benchmarks.bench.model import HEAD, PERIOD, gated_attention, linear_attention
 
 POSITIONS = 2304
 # the four markers of images and the end follow the words

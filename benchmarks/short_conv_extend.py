@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from sglang_bcg_fixes.kernels.linear_extend import accuracy
 from sglang_bcg_fixes.kernels.linear_extend.serving import MOST_SEQUENCES
 from sglang_bcg_fixes.kernels.short_conv_extend import Shape, triton
 
@@ -27,6 +26,7 @@ REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from benchmarks import random_steps  # noqa: E402
+from tests.kernels import accuracy  # noqa: E402
 from tests.kernels import short_conv_extend_cases as cases  # noqa: E402
 from tests.kernels.linear_extend_cases import Surroundings, faults_of_graphs, random_lengths  # noqa: E402
 

@@ -22,7 +22,8 @@ PAGE, RUNS = FOLDER / "README.md", FOLDER / "runs.toml"
 INTRODUCTION = """\
 # What was measured
 
-Every number in the docs is from a file here. `make record` repeats the main runs for your installed SGLang.
+Every number in the docs is from a file here. `make record` repeats the main runs for your installed SGLang. Up to
+2026-11-29 `python -m benchmarks.bench` was called `bcg-fixes bench`.
 [Answers](../../docs/answers.md) and [times](../../docs/kernel_times.md) are easier to read on their own pages."""
 
 

@@ -25,7 +25,6 @@ from sglang_bcg_fixes.cli import (
     terminal,
     verify_launch,
 )
-from sglang_bcg_fixes.lab.bench import command as bench
 from sglang_bcg_fixes.lab.verify import command as verify
 from sglang_bcg_fixes.lab.verify import page
 from sglang_bcg_fixes.lab.verify.environment import EnvironmentMissing
@@ -36,6 +35,8 @@ from sglang_bcg_fixes.source import releases, verdicts
 from sglang_bcg_fixes.source.tree import Source, Unreadable
 
 GOOD, MISSING, FAILED = 0, 1, 2
+# commands that are none any more, and what to call instead
+ELSEWHERE = {"bench": "call `python -m benchmarks.bench` in a checkout instead"}
 ERRORS = (
     bisect.BisectError,
     catalogue.CatalogueError,
@@ -49,7 +50,6 @@ ERRORS = (
     verify.VerifyError,
     *verify_launch.ERRORS,
     page.PageError,
-    bench.BenchError,
     EnvironmentMissing,
     OSError,
     SyntaxError,
@@ -64,6 +64,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     if given[:1] == ["--"]:
         return run_module.run(given[1:])
+    if given and given[0] in ELSEWHERE:
+        print(f"bcg-fixes {given[0]}: {ELSEWHERE[given[0]]}", file=sys.stderr)
+        return FAILED
     options, strange = parser().parse_known_args(in_dashes(given))
     try:
         if strange:
@@ -195,14 +198,6 @@ def parser() -> argparse.ArgumentParser:
     own.add_arguments(command)
     command.add_argument("launch", nargs="*", metavar="-- COMMAND", help="starts your server, as you start it")
     command.set_defaults(run=verify_launch.run)
-
-    command = commands.add_parser(
-        "bench",
-        help="on a GPU: what breaks and graphs cost, in a layer and in a server",
-        description="Exit status: 0 all that counts is right and measured, 1 something is not, 2 it could not be run.",
-    )
-    bench.add_arguments(command)
-    command.set_defaults(run=bench.run)
     return top
 
 

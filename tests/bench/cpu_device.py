@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from sglang_bcg_fixes.lab.bench import timing
+from benchmarks.bench import timing
 
 
 def once(arms: Mapping[str, Callable[[], timing.Sample]], _: int) -> dict[str, list[timing.Sample]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""sglang_bcg_fixes.lab.bench.gdn_layer where there is no GPU: a real SGLang's layer, tiny, in Triton's interpreter.
+"""benchmarks.bench.gdn_layer where there is no GPU: a real SGLang's layer, tiny, in Triton's interpreter.
 
 The interpreter knows float16 better than bfloat16; SGLang's kernels take both.
 """
@@ -11,9 +11,9 @@ import os
 import sys
 from typing import Any
 
+from benchmarks.bench import gdn_layer, timing
 from cpu_sglang import one_batch
 from sglang_bcg_fixes.kernels.gdn_extend import triton
-from sglang_bcg_fixes.lab.bench import gdn_layer, timing
 from tests.bench.cpu_device import Cpu, once
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""sglang_bcg_fixes.lab.bench.mamba2_layer where there is no GPU: a real SGLang's layer, tiny, in Triton's interpreter.
+"""benchmarks.bench.mamba2_layer where there is no GPU: a real SGLang's layer, tiny, in Triton's interpreter.
 
     python -m tests.bench.cpu_mamba2_layer JOB
     python -m tests.bench.cpu_mamba2_layer errors
@@ -14,11 +14,12 @@ import json
 import sys
 from typing import Any
 
+from benchmarks.bench import gdn_layer, mamba2_layer, timing
 from cpu_sglang import one_batch
 from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
-from sglang_bcg_fixes.kernels.mamba2_extend import reference, triton
-from sglang_bcg_fixes.lab.bench import gdn_layer, mamba2_layer, timing
+from sglang_bcg_fixes.kernels.mamba2_extend import triton
 from tests.bench.cpu_device import Cpu, once
+from tests.kernels import mamba2_reference
 
 # SGLang's convolution in bfloat16 is not a number in the interpreter
 HALF = "float16"
@@ -40,7 +41,7 @@ def errors() -> list[dict[str, Any]]:
     for shape in SHAPES:
         for lengths in LENGTHS:
             problem = mamba2_layer.Problem(shape, lengths, "cpu", HALF)
-            wanted = reference.recurrent(problem.inputs, torch.float64)
+            wanted = mamba2_reference.recurrent(problem.inputs, torch.float64)
             row: dict[str, Any] = {"shape": SHAPES.index(shape), "lengths": lengths}
             for name, builder in mamba2_layer.KERNELS.items():
                 problem.restore()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A small model of sglang_bcg_fixes.lab.bench.mamba2_model in a real SGLang, eagerly and replayed, on the CPU.
+"""A small model of benchmarks.bench.mamba2_model in a real SGLang, eagerly and replayed, on the CPU.
 
 python -m tests.bench.cpu_mamba2_model FOLDER
 """

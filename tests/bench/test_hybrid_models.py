@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from sglang_bcg_fixes.lab.bench import hybrid_models, mamba2_layer, servers
-from sglang_bcg_fixes.lab.bench.hybrid_models import GRANITE, KIMI, LFM2, LING, Experts
-from sglang_bcg_fixes.lab.bench.mamba2_model import Sizes
+from benchmarks.bench import hybrid_models, mamba2_layer, servers
+from benchmarks.bench.hybrid_models import GRANITE, KIMI, LFM2, LING, Experts
+from benchmarks.bench.mamba2_model import Sizes
 from sglang_bcg_fixes.lab.verify import models
 from sglang_bcg_fixes.source.releases import in_folder
 from tests import processes

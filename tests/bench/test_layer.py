@@ -13,16 +13,15 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_bcg_fixes.cli import main
-from sglang_bcg_fixes.kernels.gdn_extend import reference
-from sglang_bcg_fixes.kernels.linear_extend import accuracy, serving
-from sglang_bcg_fixes.lab.bench import command, gdn_layer, plots, rows, timing
-from sglang_bcg_fixes.lab.bench.rows import COLD, HOT
+from benchmarks.bench import command, gdn_layer, plots, rows, timing
+from benchmarks.bench.rows import COLD, HOT
+from sglang_bcg_fixes.kernels.linear_extend import serving
 from sglang_bcg_fixes.lab.verify import environment
 from sglang_bcg_fixes.source import releases
 from tests import processes, wheels
 from tests.bench import forked
 from tests.bench.cpu_device import Cpu
+from tests.kernels import accuracy, gdn_reference
 
 SHAPE = gdn_layer.Shape(layers=2, key_heads=1, value_heads=2, head=16)
 CASE = ("tiny", 24, 3)
@@ -41,7 +40,7 @@ def plain(problem: gdn_layer.Problem, wrong: str = "") -> gdn_layer.Layer:
             inputs = dataclasses.replace(inputs, state=torch.zeros_like(inputs.state))
         if wrong == "raises":
             raise RuntimeError("no such kernel")
-        found = reference.recurrent(inputs)
+        found = gdn_reference.recurrent(inputs)
         problem.output.copy_(found.output)
         problem.conv[number, 1:] = found.conv
         if wrong == "reads another's slot":
@@ -198,7 +197,7 @@ def test_the_command_on_a_real_layer(
     if version != "0.5.12.post1":
         monkeypatch.setattr(command, "subprocess", forked.SUBPROCESS)
     file = tmp_path / "made" / "found.jsonl"
-    status = main.main(["bench", "--layer", "--quick", "--shapes", "qwen3_next", "--jsonl", str(file)])
+    status = command.main(["--layer", "--quick", "--shapes", "qwen3_next", "--jsonl", str(file)])
     printed = capsys.readouterr().out
     header, found = rows.read(file)
     assert header["sglang"] == version and header["rounds"] == 5 and header["date"]
@@ -227,7 +226,7 @@ def test_without_matplotlib_the_rows_are_there_and_the_message_says_what_to_do(
         raise ImportError("No module named 'matplotlib'")
 
     monkeypatch.setattr(plots, "draw", draw)
-    assert main.main(["bench", "--plot-only", str(file.path)]) == 0
+    assert command.main(["--plot-only", str(file.path)]) == 0
     printed = capsys.readouterr().out
     assert "pip install matplotlib" in printed and f"--plot-only {file.path}" in printed
     assert "captured is faster" in printed
@@ -254,5 +253,5 @@ def test_a_part_that_fails_leaves_the_others_alone(
     )
     monkeypatch.setattr(command, "server_rows", lambda *_: iter([[row]]))
     file = tmp_path / "found.jsonl"
-    assert main.main(["bench", "--jsonl", str(file)]) == 1
+    assert command.main(["--jsonl", str(file)]) == 1
     assert [json.loads(line).get("arm") for line in file.read_text().splitlines()] == [None, "no prefill graphs"]

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from benchmarks.bench import mamba2_layer, mamba2_model, model, servers
+from benchmarks.bench.mamba2_model import FALCON, FALCON_LAYERS, NEMOTRON, NEMOTRON_LAYERS, PATTERN, Sizes
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL
-from sglang_bcg_fixes.lab.bench import mamba2_layer, mamba2_model, model, servers
-from sglang_bcg_fixes.lab.bench.mamba2_model import FALCON, FALCON_LAYERS, NEMOTRON, NEMOTRON_LAYERS, PATTERN, Sizes
 from sglang_bcg_fixes.lab.verify import models
 from sglang_bcg_fixes.source.releases import in_folder
 from tests import processes

@@ -8,14 +8,13 @@ import math
 import pytest
 import torch
 
-from sglang_bcg_fixes.kernels.gdn_extend import reference
-from sglang_bcg_fixes.kernels.linear_extend import accuracy
-from sglang_bcg_fixes.lab.bench import gdn_layer
+from benchmarks.bench import gdn_layer
+from tests.kernels import accuracy, gdn_reference
 
 SHAPE = gdn_layer.Shape(layers=1, key_heads=2, value_heads=4, head=8)
 
 
-def naive(inputs: reference.Inputs) -> accuracy.Results:
+def naive(inputs: gdn_reference.Inputs) -> accuracy.Results:
     """Each sequence by itself; a token looks back at the tokens of its own sequence and at the window before it."""
     outputs, windows, states, start = [], [], [], 0
     group = SHAPE.value_heads // SHAPE.key_heads
@@ -31,8 +30,8 @@ def naive(inputs: reference.Inputs) -> accuracy.Results:
             for head in range(SHAPE.value_heads):
                 of_head = slice(8 * (head // group), 8 * (head // group) + 8)
                 q, k, v = query[of_head], key[of_head], value[8 * head : 8 * head + 8]
-                q = q / math.sqrt(float(q @ q) + reference.EPSILON) / math.sqrt(8)
-                k = k / math.sqrt(float(k @ k) + reference.EPSILON)
+                q = q / math.sqrt(float(q @ q) + gdn_reference.EPSILON) / math.sqrt(8)
+                k = k / math.sqrt(float(k @ k) + gdn_reference.EPSILON)
                 gate = math.log1p(math.exp(float(inputs.a[token, head]) + float(inputs.dt_bias[head])))
                 state[head] *= math.exp(-math.exp(float(inputs.A_log[head])) * gate)
                 gain = 1 / (1 + math.exp(-float(inputs.b[token, head])))
@@ -49,7 +48,7 @@ def naive(inputs: reference.Inputs) -> accuracy.Results:
 @pytest.mark.parametrize("lengths", [[1], [9], [4, 4], [2, 17, 1, 5]], ids=str)
 def test_reference_is_the_recurrence(lengths: list[int], kind: torch.dtype | None, least: float) -> None:
     inputs = gdn_layer.Problem(SHAPE, lengths, "cpu").inputs
-    found, wanted = reference.recurrent(inputs, kind), naive(inputs)
+    found, wanted = gdn_reference.recurrent(inputs, kind), naive(inputs)
     assert accuracy.errors(found, wanted)["conv"] == 0
     for one, other in ((found.output, wanted.output), (found.state, wanted.state)):
         assert one.dtype == (kind or torch.float32)

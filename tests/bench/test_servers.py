@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 
 import pytest
 
-from sglang_bcg_fixes.lab.bench import command, rows, servers
+from benchmarks.bench import command, rows, servers
 from sglang_bcg_fixes.lab.verify import cases
 from sglang_bcg_fixes.lab.verify import command as verify
 from sglang_bcg_fixes.lab.verify.servers import FINISHED, Outcome, outcome
@@ -249,9 +249,12 @@ def test_chosen_servers_are_started_beside_the_reference(
 
 
 def options(**given: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    return parser.parse_args([f"--{name}={value}" for name, value in given.items()])
+    return command.parser().parse_args([f"--{name}={value}" for name, value in given.items()])
+
+
+def test_what_cannot_be_run_exits_2_and_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--arms", "stock,patchd"]) == 2
+    assert capsys.readouterr().err.startswith("bench: no arm 'patchd'")
 
 
 def test_an_unknown_arm_is_refused_before_anything_runs() -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from benchmarks import serving, serving_models
+from benchmarks.bench import gdn_layer, hybrid_models, mamba2_model, rows, timing
 from sglang_bcg_fixes.kernels.attention_extend.declaration import KERNEL
-from sglang_bcg_fixes.lab.bench import gdn_layer, hybrid_models, mamba2_model, rows, timing
 from sglang_bcg_fixes.lab.verify import environment, models
 from tests import processes
 

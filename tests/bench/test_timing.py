@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_bcg_fixes.lab.bench import timing
+from benchmarks.bench import timing
 
 
 class Clock:

@@ -181,6 +181,7 @@ def test_doctor_fetches_a_release(tmp_path: pathlib.Path) -> None:
         (["explain", "kernel_unbounded"], "did you mean kernels_unbounded?; "),
         (["explain", "states_after_warmup"], "did you mean states_after_warm_up?; "),
         (["explain", "xyzzy"], "no defect, kernel or flag 'xyzzy'; `bcg-fixes list` shows all"),
+        (["bench", "--layer"], "call `python -m benchmarks.bench` in a checkout instead"),
     ],
 )
 def test_what_cannot_be_answered_exits_2_with_a_reason(arguments: list[str], words: str) -> None:

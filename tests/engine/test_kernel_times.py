@@ -10,10 +10,10 @@ import kernel_times_page as page
 import torch
 
 from benchmarks import sanitizer
+from benchmarks.bench.mamba2_layer import SHAPES
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.kernels.linear_extend import metadata
 from sglang_bcg_fixes.kernels.mamba2_extend import cuda, triton
-from sglang_bcg_fixes.lab.bench.mamba2_layer import SHAPES
 from tests import processes
 
 PAGE = " ".join((processes.REPOSITORY / "docs" / "kernels.md").read_text().split())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports point downwards: a floor knows those below it, and a server never imports the commands or the lab."""
+"""Imports point downwards: a floor knows those below it, a server no commands and no lab, the package no checkout."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ FLOORS = (
     ("cli",),
     ("__main__",),
 )
+# what no wheel holds
+OUTSIDE = ("benchmarks", "cpu_sglang", "tests", "tools")
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
 
@@ -74,6 +76,16 @@ def needed_at_once(file: pathlib.Path, modules: set[str]) -> set[str]:
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(PACKAGE):
             found |= {f"{node.module}.{alias.name}" for alias in node.names} & modules or {str(node.module)}
     return found & modules
+
+
+def test_the_package_imports_nothing_that_only_a_checkout_has() -> None:
+    root = processes.REPOSITORY / PACKAGE
+    for file in root.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
+            outside = {name for name in names if name.partition(".")[0] in OUTSIDE}
+            assert not outside, f"{file.relative_to(root)} imports {', '.join(sorted(outside))}"
 
 
 def test_no_fix_imports_another() -> None:

@@ -27,13 +27,13 @@ from sglang_bcg_fixes.kernels.kda_extend import declaration as kda_extend
 from sglang_bcg_fixes.kernels.kda_extend import reference as of_kimi
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape as Heads
 from sglang_bcg_fixes.kernels.mamba2_extend import declaration as mamba2_extend
-from sglang_bcg_fixes.kernels.mamba2_extend import reference
 from sglang_bcg_fixes.kernels.short_conv_extend import declaration as short_conv_extend
 from sglang_bcg_fixes.lab.verify import servers
 from sglang_bcg_fixes.model import Kernel
 from sglang_bcg_fixes.source import releases
 from sglang_bcg_fixes.source.releases import in_folder
 from tests import processes, warm
+from tests.kernels import mamba2_reference
 from tests.wheels import NEWEST
 
 ACCURACY = processes.REPOSITORY / "benchmarks" / "accuracy"
@@ -236,8 +236,8 @@ def test_the_scan_is_that_of_the_kernels() -> None:
     with torch.no_grad():
         _, (tail, state) = mixer(x, None)
         gate, inputs, dt = mixer.in_proj(x)[0].split([shape.mixer_inner, shape.channels, shape.mixer_heads], -1)
-        wanted = reference.recurrent(
-            reference.Inputs(
+        wanted = mamba2_reference.recurrent(
+            mamba2_reference.Inputs(
                 [len(inputs)],
                 Heads(shape.mixer_heads, shape.groups, shape.mixer_dim, shape.states, shape.conv_taps),
                 inputs,

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from sglang_bcg_fixes.kernels.gdn_extend import Shape, reference
+from sglang_bcg_fixes.kernels.gdn_extend import Shape
 from sglang_bcg_fixes.kernels.gdn_extend import triton as form
-from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata
+from sglang_bcg_fixes.kernels.linear_extend import metadata
 from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK
-from tests.kernels import linear_extend_cases
+from tests.kernels import accuracy, gdn_reference, linear_extend_cases
 from tests.kernels.linear_extend_cases import (
     NAN,
     NOTHING,
@@ -85,7 +85,7 @@ class Step(linear_extend_cases.Step):
         return dataclasses.replace(self, mixed_qkv=mixed_qkv, a=a, b=b, **changed)
 
     def recurrent(self, kind: Any) -> accuracy.Results:
-        inputs = reference.Inputs(
+        inputs = gdn_reference.Inputs(
             lengths=self.lengths,
             key_heads=self.shape.key_heads,
             mixed_qkv=self.mixed_qkv,
@@ -95,7 +95,7 @@ class Step(linear_extend_cases.Step):
             state=self.state,
             **self.weights,
         )
-        return reference.recurrent(inputs, kind)
+        return gdn_reference.recurrent(inputs, kind)
 
     def rank(self, number: int, ranks: int) -> Step:
         """Extract the heads that one of several ranks has under tensor parallelism."""

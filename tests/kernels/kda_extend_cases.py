@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from sglang_bcg_fixes.kernels.kda_extend import Shape, reference
+from sglang_bcg_fixes.kernels.kda_extend import Shape
 from sglang_bcg_fixes.kernels.kda_extend import triton as form
-from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata
+from sglang_bcg_fixes.kernels.linear_extend import metadata
 from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK
-from tests.kernels import linear_extend_cases
+from tests.kernels import accuracy, kda_reference, linear_extend_cases
 from tests.kernels.linear_extend_cases import (
     NAN,
     NOTHING,
@@ -73,10 +73,10 @@ class Step(linear_extend_cases.Step):
         return dataclasses.replace(self, mixed_qkv=mixed_qkv, a=a, b=b, **changed)
 
     def recurrent(self, kind: Any) -> accuracy.Results:
-        given = reference.Inputs(
+        given = kda_reference.Inputs(
             self.lengths, self.shape, self.mixed_qkv, self.a, self.b, conv=self.conv, state=self.state, **self.weights
         )
-        return reference.recurrent(given, kind)
+        return kda_reference.recurrent(given, kind)
 
 
 def draw(

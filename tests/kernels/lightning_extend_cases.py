@@ -12,9 +12,9 @@ import torch
 
 from sglang_bcg_fixes.kernels.lightning_extend import Shape
 from sglang_bcg_fixes.kernels.lightning_extend import triton as form
-from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata
+from sglang_bcg_fixes.kernels.linear_extend import metadata
 from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK
-from tests.kernels import lightning_reference, linear_extend_cases
+from tests.kernels import accuracy, lightning_reference, linear_extend_cases
 from tests.kernels.linear_extend_cases import NAN, NOTHING, Surroundings, requests, slots_of
 
 SCALE = 0.3

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_bcg_fixes.kernels.linear_extend.reference import side_by_side
+from tests.kernels.linear_reference import side_by_side
 
 
 @dataclasses.dataclass(frozen=True)

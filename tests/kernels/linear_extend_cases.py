@@ -10,8 +10,8 @@ from typing import Any, Self, TypeVar
 
 import torch
 
-from sglang_bcg_fixes.kernels.linear_extend import accuracy
 from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK
+from tests.kernels import accuracy
 
 NAN = float("nan")
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata
+from sglang_bcg_fixes.kernels.linear_extend import metadata
 from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK
-from sglang_bcg_fixes.kernels.mamba2_extend import Shape, reference
+from sglang_bcg_fixes.kernels.mamba2_extend import Shape
 from sglang_bcg_fixes.kernels.mamba2_extend import triton as form
-from tests.kernels import linear_extend_cases
+from tests.kernels import accuracy, linear_extend_cases, mamba2_reference
 from tests.kernels.linear_extend_cases import (
     NAN,
     NOTHING,
@@ -71,10 +71,10 @@ class Step(linear_extend_cases.Step):
         return dataclasses.replace(self, inputs=inputs, dt=dt, **changed)
 
     def recurrent(self, kind: Any) -> accuracy.Results:
-        given = reference.Inputs(
+        given = mamba2_reference.Inputs(
             self.lengths, self.shape, self.inputs, self.dt, conv=self.conv, state=self.state, **self.weights
         )
-        return reference.recurrent(given, kind)
+        return mamba2_reference.recurrent(given, kind)
 
 
 def draw(

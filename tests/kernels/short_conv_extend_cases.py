@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata
+from sglang_bcg_fixes.kernels.linear_extend import metadata
 from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK
 from sglang_bcg_fixes.kernels.short_conv_extend import Shape
 from sglang_bcg_fixes.kernels.short_conv_extend import triton as form
-from tests.kernels import linear_extend_cases, short_conv_reference
+from tests.kernels import accuracy, linear_extend_cases, short_conv_reference
 from tests.kernels.linear_extend_cases import NAN, NOTHING, Surroundings, requests, slots_of
 
 

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_bcg_fixes.kernels.linear_extend.reference import summed
+from tests.kernels.linear_reference import summed
 
 
 @dataclasses.dataclass(frozen=True)

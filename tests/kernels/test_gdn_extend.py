@@ -13,11 +13,11 @@ import torch
 
 from sglang_bcg_fixes.kernels.gdn_extend import Shape, refusal, stepwise
 from sglang_bcg_fixes.kernels.gdn_extend import triton as form
-from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata, serving
+from sglang_bcg_fixes.kernels.linear_extend import metadata, serving
 from sglang_bcg_fixes.model import Accepted, Rejected
 from tests import processes
+from tests.kernels import accuracy, linear_extend_cases, mutants
 from tests.kernels import gdn_extend_cases as cases
-from tests.kernels import linear_extend_cases, mutants
 from tests.kernels.gdn_extend_mutants import AROUND, CHUNK, EXACT, MUTANTS, TUNING, faults, step
 
 # of results in bfloat16, which are rounded by as much

@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from benchmarks import gdn_extend, gdn_tuning, gdn_variants
+from benchmarks.bench import gdn_layer, timing
 from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.cuda import nvrtc
 from sglang_bcg_fixes.kernels.gdn_extend import Shape, cuda, triton
 from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
-from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata
-from sglang_bcg_fixes.lab.bench import gdn_layer, timing
+from sglang_bcg_fixes.kernels.linear_extend import metadata
 from sglang_bcg_fixes.model import Rejected
 from tests.bench.cpu_device import once
+from tests.kernels import accuracy, headers, linear_extend_cases
 from tests.kernels import gdn_extend_cases as cases
-from tests.kernels import headers, linear_extend_cases
 from tests.kernels.gdn_extend_on_host import FEW_BLOCKS, ON_HOST, SIGNATURES, TEXT, launched, library
 from tests.kernels.program_on_host import Replaying
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from benchmarks import gdn_segments, gdn_tuning, gdn_variants
+from benchmarks.bench import gdn_layer, timing
 from sglang_bcg_fixes.kernels.gdn_extend import cuda
 from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
-from sglang_bcg_fixes.lab.bench import gdn_layer, timing
 from tests.bench.cpu_device import once
 from tests.kernels.gdn_extend_on_host import SIGNATURES, launched, library
 from tests.kernels.program_on_host import Replaying

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from benchmarks import gdn_tuning
+from benchmarks.bench import gdn_layer, timing
 from sglang_bcg_fixes.kernels.gdn_extend import triton
-from sglang_bcg_fixes.lab.bench import gdn_layer, timing
 from tests.bench.cpu_device import Cpu, once
 
 SHAPE = gdn_layer.Shape(layers=1, key_heads=1, value_heads=2, head=32)

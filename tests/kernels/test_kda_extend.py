@@ -13,9 +13,9 @@ import torch
 from benchmarks import kda_extend, random_steps
 from sglang_bcg_fixes.kernels.kda_extend import Shape, refusal, stepwise
 from sglang_bcg_fixes.kernels.kda_extend import triton as form
-from sglang_bcg_fixes.kernels.linear_extend import accuracy, metadata, serving
+from sglang_bcg_fixes.kernels.linear_extend import metadata, serving
 from sglang_bcg_fixes.model import Accepted, Rejected
-from tests.kernels import covering, linear_extend_cases, mutants
+from tests.kernels import accuracy, covering, linear_extend_cases, mutants
 from tests.kernels import kda_extend_cases as cases
 from tests.kernels.kda_extend_mutants import AROUND, CHUNK, EXACT, MUTANTS, SAFE, TUNING, faults, step
 

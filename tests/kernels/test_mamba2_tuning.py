@@ -6,9 +6,9 @@ from __future__ import annotations
 import pytest
 
 from benchmarks import gdn_tuning, mamba2_tuning
+from benchmarks.bench import mamba2_layer, timing
 from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
 from sglang_bcg_fixes.kernels.mamba2_extend import triton
-from sglang_bcg_fixes.lab.bench import mamba2_layer, timing
 from tests.bench.cpu_device import Cpu, once
 
 SHAPE = mamba2_layer.Shape(1, 2, 1, 32, 32, chunk=64)

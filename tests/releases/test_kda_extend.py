@@ -14,11 +14,12 @@ import torch
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.kernels.kda_extend import Shape, adapter
 from sglang_bcg_fixes.kernels.kda_extend.declaration import KERNEL, MEASURED_ONCE
-from sglang_bcg_fixes.kernels.linear_extend import accuracy, serving
+from sglang_bcg_fixes.kernels.linear_extend import serving
 from sglang_bcg_fixes.kernels.linear_extend.serving import FallBack
 from sglang_bcg_fixes.planning import plan, registry
 from sglang_bcg_fixes.source import tree
 from tests import processes, wheels
+from tests.kernels import accuracy
 from tests.mutated import rewritten
 from tests.releases import kda_prefill
 

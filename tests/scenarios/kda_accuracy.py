@@ -64,7 +64,7 @@ def sglangs(step: Any) -> Any:
 def main() -> None:
     one_batch.import_sglang()
     from sglang_bcg_fixes.kernels.kda_extend import Shape, triton
-    from sglang_bcg_fixes.kernels.linear_extend import accuracy
+    from tests.kernels import accuracy
     from tests.kernels import kda_extend_cases as cases
 
     # programs one by one, as the interpreter runs them

@@ -20,9 +20,8 @@ LENGTHS, PREFIXES, HEADS, HEAD, SCALE = [200, 3, 64], [0, 64, 5], 2, 128, 128**-
 def main(kind: str) -> None:
     one_batch.import_sglang()
     from sglang_bcg_fixes.kernels.lightning_extend import seg_la, triton
-    from sglang_bcg_fixes.kernels.linear_extend import accuracy
     from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
-    from tests.kernels import lightning_reference
+    from tests.kernels import accuracy, lightning_reference
 
     dtype, generator, device = getattr(torch, kind), torch.Generator().manual_seed(0), torch.device("cpu")
     q, k, v = (torch.randn(sum(LENGTHS), HEADS, HEAD, generator=generator).to(dtype) for _ in range(3))

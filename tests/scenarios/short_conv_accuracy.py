@@ -39,9 +39,8 @@ def sglangs(step: Any) -> Any:
 
 def main() -> None:
     one_batch.import_sglang()
-    from sglang_bcg_fixes.kernels.linear_extend import accuracy
     from sglang_bcg_fixes.kernels.short_conv_extend import Shape, triton
-    from tests.kernels import linear_extend_cases
+    from tests.kernels import accuracy, linear_extend_cases
     from tests.kernels import short_conv_extend_cases as cases
 
     # programs one by one, as the interpreter runs them

@@ -7,7 +7,7 @@
     extend(mixed_qkv, a, b, ...)                       one layer: convolution, gates, delta rule, state, output
     refusal(shape, ...)                                the reason a layer is not supported, asked once
 
-`reference.py` does it in plain torch and fp32, token by token; `triton.py`, and `cuda.py` on Hopper, in two launches
+`stepwise.py` does it in plain torch and fp32, token by token; `triton.py`, and `cuda.py` on Hopper, in two launches
 per span of tokens (`Tables(..., span=...)`: the default is one span; more spans mean more launches and less scratch).
 With few heads and one span, `cuda.py` cuts long sequences into segments, with a third launch.
 

@@ -12,7 +12,6 @@ import torch
 from torch.nn import functional
 
 from sglang_bcg_fixes.kernels.gdn_extend import Shape
-from sglang_bcg_fixes.kernels.gdn_extend.reference import EPSILON
 from sglang_bcg_fixes.kernels.linear_extend.metadata import Tracking
 from sglang_bcg_fixes.kernels.linear_extend.stepwise import (
     Scratch,
@@ -25,6 +24,8 @@ from sglang_bcg_fixes.kernels.linear_extend.stepwise import (
 )
 
 __all__ = ["Scratch", "Tables", "Tracking", "Tuning", "extend", "tuning_for"]
+
+EPSILON = 1e-6
 
 
 def extend(

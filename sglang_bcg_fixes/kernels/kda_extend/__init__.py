@@ -5,7 +5,7 @@
     extend(mixed_qkv, a, b, ...)           one layer: convolution, gates, delta rule, state, output
     refusal(shape, ...)                    the reason a layer is not supported, asked once
 
-`reference.py` does it in plain torch and fp32, token by token; `triton.py` in two launches.
+`stepwise.py` does it in plain torch and fp32, token by token; `triton.py` in two launches.
 
 For `extend`:
 

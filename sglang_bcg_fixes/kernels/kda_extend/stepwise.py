@@ -12,7 +12,6 @@ import torch
 from torch.nn import functional
 
 from sglang_bcg_fixes.kernels.kda_extend import Shape
-from sglang_bcg_fixes.kernels.kda_extend.reference import EPSILON, gates
 from sglang_bcg_fixes.kernels.linear_extend.metadata import Tracking
 from sglang_bcg_fixes.kernels.linear_extend.stepwise import (
     Scratch,
@@ -25,6 +24,18 @@ from sglang_bcg_fixes.kernels.linear_extend.stepwise import (
 )
 
 __all__ = ["Scratch", "Tables", "Tracking", "Tuning", "extend", "tuning_for"]
+
+EPSILON = 1e-6
+
+
+def gates(a: Any, A_log: Any, dt_bias: Any, shape: Shape) -> Any:
+    """Return the logarithms of what each key of a state is multiplied by, [..., heads, keys], in the dtype of `a`."""
+    x = (a + dt_bias.to(a.dtype)).unflatten(-1, (shape.heads, shape.keys))
+    rate = A_log.to(a.dtype).exp()[:, None]
+    if shape.lower_bound is not None:
+        bounded: Any = shape.lower_bound * (rate * x).sigmoid()
+        return bounded
+    return -rate * functional.softplus(x)
 
 
 def extend(

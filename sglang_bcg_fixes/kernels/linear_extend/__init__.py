@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shared by all linear layers whose extend is captured: tables, convolution, accuracy, and how a server is served."""
+"""Shared by all linear layers whose extend is captured: tables, convolution, and how a server is served."""

@@ -5,7 +5,7 @@
     extend(inputs, dt, ...)                one layer: convolution, step sizes, scan, D, state, output
     refusal(shape, ...)                    the reason a layer is not supported, asked once
 
-`reference.py` does it in plain torch and fp32, token by token; `triton.py` in a few launches; `cuda.py` in two for
+`stepwise.py` does it in plain torch and fp32, token by token; `triton.py` in a few launches; `cuda.py` in two for
 Hopper, and one more for an output in which a sequence may be cut.
 
 For `extend`:

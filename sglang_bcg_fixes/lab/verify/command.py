@@ -202,10 +202,10 @@ def cases_ended(runs: Sequence[Run], ended: Sequence[Found]) -> list[Case]:
     return [case for name, case in {each.case.name: each.case for each in runs}.items() if name not in left]
 
 
-def installed_source(options: argparse.Namespace, here: dict[str, Any]) -> Source:
+def installed_source(options: argparse.Namespace, here: dict[str, Any], command: str = "bcg-fixes verify") -> Source:
     make = (
         "In a checkout of sglang-bcg-fixes: python3 -m venv sglang-env; sglang-env/bin/pip install sglang=={} . ; "
-        f"bcg-fixes {options.command} --python sglang-env/bin/python"
+        f"{command} --python sglang-env/bin/python"
     )
     if here["root"] is None:
         raise VerifyError(f"{options.python} has no SGLang. {make.format('V')}")

@@ -5,7 +5,7 @@ Qwen3-Next-80B-A3B has its 48 layers, but 16 experts instead of 512: 8 GB. Qwen3
 Four layers of each are drawn and repeated. Nemotron-H-8B has the first 12 of its 52 layers, 3 GB, and Falcon-H1-7B 6 of
 its 44, 2 GB; of those one layer of each kind is drawn, as of the models of hybrid_models.
 
-    python -m sglang_bcg_fixes.lab.bench.model FOLDER NAME...
+    python -m benchmarks.bench.model FOLDER NAME...
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import dataclasses
 import pathlib
 import sys
 
-from sglang_bcg_fixes.lab.bench import hybrid_models, mamba2_model
-from sglang_bcg_fixes.lab.bench.gdn_layer import SHAPES, Shape
+from benchmarks.bench import hybrid_models, mamba2_model
+from benchmarks.bench.gdn_layer import SHAPES, Shape
 from sglang_bcg_fixes.lab.verify import models
 from sglang_bcg_fixes.lab.verify.models import VOCABULARY, Shapes, norms, options, weights
 

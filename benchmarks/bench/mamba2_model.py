@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sglang_bcg_fixes.lab.bench.mamba2_layer import SHAPES, Shape
+from benchmarks.bench.mamba2_layer import SHAPES, Shape
 from sglang_bcg_fixes.lab.verify import models
 from sglang_bcg_fixes.lab.verify.models import VOCABULARY, Shapes, norms, options, weights
 

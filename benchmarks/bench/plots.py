@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plots of measured rows; matplotlib is an extra."""
+"""Plots of measured rows, where matplotlib is installed."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pathlib
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from sglang_bcg_fixes.lab.bench import gdn_layer, servers
-from sglang_bcg_fixes.lab.bench.rows import GREEN, HOT, Row
+from benchmarks.bench import gdn_layer, servers
+from benchmarks.bench.rows import GREEN, HOT, Row
 
-HOW_TO_GET_THEM = "no plots: pip install matplotlib, then bcg-fixes bench --plot-only"
+HOW_TO_GET_THEM = "no plots: pip install matplotlib, then python -m benchmarks.bench --plot-only"
 # a replay's time on the wall is its time on the device
 LINES = (
     (gdn_layer.EAGER, gdn_layer.WALL, "o--", "launched by the host, wall"),

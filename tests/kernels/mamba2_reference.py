@@ -7,9 +7,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from sglang_bcg_fixes.kernels.linear_extend.accuracy import Results
-from sglang_bcg_fixes.kernels.linear_extend.reference import convolved, side_by_side
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape
+from tests.kernels.accuracy import Results
+from tests.kernels.linear_reference import convolved, side_by_side
 
 
 @dataclasses.dataclass(frozen=True)

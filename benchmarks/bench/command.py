@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`bcg-fixes bench`: choose the measurements, write each one as soon as it is made, and print tables."""
+"""Choose the measurements, write each one as soon as it is made, and print tables."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from benchmarks.bench import gdn_layer, mamba2_layer, model, plots, rows, servers, timing
+from benchmarks.bench.rows import COLD, GREEN, HOT, Row, find, number
 from sglang_bcg_fixes import flags
-from sglang_bcg_fixes.lab.bench import gdn_layer, mamba2_layer, model, plots, rows, servers, timing
-from sglang_bcg_fixes.lab.bench.rows import COLD, GREEN, HOT, Row, find, number
 from sglang_bcg_fixes.lab.verify import command as verify
 from sglang_bcg_fixes.lab.verify import environment
 from sglang_bcg_fixes.lab.verify.arms import EAGER, REFERENCE, STOCK
@@ -22,6 +22,7 @@ from sglang_bcg_fixes.lab.verify.servers import ended_by_signals
 from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.source.tree import Source
 
+PROGRAM = "python -m benchmarks.bench"
 TOKENS, SEQUENCES, ROUNDS = (256, 1024, 4096, 8192, 16384), (1, 4, 16, 64), 9
 FEW_TOKENS, FEW_SEQUENCES = (256, 4096), (1, 16)
 # by kind of layer: its shapes, and what measures them
@@ -33,7 +34,21 @@ class BenchError(Exception):
     """Nothing could be measured; the message says what to do."""
 
 
-def add_arguments(command: argparse.ArgumentParser) -> None:
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    try:
+        return run(options)
+    except (BenchError, verify.VerifyError, environment.EnvironmentMissing, OSError) as error:
+        print(f"bench: {error}", file=sys.stderr)
+        return 2
+
+
+def parser() -> argparse.ArgumentParser:
+    command = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="On a GPU: what breaks and graphs cost, in a layer and in a server. Exit status: 0 all that counts "
+        "is right and measured, 1 something is not, 2 it could not be run.",
+    )
     command.add_argument("--layer", action="store_true", help="only the linear attention layers")
     command.add_argument("--servers", action="store_true", help="only the servers")
     command.add_argument(
@@ -60,6 +75,7 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--plot-only", type=pathlib.Path, metavar="FILE", help="print and plot an earlier JSONL")
     command.add_argument("--python", default=sys.executable, metavar="PATH", help="of an environment with SGLang")
     command.add_argument("--release", metavar="V", help="refuse unless the installed SGLang is this release")
+    return command
 
 
 def run(options: argparse.Namespace) -> int:
@@ -69,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
         return 0
     shapes, arms, rounds = choose(options)
     here = environment.look(options.python)
-    source = verify.installed_source(options, here)
+    source = verify.installed_source(options, here, PROGRAM)
     if not here["gpu"]:
         raise BenchError(f"there is nothing to measure without a GPU: {here['why']}. Run this where SGLang serves")
     file = rows.File(options.jsonl, {**environment.header(here), "rounds": rounds})

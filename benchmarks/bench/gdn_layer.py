@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One gated delta net layer as a graph break runs it, and the same kernels captured: the installed SGLang's own code.
 
-    python -m sglang_bcg_fixes.lab.bench.gdn_layer JOB
+    python -m benchmarks.bench.gdn_layer JOB
 
 JOB is JSON: {"shape", "tokens", "sequences", "rounds", "flashinfer"}. Every case is one line of JSON on stdout, a list
 of rows; progress goes to stderr. To compare another kernel, add an entry to KERNELS.
@@ -17,11 +17,10 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from sglang_bcg_fixes.kernels.gdn_extend import reference
-from sglang_bcg_fixes.kernels.linear_extend import accuracy
-from sglang_bcg_fixes.lab.bench import timing
-from sglang_bcg_fixes.lab.bench.rows import COLD, GREEN, HOT, RED, Row
+from benchmarks.bench import timing
+from benchmarks.bench.rows import COLD, GREEN, HOT, RED, Row
 from sglang_bcg_fixes.source.tree import Source
+from tests.kernels import accuracy, gdn_reference
 
 if TYPE_CHECKING:
     from sglang_bcg_fixes.kernels.gdn_extend.triton import Call, Tuning
@@ -198,7 +197,7 @@ class Problem(Pools):
         def normal(*sizes: int, dtype: torch.dtype = kept) -> torch.Tensor:
             return torch.randn(*sizes, generator=source, device=device).to(dtype)
 
-        self.inputs = reference.Inputs(
+        self.inputs = gdn_reference.Inputs(
             lengths=self.lengths,
             key_heads=shape.key_heads,
             mixed_qkv=normal(tokens, shape.channels),
@@ -223,7 +222,7 @@ class Problem(Pools):
     times = accuracy.OF_SGLANGS
 
     def wanted(self) -> accuracy.Results:
-        return reference.recurrent(self.inputs)
+        return gdn_reference.recurrent(self.inputs)
 
     def results(self, layer: int) -> accuracy.Results:
         return accuracy.Results(self.output[0], self.conv[layer, 1:], self.state[layer, 1:])

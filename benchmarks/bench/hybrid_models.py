@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from sglang_bcg_fixes.lab.bench.mamba2_layer import Shape
-from sglang_bcg_fixes.lab.bench.mamba2_model import Sizes, attention, common, mixer
+from benchmarks.bench.mamba2_layer import Shape
+from benchmarks.bench.mamba2_model import Sizes, attention, common, mixer
 from sglang_bcg_fixes.lab.verify import models
 from sglang_bcg_fixes.lab.verify.models import NOPE, RANK, ROPE, VALUE, VOCABULARY, Shapes, norms, options, weights
 

@@ -20,6 +20,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TextIO
 
+from benchmarks.bench import hybrid_models, mamba2_model, model, timing
+from benchmarks.bench.rows import GREEN, RED, TOKENS_PER_SECOND, Row
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.anatomy.launches import has_breakable_graphs_by_default
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
@@ -28,8 +30,6 @@ from sglang_bcg_fixes.kernels.kda_extend import declaration as kda_extend
 from sglang_bcg_fixes.kernels.lightning_extend import declaration as lightning_extend
 from sglang_bcg_fixes.kernels.mamba2_extend import declaration as mamba2_extend
 from sglang_bcg_fixes.kernels.short_conv_extend import declaration as short_conv_extend
-from sglang_bcg_fixes.lab.bench import hybrid_models, mamba2_model, model, timing
-from sglang_bcg_fixes.lab.bench.rows import GREEN, RED, TOKENS_PER_SECOND, Row
 from sglang_bcg_fixes.lab.verify import cases, command, compare
 from sglang_bcg_fixes.lab.verify.arms import EAGER, PATCHED, REFERENCE, STOCK
 from sglang_bcg_fixes.lab.verify.cases import Call
@@ -102,7 +102,7 @@ def nothing_twice(buckets: Sequence[int]) -> list[Call]:
     return [call for call in some_of_everything(buckets) if call.again is None]
 
 
-MODELS = "sglang_bcg_fixes.lab.bench.model"
+MODELS = "benchmarks.bench.model"
 CASE = cases.Case(
     "bench",
     "The first token.",

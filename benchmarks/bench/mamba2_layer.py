@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One Mamba2 layer as a graph break runs it, and the same kernels captured: the installed SGLang's own code, and ours.
 
-    python -m sglang_bcg_fixes.lab.bench.mamba2_layer JOB
+    python -m benchmarks.bench.mamba2_layer JOB
 
 From the convolution to the output of the scan, before the gated norm; the projections are the same in all arms and left
 out. JOB, output and arms are gdn_layer's.
@@ -18,14 +18,13 @@ import types
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from sglang_bcg_fixes.kernels.linear_extend import accuracy
+from benchmarks.bench import gdn_layer
+from benchmarks.bench.gdn_layer import CAPTURED_SEQUENCES, CUDA, EAGER, PREFIX, SEED, SGLANG, TRITON, Layer
+from benchmarks.bench.rows import RED, Row
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape as Heads
-from sglang_bcg_fixes.kernels.mamba2_extend import reference
-from sglang_bcg_fixes.lab.bench import gdn_layer
-from sglang_bcg_fixes.lab.bench.gdn_layer import CAPTURED_SEQUENCES, CUDA, EAGER, PREFIX, SEED, SGLANG, TRITON, Layer
-from sglang_bcg_fixes.lab.bench.rows import RED, Row
 from sglang_bcg_fixes.model import Rejected
 from sglang_bcg_fixes.source.tree import Source
+from tests.kernels import accuracy, mamba2_reference
 
 if TYPE_CHECKING:
     from sglang_bcg_fixes.kernels.mamba2_extend.triton import Call, Tuning
@@ -105,7 +104,7 @@ class Problem(gdn_layer.Pools):
         self.projected = normal(tokens, sizes.inner + sizes.channels + shape.heads)
         self.projected[:, -shape.heads :] -= 2
         _, inputs, dt = torch.split(self.projected, [sizes.inner, sizes.channels, shape.heads], 1)
-        self.inputs = reference.Inputs(
+        self.inputs = mamba2_reference.Inputs(
             lengths=self.lengths,
             shape=sizes,
             inputs=inputs,
@@ -128,7 +127,7 @@ class Problem(gdn_layer.Pools):
         self.output: Any = torch.empty(tokens, shape.heads, shape.head, dtype=half, device=device)
 
     def wanted(self) -> accuracy.Results:
-        return reference.recurrent(self.inputs)
+        return mamba2_reference.recurrent(self.inputs)
 
     def results(self, layer: int) -> accuracy.Results:
         return accuracy.Results(self.output, self.conv[layer, 1:], self.state[layer, 1:])

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from sglang_bcg_fixes.lab.bench.timing import Spread
+from benchmarks.bench.timing import Spread
 
 GREEN, RED = "green", "red"
 HOT, COLD = "hot", "cold"

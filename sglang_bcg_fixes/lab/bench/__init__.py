@@ -1,2 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Interleaved GPU timings of linear attention layers and whole servers; wrong answers get no time."""
