@@ -28,6 +28,7 @@ from sglang_bcg_fixes.kernels.mamba2_extend import reference
 from sglang_bcg_fixes.kernels.short_conv_extend import declaration as short_conv_extend
 from sglang_bcg_fixes.lab.verify import servers
 from sglang_bcg_fixes.model import Kernel
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source import releases
 from sglang_bcg_fixes.source.releases import in_folder
 from tests import processes, warm
@@ -403,7 +404,7 @@ def test_one_arm_turns_the_kernel_on(family: str, kernel: Kernel) -> None:
 
 def test_only_what_is_mended_has_the_fixes_of_a_family() -> None:
     turned = {
-        arm: evaluate.environment_of(arm, evaluate.FAMILIES["lfm2"])[hybrids_without_graphs.FIX.flag]
+        arm: evaluate.environment_of(arm, evaluate.FAMILIES["lfm2"])[declared_in(hybrids_without_graphs).flag]
         for arm in (*evaluate.ARMS, "kernels")
     }
     assert turned == {"reference": "on", "stock": "off", "patched": "on", "eager": "off", "kernels": "on"}
