@@ -47,7 +47,7 @@ def runs_of(
         for run in command.runs_of(case, [*[PATCHED] * often, CHECKED], known, source, cases.BUCKETS, folder):
             job, environment = {**run.server.job, "calls": []}, dict(run.server.environment)
             if run.arm == PATCHED and case.name in bench.CASES and bench.is_admitted_by_a_fix(case, source):
-                environment[hybrids_without_graphs.FIX.flag] = "on"
+                environment[registry.declared_in(hybrids_without_graphs).flag] = "on"
             server = dataclasses.replace(run.server, job=job, environment=environment)
             yield dataclasses.replace(run, calls=(), server=server)
 

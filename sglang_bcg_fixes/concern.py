@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from sglang_bcg_fixes.source.syntax import Drifted
 from sglang_bcg_fixes.source.tree import Source
 
 
@@ -107,6 +108,17 @@ class Condition:
             return True if True in found else None if None in found else False
 
         return Condition(" or ".join(condition.says for condition in both), holds, both)
+
+    def where(self, asked: Callable[[Source], bool]) -> Condition:
+        """The condition, on sources of which this is true; one that nobody has read leaves it open."""
+
+        def holds(launch: Launch) -> bool | None:
+            try:
+                return self.holds(launch) if asked(launch.source) else False
+            except Drifted:
+                return None
+
+        return Condition(self.says, holds)
 
     def left_open(self, launch: Launch) -> str:
         """Say what would have to be, where that is not decided; otherwise nothing."""

@@ -111,20 +111,21 @@ def flag_of_kernel(op: str) -> str:
 class Fix:
     """Everything known about one defect; without `patches` it is only watched for.
 
-    `id` is the stem of the file that declares it; the flag and the page follow from it. `doc` is that file's
-    docstring, with a title line and the sections Symptom, Cause, Change and Remove when. `known` maps the form (hash)
-    of every definition that the probe has been read against to a note on what it is: a definition in any other form
-    makes the verdict unknown. It is for other packages; forms of our own fixes are in source/forms.json. `default` is
-    "auto" or "off"; `after` names fixes that are applied before this one. A `guard` watches for models that are not
-    written yet, so it is applied where its defect is latent too. `concerns` are the launches that the defect does harm
-    to; where there are none it may be any. One that is for speed alone names in `measured` the launches that it changes
-    with "auto", and is off then on a source that `proven.json` has no results of.
+    The flag and the page follow from `id`. `doc` has a title line and the sections Symptom, Cause, Change and Remove
+    when. A file in `fixes/` says neither: the registry takes the file's stem and docstring. `known` maps the form
+    (hash) of every definition that the probe has been read against to a note on what it is: a definition in any other
+    form makes the verdict unknown. Both are for other packages; forms of our own fixes are in source/forms.json.
+    `default` is "auto" or "off"; `after` names fixes that are applied before this one. A `guard` watches for models
+    that are not written yet, so it is applied where its defect is latent too. `concerns` are the launches that the
+    defect does harm to; where there are none it may be any. One that is for speed alone names in `measured` the
+    launches that it changes with "auto", and is off then on a source that `proven.json` has no results of.
     """
 
-    id: str
-    doc: str
-    upstream: tuple[str, ...]
+    id: str = ""
+    doc: str = ""
+    _: dataclasses.KW_ONLY
     probe: Callable[[Source], Finding]
+    upstream: tuple[str, ...] = ()
     known: Mapping[str, str] = dataclasses.field(default_factory=dict)
     patches: tuple[PatchPoint, ...] = ()
     workarounds: tuple[Workaround, ...] = ()

@@ -81,10 +81,12 @@ def all_fixes() -> list[Fix]:
 
 def declared(name: str) -> Fix | Kernel:
     """Load a fix or kernel by name alone: one that is being written may not be discoverable yet."""
-    for kind, module in (("FIX", f"fixes.{name}"), ("KERNEL", f"kernels.{name}.declaration")):
-        if exists(f"sglang_bcg_fixes.{module}"):
-            found: Fix | Kernel = getattr(importlib.import_module(f"sglang_bcg_fixes.{module}"), kind)
-            return found
+    fix, kernel = f"sglang_bcg_fixes.fixes.{name}", f"sglang_bcg_fixes.kernels.{name}.declaration"
+    if exists(fix):
+        return registry.declared_in(importlib.import_module(fix))
+    if exists(kernel):
+        found: Kernel = importlib.import_module(kernel).KERNEL
+        return found
     raise SystemExit(f"there is no fixes/{name}.py and no kernels/{name}/declaration.py in sglang_bcg_fixes")
 
 

@@ -16,6 +16,7 @@ REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from sglang_bcg_fixes.fixes import hybrids_without_graphs  # noqa: E402
+from sglang_bcg_fixes.planning.registry import declared_in  # noqa: E402
 from tests.harm import rules  # noqa: E402
 from tests.releases.registry_configs import (  # noqa: E402
     CAPTURED,
@@ -277,7 +278,7 @@ HOW_IT_IS_KNOWN = (
     f"built without weights, up to where the capture would begin. {READ} read in its source, not run. "
     "`python -m tests.releases.test_registry_graphs` repeats it."
 )
-ADMITTING = hybrids_without_graphs.FIX
+ADMITTING = declared_in(hybrids_without_graphs)
 ADMITTED = (
     *(name for name, _ in hybrids_without_graphs.MIXERS),
     hybrids_without_graphs.BAILING_NAME,

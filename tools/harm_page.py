@@ -16,6 +16,7 @@ sys.path.insert(0, str(REPOSITORY))
 
 from cpu_sglang import architectures  # noqa: E402
 from sglang_bcg_fixes.fixes import hybrids_without_graphs  # noqa: E402
+from sglang_bcg_fixes.planning.registry import declared_in  # noqa: E402
 from tests.harm import exceptions, matrix, rules, speed  # noqa: E402
 
 RECORDED = REPOSITORY / "tests" / "harm" / "recorded"
@@ -119,7 +120,7 @@ def introduction(table: Table) -> list[str]:
 
 def admitted(table: Table) -> list[str]:
     """The arm with a fix that its flag asks for, where it is recorded."""
-    fix = hybrids_without_graphs.FIX
+    fix = declared_in(hybrids_without_graphs)
     text = (
         f"With `{fix.flag}=on` ([by default](fixes/{fix.id}.md) only where a GPU has measured it, which is nothing "
         "here), prefill of these models is captured, with a break at each mixer and at each attention. Every answer "
@@ -142,7 +143,7 @@ def inside(table: Table) -> list[str]:
         "With [our kernels](kernels.md) for linear layers, a graph breaks at attention only. Here they run in the "
         "forms for a CPU: plain torch, token by token, and for lightning attention SGLang's own kernels. They round "
         f"differently from the eager layers, in half precision: logits of about one may be off by {rules.SAME}. "
-        f"`{hybrids_without_graphs.FIX.flag}=on` where SGLang makes no prefill graphs."
+        f"`{declared_in(hybrids_without_graphs).flag}=on` where SGLang makes no prefill graphs."
     )
     lines = [textwrap.fill(text, 120, break_on_hyphens=False), ""]
     lines += ["| architecture | releases | breaks at its defaults | breaks inside | off by at most |"]

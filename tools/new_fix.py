@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import pathlib
 import re
+import shutil
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 FIXES = REPOSITORY / "sglang_bcg_fixes" / "fixes"
@@ -22,8 +23,7 @@ def main() -> int:
     target = FIXES / f"{name}.py"
     if target.exists():
         parser.error(f"{target} exists; choose another id")
-    template = (FIXES / "_template.py").read_text()
-    target.write_text(template.replace('id="_template"', f'id="{name}"'))
+    shutil.copy(FIXES / "_template.py", target)
     print(f"wrote {target.relative_to(REPOSITORY)}. Next:\n{next_steps(name)}")
     return 0
 

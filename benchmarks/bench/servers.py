@@ -236,7 +236,7 @@ def runs_of(
     order = [PATCHED, REFERENCE, EAGER, STOCK]
     admitting = {}
     if is_admitted_by_a_fix(case, source):
-        admitting = {hybrids_without_graphs.FIX.flag: "on"}
+        admitting = {registry.declared_in(hybrids_without_graphs).flag: "on"}
         # stock has no graphs: it would be the eager server once more
         order.remove(STOCK)
     made = command.runs_of(case, order, known, source, BUCKETS, folder)

@@ -13,9 +13,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from sglang_bcg_fixes.api import hookimpl
-from sglang_bcg_fixes.model import Fix, How, PatchPoint, Retired
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
+from sglang_bcg_fixes.model import Retired
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, fixed
 
 MODULE = "sglang.srt.models.acme"
 SCALE = f"{MODULE}:AcmeRouter.scale"
@@ -38,7 +37,6 @@ def count_anew(original: Callable[..., Any], self: Any, weights: Sequence[float]
 FIX = Fix(
     id="acme_router_counts_once",
     doc=__doc__,
-    upstream=(),
     probe=probe,
     # the forms that somebody has read; doctor shows that of yours in brackets
     known={"bdd4708d4457": "our fork, up to now"},

@@ -12,7 +12,7 @@ from sglang_bcg_fixes.anatomy.runners import PREFILL, PREFILL_MODULE
 from sglang_bcg_fixes.engine import graph_break, wrappers
 from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.syntax import Definition
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.source.tree import Source, absent, affected, drifted, fixed
 
 HANDLERS = "sglang.srt.models.deepseek_common.attention_backend_handler"
 # every other backend asks one of these, or is registered under its own name and asks none
@@ -85,10 +85,10 @@ def judge_chooser(source: Source, choose: Definition, expanded: str, *further: s
         return absent("no replay is prepared for a form of latent attention", choose)
     load = source.need(f"{PREFILL}.load_batch")
     if not load.mentions("self.has_mha_companion_layers"):
-        return unknown("replays are prepared in a way that no known release does", choose, load)
+        return drifted("replays are prepared", choose, load)
     if not load.mentions("self.has_mha_companion_layers and (not is_cuda())"):
         return absent("replays are prepared for the expanded form, which is captured", choose, load)
     if not choose.mentions(expanded):
-        return unknown("it chooses in a way that no known release does", choose, load)
+        return drifted("it chooses", choose, load)
     reason = "the expanded form is captured, and on CUDA replays are prepared for the absorbed one"
     return affected(reason, choose, load, *map(source.need, further))

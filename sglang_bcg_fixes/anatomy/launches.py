@@ -180,6 +180,11 @@ def undecided(launch: Launch) -> None:
     return None
 
 
+def always(says: str) -> Condition:
+    """True of every launch; with `where` it asks the source alone."""
+    return Condition(says, lambda launch: True)
+
+
 def makes_prefill_graphs(launch: Launch) -> bool | None:
     """Breakable ones, by the flags and by what is recorded of this model on this release."""
     if is_refused(launch):

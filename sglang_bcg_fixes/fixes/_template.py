@@ -18,10 +18,7 @@ from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, fixed, wrong
 
 MODULE = "sglang.srt.some_module"
 
@@ -39,8 +36,6 @@ def body(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> 
 
 
 FIX = Fix(
-    id="_template",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/issues/0",),
     probe=probe,
     patches=(PatchPoint(where=(f"{MODULE}:SomeClass.some_method",), how=How.AROUND, body=body),),

@@ -19,10 +19,7 @@ from sglang_bcg_fixes.anatomy.attention_break import BREAKS, padded_rows
 from sglang_bcg_fixes.anatomy.forward_batch import zero_behind_the_last_token
 from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS, QUANTISED
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import possible, wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, possible, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -40,9 +37,6 @@ def run_and_zero_tail(
 
 
 FIX = Fix(
-    id="attention_tail_uninitialised",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint(BREAKS, How.GRAPH_BREAK, run_and_zero_tail),),
     workarounds=PREFILL_GRAPHS_OFF,

@@ -18,12 +18,9 @@ from contextlib import AbstractContextManager
 
 from sglang_bcg_fixes.anatomy.launches import CODE_OF_YOUR_OWN, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import possible
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.engine.graph_break import CONTEXT_MODULES
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, fixed, latent, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, drifted, fixed, latent, possible
 
 SCOPES = tuple(f"{module}:enable_breakable_cuda_graph" for module in CONTEXT_MODULES)
 
@@ -37,7 +34,7 @@ def probe(source: Source) -> Finding:
     )
     endings = [step for node in ast.walk(scope.node) if isinstance(node, ast.Try) for step in node.finalbody]
     if not endings:
-        return unknown("the scope ends in a way that no known release does", scope)
+        return drifted("the scope ends", scope)
     if any(isinstance(step, ast.Assign) and ast.unparse(step.value) == "False" for step in endings):
         return latent("the scope ends with the flag set to False, whatever it was before", scope, flag)
     return fixed("the scope restores the flag", scope)
@@ -55,9 +52,6 @@ def restore_the_flag(original: Callable[[], AbstractContextManager[None]]) -> It
 
 
 FIX = Fix(
-    id="bcg_flag_not_restored",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint(SCOPES, How.AROUND, restore_the_flag),),
     default="off",

@@ -23,10 +23,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.checkpoints import CHECK, OLD_UPDATE, UPDATE, check_processed
 from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, HYBRID, OVERLAP
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, NO_OVERLAP, PREFIX_CACHE_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, wrong
 
 
 def probe(source: Source) -> Finding:
@@ -35,11 +32,11 @@ def probe(source: Source) -> Finding:
         update = source.need(OLD_UPDATE)
         if update.mentions("seq_len = len(req.origin_input_ids) + len(req.output_ids) - 1"):
             return absent("a boundary is found by the length of the step whose result is processed", update)
-        return unknown("a boundary is found in a way that no known release does", update)
+        return drifted("a boundary is found", update)
     if check.mentions("req.decode_batch_idx - batch.mamba_decode_batch_idx_cpu[i]"):
         return fixed("a boundary is found by the length less the step in flight", check)
     if not check.mentions("req.kv_committed_len % interval == 0"):
-        return unknown("a boundary is found in a way that no known release does", check)
+        return drifted("a boundary is found", check)
     read = (check, source.need(UPDATE))
     return affected("a boundary is found by a length that the step in flight has moved on", *read)
 
@@ -54,8 +51,6 @@ def check_track_boundary(
 
 
 FIX = Fix(
-    id="boundary_counted_twice",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/29792",),
     probe=probe,
     patches=(PatchPoint((CHECK,), How.AROUND, check_track_boundary),),

@@ -20,11 +20,8 @@ from __future__ import annotations
 from sglang_bcg_fixes.anatomy.graph_pool import WEAK, WEAK_PLACES, keep_and_view
 from sglang_bcg_fixes.anatomy.launches import CODE_OF_YOUR_OWN, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import possible
 from sglang_bcg_fixes.engine.graph_break import DECORATOR_MODULES
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, fixed, possible
 
 
 def probe(source: Source) -> Finding:
@@ -39,8 +36,6 @@ def probe(source: Source) -> Finding:
 
 
 FIX = Fix(
-    id="break_input_lifetime",
-    doc=__doc__,
     upstream=(
         "https://github.com/sgl-project/sglang/issues/37606",
         "https://github.com/sgl-project/sglang/pull/37448",

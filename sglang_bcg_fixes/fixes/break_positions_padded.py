@@ -18,10 +18,7 @@ from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import DECODE_CONTEXT, PREFILL_GRAPHS, TRITON
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, wrong
 
 MODULE = "sglang.srt.layers.radix_attention"
 BREAK = f"{MODULE}:breakable_unified_attention_with_output"
@@ -44,7 +41,7 @@ def probe(source: Source) -> Finding:
     store = source.need(STORE)
     if store.mentions("forward_batch.positions.numel() == loc.numel()"):
         return affected("the break narrows the slots and not the positions", operation, source.need(BREAK), store)
-    return unknown("the backend finds its own tokens in a way that no known release does", operation, store)
+    return drifted("the backend finds its own tokens", operation, store)
 
 
 def run_with_real_positions(original: Callable[..., None], *args: Any, **options: Any) -> None:
@@ -63,9 +60,6 @@ def run_with_real_positions(original: Callable[..., None], *args: Any, **options
 
 
 FIX = Fix(
-    id="break_positions_padded",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((BREAK,), How.GRAPH_BREAK, run_with_real_positions),),
     workarounds=PREFILL_GRAPHS_OFF,

@@ -20,10 +20,7 @@ from sglang_bcg_fixes.anatomy import host_loads
 from sglang_bcg_fixes.anatomy.launches import DEEPSEEK_V4, HOST_CACHE, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, wrong
 
 MODEL = "sglang.srt.models.deepseek_v4"
 BREAK, LAYER = f"{MODEL}:deepseek_v4_attention_with_output", f"{MODEL}:MQALayer._forward_prepare"
@@ -42,11 +39,11 @@ def probe(source: Source) -> Finding:
     if awaited is not None:
         read.append(awaited)
         if not awaited.mentions("if not self._is_full_backend:"):
-            return unknown("a replay waits for loads in a way that no known release does", *read)
+            return drifted("a replay waits for loads", *read)
     captured = "attn_backend.forward_core_compressor" in layer.calls and "self.wait_layer_transfer" in states.calls
     if captured and waits.mentions(host_loads.WAITS):
         return affected("compressors wait for their layer in a captured segment", *read)
-    return unknown("compressors get their states in a way that no known release does", *read)
+    return drifted("compressors get their states", *read)
 
 
 def wait(result: Any, self: Any, *_: Any, **__: Any) -> Any:
@@ -58,9 +55,6 @@ def wait(result: Any, self: Any, *_: Any, **__: Any) -> Any:
 
 
 FIX = Fix(
-    id="compressor_loads_unawaited",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint(FILL, How.AFTER, wait),),
     workarounds=PREFILL_GRAPHS_OFF,

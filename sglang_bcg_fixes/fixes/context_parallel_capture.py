@@ -14,10 +14,7 @@ from __future__ import annotations
 
 from sglang_bcg_fixes.anatomy.launches import DECODE_CONTEXT, LATENT, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import ends
-from sglang_bcg_fixes.model import Fix
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
+from sglang_bcg_fixes.writing import Finding, Fix, Source, absent, affected, ends, fixed
 
 FORWARD_METHODS = "sglang.srt.models.deepseek_common.attention_forward_methods"
 PREPARE = f"{FORWARD_METHODS}.forward_mla:DeepseekMLAForwardMixin.forward_absorb_prepare"
@@ -34,8 +31,6 @@ def probe(source: Source) -> Finding:
 
 
 FIX = Fix(
-    id="context_parallel_capture",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/38943",),
     probe=probe,
     workarounds=PREFILL_GRAPHS_OFF,

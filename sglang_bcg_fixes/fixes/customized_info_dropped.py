@@ -19,10 +19,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.launches import MODEL_OF_YOUR_OWN, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.replayed_answers import answer_maker, passed_through, points, runs_the_model
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
+from sglang_bcg_fixes.writing import Finding, Fix, Source, absent, affected, fixed, wrong
 
 PART = "customized_info"
 
@@ -57,9 +54,6 @@ def keep_when_replaying(original: Callable[..., Any], self: Any, forward_batch: 
 
 
 FIX = Fix(
-    id="customized_info_dropped",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=points(keep_when_trimming, keep_when_replaying),
     workarounds=PREFILL_GRAPHS_OFF,

@@ -20,10 +20,7 @@ from sglang_bcg_fixes.anatomy.launches import DEEPSEEK_V4, OVERLAP, TRTLLM
 from sglang_bcg_fixes.anatomy.read_done import BARRIER, DECLARED, RECORDED, preparing_in_graph, record_again
 from sglang_bcg_fixes.anatomy.runners import DECODE, DECODE_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import NO_OVERLAP
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, fixed, unknown, wrong
 
 EXECUTE = f"{DECODE}.execute"
 # what they prepare in a graph is for other steps
@@ -49,8 +46,6 @@ def execute(result: Any, self: Any, *_: Any, **__: Any) -> Any:
 
 
 FIX = Fix(
-    id="decode_read_done_early",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/33587",),
     probe=probe,
     patches=(PatchPoint((EXECUTE,), How.AFTER, execute),),

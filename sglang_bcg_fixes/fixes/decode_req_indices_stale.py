@@ -15,10 +15,7 @@ from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import DECODE_PADDING
 from sglang_bcg_fixes.anatomy.workarounds import DECODE_PADDING_OFF
-from sglang_bcg_fixes.concern import possible
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, fixed, possible
 
 OLD_BUFFERS = "sglang.srt.model_executor.cuda_graph_runner:DecodeInputBuffers.populate_from_forward_batch"
 REGISTRY = "sglang.srt.model_executor.cuda_graph_buffer_registry:build_decode_registry"
@@ -43,9 +40,6 @@ def zero_padded_rows(self: Any, *, raw_bs: int, bs: int, **_: Any) -> None:
 
 
 FIX = Fix(
-    id="decode_req_indices_stale",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint(where=(OLD_BUFFERS,), how=How.BEFORE, body=zero_padded_rows),),
     workarounds=DECODE_PADDING_OFF,

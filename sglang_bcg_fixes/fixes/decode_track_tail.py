@@ -19,10 +19,7 @@ from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import DECODE_GRAPHS, EXTRA_BUFFERS, MAMBA2_LAYERS
 from sglang_bcg_fixes.anatomy.workarounds import DECODE_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, wrong
 
 BACKENDS = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
 MAMBA2 = f"{BACKENDS}:Mamba2AttnBackend"
@@ -40,7 +37,7 @@ def probe(source: Source) -> Finding:
         return fixed("the buffer of slots is handed on as long as the graph", prepare.header)
     if prepare.mentions("track_buf[:len(mamba_track_indices)].copy_"):
         return affected("the whole buffer of slots is handed on, and read from its end", mixer, prepare)
-    return unknown("the slots are prepared in a way that no known release does", mixer, prepare)
+    return drifted("the slots are prepared", mixer, prepare)
 
 
 def without_the_tail(metadata: Any, self: Any, bs: int, *_: Any, **__: Any) -> Any:
@@ -51,8 +48,6 @@ def without_the_tail(metadata: Any, self: Any, bs: int, *_: Any, **__: Any) -> A
 
 
 FIX = Fix(
-    id="decode_track_tail",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/32555",),
     probe=probe,
     # inherited: the other families keep the original

@@ -20,10 +20,7 @@ from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, named
 from sglang_bcg_fixes.anatomy.refusals import refusing
 from sglang_bcg_fixes.anatomy.runners import PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, wrong
 
 MODEL = "sglang.srt.models.dots3_common.modeling"
 ATTENDS = "forward_swa_mha_core"
@@ -37,7 +34,7 @@ def probe(source: Source) -> Finding:
     attends = source.need(f"{ATTENTION}.{ATTENDS}")
     read = [attends, source.need(f"{ATTENTION}.dispatch_attn_forward_method"), source.need(f"{PREFILL}.capture")]
     if KERNEL not in attends.calls:
-        return unknown("sliding layers attend in a way that no known release does", *read)
+        return drifted("sliding layers attend", *read)
     return affected("sliding layers attend by a method of their backend, without a break", *read)
 
 
@@ -50,9 +47,6 @@ def why_refused(runner: Any) -> str:
 unless_refused, never_if_refused = refusing("dots3_attention_captured", why_refused)
 
 FIX = Fix(
-    id="dots3_attention_captured",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(
         PatchPoint((f"{PREFILL}.capture",), How.AROUND, unless_refused),

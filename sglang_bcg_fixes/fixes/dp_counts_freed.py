@@ -17,10 +17,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, DP_ATTENTION
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL_MODULE, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, fixed, wrong
 
 KEPT = "bcg_fixes_captured_batches"
 
@@ -43,9 +40,6 @@ def keep_the_batch(original: Callable[..., Any], self: Any, num_tokens: int) -> 
 
 
 FIX = Fix(
-    id="dp_counts_freed",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((f"{PREFILL}.capture_prepare",), How.AROUND, keep_the_batch),),
     workarounds=PREFILL_GRAPHS_OFF,

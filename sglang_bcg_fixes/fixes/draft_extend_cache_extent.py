@@ -22,10 +22,7 @@ from typing import TYPE_CHECKING, Any
 from sglang_bcg_fixes.anatomy.launches import DRAFT_MODEL, TRITON
 from sglang_bcg_fixes.anatomy.runners import DRAFT_EXTEND, SPECULATIVE
 from sglang_bcg_fixes.anatomy.workarounds import DRAFT_WITHOUT_TRITON
-from sglang_bcg_fixes.concern import slower
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, drifted, fixed, slower, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,14 +46,14 @@ def probe(source: Source) -> Finding:
         lengths = update.need_assignment_to("kv_lens")
         if lengths.mentions("seq_lens - extend_seq_lens"):
             return fixed("the graph path takes the new tokens off the prefix", update)
-        return unknown("the graph path computes the prefix in a way that no known release does", update)
+        return drifted("the graph path computes the prefix", update)
     methods = [source.need(where) for where in (EAGER, CAPTURE, REPLAY)]
     runners = [source.need(where) for where in RUNNERS]
     forward, positions = source.need(FORWARD), source.need(POSITIONS)
     read = (*methods, *runners, forward, positions)
     noted = all(runner.mentions("spec_info.extend_seq_lens_tensor = ") for runner in runners)
     if any(method.mentions("extend_seq_lens_tensor") for method in methods) or not noted:
-        return unknown("the graph path computes the prefix in a way that no known release does", *read)
+        return drifted("the graph path computes the prefix", *read)
     if not positions.mentions("seq_length - accept_len"):
         return unknown("the worker for topk above 1 does not count from seq_lens as in the known releases", *read)
     return affected("the backend takes seq_lens, new tokens included, for the prefix", *read)
@@ -154,8 +151,6 @@ def zero_rows_of_nobody(
 
 
 FIX = Fix(
-    id="draft_extend_cache_extent",
-    doc=__doc__,
     upstream=(
         "https://github.com/sgl-project/sglang/pull/26512",
         "https://github.com/sgl-project/sglang/pull/26628",

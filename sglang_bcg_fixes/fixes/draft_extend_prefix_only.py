@@ -24,10 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.anatomy.launches import CODE_OF_YOUR_OWN, DRAFT_MODEL
 from sglang_bcg_fixes.anatomy.runners import DRAFT_EXTEND
-from sglang_bcg_fixes.concern import slower
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, latent, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, drifted, latent, slower
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +53,7 @@ def probe(source: Source) -> Finding:
     read = (eager.header, single, multi.header, *(method.header for method in graph))
     if eager.mentions("seqlens_in_batch = forward_batch.seq_lens\n") and single.mentions("forward_batch.seq_lens"):
         return latent("seq_lens is used as passed, which is right for every caller in this source", *read)
-    return unknown("the extent is computed in a way that no known release does", *read)
+    return drifted("the extent is computed", *read)
 
 
 def count_new_tokens(original: Callable[..., Any], self: Any, forward_batch: Any, *rest: Any, **named: Any) -> Any:
@@ -131,8 +128,6 @@ def is_there(where: str) -> Callable[[Source], bool]:
 
 
 FIX = Fix(
-    id="draft_extend_prefix_only",
-    doc=__doc__,
     upstream=(
         "https://github.com/sgl-project/sglang/pull/26512",
         "https://github.com/sgl-project/sglang/pull/26628",

@@ -20,10 +20,8 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, EAGLE, IMAGES, PREFILL_GRAPHS, named
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import Condition, Launch, ends
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
+from sglang_bcg_fixes.concern import Condition, Launch
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, ends, fixed
 
 STATES = "static_draft_hidden_states"
 FILL = (f"{PREFILL}.load_batch", f"{OLD_PREFILL}.replay_prepare")
@@ -73,9 +71,6 @@ def has_such_a_draft(launch: Launch) -> bool | None:
 
 
 FIX = Fix(
-    id="draft_ids_out_of_range",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint(FILL, How.AFTER, clamp),),
     workarounds=PREFILL_GRAPHS_OFF,

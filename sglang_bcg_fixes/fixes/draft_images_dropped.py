@@ -21,10 +21,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.launches import EAGLE, IMAGES, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import slower
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, slower
 
 STATES = "static_draft_hidden_states"
 BUFFER = "input_embeds"
@@ -41,7 +38,7 @@ def probe(source: Source) -> Finding:
         return affected(
             "drafts are captured looking up the token ids, and batches with images are replayed", allot, gate
         )
-    return unknown("a draft's images are handled in a way that no known release does", allot, gate)
+    return drifted("a draft's images are handled", allot, gate)
 
 
 def refuse_images(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
@@ -53,9 +50,6 @@ def refuse_images(original: Callable[..., bool], self: Any, forward_batch: Any) 
 
 
 FIX = Fix(
-    id="draft_images_dropped",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint(MAY_REPLAY, How.AROUND, refuse_images),),
     workarounds=PREFILL_GRAPHS_OFF,

@@ -19,10 +19,7 @@ from sglang_bcg_fixes.anatomy.launches import DEEPSEEK_V4, DRAFT_MODEL, FLASH_AT
 from sglang_bcg_fixes.anatomy.read_done import BARRIER, DECLARED, IN_GRAPH, RECORDED, preparing_in_graph, record_again
 from sglang_bcg_fixes.anatomy.runners import DECODE_MODULE, DRAFT_EXTEND
 from sglang_bcg_fixes.anatomy.workarounds import NO_OVERLAP
-from sglang_bcg_fixes.concern import slower
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, fixed, slower, unknown
 
 EXECUTE, CAPTURE = f"{DRAFT_EXTEND}.execute", f"{DRAFT_EXTEND}.capture_one_shape"
 
@@ -48,8 +45,6 @@ def execute(result: Any, self: Any, *_: Any, **__: Any) -> Any:
 
 
 FIX = Fix(
-    id="draft_read_done_early",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/36335",),
     probe=probe,
     patches=(PatchPoint((EXECUTE,), How.AFTER, execute),),

@@ -21,11 +21,8 @@ from typing import TYPE_CHECKING, Any
 from sglang_bcg_fixes.anatomy.launches import EAGLE, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import CAPTURE_PREFILL, OLD_PREFILL_MODULE, PREFILL, SETUP_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import slower
 from sglang_bcg_fixes.engine.swapped import replaced
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, slower
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,13 +48,13 @@ def probe(source: Source) -> Finding:
         )
         if setup.mentions("attention_layers) < ") and setup.mentions("model_config.num_hidden_layers"):
             return absent("such drafts have fewer layers than their configuration says, and get no graph", setup)
-        return unknown("which drafts get a graph is decided in a way that no known release does", setup)
+        return drifted("which drafts get a graph is decided", setup)
     runner = source.need(f"{PREFILL}.__init__")
     for_eagle3 = runner.mentions("register_input_embeds=self.is_multimodal or self._use_draft_input_embeds")
     if runner.mentions("self.static_draft_hidden_states") and (for_eagle3 or not runner.mentions("register_input")):
         others = " or EAGLE3" if for_eagle3 else ""
         return affected(f"a draft that is not multimodal{others} has no buffer for embeddings", runner, rule)
-    return unknown("embedding buffers are allocated in a way that no known release does", runner, rule)
+    return drifted("embedding buffers are allocated", runner, rule)
 
 
 def give_the_draft_a_buffer(self: Any) -> None:
@@ -105,9 +102,6 @@ def handed_to_the_layers(runner: Any) -> tuple[int, Tensor] | None:
 
 
 FIX = Fix(
-    id="draft_states_dropped",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((f"{PREFILL}.capture",), How.BEFORE, give_the_draft_a_buffer),),
     workarounds=PREFILL_GRAPHS_OFF,

@@ -21,10 +21,8 @@ from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import DECODE_GRAPHS, DRAFT_MODEL, TRITON, WINDOW, flag
 from sglang_bcg_fixes.anatomy.workarounds import DRAFT_WITHOUT_TRITON
-from sglang_bcg_fixes.concern import Condition, ends
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.concern import Condition
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, drifted, ends, fixed
 
 MODULE = "sglang.srt.layers.attention.triton_backend"
 BACKEND = f"{MODULE}:TritonAttnBackend"
@@ -37,7 +35,7 @@ OLD_LIST = f"{LIST}_cuda_graph"
 # of the draft model alone, whatever the served model's configuration says
 GIVEN_WINDOW = Condition("--speculative-draft-window-size", flag("--speculative-draft-window-size"))
 UNLISTED = "the graph of the draft's extend step has no slots of sliding windows"
-UNREAD = "the graph of the draft's extend step is prepared in a way that no known release does"
+PREPARED = "the graph of the draft's extend step is prepared"
 
 
 def probe(source: Source) -> Finding:
@@ -50,13 +48,13 @@ def probe(source: Source) -> Finding:
         branches = [step.text.partition("is_draft_extend(include_v2=True)")[2] for step in (capture, replay)]
         if all(branch and OLD_LIST not in branch for branch in branches):
             return affected(UNLISTED, capture, replay, listing)
-        return unknown(UNREAD, capture, replay)
+        return drifted(PREPARED, capture, replay)
     fill, build, listing = source.need(FILL), source.need(BUILD), source.need(f"{MODULE}:{LIST}")
     if fill.mentions(LISTED):
         return fixed("the graph of the draft's extend step has the slots of sliding windows", fill, build)
     if build.mentions(f"{LISTED}=None") and LISTED in listing.parameters:
         return affected(UNLISTED, fill, build, listing)
-    return unknown(UNREAD, fill, build, listing)
+    return drifted(PREPARED, fill, build, listing)
 
 
 def list_windows(original: Callable[..., Any], self: Any, *args: Any, **named: Any) -> Any:
@@ -135,8 +133,6 @@ def is_new(source: Source) -> bool:
 
 
 FIX = Fix(
-    id="draft_window_unlisted",
-    doc=__doc__,
     upstream=(
         "https://github.com/sgl-project/sglang/issues/29858",
         "https://github.com/sgl-project/sglang/issues/22679",

@@ -18,10 +18,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.launches import DP_ATTENTION, LITTLE_MEMORY, LORA, PREFILL_SIZES
 from sglang_bcg_fixes.anatomy.runners import EAGER
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import ends
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, ends, fixed
 
 SCHEDULER = "sglang.srt.managers"
 SYNC = f"{SCHEDULER}.scheduler_components.dp_attn"
@@ -54,9 +51,6 @@ def vote_against(nothing: None, self: Any, *_: Any, **__: Any) -> None:
 
 
 FIX = Fix(
-    id="eager_runner_cannot_vote",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((f"{EAGER}.__init__",), How.AFTER, vote_against),),
     workarounds=PREFILL_GRAPHS_OFF,

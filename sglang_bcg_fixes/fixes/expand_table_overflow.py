@@ -18,10 +18,7 @@ from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import BRANCHES, DECODE_GRAPHS, DRAFT_MODEL, FA3, PAGES
 from sglang_bcg_fixes.anatomy.workarounds import PAGES_OF_ONE_TOKEN
-from sglang_bcg_fixes.concern import ends
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, drifted, ends, fixed
 
 MODULE = "sglang.srt.layers.attention.flashattention_backend"
 BACKEND = f"{MODULE}:FlashAttentionBackend"
@@ -36,7 +33,7 @@ def probe(source: Source) -> Finding:
         return fixed("a replay passes on the slots of the tokens so far", fill, slots)
     if replay.mentions("cache_loc=cache_loc,"):
         return affected("a replay passes on the slots of all steps", fill, slots)
-    return unknown("a replay fills the table in a way that no known release does", fill, slots)
+    return drifted("a replay fills the table", fill, slots)
 
 
 def of_the_tokens_so_far(
@@ -59,9 +56,6 @@ def of_the_tokens_so_far(
 
 
 FIX = Fix(
-    id="expand_table_overflow",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((FILL,), How.AROUND, of_the_tokens_so_far),),
     workarounds=PAGES_OF_ONE_TOKEN,

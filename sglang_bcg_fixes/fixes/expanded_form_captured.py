@@ -22,11 +22,8 @@ from sglang_bcg_fixes.anatomy.latent_attention import judge_chooser
 from sglang_bcg_fixes.anatomy.launches import FA3, LATENT, PREFILL_GRAPHS, named
 from sglang_bcg_fixes.anatomy.runners import PREFILL_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.engine import graph_break
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, ends
 
 MODEL = "sglang.srt.models.sarvam_moe"
 CHOOSE = f"{MODEL}:get_attn_forward_method"
@@ -50,9 +47,6 @@ def absorbed_under_a_breakable_graph(method: Any, forward_batch: Any) -> Any:
 
 
 FIX = Fix(
-    id="expanded_form_captured",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((CHOOSE,), How.AFTER, absorbed_under_a_breakable_graph),),
     workarounds=PREFILL_GRAPHS_OFF,

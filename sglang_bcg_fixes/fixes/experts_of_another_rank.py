@@ -21,10 +21,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.launches import DP_ATTENTION, PREFILL_GRAPHS, ROUTED_EXPERTS
 from sglang_bcg_fixes.anatomy.runners import EXECUTOR, PREFILL, PREFILL_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, wrong
 
 LOOK_UP = "sglang.srt.state_capturer.routed_experts:RoutedExpertsCapturer._get_local_slice"
 OFFSET = "sglang.srt.layers.dp_attention:get_dp_local_slice_cpu"
@@ -41,7 +38,7 @@ def probe(source: Source) -> Finding:
     by_decode = forward.mentions("cuda_graph_batch=getattr(self.decode_cuda_graph_runner, 'bs', None)")
     if by_decode and offset.mentions("dp_rank * cuda_graph_batch") and OFFSET.partition(":")[2] in look_up.calls:
         return affected("experts are looked up by the rows of a decode graph, whichever graph was replayed", *read)
-    return unknown("experts are looked up in a way that no known release does", *read)
+    return drifted("experts are looked up", *read)
 
 
 def note_rows(original: Callable[..., Any], self: Any, forward_batch: Any, **kwargs: Any) -> Any:
@@ -60,8 +57,6 @@ def look_up(
 
 
 FIX = Fix(
-    id="experts_of_another_rank",
-    doc=__doc__,
     upstream=(
         "https://github.com/sgl-project/sglang/issues/30712",
         "https://github.com/sgl-project/sglang/issues/31116",

@@ -20,10 +20,7 @@ from sglang_bcg_fixes.anatomy.launches import FA4, LATENT, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.refusals import refusing
 from sglang_bcg_fixes.anatomy.runners import PREFILL, PREFILL_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import ends
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, ends
 
 BACKEND = "fa4"
 CHOOSE = f"{HANDLERS}:handle_attention_fa4"
@@ -67,9 +64,6 @@ def has_absorbed_form() -> bool:
 unless_refused, never_if_refused = refusing("fa4_form_captured", why_refused)
 
 FIX = Fix(
-    id="fa4_form_captured",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(
         PatchPoint((f"{PREFILL}.capture",), How.AROUND, unless_refused),

@@ -21,10 +21,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.checkpoints import INDEX, holder
 from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, HYBRID, SPECULATION, STRUCTURED_OUTPUT
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, wrong
 
 TRACK = "sglang.srt.managers.schedule_batch:set_mamba_track_indices_from_reqs"
 OLD_TRACK = "sglang.srt.speculative.eagle_info_v2:EagleVerifyInputV2Mixin.prepare_for_v2_verify"
@@ -44,7 +41,7 @@ def probe(source: Source) -> Finding:
         return affected("a request without slots has no index among them", track, freed)
     if takes_the_first(source):
         return affected("a request without slots saves to the first one that it had", track, freed)
-    return unknown("slots to save to are chosen in a way that no known release does", track)
+    return drifted("slots to save to are chosen", track)
 
 
 def takes_none(source: Source) -> bool:
@@ -81,8 +78,6 @@ def save_elsewhere(batch: Any, rows: list[int]) -> None:
 
 
 FIX = Fix(
-    id="finished_request_tracked",
-    doc=__doc__,
     upstream=(
         "https://github.com/sgl-project/sglang/issues/28407",
         "https://github.com/sgl-project/sglang/issues/27325",

@@ -16,10 +16,7 @@ from __future__ import annotations
 
 from sglang_bcg_fixes.anatomy.launches import FLASHINFER, FULL_PREFILL_GRAPHS, WINDOW
 from sglang_bcg_fixes.anatomy.workarounds import BREAKABLE_PREFILL_GRAPHS
-from sglang_bcg_fixes.concern import ends
-from sglang_bcg_fixes.model import Fix
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
+from sglang_bcg_fixes.writing import Finding, Fix, Source, absent, affected, ends, fixed
 
 BACKEND = "sglang.srt.layers.attention.flashinfer_backend:FlashInferAttnBackend"
 PREPARE = f"{BACKEND}.init_forward_metadata_out_graph"
@@ -41,8 +38,6 @@ def probe(source: Source) -> Finding:
 
 
 FIX = Fix(
-    id="flashinfer_window_capture",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/38747",),
     probe=probe,
     workarounds=BREAKABLE_PREFILL_GRAPHS,

@@ -23,10 +23,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.launches import DIFFUSION, FULL_PREFILL_GRAPHS, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.replayed_answers import answer_maker, passed_through, points, runs_the_model
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import ends
-from sglang_bcg_fixes.model import Fix
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
+from sglang_bcg_fixes.writing import Finding, Fix, Source, absent, affected, ends, fixed
 
 PART = "full_logits"
 
@@ -64,9 +61,6 @@ def keep_when_replaying(original: Callable[..., Any], self: Any, forward_batch: 
 
 
 FIX = Fix(
-    id="full_logits_dropped",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=points(keep_when_trimming, keep_when_replaying),
     workarounds=PREFILL_GRAPHS_OFF,

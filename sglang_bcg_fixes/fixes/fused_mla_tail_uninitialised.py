@@ -19,10 +19,8 @@ from sglang_bcg_fixes.anatomy.attention_break import padded_rows
 from sglang_bcg_fixes.anatomy.forward_batch import zero_behind_the_last_token
 from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, LATENT, SPARSE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding, Verdict
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.source.finding import Verdict
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +36,7 @@ def probe(source: Source) -> Finding:
     operation = source.need(OPERATION)
     inner = padded_rows(source)
     if "unified_attention_with_output" not in operation.calls:
-        return unknown("the break attends in a way that no known release does", operation)
+        return drifted("the break attends", operation)
     read = (operation, source.need(BREAK))
     if inner.verdict is Verdict.AFFECTED:
         finding = affected("the break attends to the real rows only", *read)
@@ -63,9 +61,6 @@ def run_and_zero_tail(
 
 
 FIX = Fix(
-    id="fused_mla_tail_uninitialised",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((BREAK,), How.GRAPH_BREAK, run_and_zero_tail),),
     workarounds=PREFILL_GRAPHS_OFF,

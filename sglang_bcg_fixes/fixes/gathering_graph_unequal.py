@@ -20,10 +20,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.launches import DP_ATTENTION, MEGAMOE, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import EXECUTOR, PREFILL, PREFILL_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import ends
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, ends, fixed
 
 TOLERATES = f"{EXECUTOR}.forward_batch_info:prefill_graph_tolerates_sum_len"
 REFUSES = f"{PREFILL}._has_inactive_dp_rank"
@@ -83,8 +80,6 @@ def tolerates(can_differ: bool) -> bool:
 
 
 FIX = Fix(
-    id="gathering_graph_unequal",
-    doc=__doc__,
     upstream=(
         "https://github.com/sgl-project/sglang/issues/37561",
         "https://github.com/sgl-project/sglang/pull/37933",

@@ -20,10 +20,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.launches import DECODE_GRAPHS, MEMORY_SAVER, MEMORY_SAVER_FOR_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import EXECUTOR, OLD_DECODE
 from sglang_bcg_fixes.anatomy.workarounds import DECODE_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, drifted, fixed, wrong
 
 CAPTURES = (
     f"{EXECUTOR}.runner_backend.full_cuda_graph_backend:FullCudaGraphBackend.capture_one",
@@ -36,7 +33,7 @@ COPY = "enable_cpu_backup"
 def probe(source: Source) -> Finding:
     capture, saver = source.need(*CAPTURES), source.need(SAVER)
     if not (capture.mentions("memory_saver_adapter.cuda_graph") and saver.mentions("_memory_saver.cuda_graph(**")):
-        return unknown("graphs are captured for the memory saver in a way that no known release does", capture, saver)
+        return drifted("graphs are captured for the memory saver", capture, saver)
     if capture.mentions(f"{COPY}=True") or saver.mentions(COPY):
         return fixed("the memory of graphs is copied to the host before it is released", capture, saver)
     return affected("the memory of graphs is released without a copy", capture, saver)
@@ -49,8 +46,6 @@ def keep_a_copy(
 
 
 FIX = Fix(
-    id="graph_memory_not_saved",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/32718",),
     probe=probe,
     patches=(PatchPoint((SAVER,), How.AROUND, keep_a_copy),),

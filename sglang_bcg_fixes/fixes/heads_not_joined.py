@@ -21,10 +21,19 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.attention_break import join_heads
 from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS, TRITON, named
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import ends
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, latent, unknown
+from sglang_bcg_fixes.writing import (
+    Finding,
+    Fix,
+    How,
+    PatchPoint,
+    Source,
+    absent,
+    affected,
+    drifted,
+    ends,
+    fixed,
+    latent,
+)
 
 MODEL = "sglang.srt.models.gemma3n_causal"
 ATTENTION = f"{MODEL}:Gemma3nAttention"
@@ -52,14 +61,14 @@ def probe(source: Source) -> Finding:
     if not JOINS.isdisjoint(attends.calls):
         return fixed("Gemma3n joins the heads before its output projection", *read)
     if not attends.mentions("q.unflatten(-1, (self.num_heads, self.head_dim))\n    attn_output = self.attn(q,"):
-        return unknown("Gemma3n hands its queries on in a way that no known release does", *read)
+        return drifted("Gemma3n hands its queries on", *read)
     mixes = source.find(f"{MIXER}.forward")
     if mixes is not None:
         read += [mixes, source.need(f"{MIXER}.__init__").need_assignment_to("self.attn")]
         if not mixes.mentions("o = self.attn(q, k, v, forward_batch)"):
-            return unknown("MiniCPM-SALA hands its queries on in a way that no known release does", *read)
+            return drifted("MiniCPM-SALA hands its queries on", *read)
     if not any(map(allocates.mentions, LIKE_THE_QUERIES)):
-        return unknown("a break allocates its output in a way that no known release does", *read)
+        return drifted("a break allocates its output", *read)
     reason = "a break gives its output back by heads, as Gemma3n hands its queries in, and nothing joins them"
     if rotary.mentions("config.rope_local_base_freq"):
         return latent(f"{reason}; with the transformers that this release requires, Gemma3n cannot be built", *read)
@@ -84,9 +93,6 @@ def join_in_the_mixer(nothing: None, self: Any, *_: Any, **__: Any) -> None:
 
 
 FIX = Fix(
-    id="heads_not_joined",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(
         PatchPoint((MAKE,), How.AFTER, join_in_each_layer),

@@ -20,10 +20,7 @@ from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import HOST_CACHE, named
 from sglang_bcg_fixes.anatomy.workarounds import HOST_CACHE_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, wrong
 
 CACHE = "sglang.srt.mem_cache"
 POOLS_BESIDE = f"{CACHE}.ple_state_pool"
@@ -51,7 +48,7 @@ def probe(source: Source) -> Finding:
     if all(carries):
         return fixed("index keys and states beside the cache are carried to the host", register, stack, host_pool)
     if any(carries) or not write.mentions(NO_ROOM):
-        return unknown("prefixes are carried to the host in a way that no known release does", stack, host_pool, write)
+        return drifted("prefixes are carried to the host", stack, host_pool, write)
     read = (register, stack, host_pool, write, source.need(FETCH), source.need(BEGIN).header)
     return affected("keys, values and the recurrence's states alone are carried to the host", *read)
 
@@ -87,8 +84,6 @@ def say_so(result: Any, self: Any, *_: Any, **__: Any) -> Any:
 
 
 FIX = Fix(
-    id="host_states_left_behind",
-    doc=__doc__,
     upstream=(
         "https://github.com/sgl-project/sglang/issues/39156",
         "https://github.com/sgl-project/sglang/issues/39830",

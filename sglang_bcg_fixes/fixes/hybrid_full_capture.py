@@ -16,10 +16,8 @@ from __future__ import annotations
 from sglang_bcg_fixes.anatomy.launches import FULL_PREFILL_GRAPHS, HYBRID, INKLING
 from sglang_bcg_fixes.anatomy.refusals import none_without_breaks
 from sglang_bcg_fixes.anatomy.workarounds import BREAKABLE_PREFILL_GRAPHS
-from sglang_bcg_fixes.concern import Condition, Launch, ends
-from sglang_bcg_fixes.model import Fix
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.concern import Condition, Launch
+from sglang_bcg_fixes.writing import Finding, Fix, Source, affected, drifted, ends, fixed
 
 BACKEND = "sglang.srt.layers.attention.hybrid_linear_attn_backend:MambaAttnBackendBase"
 PREPARE, REPLAY = f"{BACKEND}.init_forward_metadata_out_graph", f"{BACKEND}._replay_metadata"
@@ -30,7 +28,7 @@ def probe(source: Source) -> Finding:
         return none
     prepare, replay = source.need(PREPARE), source.need(REPLAY)
     if "self._replay_metadata" not in prepare.calls:
-        return unknown("linear layers are prepared in a way that no known release does", prepare, replay)
+        return drifted("linear layers are prepared", prepare, replay)
     if prepare.mentions("is_extend("):
         return fixed("a prefill is prepared in its own way", prepare, replay)
     return affected("a prefill is prepared as a decode step is", prepare, replay)
@@ -42,8 +40,6 @@ def has_linear_layers(launch: Launch) -> bool | None:
 
 
 FIX = Fix(
-    id="hybrid_full_capture",
-    doc=__doc__,
     upstream=(
         "https://github.com/sgl-project/sglang/issues/35437",
         "https://github.com/sgl-project/sglang/pull/36077",

@@ -16,11 +16,9 @@ import copy
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import ADAPTIVE, HYBRID
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint, Workaround
-from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.model import Workaround
 from sglang_bcg_fixes.source.syntax import Definition
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, drifted, fixed, unknown, wrong
 
 CONFIG = "sglang.srt.configs.model_config:ModelConfig"
 # processes that never run a model load its configuration too; naming the runner's keeps their imports unchanged
@@ -34,7 +32,7 @@ def probe(source: Source) -> Finding:
     if not shares_configuration(source):
         if "copy.deepcopy" in read[0].calls:
             return fixed("each configuration is a copy of the cached one", *read)
-        return unknown("the configuration is made in a way that no known release does", own)
+        return drifted("the configuration is made", own)
     if not copy_would_be_in_time(own):
         return unknown("the draft's configuration is changed before it can be copied", own)
     read += [source.need(f"{CONFIG}._config_draft_model").header, source.need(CACHED)]
@@ -65,8 +63,6 @@ def give_the_draft_its_own(self: Any) -> None:
 
 
 FIX = Fix(
-    id="hybrid_layer_misrouted",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/23331",),
     probe=probe,
     patches=(PatchPoint((f"{RUNNERS_CONFIG}._config_draft_model",), How.BEFORE, give_the_draft_its_own),),

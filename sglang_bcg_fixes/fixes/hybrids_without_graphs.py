@@ -64,15 +64,14 @@ from sglang_bcg_fixes.anatomy.forward_batch import CONTEXT, is_captured_into_a_p
 from sglang_bcg_fixes.anatomy.launches import LATENT, LINEAR_INSIDE, ON_HOPPER, WANTED_PREFILL_GRAPHS, named
 from sglang_bcg_fixes.anatomy.runners import CAPTURE_PREFILL, EXECUTOR, SETUP_MODULE
 from sglang_bcg_fixes.anatomy.short_convolutions import LAYER, LFM2, LFM2_MOE, MOE_LAYER
-from sglang_bcg_fixes.concern import Condition, Launch, slower
+from sglang_bcg_fixes.concern import Condition, Launch
 from sglang_bcg_fixes.engine import graph_break, wrappers
 from sglang_bcg_fixes.engine.swapped import replaced
 from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.mamba2_extend import declaration as mamba2_extend
 from sglang_bcg_fixes.kernels.short_conv_extend import declaration as short_conv_extend
-from sglang_bcg_fixes.model import Fix, How, PatchPoint, flag_of
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, unknown
+from sglang_bcg_fixes.model import flag_of
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, slower, unknown
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -153,16 +152,16 @@ def probe(source: Source) -> Finding:
     read += map(source.need, latent_attention.PREPARES if source.find(latent_attention.RESTORE) else ())
     ways = (f"layer, '{KNOWN_NAME}'", f"layer, '{LATENT_NAME}'", f"layer.{LATENT_NAME}, '{LATENT_PART}'")
     if not all(collect.mentions(f"hasattr({way})") for way in ways):
-        return unknown("the layers of a model are collected in a way that no known release does", *read)
+        return drifted("the layers of a model are collected", *read)
     if not capture.mentions("some layers do not apply Standard GQA"):
-        return unknown("a model is refused prefill graphs in a way that no known release does", *read)
+        return drifted("a model is refused prefill graphs", *read)
     if any(collect.mentions(f"hasattr(layer, '{name}')") for name in MIXERS.values()):
         return unknown("these mixers are collected, which no known release does", *read)
     if counts_layers(source):
         read += map(source.need, (*FEED_FORWARDS, f"{EXPERTS}.forward", f"{EXPERTS}._forward_core"))
         read += filter(None, [source.find(f"{NEMOTRON}:NemotronHMoEDecoderLayer.forward")])
         if not source.is_graph_break(NEMOTRON, NEMOTRON_BREAK):
-            return unknown("NemotronH's mixers break a graph in a way that no known release does", *read)
+            return drifted("NemotronH's mixers break a graph", *read)
     return affected("a layer whose mixer is called `mamba` or `conv` has no attention that is found", *read)
 
 
@@ -420,9 +419,6 @@ def is_measured(launch: Launch) -> bool | None:
 
 
 FIX = Fix(
-    id=ID,
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(
         PatchPoint((CAPTURE_PREFILL,), How.AROUND, admit, needed=has_capture_function, asked=True),

@@ -20,10 +20,7 @@ from sglang_bcg_fixes.anatomy.launches import DP_ATTENTION, PREFILL_GRAPHS, name
 from sglang_bcg_fixes.anatomy.qwen4 import MODEL, nothing_in_a_break
 from sglang_bcg_fixes.anatomy.runners import PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import ends
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, drifted, ends, fixed
 
 PREPARE = f"{MODEL}:_prepare_ple_batch"
 KNOWN_BY = "_original_forward_mode"
@@ -36,7 +33,7 @@ def probe(source: Source) -> Finding:
     mode, load = source.need(f"{MODEL}:_get_ple_forward_mode"), source.need(f"{PREFILL}.load_batch")
     read = [prepare, mode, load]
     if not (prepare.mentions("mode.is_idle()") and mode.mentions(f"forward_batch.{KNOWN_BY}")):
-        return unknown("an idle batch is recognised in a way that no known release does", *read)
+        return drifted("an idle batch is recognised", *read)
     if load.mentions(KNOWN_BY):
         return fixed("the batch of a replay knows what it was", *read)
     return affected("an idle batch is recognised by what the batch of a replay does not have", *read)
@@ -59,9 +56,6 @@ def is_made_up(batch: Any) -> bool:
 
 
 FIX = Fix(
-    id="idle_rank_unrecognised",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((PREPARE,), How.AROUND, prepare),),
     workarounds=PREFILL_GRAPHS_OFF,

@@ -18,10 +18,20 @@ from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import DELTA_ATTENTION, PREFILL_GRAPHS, named
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import Condition, Launch, wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.concern import Condition, Launch
+from sglang_bcg_fixes.writing import (
+    Finding,
+    Fix,
+    How,
+    PatchPoint,
+    Source,
+    absent,
+    affected,
+    drifted,
+    fixed,
+    unknown,
+    wrong,
+)
 
 LINEAR = "sglang.srt.layers.attention.linear"
 MODULE = f"{LINEAR}.kda_prefill_graph"
@@ -38,7 +48,7 @@ def probe(source: Source) -> Finding:
     if captured.mentions("beta_is_raw=True"):
         return fixed("the captured form takes every beta for a raw one", captured)
     if not (captured.mentions("gate_was_flat = a.ndim == 3") and captured.mentions("beta_is_raw=gate_was_flat")):
-        return unknown("the captured form decides about the beta in a way that no known release does", captured)
+        return drifted("the captured form decides about the beta", captured)
     if not eager.mentions("beta_is_raw=True"):
         return unknown("the eager form does not take every beta for a raw one", captured, eager)
     return affected("only a flat gate makes the captured form take a beta for a raw one", captured, eager)
@@ -54,8 +64,6 @@ def with_a_flat_gate(original: Any, *, a: Any, **rest: Any) -> Any:
 
 
 FIX = Fix(
-    id="kda_raw_beta",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/39495",),
     probe=probe,
     patches=(PatchPoint((CAPTURED,), How.AROUND, with_a_flat_gate),),

@@ -23,10 +23,7 @@ from sglang_bcg_fixes.anatomy.launches import FA3, FULL_PREFILL_GRAPHS, LATENT
 from sglang_bcg_fixes.anatomy.refusals import none_without_breaks, questions, refusing_in_full_graphs
 from sglang_bcg_fixes.anatomy.runners import PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import BREAKABLE_PREFILL_GRAPHS
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, Source, absent, affected, drifted, fixed, wrong
 
 CAPTURE = f"{PREFILL}._prepare_chunked_prefix_capture"
 CHOOSE = f"{HANDLERS}:_support_mha_one_shot"
@@ -44,7 +41,7 @@ def probe(source: Source) -> Finding:
     choose, capture = source.need(CHOOSE), source.find(CAPTURE)
     asked = questions(source)
     if not choose.mentions(TOTAL):
-        return unknown("the form for a prefix is chosen in a way that no known release does", choose, *asked)
+        return drifted("the form for a prefix is chosen", choose, *asked)
     if capture is None and not asked[0].mentions("_has_unsupported_mha_prefix"):
         return absent("the capture gives the expanded form to the absorbed layer, and no server starts", choose, *asked)
     if capture is None:
@@ -69,9 +66,6 @@ def misses_a_prefix(runner: Any, prefix: int, _longest: int) -> bool:
 
 
 FIX = Fix(
-    id="latent_prefix_captured",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=refusing_in_full_graphs(misses_a_prefix),
     workarounds=BREAKABLE_PREFILL_GRAPHS,

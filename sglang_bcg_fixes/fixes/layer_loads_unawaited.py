@@ -21,10 +21,8 @@ from sglang_bcg_fixes.anatomy import host_loads
 from sglang_bcg_fixes.anatomy.launches import FULL_PREFILL_GRAPHS, HOST_CACHE, INKLING, flag
 from sglang_bcg_fixes.anatomy.runners import EXECUTOR, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import Condition, Launch, wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.concern import Condition, Launch
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, wrong
 
 BACKENDS = f"{EXECUTOR}.runner_backend.utils"
 LAYER_BY_LAYER = "sglang.srt.mem_cache.storage.lmcache.lmc_radix_cache"
@@ -38,13 +36,13 @@ def probe(source: Source) -> Finding:
         return absent("every prefill graph of this release has breaks", resolve)
     execute, wait = source.need(f"{PREFILL}.execute"), source.need(host_loads.WAIT)
     if not wait.mentions(host_loads.WAITS):
-        return unknown("layers that are loaded are awaited in a way that no known release does", resolve, execute, wait)
+        return drifted("layers that are loaded are awaited", resolve, execute, wait)
     if "self._wait_for_layer_loads" in execute.calls:
         awaited = source.need(f"{PREFILL}._wait_for_layer_loads")
         return fixed("a replay without breaks waits for the last layer", resolve, execute, awaited)
     if "self.load_batch" in execute.calls:
         return affected("a replay without breaks waits for no layer", resolve, execute, wait)
-    return unknown("a batch is filled in and replayed in a way that no known release does", resolve, execute)
+    return drifted("a batch is filled in and replayed", resolve, execute)
 
 
 def wait(result: Any, self: Any, *_: Any, **__: Any) -> Any:
@@ -59,9 +57,6 @@ def loads_by_lmcache(launch: Launch) -> bool | None:
 
 LMCACHE = Condition("LMCache", loads_by_lmcache)
 FIX = Fix(
-    id="layer_loads_unawaited",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((f"{PREFILL}.load_batch",), How.AFTER, wait),),
     workarounds=PREFILL_GRAPHS_OFF,

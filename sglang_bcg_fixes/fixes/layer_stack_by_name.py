@@ -25,10 +25,7 @@ from sglang_bcg_fixes.anatomy import layer_stack
 from sglang_bcg_fixes.anatomy.launches import MODEL_OF_YOUR_OWN, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, PREFILL, PREFILL_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import ends
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, latent, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, drifted, ends, latent
 
 BY_NAME = "_resolve_transformer_layer_model"
 FLAG = "SGLANG_BCG_FIX_LAYER_STACK_BY_NAME"
@@ -45,7 +42,7 @@ def probe(source: Source) -> Finding:
         read.append(source.need(f"{PREFILL_MODULE}:{BY_NAME}"))
     if read[-1].mentions("hasattr(layer_model, 'layers')") or made.mentions("hasattr(language_model.model, 'layers')"):
         return latent("the layers are looked for under `language_model`, `model` and `layers`", *read)
-    return unknown("the layers are looked for in a way that no known release does", *read)
+    return drifted("the layers are looked for", *read)
 
 
 def is_old(source: Source) -> bool:
@@ -115,9 +112,6 @@ def warn(runner: Any, what: str) -> None:
 
 
 FIX = Fix(
-    id="layer_stack_by_name",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(
         PatchPoint((f"{PREFILL}.capture", f"{OLD_PREFILL}._warmup"), How.BEFORE, prefer_structure),

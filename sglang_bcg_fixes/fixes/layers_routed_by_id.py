@@ -19,11 +19,8 @@ import ast
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import HYBRID, MODEL_OF_YOUR_OWN
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.syntax import Definition
-from sglang_bcg_fixes.source.tree import Source, latent, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, latent, unknown, wrong
 
 MODULE = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
 ROUTE = f"{MODULE}:HybridLinearAttnBackend._is_full_attn"
@@ -154,8 +151,6 @@ def route_one(original: Any, self: Any, layer: Any, *args: Any, **kwargs: Any) -
 
 
 FIX = Fix(
-    id="layers_routed_by_id",
-    doc=__doc__,
     upstream=tuple(f"https://github.com/sgl-project/sglang/pull/{number}" for number in (26474, 26623, 27116, 27120)),
     probe=probe,
     patches=(

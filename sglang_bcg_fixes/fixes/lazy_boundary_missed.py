@@ -25,10 +25,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.checkpoints import CHECK, OLD_UPDATE, PROCESSOR, check_processed, processed_length
 from sglang_bcg_fixes.anatomy.launches import HYBRID, LAZY_BUFFERS
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, PREFIX_CACHE_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, wrong
 
 KEEP = "sglang.srt.mem_cache.memory_pool:HybridReqToTokenPool.get_mamba_ping_pong_keep_idx"
 FREE = f"{PROCESSOR}.mamba_lazy_post_decode_at_boundary"
@@ -50,7 +47,7 @@ def probe(source: Source) -> Finding:
         and free.mentions("req.mamba_lazy_is_insert = False")
     ):
         return affected("a slot counts as the saved state before a step has written it", *read)
-    return unknown("the lazy strategy takes slots in a way that no known release does", *read)
+    return drifted("the lazy strategy takes slots", *read)
 
 
 def check_track_boundary(
@@ -87,8 +84,6 @@ def has_both_slots(req: Any) -> bool:
 
 
 FIX = Fix(
-    id="lazy_boundary_missed",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/29792",),
     probe=probe,
     patches=(

@@ -23,10 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, LIGHTNING_LAYERS
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, PREFIX_CACHE_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,10 +41,10 @@ def probe(source: Source) -> Finding:
     if "self._prepare_seg_la_track_store" in extend.calls and SAVE_DECODE in decode.calls:
         return fixed("the layers save the state of the boundary, and that of decode", extend, decode)
     if not extend.mentions(THE_END) or extend.mentions("track_ssm") or decode.mentions("track"):
-        return unknown("the layers save states in a way that no known release does", extend, decode)
+        return drifted("the layers save states", extend, decode)
     prepare = source.need(f"{LIGHTNING}.init_forward_metadata")
     if not prepare.mentions("self.forward_metadata = BailingLinearMetadata.prepare_mixed("):
-        return unknown("a prefill is prepared in a way that no known release does", extend, decode, prepare)
+        return drifted("a prefill is prepared", extend, decode, prepare)
     save = source.need(f"{SHARED}._track_mamba_state_decode")
     return affected("the layers save the state of the last token, and none in decode", extend, decode, prepare, save)
 
@@ -180,8 +177,6 @@ def save_decode(
 
 
 FIX = Fix(
-    id="lightning_checkpoint_late",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/29973",),
     probe=probe,
     patches=(

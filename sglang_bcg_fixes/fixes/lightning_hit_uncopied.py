@@ -16,10 +16,19 @@ from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import LIGHTNING_LAYERS, PREFIX_CACHE
 from sglang_bcg_fixes.anatomy.workarounds import PREFIX_CACHE_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import (
+    Finding,
+    Fix,
+    How,
+    PatchPoint,
+    Source,
+    absent,
+    affected,
+    drifted,
+    fixed,
+    unknown,
+    wrong,
+)
 
 LIGHTNING = "sglang.srt.layers.attention.linear.lightning_backend:LightningAttentionBackend"
 COPY = "_execute_deferred_mamba_cow_and_clear"
@@ -41,7 +50,7 @@ def probe(source: Source) -> Finding:
         return fixed("the backend copies the states before it prepares a prefill", prepare, shared)
     if "self._forward_metadata" in prepare.calls:
         return affected("the backend prepares a prefill and copies no states", prepare, shared)
-    return unknown("the backend prepares a prefill in a way that no known release does", prepare, shared)
+    return drifted("the backend prepares a prefill", prepare, shared)
 
 
 def copy_states(self: Any, forward_batch: Any) -> None:
@@ -49,8 +58,6 @@ def copy_states(self: Any, forward_batch: Any) -> None:
 
 
 FIX = Fix(
-    id="lightning_hit_uncopied",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/29945",),
     probe=probe,
     patches=(PatchPoint((f"{LIGHTNING}.init_forward_metadata",), How.BEFORE, copy_states),),

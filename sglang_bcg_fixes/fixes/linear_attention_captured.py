@@ -19,11 +19,8 @@ from typing import TYPE_CHECKING
 
 from sglang_bcg_fixes.anatomy.launches import DELTA_ATTENTION, GATED_DELTA, LIGHTNING_LAYERS, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.engine.graph_break import DECORATOR_MODULES
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -51,7 +48,7 @@ def probe(source: Source) -> Finding:
     decorator = source.need(*(f"{module}:eager_on_graph" for module in DECORATOR_MODULES))
     if OPERATION in called:
         return affected(f"forward calls {OPERATION} with no graph break between", forward, operation, decorator)
-    return unknown("forward reaches linear attention in a way that no known release does", forward)
+    return drifted("forward reaches linear attention", forward)
 
 
 def run_and_zero_tail(
@@ -67,8 +64,6 @@ def run_and_zero_tail(
 
 
 FIX = Fix(
-    id="linear_attention_captured",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/issues/25110",),
     probe=probe,
     patches=(

@@ -18,10 +18,7 @@ from typing import TYPE_CHECKING
 from sglang_bcg_fixes.anatomy.forward_batch import zero_behind_the_last_token
 from sglang_bcg_fixes.anatomy.launches import DELTA_ATTENTION, GATED_DELTA, PREFILL_GRAPHS, QUANTISED
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import possible, wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, fixed, possible, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,9 +53,6 @@ def run_and_zero_tail(
 
 
 FIX = Fix(
-    id="linear_tail_uninitialised",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((BREAK,), How.GRAPH_BREAK, run_and_zero_tail),),
     workarounds=PREFILL_GRAPHS_OFF,

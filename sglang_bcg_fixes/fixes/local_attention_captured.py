@@ -19,10 +19,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.launches import FLASH_ATTENTION, FULL_PREFILL_GRAPHS, LOCAL
 from sglang_bcg_fixes.anatomy.refusals import none_without_breaks, questions, refusing_in_full_graphs
 from sglang_bcg_fixes.anatomy.workarounds import BREAKABLE_PREFILL_GRAPHS
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, Source, affected, fixed, unknown, wrong
 
 BACKEND = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionBackend"
 PLAN = f"{BACKEND}._init_full_cg_prefill_metadata"
@@ -48,9 +45,6 @@ def sees_beyond_its_chunk(runner: Any, _prefix: int, longest: int) -> bool:
 
 
 FIX = Fix(
-    id="local_attention_captured",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=refusing_in_full_graphs(sees_beyond_its_chunk),
     workarounds=BREAKABLE_PREFILL_GRAPHS,

@@ -20,10 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sglang_bcg_fixes.anatomy.launches import FLASH_ATTENTION, LOCAL, PAGES
 from sglang_bcg_fixes.anatomy.workarounds import PAGES_OF_ONE_TOKEN
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, drifted, fixed, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,7 +38,7 @@ def probe(source: Source) -> Finding:
         built = tuple(source.need(f"{BUILDER}.{name}") for name in ("build", "_graph_page_table", "update_for_replay"))
         if built[0].mentions("page_table[:, ::self.page_size] // self.page_size") and "swa_page_table" in built[1].text:
             return fixed("slots become pages, and graphs take the pool's own table of pages", *built)
-        return unknown("the local attention builder takes its pages in a way that no known release does", *built)
+        return drifted("the local attention builder takes its pages", *built)
     read = (source.need(EAGER), source.need(REPLAY), source.need(CHUNKS))
     wrong = []
     if eager_is_wrong(source):
@@ -50,7 +47,7 @@ def probe(source: Source) -> Finding:
         wrong.append("replays look pages up as slots")
     if wrong:
         return affected("; ".join(wrong), *read)
-    return unknown("local attention takes its pages in a way that no known release does", *read)
+    return drifted("local attention takes its pages", *read)
 
 
 def eager_is_wrong(source: Source) -> bool:
@@ -151,9 +148,6 @@ def tell_largest(local: Any, found: Chunks) -> None:
 
 
 FIX = Fix(
-    id="local_attention_pages",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(
         PatchPoint((EAGER,), How.AROUND, plan_eager, needed=eager_is_wrong),

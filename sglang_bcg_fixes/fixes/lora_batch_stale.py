@@ -22,12 +22,12 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, LORA
 from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.model import flag_of
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, drifted, fixed, wrong
 
 logger = logging.getLogger("sglang_bcg_fixes")
+
+ID = "lora_batch_stale"
 
 
 def probe(source: Source) -> Finding:
@@ -37,7 +37,7 @@ def probe(source: Source) -> Finding:
     made = source.need(f"{OLD_PREFILL}._build_capture_forward_batch", f"{PREFILL}.capture_prepare")
     if "lora_ids=None" in made.text and "lora" not in gate.text:
         return affected("the capture prepares no adapters, and every batch is replayed", gate, made)
-    return unknown("adapters are captured in a way that no known release does", gate, made)
+    return drifted("adapters are captured", gate, made)
 
 
 def refuse_adapters(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
@@ -56,16 +56,13 @@ def warn_once() -> None:
     logger.warning(
         "bcg-fixes %s: with LoRA every prefill runs without its graph, which would apply the adapters of an earlier "
         "batch. %s starts without prefill graphs and saves their memory, %s=off replays them",
-        FIX.id,
+        ID,
         ways,
-        FIX.flag,
+        flag_of(ID),
     )
 
 
 FIX = Fix(
-    id="lora_batch_stale",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint(MAY_REPLAY, How.AROUND, refuse_adapters),),
     workarounds=PREFILL_GRAPHS_OFF,

@@ -22,10 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, MAMBA2_LAYERS
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, PREFIX_CACHE_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,10 +50,10 @@ def probe(source: Source) -> Finding:
     if not look_up.mentions("isinstance(self, Mamba2AttnBackend)") or not look_up.mentions(
         "track_ssm_src_offset[1:] = torch.cumsum(num_h_states[:-1], dim=0)"
     ):
-        return unknown("checkpoints are looked up in a way that no known release does", forward, look_up)
+        return drifted("checkpoints are looked up", forward, look_up)
     called = "intermediate_states, varlen_state = mamba_chunk_scan_combined("
     if not (mixer.mentions(called) and mixer.mentions("seq_idx=mixed_metadata.seq_idx")):
-        return unknown("the layer calls the scan in a way that no known release does", forward, look_up, mixer)
+        return drifted("the layer calls the scan", forward, look_up, mixer)
     read = (
         *(forward, look_up, mixer),
         source.need(f"{MAMBA2}.init_forward_metadata"),
@@ -163,8 +160,6 @@ def scan(
 
 
 FIX = Fix(
-    id="mamba2_checkpoint_grid",
-    doc=__doc__,
     upstream=(
         "https://github.com/sgl-project/sglang/issues/31833",
         "https://github.com/sgl-project/sglang/pull/33450",

@@ -16,16 +16,13 @@ from __future__ import annotations
 from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, MAMBA2_LAYERS
 from sglang_bcg_fixes.anatomy.mamba2 import PREPARE, prepare_without_mask
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, PREFIX_CACHE_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, drifted, fixed, unknown, wrong
 
 
 def probe(source: Source) -> Finding:
     prepare = source.need(PREPARE)
     if not prepare.mentions("has_initial_states = context_lens_tensor > 0"):
-        return unknown("a hit is told in a way that no known release does", prepare)
+        return drifted("a hit is told", prepare)
     if prepare.mentions("has_initial_states & mamba_track_mask[:has_initial_states.shape[0]]"):
         return affected("a request without a checkpoint to save counts as one without a prefix", prepare)
     if prepare.mentions("has_initial_states &"):
@@ -34,8 +31,6 @@ def probe(source: Source) -> Finding:
 
 
 FIX = Fix(
-    id="mamba2_hit_ignored",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/29368", "https://github.com/sgl-project/sglang/issues/29330"),
     probe=probe,
     patches=(PatchPoint((PREPARE,), How.AROUND, prepare_without_mask),),

@@ -18,11 +18,8 @@ from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import DECODE_GRAPHS, HYBRID, SPECULATION
 from sglang_bcg_fixes.anatomy.workarounds import DECODE_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
 from sglang_bcg_fixes.source.syntax import Definition
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, drifted, fixed, wrong
 
 BACKENDS = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
 SHARED = f"{BACKENDS}:MambaAttnBackendBase"
@@ -36,7 +33,7 @@ def probe(source: Source) -> Finding:
     callers = {owner: caller(source, owner) for owner in FAMILIES}
     for owner, family in FAMILIES.items():
         if "self._replay_metadata" not in callers[owner].calls:
-            return unknown(f"{family} prepares a replay in a way that no known release does", *callers.values())
+            return drifted(f"{family} prepares a replay", *callers.values())
     wrong = [family for owner, family in FAMILIES.items() if guesses(source, owner)]
     if wrong:
         reason = f"the number of padded rows is guessed from seq_lens for {', '.join(wrong)}"
@@ -80,8 +77,6 @@ def count_by_drafts(
 BODY = count_by_drafts
 
 FIX = Fix(
-    id="mamba_padding_miscounted",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/27120",),
     probe=probe,
     patches=(

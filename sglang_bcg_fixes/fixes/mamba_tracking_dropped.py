@@ -22,15 +22,15 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, MAMBA2_LAYERS, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.model import flag_of
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, wrong
 
 MIXER = "sglang.srt.layers.attention.hybrid_linear_attn_backend:Mamba2AttnBackend.forward"
 ASK_THE_METADATA = frozenset({"GDNAttnBackend", "KDAAttnBackend"})
 
 logger = logging.getLogger("sglang_bcg_fixes")
+
+ID = "mamba_tracking_dropped"
 
 
 def probe(source: Source) -> Finding:
@@ -41,7 +41,7 @@ def probe(source: Source) -> Finding:
     if old:
         if old.mentions("enable_mamba_track=False"):
             return affected("the breakable runner never carries mamba_track_mask", mixer, old)
-        return unknown("the breakable runner allocates its buffers in a way that no known release does", mixer, old)
+        return drifted("the breakable runner allocates its buffers", mixer, old)
     gate = source.need(f"{PREFILL}._is_mamba_track_enabled")
     if "self.model_runner.spec_algorithm.is_none" in gate.calls:
         return affected("the prefill runner carries no mamba_track_mask with speculative decoding", mixer, gate)
@@ -78,15 +78,13 @@ def warn_once() -> None:
     logger.warning(
         "bcg-fixes %s: a prefill that writes a checkpoint for the prefix cache runs without its graph, which would not "
         "write it; so will others. %s starts without prefill graphs, %s=off replays and leaves the cache wrong",
-        FIX.id,
+        ID,
         ways,
-        FIX.flag,
+        flag_of(ID),
     )
 
 
 FIX = Fix(
-    id="mamba_tracking_dropped",
-    doc=__doc__,
     upstream=(
         "https://github.com/sgl-project/sglang/pull/31099",
         "https://github.com/sgl-project/sglang/pull/32606",

@@ -18,10 +18,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, LIGHTNING_LAYERS, MIXED_CHUNKS, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL_MODULE, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, wrong
 
 FILL = "sglang.srt.model_executor.cuda_graph_buffer_registry:CudaGraphBufferRegistry.fill_from"
 MIX = "sglang.srt.managers.schedule_batch:ScheduleBatch.mix_with_running"
@@ -39,7 +36,7 @@ def probe(source: Source) -> Finding:
     if given.mentions("registry.has_slot('mamba_track_mask')") and fill.mentions("if src is None"):
         reason = "a mixed batch has no mask, and the layers get that of an earlier one"
         return affected(reason, fill, given, source.need(MIX).header)
-    return unknown("the layers get the mask in a way that no known release does", fill, given)
+    return drifted("the layers get the mask", fill, given)
 
 
 def clear_the_mask(self: Any, forward_batch: Any, **_: Any) -> None:
@@ -48,9 +45,6 @@ def clear_the_mask(self: Any, forward_batch: Any, **_: Any) -> None:
 
 
 FIX = Fix(
-    id="mamba_tracking_stale",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((f"{PREFILL}.load_batch",), How.BEFORE, clear_the_mask),),
     workarounds=PREFILL_GRAPHS_OFF,

@@ -16,10 +16,7 @@ from __future__ import annotations
 from sglang_bcg_fixes.anatomy.launches import MEMORY_SAVER, MEMORY_SAVER_FOR_GRAPHS, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, OLD_PREFILL_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import ends
-from sglang_bcg_fixes.model import Fix
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
+from sglang_bcg_fixes.writing import Finding, Fix, Source, absent, affected, ends, fixed
 
 MAKE = "sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend:BreakableCudaGraphBackend.__init__"
 
@@ -36,9 +33,6 @@ def probe(source: Source) -> Finding:
 
 
 FIX = Fix(
-    id="memory_saver_refused",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     workarounds=PREFILL_GRAPHS_OFF,
     concerns=ends(MEMORY_SAVER, MEMORY_SAVER_FOR_GRAPHS, PREFILL_GRAPHS),

@@ -20,10 +20,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, HYBRID, MIXED_CHUNKS
 from sglang_bcg_fixes.anatomy.mamba2 import PREPARE, prepare_without_mask
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, MIXED_CHUNKS_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, drifted, fixed, wrong
 
 BATCH = "sglang.srt.managers.schedule_batch:ScheduleBatch"
 # a running request's value of each; a slot is never written to without the mask
@@ -37,7 +34,7 @@ def probe(source: Source) -> Finding:
     if mix.mentions("self.mamba_track_mask = torch.cat("):
         return fixed("a mixed batch keeps the checkpoints of its prompts", mix, merge)
     if mix.mentions("mamba_track") or not all(merge.mentions(f"self.{field} = None") for field in UNTRACKED):
-        return unknown("checkpoints of a mixed batch are treated in a way that no known release does", mix, merge)
+        return drifted("checkpoints of a mixed batch are treated", mix, merge)
     return affected("a mixed batch drops the checkpoints of its prompts", mix, merge, source.need(PREPARE))
 
 
@@ -63,8 +60,6 @@ def mix_with_running(original: Callable[..., None], self: Any, running_batch: An
 
 
 FIX = Fix(
-    id="mixed_chunk_drops_tracking",
-    doc=__doc__,
     upstream=(
         "https://github.com/sgl-project/sglang/issues/22867",
         "https://github.com/sgl-project/sglang/issues/23075",

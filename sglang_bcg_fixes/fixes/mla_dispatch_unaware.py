@@ -23,11 +23,8 @@ from sglang_bcg_fixes.anatomy.latent_attention import CHOOSE, TENSORRT_PLAN, as_
 from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, LATENT
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, OLD_PREFILL_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.engine import graph_break
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, ends, fixed
 
 ATTENTION = "sglang.srt.layers.radix_attention"
 PLAN = (
@@ -65,9 +62,6 @@ def under_a_breakable_graph(original: Callable[[Any], None], self: Any) -> None:
 
 
 FIX = Fix(
-    id="mla_dispatch_unaware",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(
         *(

@@ -23,10 +23,7 @@ from sglang_bcg_fixes.anatomy.latent_attention import TENSORRT_PLAN, as_under_a_
 from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, FLASH_ATTENTION, LATENT, TRTLLM
 from sglang_bcg_fixes.anatomy.runners import PREFILL, makes_breakable_graphs
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import ends
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, ends, fixed
 
 HANDLER = "sglang.srt.models.deepseek_common.attention_backend_handler:_handle_attention_backend"
 RESTORE = f"{PREFILL}._restore_mha_capture_state"
@@ -48,7 +45,7 @@ def probe(source: Source) -> Finding:
         return affected(wrong, handler, load, source.need(TENSORRT_PLAN))
     if load.mentions("self.has_mha_companion_layers and (not is_cuda())"):
         return fixed("on CUDA replays are not prepared for the expanded form", handler, load)
-    return unknown("replays are prepared in a way that no known release does", handler, load)
+    return drifted("replays are prepared", handler, load)
 
 
 def in_the_absorbed_form(batch: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -70,9 +67,6 @@ def asks_the_handlers(layers: Any) -> bool:
 
 
 FIX = Fix(
-    id="mla_replay_prepared_as_mha",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(
         PatchPoint((LOAD,), How.AFTER, in_the_absorbed_form),

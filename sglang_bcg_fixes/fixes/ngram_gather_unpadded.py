@@ -18,10 +18,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.launches import DP_ATTENTION, PREFILL_GRAPHS, named
 from sglang_bcg_fixes.anatomy.qwen4 import MODEL, nothing_in_a_break
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import ends
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, drifted, ends, fixed
 
 GATHER = f"{MODEL}:Qwen4ExpNGramEmbedding._prepare_embedding_lookup"
 SCATTER = f"{MODEL}:Qwen4ExpNGramEmbedding._finish_embedding_lookup"
@@ -36,7 +33,7 @@ def probe(source: Source) -> Finding:
     if source.need(SYNC).mentions("global_num_tokens = [bucket] * sync_group_size"):
         return fixed("each rank counts as many tokens as the graph has", *read)
     if not gathers.mentions("forward_batch.global_dp_buffer_len"):
-        return unknown("n-gram ids are gathered in a way that no known release does", *read)
+        return drifted("n-gram ids are gathered", *read)
     return affected("ranks gather as many rows as the graph has, into a buffer for fewer", *read)
 
 
@@ -72,9 +69,6 @@ def counted(batch: Any, tokens: int) -> Any:
 
 
 FIX = Fix(
-    id="ngram_gather_unpadded",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((GATHER,), How.AROUND, gather), PatchPoint((SCATTER,), How.AROUND, scatter)),
     workarounds=PREFILL_GRAPHS_OFF,

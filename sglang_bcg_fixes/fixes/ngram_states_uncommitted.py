@@ -18,10 +18,8 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import HYBRID, NGRAM
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint, Workaround
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.model import Workaround
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, drifted, fixed, wrong
 
 WORKER = "sglang.srt.speculative.ngram_worker:NGRAMWorker.forward_batch_generation"
 VERIFY = "sglang.srt.speculative.ngram_info:NgramVerifyInput"
@@ -35,7 +33,7 @@ def probe(source: Source) -> Finding:
     if "commit_mamba_states_after_verify" in work.calls:
         return fixed("the states of accepted tokens are kept after a verification", work)
     if work.mentions("mamba"):
-        return unknown("states are kept in a way that no known release does", work)
+        return drifted("states are kept", work)
     read = [work, source.need(f"{VERIFY}.verify"), source.need(f"{VERIFY}._fill_requests"), source.need(UPDATE)]
     return affected("no states are kept after a verification", *read)
 
@@ -89,8 +87,6 @@ def first_of(owner: Any, *names: str) -> Any:
 
 
 FIX = Fix(
-    id="ngram_states_uncommitted",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/26351",),
     probe=probe,
     patches=(PatchPoint((WORKER,), How.AROUND, generate),),

@@ -15,10 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import LONGCAT
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, drifted, fixed, wrong
 
 ALLOT = "sglang.srt.model_executor.model_runner:ModelRunner.maybe_init_ngram_embedding"
 LATER = "sglang.srt.model_executor.model_runner_components.ngram_embedding_manager:NgramEmbeddingManager.from_model"
@@ -30,7 +27,7 @@ def probe(source: Source) -> Finding:
         return affected("the table has no row for the last number that a request can have", allot)
     if allot.mentions("req_to_token_pool.req_to_token.shape[0]"):
         return fixed("the table has a row for every number that a request can have", allot)
-    return unknown("the table is allocated in a way that no known release does", allot)
+    return drifted("the table is allocated", allot)
 
 
 def add_the_last_row(result: None, self: Any) -> None:
@@ -42,9 +39,6 @@ def add_the_last_row(result: None, self: Any) -> None:
 
 
 FIX = Fix(
-    id="ngram_table_overflow",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((ALLOT,), How.AFTER, add_the_last_row),),
     verify=("llama_prefix_cache",),

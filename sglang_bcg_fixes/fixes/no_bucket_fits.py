@@ -19,10 +19,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS, PREFILL_SIZES
 from sglang_bcg_fixes.anatomy.runners import CAPTURE_PREFILL, SETUP_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import ends
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, ends, fixed
 
 
 def probe(source: Source) -> Finding:
@@ -47,9 +44,6 @@ def as_record(original: Callable[..., Any], *, model_runner: Any, **rest: Any) -
 
 
 FIX = Fix(
-    id="no_bucket_fits",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((CAPTURE_PREFILL,), How.AROUND, as_record),),
     workarounds=PREFILL_GRAPHS_OFF,

@@ -18,10 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.anatomy.launches import DELTA_ATTENTION, EXTRA_BUFFERS, GATED_DELTA, PAGES_OF_128
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, PAGES_OF_ONE_TOKEN
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -48,7 +45,7 @@ def probe(source: Source) -> Finding:
     if look_up.mentions("num_h_states = (extend_seq_lens - 1) // FLA_CHUNK_SIZE + 1"):
         return absent("a state is looked up by the chunks of the kernels", look_up)
     if not any(look_up.mentions(f"{spelled}\n") for spelled in OF_PAGES):
-        return unknown("a state is looked up in a way that no known release does", look_up)
+        return drifted("a state is looked up", look_up)
     pages, kernels = source.need(PAGES), source.need(*(f"{module}:CHUNK_SIZE" for module in KERNELS))
     return affected("a state is looked up by pages where they are larger than its chunks", look_up, pages, kernels)
 
@@ -72,8 +69,6 @@ def look_up(result: tuple[Tensor, ...], self: Any, mamba_cache_indices: Tensor, 
 
 
 FIX = Fix(
-    id="page_larger_than_state_chunk",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/33515",),
     probe=probe,
     # inherited: the other families keep the original

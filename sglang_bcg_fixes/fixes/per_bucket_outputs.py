@@ -15,10 +15,7 @@ from __future__ import annotations
 from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import FEWER_PREFILL_GRAPHS
-from sglang_bcg_fixes.concern import slower
-from sglang_bcg_fixes.model import Fix
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, Source, absent, affected, drifted, fixed, slower
 
 BACKEND = "sglang.srt.model_executor.runner_backend.breakable_cuda_graph_backend:BreakableCudaGraphBackend"
 
@@ -34,13 +31,10 @@ def probe(source: Source) -> Finding:
     kept = old.need_assignment_to("self.output_buffers[num_tokens]")
     if kept.text.endswith("= output"):
         return affected("each graph keeps the hidden states it ended with", old, captured)
-    return unknown("the graphs keep their outputs in a way that no known release does", old, captured)
+    return drifted("the graphs keep their outputs", old, captured)
 
 
 FIX = Fix(
-    id="per_bucket_outputs",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     workarounds=FEWER_PREFILL_GRAPHS,
     concerns=slower(PREFILL_GRAPHS),

@@ -18,10 +18,7 @@ from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import DP_ATTENTION, PREFILL_GRAPHS, SPARSE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import ends
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, ends, fixed
 
 MODULE = "sglang.srt.layers.attention.dsa.kpool_prefill_cuda_graph"
 CHOOSE = f"{MODULE}:_kpool_indexer_prefill_with_output"
@@ -36,7 +33,7 @@ def probe(source: Source) -> Finding:
         return fixed("a choice for the real tokens is taken", choose)
     if choose.mentions("result.shape != (n, output.shape[1])"):
         return affected("a choice must have a row for each padded token", choose, source.need(BREAK))
-    return unknown("a choice is checked in a way that no known release does", choose)
+    return drifted("a choice is checked", choose)
 
 
 def run_and_pad(
@@ -67,8 +64,6 @@ def padded(chosen: Any, batch: Any) -> Any:
 
 
 FIX = Fix(
-    id="pooled_indexer_padded",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/40629",),
     probe=probe,
     patches=(PatchPoint((BREAK,), How.GRAPH_BREAK, run_and_pad),),

@@ -19,10 +19,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.launches import FULL_PREFILL_GRAPHS, INKLING, PREFIX_CACHE
 from sglang_bcg_fixes.anatomy.runners import PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, wrong
 
 LOAD = f"{PREFILL}.load_batch"
 CONVOLUTIONS = "sglang.srt.models.inkling_common.sconv"
@@ -35,14 +32,14 @@ def probe(source: Source) -> Finding:
     load = source.need(LOAD)
     save = source.need(f"{CONVOLUTIONS}:ShortConvolution._prepare_extend_sconv_cache")
     if not save.mentions(f"mask=forward_batch.{MASK}"):
-        return unknown("a checkpoint is asked for in a way that no known release does", save)
+        return drifted("a checkpoint is asked for", save)
     if load.mentions(f"for name in ('{MASK}', 'mamba_track_indices')") and load.mentions(".buffer[bs:r].zero_()"):
         return fixed("the mask of requests that the batch does not have is cleared", load, save)
     if load.mentions("s['extend_seq_lens'][bs:r].zero_()") and load.mentions(f"_slot('{MASK}')"):
         return affected(
             "of requests that the batch does not have, the lengths are cleared and the mask is not", load, save
         )
-    return unknown("the rows behind the batch are cleared in a way that no known release does", load, save)
+    return drifted("the rows behind the batch are cleared", load, save)
 
 
 def clear_the_tail(self: Any, forward_batch: Any, **_: Any) -> None:
@@ -51,9 +48,6 @@ def clear_the_tail(self: Any, forward_batch: Any, **_: Any) -> None:
 
 
 FIX = Fix(
-    id="prefill_track_tail",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((LOAD,), How.BEFORE, clear_the_tail),),
     workarounds=PREFILL_GRAPHS_OFF,

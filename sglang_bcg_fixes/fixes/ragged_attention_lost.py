@@ -15,10 +15,9 @@ from __future__ import annotations
 
 from sglang_bcg_fixes.anatomy.latent_attention import TENSORRT_PLAN
 from sglang_bcg_fixes.anatomy.launches import LATENT, PREFILL_GRAPHS, TRTLLM_MLA, named
-from sglang_bcg_fixes.concern import Condition, Launch, slower
-from sglang_bcg_fixes.model import Fix, Workaround
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
+from sglang_bcg_fixes.concern import Condition, Launch
+from sglang_bcg_fixes.model import Workaround
+from sglang_bcg_fixes.writing import Finding, Fix, Source, absent, affected, fixed, slower
 
 RULES = (
     "sglang.srt.arg_groups.cuda_graph_hook:disable_prefill_cuda_graph_for_deepseek_trtllm_mla",
@@ -42,8 +41,6 @@ def is_not_exempt(launch: Launch) -> bool | None:
 
 
 FIX = Fix(
-    id="ragged_attention_lost",
-    doc=__doc__,
     upstream=(
         "https://github.com/sgl-project/sglang/issues/32655",
         "https://github.com/sgl-project/sglang/pull/35807",

@@ -21,10 +21,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.launches import DP_ATTENTION, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import PREFILL, PREFILL_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import ends
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, ends, fixed
 
 SYNC = "sglang.srt.managers.scheduler_components.dp_attn"
 PREPARE = f"{SYNC}:prepare_mlp_sync_batch_raw"
@@ -89,9 +86,6 @@ def is_short_enough(runner: Any, batch: Any) -> bool:
 
 
 FIX = Fix(
-    id="refused_after_vote",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(
         PatchPoint((PREPARE,), How.AROUND, prepare, needed=hides_embeddings),

@@ -17,11 +17,8 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import MODEL_OF_YOUR_OWN
-from sglang_bcg_fixes.concern import ends
 from sglang_bcg_fixes.engine.swapped import replaced
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, ends, fixed
 
 REGISTRY = "sglang.srt.configs.linear_attn_model_registry:get_linear_attn_config"
 WRAPPER = "sglang.srt.layers.attention.attention_registry:attn_backend_wrapper"
@@ -45,9 +42,6 @@ def with_the_models_own_layers(original: Callable[..., Any], runner: Any, full_a
 
 
 FIX = Fix(
-    id="registered_layers_unknown",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((WRAPPER,), How.AROUND, with_the_models_own_layers),),
     verify=("qwen3_next_prefill_graph",),

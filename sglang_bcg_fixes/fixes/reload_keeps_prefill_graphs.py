@@ -25,10 +25,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS, RELOADED_WEIGHTS
 from sglang_bcg_fixes.anatomy.runners import EXECUTOR
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import possible
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, possible
 
 MODEL_RUNNER = f"{EXECUTOR}.model_runner:ModelRunner"
 UPDATER = f"{EXECUTOR}.model_runner_components.weight_updater:WeightUpdater"
@@ -69,7 +66,7 @@ def probe(source: Source) -> Finding:
     else:
         to_follow = CAPTURES.findall(update.text)
     if not to_follow:
-        return unknown("the graphs are captured anew in a way that no known release does", *read)
+        return drifted("the graphs are captured anew", *read)
     # grows on the way
     for name in to_follow:
         read.append(source.need(f"{MODEL_RUNNER}.{name}"))
@@ -139,9 +136,6 @@ def free(owner: Any) -> None:
 
 
 FIX = Fix(
-    id="reload_keeps_prefill_graphs",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint(UPDATES, How.AROUND, update_weights),),
     workarounds=PREFILL_GRAPHS_OFF,

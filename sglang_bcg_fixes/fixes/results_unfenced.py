@@ -21,10 +21,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.launches import OVERLAP
 from sglang_bcg_fixes.anatomy.read_done import BARRIER
 from sglang_bcg_fixes.anatomy.workarounds import NO_OVERLAP
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, fixed, unknown, wrong
 
 SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
 LOOP, LAUNCH = f"{SCHEDULER}.event_loop_overlap", f"{SCHEDULER}.run_batch"
@@ -61,8 +58,6 @@ def launched(result: Any, self: Any, *_: Any, **__: Any) -> Any:
 
 
 FIX = Fix(
-    id="results_unfenced",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/31687",),
     probe=probe,
     patches=(

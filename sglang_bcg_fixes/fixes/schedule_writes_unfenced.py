@@ -17,10 +17,7 @@ from __future__ import annotations
 
 from sglang_bcg_fixes.anatomy.launches import OVERLAP
 from sglang_bcg_fixes.anatomy.workarounds import NO_OVERLAP
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, Source, affected, drifted, fixed, wrong
 
 LOOP = "sglang.srt.managers.scheduler:Scheduler.event_loop_overlap"
 WAIT, WAIT_FOR_READS = "self.schedule_stream.wait_stream(self.forward_stream)", "self._apply_war_barrier()"
@@ -34,12 +31,10 @@ def probe(source: Source) -> Finding:
         return affected("the scheduler waits before it chooses a step, and not after it has launched it", loop)
     if loop.mentions("batch_result = self.run_batch(batch)"):
         return affected("the scheduler never waits for a step", loop)
-    return unknown("the scheduler launches steps in a way that no known release does", loop)
+    return drifted("the scheduler launches steps", loop)
 
 
 FIX = Fix(
-    id="schedule_writes_unfenced",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/26380", "https://github.com/sgl-project/sglang/pull/31687"),
     probe=probe,
     workarounds=NO_OVERLAP,

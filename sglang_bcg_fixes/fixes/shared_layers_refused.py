@@ -27,10 +27,8 @@ from sglang_bcg_fixes.anatomy.launches import (
 )
 from sglang_bcg_fixes.anatomy.runners import SETUP_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import Condition, ends
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, latent
+from sglang_bcg_fixes.concern import Condition
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, ends, fixed, latent
 
 LIST = f"{SETUP_MODULE}:index_attention_layers_by_global_id"
 MODELS = (
@@ -111,9 +109,6 @@ def are_alike(owner: Any, layer: Any) -> bool:
 
 
 FIX = Fix(
-    id="shared_layers_refused",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((LIST,), How.AROUND, list_those_that_share),),
     workarounds=PREFILL_GRAPHS_OFF,

@@ -20,12 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from sglang_bcg_fixes.anatomy.launches import named
 from sglang_bcg_fixes.anatomy.short_convolutions import LAYER, LFM2, LFM2_MOE, MOE_LAYER
-from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.engine.swapped import replaced
-from sglang_bcg_fixes.model import Fix, How, PatchPoint, Workaround
-from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.model import Workaround
 from sglang_bcg_fixes.source.syntax import Definition
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -38,7 +36,7 @@ def probe(source: Source) -> Finding:
         return absent("this release has no LFM2, or none with experts")
     layers = [source.need(layer) for layer in (LAYER, MOE_LAYER)]
     if not all(layer.mentions(f"{CONVOLVE}(") and layer.mentions(f"{PREFIXES}=") for layer in layers):
-        return unknown("the layers convolve in a way that no known release does", *layers)
+        return drifted("the layers convolve", *layers)
     if any(map(ignores_prefixes, layers)):
         return affected("the convolution of a prefill is told that no request has a prefix", *layers)
     return fixed("the convolution of a prefill is told which requests have a prefix", *layers)
@@ -84,9 +82,6 @@ def with_prefixes_told(
 
 
 FIX = Fix(
-    id="short_conv_prefix_ignored",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(
         PatchPoint((LAYER,), How.AROUND, begin_with_the_window, needed=functools.partial(is_wrong, LAYER)),

@@ -35,11 +35,8 @@ from sglang_bcg_fixes.anatomy.latent_attention import is_chosen_by
 from sglang_bcg_fixes.anatomy.launches import EMBEDDINGS, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import slower, wrong
 from sglang_bcg_fixes.engine.swapped import replaced
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, fixed, slower, unknown, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -352,8 +349,6 @@ def replay(self: Any, forward_batch: Any, **kwargs: Any) -> Any:
 
 
 FIX = Fix(
-    id="single_request_capture",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/24662",),
     probe=probe,
     patches=(

@@ -21,10 +21,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.checkpoints import OLD_UPDATE, PROCESSOR, UPDATE, holder
 from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, HYBRID, OVERLAP
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, NO_OVERLAP, PREFIX_CACHE_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, wrong
 
 HANDLE = f"{PROCESSOR}._handle_finish_state_updated_req"
 
@@ -38,7 +35,7 @@ def probe(source: Source) -> Finding:
         "get_mamba_ping_pong_other_idx(track_idx)"
     ):
         return affected("slots are exchanged for the step in flight, and again for its result", handle, update)
-    return unknown("slots are exchanged in a way that no known release does", handle, update)
+    return drifted("slots are exchanged", handle, update)
 
 
 def update(
@@ -68,8 +65,6 @@ def exchange(self: Any, req: Any, batch: Any, result: Any, i: int, *_: Any, **__
 
 
 FIX = Fix(
-    id="slots_not_exchanged",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/29792",),
     probe=probe,
     patches=(

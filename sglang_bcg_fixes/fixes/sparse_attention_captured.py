@@ -23,12 +23,9 @@ from sglang_bcg_fixes.anatomy.forward_batch import breakable_context, prefill_ba
 from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, MINIMAX_M3
 from sglang_bcg_fixes.anatomy.runners import PREFILL, makes_breakable_graphs
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.engine.swapped import replaced
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +50,7 @@ def probe(source: Source) -> Finding:
         return affected(
             "under a breakable graph sparse layers call the backend directly", forward, operation, decorator
         )
-    return unknown("sparse layers reach the backend in a way that no known release does", forward, operation)
+    return drifted("sparse layers reach the backend", forward, operation)
 
 
 def capture_with_breaks(original: Callable[..., None], self: Any) -> None:
@@ -116,9 +113,6 @@ def as_break() -> Callable[..., None]:
 
 
 FIX = Fix(
-    id="sparse_attention_captured",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((f"{PREFILL}.capture",), How.AROUND, capture_with_breaks),),
     workarounds=PREFILL_GRAPHS_OFF,

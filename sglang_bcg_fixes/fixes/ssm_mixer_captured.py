@@ -27,13 +27,10 @@ from sglang_bcg_fixes.anatomy.forward_batch import (
 )
 from sglang_bcg_fixes.anatomy.launches import FALCON_H1, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.mamba2_extend import declaration as mamba2_extend
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, wrong
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +56,7 @@ def probe(source: Source) -> Finding:
         decorator = source.need(*(f"{module}:eager_on_graph" for module in graph_break.DECORATOR_MODULES))
         reason = "the layer calls its Mamba2 mixer with no graph break between"
         return affected(reason, layer, mixer, decorator, source.need(*CONTEXT))
-    return unknown("the layer reaches its mixer in a way that no known release does", layer, mixer)
+    return drifted("the layer reaches its mixer", layer, mixer)
 
 
 def break_round_the_mixer(
@@ -106,9 +103,6 @@ def as_break(original: Callable[..., Any]) -> Callable[..., None]:
 
 
 FIX = Fix(
-    id="ssm_mixer_captured",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((f"{BACKEND}:{MIXER}",), How.AROUND, break_round_the_mixer),),
     workarounds=PREFILL_GRAPHS_OFF,

@@ -33,12 +33,12 @@ from typing import Any, NamedTuple
 from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, PREFILL, PREFILL_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import Condition, Launch, ends
+from sglang_bcg_fixes.concern import Condition, Launch
 from sglang_bcg_fixes.engine import wrappers
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.model import flag_of
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, ends, fixed, unknown
 
+ID = "stack_call_signature"
 MODELS = "sglang/srt/models"
 RUN_FORWARD = (
     f"{PREFILL}._run_forward",
@@ -256,7 +256,7 @@ def mends_checkpoints(runner: Any) -> bool:
 
 def advice(trouble: str) -> str:
     ways = " or ".join(way.flags for way in PREFILL_GRAPHS_OFF)
-    return f"bcg-fixes, {FIX.id}: {trouble}. Start with {ways}; {FIX.flag}=off leaves the call to SGLang"
+    return f"bcg-fixes, {ID}: {trouble}. Start with {ways}; {flag_of(ID)}=off leaves the call to SGLang"
 
 
 def has_such_layers(launch: Launch) -> bool | None:
@@ -276,9 +276,6 @@ def has_such_layers(launch: Launch) -> bool | None:
 
 
 FIX = Fix(
-    id="stack_call_signature",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint(where=RUN_FORWARD, how=How.AROUND, body=call_layers_by_name),),
     workarounds=PREFILL_GRAPHS_OFF,

@@ -15,17 +15,14 @@ Remove when: No release before 0.5.23 has to be served.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.cached_keys import KEYS, RELEASE, SKIPS, held, key_length
 from sglang_bcg_fixes.anatomy.checkpoints import PROCESSOR
 from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, HYBRID, NO_BUFFER, SPECULATION, STRIPPED_THINKING
 from sglang_bcg_fixes.anatomy.workarounds import THINKING_KEPT
-from sglang_bcg_fixes.concern import Condition, Launch, wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint, Workaround
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.model import Workaround
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, drifted, fixed, wrong
 
 TREES = "sglang.srt.mem_cache"
 COMPONENTS = (
@@ -52,16 +49,16 @@ def probe(source: Source) -> Finding:
     if guard is not None:
         if guard.mentions("req.owned_kv_len() != req.kv.kv_committed_len"):
             return fixed("no state is cached under a key that ends before it", guard, donates)
-        return unknown("a state and its key are compared in a way that no known release does", guard)
+        return drifted("a state and its key are compared", guard)
     if not releases.mentions(SKIPS):
-        return unknown("a request is kept out of the cache in a way that no known release does", releases)
+        return drifted("a request is kept out of the cache", releases)
     if cuts_at_a_stop(source):
         return affected("a live state is cached under a key that ends at a stop before it", releases, key, donates)
     if cuts_thinking(source):
         # the default tree before 0.5.16
         trees = [donates, *([source.need(OLD_TREE)] if source.has_module(OLD_TREE.partition(":")[0]) else [])]
         return affected("a checkpoint is cached under a key that ends before it", releases, key, *trees)
-    return unknown("a key is cut back in a way that no known release does", key)
+    return drifted("a key is cut back", key)
 
 
 def cuts_thinking(source: Source) -> bool:
@@ -108,18 +105,7 @@ def keep_verified_state_out(retained: list[int], self: Any, req: Any, tokens: in
     return retained
 
 
-def where(judge: Callable[[Source], bool], condition: Condition) -> Condition:
-    """The condition, on sources with this part of the defect."""
-
-    def holds(launch: Launch) -> bool | None:
-        return condition.holds(launch) if judge(launch.source) else False
-
-    return Condition(condition.says, holds)
-
-
 FIX = Fix(
-    id="state_ahead_of_key",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/24380",),
     probe=probe,
     patches=(
@@ -130,7 +116,7 @@ FIX = Fix(
     workarounds=(KEYS_THAT_STATES_REACH, *THINKING_KEPT),
     verify=("qwen3_next_stripped_thinking",),
     concerns=(
-        *wrong(HYBRID, where(cuts_thinking, EXTRA_BUFFERS), STRIPPED_THINKING),
-        *wrong(HYBRID, where(cuts_at_a_grammar, NO_BUFFER), SPECULATION),
+        *wrong(HYBRID, EXTRA_BUFFERS.where(cuts_thinking), STRIPPED_THINKING),
+        *wrong(HYBRID, NO_BUFFER.where(cuts_at_a_grammar), SPECULATION),
     ),
 )

@@ -18,10 +18,7 @@ from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, HYBRID, MIXED_CHUNKS, PAGES
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, MIXED_CHUNKS_OFF, PAGES_OF_ONE_TOKEN
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, drifted, fixed, wrong
 
 PLACE = "sglang.srt.managers.schedule_batch:ScheduleBatch._mamba_radix_cache_v2_req_prepare_for_extend"
 
@@ -34,7 +31,7 @@ def probe(source: Source) -> Finding:
     if not place.mentions("mamba_last_track_seqlen = mamba_track_seqlen_aligned") or not any(
         place.mentions(f"mamba_track_seqlen_aligned = {start}") for start in counted_from_the_prefix
     ):
-        return unknown("the place of a checkpoint is chosen in a way that no known release does", place)
+        return drifted("the place of a checkpoint is chosen", place)
     return affected("checkpoints are counted from where a chunk begins, in a page or between two", place)
 
 
@@ -48,9 +45,6 @@ def forget_a_place_between_pages(entry: Any, self: Any, req: Any, *_: Any, **__:
 
 
 FIX = Fix(
-    id="state_between_pages",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((PLACE,), How.AFTER, forget_a_place_between_pages),),
     workarounds=(*MIXED_CHUNKS_OFF, *PAGES_OF_ONE_TOKEN, *CHECKPOINTS_OFF),

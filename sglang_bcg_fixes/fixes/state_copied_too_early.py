@@ -19,10 +19,7 @@ from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, HYBRID, OVERLAP
 from sglang_bcg_fixes.anatomy.workarounds import CHECKPOINTS_OFF, NO_OVERLAP, PREFIX_CACHE_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, drifted, fixed, unknown, wrong
 
 SCHEDULER = "sglang.srt.managers.scheduler:Scheduler"
 POOL = "sglang.srt.mem_cache.memory_pool:MambaPool"
@@ -39,7 +36,7 @@ def probe(source: Source) -> Finding:
     fork, alloc = source.need(f"{POOL}.fork_from"), source.need(f"{POOL}.alloc")
     read = (overlap, run, source.need(f"{POOL}.copy_from"), fork, alloc)
     if not (fork.mentions("self.copy_from(src_index, dst_index)") and alloc.mentions("t[:, select_index] = z")):
-        return unknown("states are copied and cleared in a way that no known release does", *read)
+        return drifted("states are copied and cleared", *read)
     if not overlap.mentions("self.device_module.stream(self.forward_stream)"):
         return unknown("the layers have no stream of their own that is known", *read)
     return affected("states are copied and cleared while a step in flight may write them", *read)
@@ -60,8 +57,6 @@ def wait_for_the_layers(self: Any, *_: Any, **__: Any) -> None:
 
 
 FIX = Fix(
-    id="state_copied_too_early",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/issues/24221", "https://github.com/sgl-project/sglang/pull/24954"),
     probe=probe,
     patches=(

@@ -19,10 +19,7 @@ from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import DRAFT_MODEL, TWO_BATCHES, WINDOW
 from sglang_bcg_fixes.anatomy.workarounds import NO_OVERLAPPING_HALVES
-from sglang_bcg_fixes.concern import ends
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, drifted, ends, fixed
 
 POOL = "sglang.srt.mem_cache.swa_memory_pool:SWAKVPool"
 STORE = f"{POOL}.set_kv_buffer"
@@ -34,7 +31,7 @@ def probe(source: Source) -> Finding:
         return fixed("the pool keeps no slots of a batch", store.header)
     if store.mentions("loc = self.swa_loc"):
         return affected("the pool prefers the slots of the last whole batch to those it is called with", store, setter)
-    return unknown("the pool finds its slots in a way that no known release does", store, setter)
+    return drifted("the pool finds its slots", store, setter)
 
 
 def look_up_those_of_the_call(
@@ -51,9 +48,6 @@ def look_up_those_of_the_call(
 
 
 FIX = Fix(
-    id="swa_slots_of_whole_batch",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((STORE,), How.AROUND, look_up_those_of_the_call),),
     workarounds=NO_OVERLAPPING_HALVES,

@@ -15,17 +15,13 @@ Remove when: No release before 0.5.13 has to be served.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, DECODE_PADDING, WINDOW
+from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, DECODE_PADDING, WINDOW, always
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import NO_BREAKABLE_GRAPHS_AND_NO_PADDING
-from sglang_bcg_fixes.concern import Condition, Launch, ends, wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.syntax import Definition, Drifted
-from sglang_bcg_fixes.source.tree import Source, affected, fixed
+from sglang_bcg_fixes.source.syntax import Definition
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, ends, fixed, wrong
 
 DECODE = "sglang.srt.model_executor.cuda_graph_runner:DecodeInputBuffers"
 FILL = f"{DECODE}.populate_from_forward_batch"
@@ -66,17 +62,6 @@ def types_differ(source: Source) -> bool:
     return decode_buffer(source).mentions("torch.int32") and breakable_buffer(source).mentions("torch.int64")
 
 
-def in_source(asked: Callable[[Source], bool]) -> Callable[[Launch], bool | None]:
-    def holds(launch: Launch) -> bool | None:
-        try:
-            return asked(launch.source)
-        except Drifted:
-            # a source that nobody has read leaves it open
-            return None
-
-    return holds
-
-
 def zero_padded_locations(self: Any, *, raw_bs: int, bs: int, **_: Any) -> None:
     if bs != raw_bs and self.out_cache_loc_swa is not None:
         self.out_cache_loc_swa.zero_()
@@ -92,8 +77,6 @@ def make_locations_int32(self: Any) -> None:
 
 
 FIX = Fix(
-    id="swa_stale_padding",
-    doc=__doc__,
     upstream=(
         "https://github.com/sgl-project/sglang/pull/23552",
         "https://github.com/sgl-project/sglang/pull/24743",
@@ -105,6 +88,6 @@ FIX = Fix(
     ),
     workarounds=NO_BREAKABLE_GRAPHS_AND_NO_PADDING,
     verify=("gpt_oss_decode_padding", "gpt_oss_breakable_start"),
-    concerns=wrong(WINDOW, DECODE_PADDING, Condition("stale padding", in_source(padding_is_stale)))
-    + ends(WINDOW, ASKED_FOR, Condition("buffers of two types", in_source(types_differ))),
+    concerns=wrong(WINDOW, DECODE_PADDING, always("stale padding").where(padding_is_stale))
+    + ends(WINDOW, ASKED_FOR, always("buffers of two types").where(types_differ)),
 )

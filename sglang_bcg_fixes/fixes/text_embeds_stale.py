@@ -23,11 +23,8 @@ from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, IMAGES, MODEL_OF_YOUR_O
 from sglang_bcg_fixes.anatomy.layer_inputs import replayed_forward, takes_no_embeddings
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL_MODULE, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.engine.swapped import replaced
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, wrong
 
 LOAD = f"{PREFILL}.load_batch"
 FILL = f"{PREFILL}._fill_input_embeds_slot"
@@ -51,7 +48,7 @@ def probe(source: Source) -> Finding:
         return fixed("a replay embeds the token ids where it receives no embeddings", replay, fill, given)
     caller = source.need(*CALLS_THE_MODEL)
     if "self.model_runner.model.forward" not in caller.calls:
-        return unknown("the model is run in a way that no known release does", replay, given, caller)
+        return drifted("the model is run", replay, given, caller)
     return affected("a replay that receives no embeddings uses those of an earlier one", replay, given, caller)
 
 
@@ -99,9 +96,6 @@ def fill(runner: Any, forward_batch: Any, given: dict[str, Any], ids: str) -> No
 
 
 FIX = Fix(
-    id="text_embeds_stale",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((EXECUTE,), How.AROUND, fill_before_replay),),
     workarounds=PREFILL_GRAPHS_OFF,

@@ -21,10 +21,7 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.cached_keys import KEYS, RELEASE, held
 from sglang_bcg_fixes.anatomy.launches import PREFIX_CACHE, STRIPPED_THINKING
 from sglang_bcg_fixes.anatomy.workarounds import THINKING_KEPT
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, wrong
 
 CUTS = tuple(f"min({of}.kv_committed_len, len(self.origin_input_ids))" for of in ("self", "self.kv"))
 FREES = "sglang.srt.mem_cache.common:_release_overallocated_kv_indices"
@@ -35,7 +32,7 @@ def probe(source: Source) -> Finding:
     if not key.mentions("strip_thinking_cache"):
         return absent("a key is not cut back to the prompt", key)
     if not any(key.mentions(cut) for cut in CUTS):
-        return unknown("a key is cut back in a way that no known release does", key)
+        return drifted("a key is cut back", key)
     # a function of its own from 0.5.16 on
     return affected("slots behind the prompt are freed, also those in the cache", key, source.need(FREES, RELEASE))
 
@@ -49,9 +46,6 @@ def key_with_what_is_cached(original: Callable[..., int], self: Any) -> int:
 
 
 FIX = Fix(
-    id="thinking_freed_in_cache",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint(KEYS, How.AROUND, key_with_what_is_cached),),
     workarounds=THINKING_KEPT,

@@ -29,11 +29,9 @@ from sglang_bcg_fixes.anatomy.launches import MODEL_OF_YOUR_OWN, PREFILL_GRAPHS,
 from sglang_bcg_fixes.anatomy.refusals import refusing
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
 from sglang_bcg_fixes.engine import graph_break, slots, wrappers
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, files_of, latent
+from sglang_bcg_fixes.source.tree import files_of
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, latent, wrong
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -182,9 +180,6 @@ def why_refused(runner: Any) -> str:
 unless_refused, never_if_refused = refusing("unbroken_mixer_captured", why_refused)
 
 FIX = Fix(
-    id="unbroken_mixer_captured",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(
         PatchPoint(CAPTURE, How.AROUND, unless_refused),

@@ -24,11 +24,9 @@ from typing import Any
 from sglang_bcg_fixes.anatomy.launches import DP_ATTENTION, PREFILL_GRAPHS, PREFILL_SIZES, UNEVEN_GROUP
 from sglang_bcg_fixes.anatomy.runners import PREFILL, PREFILL_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import ends
-from sglang_bcg_fixes.model import Fix, How, PatchPoint, Workaround
-from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.model import Workaround
 from sglang_bcg_fixes.source.syntax import Definition
-from sglang_bcg_fixes.source.tree import Source, absent, affected, fixed, unknown
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, ends, fixed
 
 MAKE = f"{PREFILL}.__init__"
 ALIGN = f"{PREFILL_MODULE}:get_prefill_num_tokens_to_capture"
@@ -45,7 +43,7 @@ def probe(source: Source) -> Finding:
     if sizes.mentions("sorted(capture_tokens)"):
         return affected("sizes are taken as they come", *read)
     if not sizes.mentions("get_prefill_num_tokens_to_capture(capture_tokens)"):
-        return unknown("the sizes are chosen in a way that no known release does", *read)
+        return drifted("the sizes are chosen", *read)
     agree = source.need(AGREE)
     read += [source.need(ALIGN), agree]
     if agree.mentions("max(prefill_cg.bs)"):
@@ -103,8 +101,6 @@ def multiples(sizes: Iterable[int], group: int, at_most: int) -> list[int]:
 
 
 FIX = Fix(
-    id="unequal_token_shares",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/36262",),
     probe=probe,
     patches=(

@@ -17,10 +17,8 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import COMPILED_PREFILL_GRAPHS, SPECULATION, TRTLLM_MLA
-from sglang_bcg_fixes.concern import ends
-from sglang_bcg_fixes.model import Fix, How, PatchPoint, Workaround
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed, unknown
+from sglang_bcg_fixes.model import Workaround
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, drifted, ends, fixed
 
 BACKEND = "sglang.srt.layers.attention.trtllm_mla_backend:TRTLLMMLABackend"
 EXTEND = f"{BACKEND}.forward_extend"
@@ -32,7 +30,7 @@ SPECULATIVE = ("TARGET_VERIFY", "DRAFT_EXTEND", "DRAFT_EXTEND_V2")
 def probe(source: Source) -> Finding:
     extend = source.need(EXTEND)
     if not extend.mentions(LEFT):
-        return unknown("a prefill is left to FlashInfer in a way that no known release does", extend)
+        return drifted("a prefill is left to FlashInfer", extend)
     if extend.mentions(
         "forward_batch.forward_mode.is_extend() and (not forward_batch.forward_mode.is_target_verify())"
     ):
@@ -46,8 +44,6 @@ def clear(self: Any, q: Any, k: Any, v: Any, layer: Any, forward_batch: Any, *_:
 
 
 FIX = Fix(
-    id="verify_by_prefill_attention",
-    doc=__doc__,
     upstream=(
         "https://github.com/sgl-project/sglang/pull/32288",
         "https://github.com/sgl-project/sglang/pull/31198",

@@ -16,10 +16,7 @@ from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import BRANCHES, FLASH_ATTENTION, SPECULATION, WINDOW
 from sglang_bcg_fixes.anatomy.workarounds import ONE_BRANCH_OF_DRAFTS
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, fixed, wrong
 
 BACKEND = "sglang.srt.layers.attention.flashattention_backend:FlashAttentionBackend"
 PREPARE = f"{BACKEND}._init_sliding_window_attn_spec_metadata"
@@ -50,9 +47,6 @@ def translate_both(
 
 
 FIX = Fix(
-    id="verify_window_untranslated",
-    doc=__doc__,
-    upstream=(),
     probe=probe,
     patches=(PatchPoint((PREPARE,), How.AROUND, translate_both),),
     workarounds=ONE_BRANCH_OF_DRAFTS,

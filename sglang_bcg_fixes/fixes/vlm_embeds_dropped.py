@@ -37,11 +37,10 @@ from sglang_bcg_fixes.anatomy.layer_inputs import (
 )
 from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.concern import wrong
-from sglang_bcg_fixes.model import Fix, How, PatchPoint
-from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, affected, fixed
+from sglang_bcg_fixes.model import flag_of
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, fixed, wrong
 
+ID = "vlm_embeds_dropped"
 DEEPSTACK_MODEL = "sglang.srt.models.qwen3_vl:Qwen3LLMModel.forward"
 DEEPSTACK = "input_deepstack_embeds"
 MASKED_MODEL = "sglang.srt.models.ernie45_moe_vl:Ernie4_5_VLMoeModel.forward"
@@ -179,16 +178,14 @@ def warn_once(dropped: str) -> None:
     logger.warning(
         "bcg-fixes %s: a prefill runs without its graph, which would lose %s; so will others. %s starts without "
         "prefill graphs, %s=off replays and loses them",
-        FIX.id,
+        ID,
         dropped,
         ways,
-        FIX.flag,
+        flag_of(ID),
     )
 
 
 FIX = Fix(
-    id="vlm_embeds_dropped",
-    doc=__doc__,
     upstream=("https://github.com/sgl-project/sglang/pull/33726",),
     probe=probe,
     patches=(

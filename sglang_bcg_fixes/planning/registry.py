@@ -82,13 +82,15 @@ def kernel_modules() -> list[str]:
 
 
 def declared_in(module: ModuleType) -> Fix:
+    """The fix of a file in `fixes/`, with its id and its words: the file's stem and docstring."""
     fix = getattr(module, "FIX", None)
-    stem = module.__name__.rpartition(".")[2]
     if not isinstance(fix, Fix):
         raise RegistryError(f"{module.__file__}: declares no FIX; copy fixes/_template.py")
-    if fix.id != stem:
-        raise RegistryError(f"{module.__file__}: its FIX has the id '{fix.id}', which must be the file's stem '{stem}'")
-    return fix
+    if fix.id or fix.doc:
+        raise RegistryError(
+            f"{module.__file__}: its FIX says its id or doc; leave both out, the file's stem and docstring are taken"
+        )
+    return dataclasses.replace(fix, id=module.__name__.rpartition(".")[2], doc=module.__doc__ or "")
 
 
 def discover() -> Registry:
@@ -227,7 +229,7 @@ def already_declared(item: Any, found: Sequence[Any], owners: Mapping[str, str])
 
 def name_of(item: Any) -> str:
     name = getattr(item, "id", None)
-    return name if isinstance(name, str) else "a fix or kernel"
+    return name if name and isinstance(name, str) else "a fix or kernel"
 
 
 def way_out(owner: str) -> str:

@@ -227,3 +227,8 @@ def absent(reason: str, *read: Definition) -> Finding:
 
 def unknown(reason: str, *read: Definition) -> Finding:
     return Finding(Verdict.UNKNOWN, reason, tuple(item.evidence for item in read))
+
+
+def drifted(happens: str, *read: Definition) -> Finding:
+    """Unknown: this happens, and nobody has read how."""
+    return unknown(f"{happens} in a way that no known release does", *read)

@@ -19,6 +19,7 @@ from benchmarks.bench.mamba2_model import FALCON, FALCON_LAYERS, NEMOTRON, NEMOT
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL
 from sglang_bcg_fixes.lab.verify import models
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.releases import in_folder
 from tests import processes
 from tests.wheels import NEWEST
@@ -123,7 +124,7 @@ def test_replays_break_at_attention_only_and_answer_as_eager_prefill(
         # as the model's own, which is in half precision here
         environment={
             **{KERNEL.flag: form, "SGLANG_MAMBA_CONV_DTYPE": "float16"},
-            **({hybrids_without_graphs.FIX.flag: "on"} if is_admitted else {}),
+            **({declared_in(hybrids_without_graphs).flag: "on"} if is_admitted else {}),
         },
         timeout=600,
     )

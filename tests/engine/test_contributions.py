@@ -25,6 +25,8 @@ WRONG = [
     ('("sglang.srt.target:function",)', '"sglang.srt.target:function"', "its PatchPoint's where is 'sglang.srt.target"),
     ("How.AROUND", '"around"', f"{NAMED}its PatchPoint's how is 'around', not a How"),
     ('id="extra_fix"', 'id="Extra fix"', "its Fix's id is 'Extra fix', not a name such as wrong_answer"),
+    ('id="extra_fix",', "", "a fix or kernel, which cannot be used: its Fix's id is '', not a name such as"),
+    ('doc="Something is extra.",', "", f"{NAMED}its Fix's doc is '', not a text"),
     ("known={}", 'known={}, default="yes"', "its Fix's default is 'yes', not auto, off or on"),
     ("known={}", 'known={}, after="other"', "its Fix's after is 'other', not a tuple of ids"),
     (

@@ -14,10 +14,11 @@ from benchmarks.bench.mamba2_layer import SHAPES
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.kernels.linear_extend import metadata
 from sglang_bcg_fixes.kernels.mamba2_extend import cuda, triton
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests import processes
 
 PAGE = " ".join((processes.REPOSITORY / "docs" / "kernels.md").read_text().split())
-CHANGE = " ".join(hybrids_without_graphs.FIX.section("Change").split())
+CHANGE = " ".join(declared_in(hybrids_without_graphs).section("Change").split())
 
 
 def rows_of(file: str) -> list[dict[str, Any]]:

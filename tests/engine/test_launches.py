@@ -18,7 +18,7 @@ from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.kernels.gdn_extend import declaration as gdn_extend
 from sglang_bcg_fixes.kernels.mamba2_extend import declaration as mamba2_extend
 from sglang_bcg_fixes.model import Kernel
-from sglang_bcg_fixes.planning.registry import Registry
+from sglang_bcg_fixes.planning.registry import Registry, declared_in
 from sglang_bcg_fixes.source import releases
 from tests import processes, wheels
 
@@ -204,7 +204,7 @@ def test_no_launch_is_called_faster_with_a_kernel_that_leaves_its_layers_alone(k
 def test_a_fix_for_speed_is_called_off_where_it_leaves_a_launch_alone(
     release: str, architecture: str, words: str, chip: str, is_left: bool
 ) -> None:
-    fix = hybrids_without_graphs.FIX
+    fix = declared_in(hybrids_without_graphs)
     known = Registry((fix,), ())
 
     def states(**environ: str) -> list[str]:
@@ -322,7 +322,7 @@ def test_a_standalone_draft_has_the_defects_of_the_worker_that_it_shares_with_ea
     from sglang_bcg_fixes.fixes import draft_read_done_early, expand_table_overflow
 
     here = launch("--speculative-algorithm STANDALONE --speculative-eagle-topk 4 --page-size 2", chip=launches.HOPPER)
-    for fix in (draft_read_done_early.FIX, expand_table_overflow.FIX):
+    for fix in (declared_in(draft_read_done_early), declared_in(expand_table_overflow)):
         assert for_launch.worst(fix.concerns, here) is not None
 
 

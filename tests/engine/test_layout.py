@@ -14,7 +14,7 @@ FLOORS = (
     ("source",),
     ("concern",),
     ("model",),
-    ("flags", "api"),
+    ("flags", "api", "writing"),
     ("engine",),
     ("anatomy",),
     ("kernels",),
@@ -86,6 +86,23 @@ def test_the_package_imports_nothing_that_only_a_checkout_has() -> None:
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else []
             outside = {name for name in names if name.partition(".")[0] in OUTSIDE}
             assert not outside, f"{file.relative_to(root)} imports {', '.join(sorted(outside))}"
+
+
+def test_a_fix_that_names_itself_has_the_name_of_its_file() -> None:
+    for file in (processes.REPOSITORY / PACKAGE / "fixes").glob("*.py"):
+        assert set(names_said(file)) <= {file.stem}, f"{file.name} calls itself {', '.join(names_said(file))}"
+
+
+def names_said(file: pathlib.Path) -> list[str]:
+    """The ids that a fix gives to its messages and flags: its constant ID, and what it calls these functions with."""
+    tree = ast.walk(ast.parse(file.read_text()))
+    named = []
+    for node in tree:
+        if isinstance(node, ast.Assign) and [getattr(target, "id", "") for target in node.targets] == ["ID"]:
+            named.append(node.value)
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("refusing", "flag_of"):
+            named.append(node.args[0])
+    return [str(node.value) for node in named if isinstance(node, ast.Constant)]
 
 
 def test_no_fix_imports_another() -> None:

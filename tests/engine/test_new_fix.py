@@ -53,8 +53,10 @@ def test_a_bad_id_is_refused(checkout: pathlib.Path, name: str, words: str) -> N
     assert made.returncode == 2 and words in made.stderr
 
 
-def test_a_file_that_declares_another_id_is_an_error(checkout: pathlib.Path) -> None:
+@pytest.mark.parametrize("said", ['id="another"', "doc=__doc__"])
+def test_a_file_that_says_what_it_is_called_or_its_words_twice_is_an_error(checkout: pathlib.Path, said: str) -> None:
     fixes = checkout / "sglang_bcg_fixes" / "fixes"
-    shutil.copy(fixes / "break_output_lifetime.py", fixes / "another.py")
+    text = (fixes / "break_output_lifetime.py").read_text()
+    (fixes / "another.py").write_text(text.replace("FIX = Fix(", f"FIX = Fix({said}, "))
     listed = in_checkout(checkout, "-m", "sglang_bcg_fixes", "list", "--flags")
-    assert listed.returncode == 2 and "must be the file's stem 'another'" in listed.stderr, listed.stderr
+    assert listed.returncode == 2 and "its FIX says its id or doc; leave both out" in listed.stderr, listed.stderr

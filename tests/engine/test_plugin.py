@@ -83,7 +83,12 @@ PLACES = {"early_fix": EARLY, "late_fix": LATE}
 @hookimpl
 def bcg_fixes():
     return [
-        Fix(name, "It waits.", (), lambda source: PROBE, {}, tuple(PatchPoint((at,), *how) for at, how in places))
+        Fix(
+            id=name,
+            doc="It waits.",
+            probe=lambda source: PROBE,
+            patches=tuple(PatchPoint((at,), *how) for at, how in places),
+        )
         for name, places in PLACES.items()
     ]
 """

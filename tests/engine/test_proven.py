@@ -23,7 +23,7 @@ from sglang_bcg_fixes.kernels.mamba2_extend.declaration import MEASURED
 from sglang_bcg_fixes.kernels.short_conv_extend.declaration import KERNEL as SHORT_CONV_EXTEND
 from sglang_bcg_fixes.model import Accepted, Action, Choice, Decision, Fix, Kernel
 from sglang_bcg_fixes.planning import plan, proven
-from sglang_bcg_fixes.planning.registry import Registry
+from sglang_bcg_fixes.planning.registry import Registry, declared_in
 from sglang_bcg_fixes.source import forms, releases
 from sglang_bcg_fixes.source.finding import Evidence, Finding, Verdict
 from tests import processes, proofs, wheels
@@ -42,7 +42,7 @@ PROVEN = {
 KERNELS = {
     kernel.op: kernel for kernel in (FA_METADATA, GDN_EXTEND, MAMBA2_EXTEND, SHORT_CONV_EXTEND, ATTENTION_EXTEND)
 }
-FIX = hybrids_without_graphs.FIX
+FIX = declared_in(hybrids_without_graphs)
 # of the models that are measured: the bench's, and the releases in which kernels capture their mixers by default
 SERVED = {
     *((release, model) for name, model in MODELS.items() for release in MEASURED[name]),

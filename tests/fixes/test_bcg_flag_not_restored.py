@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from sglang_bcg_fixes.fixes import bcg_flag_not_restored as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests import processes
 from tests.wheels import RELEASES
 
@@ -23,4 +24,4 @@ def test_the_outer_scope_goes_on_after_the_inner_one(release_root: Callable[[str
 
 def test_it_is_off_unless_asked_for() -> None:
     """No release nests these scopes, so none needs to be touched."""
-    assert fix.FIX.default == "off"
+    assert declared_in(fix).default == "off"

@@ -19,6 +19,7 @@ from sglang_bcg_fixes.fixes import draft_extend_prefix_only as prefix_only
 from sglang_bcg_fixes.flags import read
 from sglang_bcg_fixes.model import Action, How
 from sglang_bcg_fixes.planning.plan import ask, decide
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Folder, Source
 from tests.mutated import rewritten
@@ -53,7 +54,7 @@ DRIFTED = {
 @pytest.mark.parametrize("drift", DRIFTED)
 def test_a_backend_that_drifted_is_unknown(drift: str, release_root: Root) -> None:
     release, *change = DRIFTED[drift]
-    assert ask(extent.FIX, Source(rewritten(release_root(release), *change))).verdict is Verdict.UNKNOWN
+    assert ask(declared_in(extent), Source(rewritten(release_root(release), *change))).verdict is Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -64,14 +65,14 @@ def test_a_backend_that_drifted_is_unknown(drift: str, release_root: Root) -> No
     ],
 )
 def test_a_release_that_counts_by_itself_is_unknown(change: tuple[str, str, str], release_root: Root) -> None:
-    assert ask(prefix_only.FIX, Source(rewritten(release_root(NEWEST), *change))).verdict is Verdict.UNKNOWN
+    assert ask(declared_in(prefix_only), Source(rewritten(release_root(NEWEST), *change))).verdict is Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize(
     ("value", "action"), [(None, Action.NOT_NEEDED), ("auto", Action.NOT_NEEDED), ("on", Action.APPLY)]
 )
 def test_a_prefix_alone_is_looked_for_only_on_request(value: str | None, action: Action, release_root: Root) -> None:
-    fix = prefix_only.FIX
+    fix = declared_in(prefix_only)
     settings = read([fix], [], {fix.flag: value} if value else {})
     decision = decide(fix, settings.fixes[fix.id], ask(fix, Source(Folder(release_root(NEWEST)))))
     assert decision.action is action
@@ -273,7 +274,7 @@ def test_half_known_lengths_are_left_as_they_are_and_said_once(caplog: pytest.Lo
     for _ in range(2):
         assert lengths_during(batch_of(int32(20, 5), extend_prefix_lens_cpu=None)) == [[20, 5], [20, 5], 25]
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert f"{prefix_only.FIX.flag}=off" in caplog.text and "extend_prefix_lens_cpu" in caplog.text
+    assert f"{declared_in(prefix_only).flag}=off" in caplog.text and "extend_prefix_lens_cpu" in caplog.text
 
 
 def test_a_failure_leaves_the_batch_as_it_was_passed() -> None:

@@ -13,10 +13,12 @@ import pytest
 import torch
 
 from sglang_bcg_fixes.fixes import draft_ids_out_of_range as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests import processes
 from tests.fixes import settings
 from tests.wheels import NEWEST
 
+FIX = declared_in(fix)
 MODELS = processes.REPOSITORY / "cpu_sglang" / "models"
 EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
 EAGLE3 |= {"draft_vocab_size": 128, "target_hidden_size": 64}
@@ -39,8 +41,8 @@ def test_a_replay_with_an_image_ends_the_server_without(
     config = json.loads((MODELS / target / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | changed))
     program = ("-m", "tests.scenarios.draft_ids", target, str(tmp_path), algorithm)
-    found, _ = processes.beside(release_root(release), *program, **settings.only(fix.FIX.id))
-    assert found["applied"] == [fix.FIX.id]
+    found, _ = processes.beside(release_root(release), *program, **settings.only(FIX.id))
+    assert found["applied"] == [FIX.id]
     assert found["without"] == [REPLAYED, ENDED, ENDED, REPLAYED]
     # the draft does not see the image
     assert found["with"] == [REPLAYED, [False, 2, True], [False, 2, True], REPLAYED]

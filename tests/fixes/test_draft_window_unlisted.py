@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from sglang_bcg_fixes.fixes import draft_window_unlisted as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
 from tests import processes
@@ -16,6 +17,7 @@ from tests.fixes import settings
 from tests.mutated import rewritten
 from tests.wheels import NEWEST
 
+FIX = declared_in(fix)
 BACKEND = "sglang/srt/layers/attention/triton_backend.py"
 # both sides compute in 32 bits; without the window they are a tenth and more apart
 TOLERANCE = 1e-5
@@ -28,10 +30,10 @@ COUNTED_ONCE = {"SGLANG_BCG_FIX_DRAFT_EXTEND_CACHE_EXTENT": "on"}
 def test_a_layer_with_a_window_attends_to_it_in_the_graph(
     release_root: Callable[[str], pathlib.Path], release: str
 ) -> None:
-    environment = settings.only(fix.FIX.id) | (COUNTED_ONCE if release == "0.5.11" else {})
+    environment = settings.only(FIX.id) | (COUNTED_ONCE if release == "0.5.11" else {})
     found, _ = processes.beside(release_root(release), "-m", "tests.scenarios.window_drafts", **environment)
     is_right = release == NEWEST
-    assert (fix.FIX.id in found["applied"]) is not is_right
+    assert (FIX.id in found["applied"]) is not is_right
     for step in found["without" if is_right else "with"].values():
         assert step["eager"] < TOLERANCE
         assert step["graph"] < TOLERANCE

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sglang_bcg_fixes.fixes import eager_runner_cannot_vote as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
 from tests import processes
@@ -17,11 +18,12 @@ from tests.fixes import settings
 from tests.mutated import rewritten
 from tests.wheels import NEWEST
 
+FIX = declared_in(fix)
 EAGER, REPLAYED = [["EagerRunner", False, True]] * 2, [["PrefillCudaGraphRunner", True, True]] * 2
 ENDED = ["AttributeError: 'EagerRunner' object has no attribute 'can_replay_locally'"] * 2
 RIGHT = {"LoRA": EAGER, "sizes too large": EAGER, "graphs": REPLAYED}
 # without it no server starts whose sizes are too large
-SETTINGS = settings.only(fix.FIX.id) | settings.only("no_bucket_fits")
+SETTINGS = settings.only(FIX.id) | settings.only("no_bucket_fits")
 VOTE = "sglang/srt/managers/scheduler_components/dp_attn.py"
 GUARD = """    if not isinstance(prefill_graph_runner, PrefillCudaGraphRunner):
         return False
@@ -41,7 +43,7 @@ def run(release_root: Callable[[str], pathlib.Path]) -> Run:
 @pytest.mark.parametrize("release", ["0.5.17", "0.5.18", "0.5.19", "0.5.20"])
 def test_ranks_without_graphs_prefill_eagerly(run: Run, release: str) -> None:
     found = run(release, *RIGHT)
-    assert found["applied"] == [fix.FIX.id, "no_bucket_fits"]
+    assert found["applied"] == [FIX.id, "no_bucket_fits"]
     assert found["with"] == RIGHT
     assert found["without"] == {"LoRA": ENDED, "sizes too large": ENDED, "graphs": REPLAYED}
 

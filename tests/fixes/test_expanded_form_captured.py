@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sglang_bcg_fixes.fixes import expanded_form_captured as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests import processes
 from tests.fixes import settings
 from tests.wheels import NEWEST
@@ -20,7 +21,7 @@ ERRORS = {"0.5.18": "is invalid for input of size", "0.5.21": "is invalid for in
 
 def replayed(root: pathlib.Path, *arguments: str, flag: str = "on") -> dict[str, Any]:
     told: tuple[dict[str, Any], str] = processes.beside(
-        root, "-m", "tests.scenarios.expanded_form", *arguments, **settings.only(fix.FIX.id, flag)
+        root, "-m", "tests.scenarios.expanded_form", *arguments, **settings.only(declared_in(fix).id, flag)
     )
     return told[0]
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from sglang_bcg_fixes.fixes import experts_of_another_rank as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
 from tests import processes
@@ -16,6 +17,7 @@ from tests.fixes import settings
 from tests.mutated import rewritten
 from tests.wheels import NEWEST
 
+FIX = declared_in(fix)
 RUNNER = "sglang/srt/model_executor/model_runner.py"
 # without a replayed decode graph, with one of fewer rows than the prompt's, and with one of more than the buffer's
 RIGHT = ["replayed, right"] * 3
@@ -31,11 +33,11 @@ def test_a_rank_returns_the_experts_of_its_own_tokens(
         "-m",
         "tests.scenarios.returned_experts",
         timeout=600,
-        **settings.only(fix.FIX.id),
+        **settings.only(FIX.id),
         # 0.5.16 reads freed memory without it
         SGLANG_BCG_FIX_DP_COUNTS_FREED="on",
     )[0]
-    assert fix.FIX.id in found["applied"]
+    assert FIX.id in found["applied"]
     assert found["with"] == {"data parallel attention": [RIGHT, RIGHT], "none": [RIGHT, RIGHT]}
     assert found["without"]["none"] == [RIGHT, RIGHT]
     first, second = found["without"]["data parallel attention"]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sglang_bcg_fixes.fixes import fa4_form_captured as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests import processes
 from tests.fixes import settings
 from tests.wheels import NEWEST
@@ -19,7 +20,9 @@ ERRORS = {"0.5.18": "is invalid for input of size", NEWEST: "einsum()"}
 
 
 def answered(root: pathlib.Path, *arguments: str, flag: str = "on") -> tuple[dict[str, Any], str]:
-    return processes.beside(root, "-m", "tests.scenarios.fa4_form", *arguments, **settings.only(fix.FIX.id, flag))
+    return processes.beside(
+        root, "-m", "tests.scenarios.fa4_form", *arguments, **settings.only(declared_in(fix).id, flag)
+    )
 
 
 @pytest.mark.parametrize("release", ERRORS)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from sglang_bcg_fixes.fixes import finished_request_tracked as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
 from tests import processes
@@ -16,6 +17,7 @@ from tests.fixes import settings
 from tests.mutated import rewritten
 from tests.wheels import NEWEST
 
+FIX = declared_in(fix)
 BATCH = "sglang/srt/managers/schedule_batch.py"
 NO_INDEX = "'NoneType' object cannot be interpreted as an integer"
 
@@ -25,9 +27,9 @@ def test_a_finished_request_saves_to_the_reserved_slot(
     release_root: Callable[[str], pathlib.Path], release: str
 ) -> None:
     found = processes.beside(
-        release_root(release), "-m", "tests.scenarios.finished_request", timeout=600, **settings.only(fix.FIX.id)
+        release_root(release), "-m", "tests.scenarios.finished_request", timeout=600, **settings.only(FIX.id)
     )[0]
-    assert found["applied"] == [fix.FIX.id]
+    assert found["applied"] == [FIX.id]
     assert found["with"] == ["own", "reserved", "own"]
     assert found["without"] == (NO_INDEX if release < "0.5.16" else ["own", "the cache's", "own"])
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from sglang_bcg_fixes.fixes import gathering_graph_unequal as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
 from tests import processes
@@ -16,6 +17,7 @@ from tests.fixes import settings
 from tests.mutated import rewritten
 from tests.wheels import NEWEST
 
+FIX = declared_in(fix)
 RULES = "sglang/srt/model_executor/forward_batch_info.py"
 
 
@@ -24,9 +26,9 @@ def test_graphs_that_gather_tokens_are_replayed_in_one_size(
     release_root: Callable[[str], pathlib.Path], release: str
 ) -> None:
     found = processes.beside(
-        release_root(release), "-m", "tests.scenarios.gathering_graph", timeout=600, **settings.only(fix.FIX.id)
+        release_root(release), "-m", "tests.scenarios.gathering_graph", timeout=600, **settings.only(FIX.id)
     )[0]
-    assert found["applied"] == [fix.FIX.id]
+    assert found["applied"] == [FIX.id]
     # replayed, and right
     assert found["with"] == [[True, True]] * 2
     # one rank gathers 8 tokens of each and the other one 16: gloo ends one of them, and NCCL would wait

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from sglang_bcg_fixes.fixes import graph_memory_not_saved as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
 from tests import processes
@@ -16,6 +17,7 @@ from tests.fixes import settings
 from tests.mutated import rewritten
 from tests.wheels import NEWEST
 
+FIX = declared_in(fix)
 BACKEND = "sglang/srt/model_executor/runner_backend/full_cuda_graph_backend.py"
 RIGHT = [[30.0, 60.0]] * 2
 RIGHT_BY_ITSELF = "0.5.21"
@@ -25,12 +27,12 @@ RIGHT_BY_ITSELF = "0.5.21"
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.13", "0.5.14", "0.5.17", "0.5.20", RIGHT_BY_ITSELF])
 def test_a_replay_after_sleep_answers_as_before(release_root: Callable[[str], pathlib.Path], release: str) -> None:
     found, _ = processes.beside(
-        release_root(release), "-m", "tests.scenarios.released_graph_memory", **settings.only(fix.FIX.id)
+        release_root(release), "-m", "tests.scenarios.released_graph_memory", **settings.only(FIX.id)
     )
     if release == RIGHT_BY_ITSELF:
         assert found == {"applied": [], "without": RIGHT}
         return
-    assert found["applied"] == [fix.FIX.id]
+    assert found["applied"] == [FIX.id]
     assert found["with"] == RIGHT
     before, after = found["without"]
     assert before == RIGHT[0]

@@ -13,10 +13,12 @@ import torch
 
 from sglang_bcg_fixes.anatomy import attention_break
 from sglang_bcg_fixes.fixes import heads_not_joined as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests import processes
 from tests.fixes import settings
 from tests.wheels import NEWEST, RELEASES
 
+FIX = declared_in(fix)
 Root = Callable[[str], pathlib.Path]
 # earlier releases cannot build the model
 BUILT = RELEASES[RELEASES.index("0.5.14") :]
@@ -39,7 +41,7 @@ SALA = {
 
 
 def answered(root: pathlib.Path, given: str, flag: str = "on", program: tuple[str, ...] = PROGRAM) -> dict[str, Any]:
-    found: dict[str, Any] = processes.beside(root, *program, given, **settings.only(fix.FIX.id, flag))[0]
+    found: dict[str, Any] = processes.beside(root, *program, given, **settings.only(FIX.id, flag))[0]
     return found
 
 
@@ -48,7 +50,7 @@ def test_replays_are_the_eager_answers_and_the_capture_ends_the_server_without(
     release_root: Root, release: str
 ) -> None:
     found, stock = answered(release_root(release), APART), answered(release_root(release), APART, "off")
-    assert found["applied"] == [fix.FIX.id] and found["replays"], found
+    assert found["applied"] == [FIX.id] and found["replays"], found
     assert all(found["same"]) and found["again"] == found["found"] and any(found["found"]), found
     assert not stock["applied"] and ERROR in stock["error"], stock
 
@@ -59,7 +61,7 @@ def test_so_are_those_of_lightning_attention(release_root: Root, release: str, e
     given, program = json.dumps(SALA[error]), (*PROGRAM[:2], "MiniCPMSALAForCausalLM")
     found = answered(release_root(release), given, program=program)
     # its states are cached at boundaries that no prompt of these reaches
-    assert found["applied"] == [fix.FIX.id] and found["replays"] and all(found["same"]), found
+    assert found["applied"] == [FIX.id] and found["replays"] and all(found["same"]), found
     stock = answered(release_root(release), given, "off", program)
     assert not stock["applied"] and error in stock["error"], stock
 
@@ -68,7 +70,7 @@ def test_triton_gives_its_output_by_heads_eagerly_too(release_root: Root) -> Non
     found = answered(release_root(NEWEST), BY_TRITON)
     assert found["replays"] and all(found["same"]), found
     stock = processes.on_cpu(
-        release_root(NEWEST), *PROGRAM, BY_TRITON, environment=settings.only(fix.FIX.id, "off"), timeout=300
+        release_root(NEWEST), *PROGRAM, BY_TRITON, environment=settings.only(FIX.id, "off"), timeout=300
     )
     assert stock.returncode and ERROR in stock.stderr, stock.stderr[-2000:]
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sglang_bcg_fixes.fixes import host_states_left_behind as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
 from tests import processes
@@ -19,7 +20,7 @@ from tests.fixes import settings
 from tests.mutated import rewritten
 from tests.wheels import NEWEST
 
-FIX = fix.FIX.id
+FIX = declared_in(fix).id
 KINDS = "states", "qsa", "dsa"
 # tokens that are found, whether what is beside them is theirs, and whether the answer of the layers is the cold one
 FOUND, COLD, WRONG = [128, True, True], [0, True, True], [128, False, True]

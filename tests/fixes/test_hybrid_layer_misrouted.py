@@ -12,11 +12,13 @@ import pytest
 from sglang_bcg_fixes.fixes import hybrid_layer_misrouted as fix
 from sglang_bcg_fixes.model import modules_of
 from sglang_bcg_fixes.planning.plan import ask, decide
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Folder, Source
 from tests.mutated import rewritten
 from tests.wheels import RELEASES
 
+FIX = declared_in(fix)
 Root = Callable[[str], pathlib.Path]
 CONFIG = "sglang/srt/configs/model_config.py"
 CACHED = "sglang/srt/utils/hf_transformers/config.py"
@@ -44,18 +46,18 @@ MUTANTS = {
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_drifted_source_is_unknown(release_root: Root, mutant: str) -> None:
     release, *change = MUTANTS[mutant]
-    finding = ask(fix.FIX, Source(rewritten(release_root(release), *change)))
+    finding = ask(FIX, Source(rewritten(release_root(release), *change)))
     assert finding.verdict is Verdict.UNKNOWN, finding
 
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_only_where_the_configuration_is_shared_is_it_copied(release_root: Root, release: str) -> None:
     source = Source(Folder(release_root(release)))
-    decision = decide(fix.FIX, "auto", ask(fix.FIX, source))
+    decision = decide(FIX, "auto", ask(FIX, source))
     shared = RELEASES.index(release) < RELEASES.index("0.5.14")
     assert decision.finding.verdict is (Verdict.AFFECTED if shared else Verdict.FIXED)
     # nothing of a process that only reads flags, and no model: those would be imported with it
-    assert set(modules_of(fix.FIX)) == {fix.RUNNERS_CONFIG.partition(":")[0]}
+    assert set(modules_of(FIX)) == {fix.RUNNERS_CONFIG.partition(":")[0]}
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -25,6 +25,7 @@ from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL
 from sglang_bcg_fixes.kernels.short_conv_extend import declaration as short_conv_extend
 from sglang_bcg_fixes.model import flag_of
 from sglang_bcg_fixes.planning import plan
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Folder, Source
 from tests import processes
@@ -34,6 +35,7 @@ from tests.releases import test_mamba2_extend
 from tests.scenarios.admitted_hybrids import LAYERS, MUTANTS, breaks_of, overrides_of
 from tests.wheels import NEWEST
 
+FIX = declared_in(fix)
 Root = Callable[[str], pathlib.Path]
 Found = dict[str, Any]
 Run = Callable[..., Found]
@@ -43,7 +45,7 @@ RELEASES = (ONE, "0.5.15.post1", "0.5.20", NEWEST)
 GRANITE, LFM2, LFM2_MOE, BAILING, NEMOTRON = LAYERS
 # where SGLang refuses NemotronH; before, it captures it
 COUNTING = ("0.5.19", "0.5.20", "0.5.21", "0.5.22", NEWEST)
-ON, AUTO = ({fix.FIX.flag: state} for state in ("on", "auto"))
+ON, AUTO = ({FIX.flag: state} for state in ("on", "auto"))
 # windows as the model's, which is in half precision here
 INSIDE = {"SGLANG_MAMBA_CONV_DTYPE": "float16"}
 STEPS = [
@@ -162,7 +164,7 @@ def test_mixers_are_shown_while_graphs_with_breaks_are_set_up(run: Run, release:
     found = run(release, "admission", architecture, **ON)
     assert set(found.pop("captured").values()) == {len(LAYERS[architecture])}
     (said,) = found.pop("said")
-    assert f"prefill runs eagerly, as in SGLang: speculation. {fix.FIX.flag}=off ends this message" in said
+    assert f"prefill runs eagerly, as in SGLang: speculation. {FIX.flag}=off ends this message" in said
     del found["applied"]
     assert found.pop("with breaks") and not any(found.values()), found
 
@@ -214,7 +216,7 @@ def test_feed_forward_layers_count_unless_the_server_does_what_nobody_has_tried(
     found = run(NEWEST, "counted", NEMOTRON, **ON)
     assert "captured nothing" in found["speculation"] and found["restored"]
     said, refused = found["said"]
-    assert f"prefill runs eagerly, as in SGLang: speculation. {fix.FIX.flag}=off ends this message" in said
+    assert f"prefill runs eagerly, as in SGLang: speculation. {FIX.flag}=off ends this message" in said
     assert REFUSED in refused and set(found["captured"].values()) == {breaks_of(NEMOTRON)}
 
 
@@ -284,7 +286,7 @@ def test_it_concerns_nemotron_where_its_layers_are_counted(release_root: Root, r
 
     def concerned(*named: str, **config: Any) -> bool:
         launch = Launch(source, {"architectures": [*named], **config}, {})
-        return any(concern.touches(launch) for concern in fix.FIX.concerns)
+        return any(concern.touches(launch) for concern in FIX.concerns)
 
     for name in fix.NEMOTRON_NAMES:
         assert concerned(name) is concerned(name, **{fix.PATTERN: "M-M*"}) is (release in COUNTING)
@@ -347,7 +349,7 @@ DRIFTED = {
 @pytest.mark.parametrize("drift", DRIFTED)
 def test_a_drifted_source_is_unknown(release_root: Root, drift: str) -> None:
     release, *change = DRIFTED[drift]
-    finding = plan.ask(fix.FIX, Source(rewritten(release_root(release), *change)))
+    finding = plan.ask(FIX, Source(rewritten(release_root(release), *change)))
     assert finding.verdict is Verdict.UNKNOWN, finding
 
 

@@ -13,6 +13,7 @@ import torch
 from cpu_sglang import architectures
 from sglang_bcg_fixes.concern import Launch
 from sglang_bcg_fixes.fixes import kda_raw_beta
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source import releases, served
 from tests import processes, wheels
 from tests.fixes import settings
@@ -68,7 +69,7 @@ def test_whom_it_concerns(model: str, graphs: str, asks: bool, concerned: bool) 
     config = {**architectures.CONFIGURATIONS["KimiLinearForCausalLM"].config, "architectures": [model]}
     options = {"--cuda-graph-backend-prefill": ("breakable",)} if asks else {}
     launch = Launch(releases.in_folder(wheels.unpacked(wheels.NEWEST)), config, options, graphs=graphs)
-    assert any(concern.touches(launch) for concern in kda_raw_beta.FIX.concerns) == concerned
+    assert any(concern.touches(launch) for concern in declared_in(kda_raw_beta).concerns) == concerned
 
 
 @pytest.mark.parametrize("shape", [(1, 5, 6), (1, 5, 2, 3)])

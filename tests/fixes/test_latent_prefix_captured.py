@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from sglang_bcg_fixes.fixes import latent_prefix_captured as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
 from tests import processes
@@ -16,6 +17,7 @@ from tests.fixes import settings
 from tests.mutated import rewritten
 from tests.wheels import NEWEST
 
+FIX = declared_in(fix)
 RUNNER = "sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py"
 # without a captured prefix, and with one
 RELEASES = ("0.5.16", "0.5.17", "0.5.20", "0.5.22", NEWEST)
@@ -27,9 +29,9 @@ THRESHOLD = "SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD"
 
 
 def found(root: pathlib.Path, flag: str, threshold: str = "1") -> dict[str, list[object]]:
-    environment = {**settings.only(fix.FIX.id, flag), THRESHOLD: threshold}
+    environment = {**settings.only(FIX.id, flag), THRESHOLD: threshold}
     told, _ = processes.beside(root, "-m", "tests.scenarios.full_prefill", "latent_prefixes", **environment)
-    assert told["applied"] == ([fix.FIX.id] if flag == "on" else [])
+    assert told["applied"] == ([FIX.id] if flag == "on" else [])
     batches: dict[str, list[object]] = told["found"]
     return batches
 

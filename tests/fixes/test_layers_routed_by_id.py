@@ -12,11 +12,13 @@ import pytest
 from sglang_bcg_fixes.fixes import layers_routed_by_id as fix
 from sglang_bcg_fixes.model import Action, modules_of
 from sglang_bcg_fixes.planning.plan import ask, decide, with_needed_points
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Folder, Source
 from tests.mutated import rewritten
 from tests.wheels import NEWEST, RELEASES
 
+FIX = declared_in(fix)
 Root = Callable[[str], pathlib.Path]
 BACKEND = "sglang/srt/layers/attention/hybrid_linear_attn_backend.py"
 BAILING = "sglang/srt/models/bailing_moe_linear.py"
@@ -53,17 +55,17 @@ MUTANTS = {
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_drifted_source_is_unknown(release_root: Root, mutant: str) -> None:
     release, *change = MUTANTS[mutant]
-    finding = ask(fix.FIX, Source(rewritten(release_root(release), *change)))
+    finding = ask(FIX, Source(rewritten(release_root(release), *change)))
     assert finding.verdict is Verdict.UNKNOWN, finding
 
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_routing_is_patched_only_where_it_is_asked_for(release_root: Root, release: str) -> None:
     source = Source(Folder(release_root(release)))
-    finding = ask(fix.FIX, source)
+    finding = ask(FIX, source)
     assert finding.verdict is Verdict.LATENT
-    assert decide(fix.FIX, "auto", finding).action is decide(fix.FIX, "off", finding).action is Action.NOT_NEEDED
-    applied = with_needed_points(decide(fix.FIX, "on", finding), source).subject
+    assert decide(FIX, "auto", finding).action is decide(FIX, "off", finding).action is Action.NOT_NEEDED
+    applied = with_needed_points(decide(FIX, "on", finding), source).subject
     one_method = RELEASES.index(release) >= RELEASES.index("0.5.13")
     expected = [fix.LINEAR_BACKEND, *([fix.ROUTE] if one_method else fix.OLD_ROUTES)]
     assert [point.where[0] for point in applied.patches] == expected

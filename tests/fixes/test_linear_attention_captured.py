@@ -15,11 +15,13 @@ import torch
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.fixes import linear_attention_captured as fix
 from sglang_bcg_fixes.planning.plan import ask
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Folder, Source
 from tests.mutated import rewritten
 from tests.wheels import NEWEST, RELEASES
 
+FIX = declared_in(fix)
 FILE = "sglang/srt/layers/radix_linear_attention.py"
 OLD_GRAPHS = "sglang/srt/model_executor/breakable_cuda_graph/breakable_cuda_graph.py"
 
@@ -46,28 +48,28 @@ FIXED_MUTANTS = {
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.12", "0.5.12.post1"])
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_a_drifted_source_is_unknown(release_root: Callable[[str], pathlib.Path], release: str, mutant: str) -> None:
-    finding = ask(fix.FIX, Source(rewritten(release_root(release), *MUTANTS[mutant])))
+    finding = ask(FIX, Source(rewritten(release_root(release), *MUTANTS[mutant])))
     assert finding.verdict is Verdict.UNKNOWN, finding
 
 
 @pytest.mark.parametrize("mutant", FIXED_MUTANTS)
 def test_a_mended_source_that_drifts_is_unknown(release_root: Callable[[str], pathlib.Path], mutant: str) -> None:
     release, *change = FIXED_MUTANTS[mutant]
-    finding = ask(fix.FIX, Source(rewritten(release_root(release), *change)))
+    finding = ask(FIX, Source(rewritten(release_root(release), *change)))
     assert finding.verdict is Verdict.UNKNOWN, finding
 
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_a_comment_is_no_drift(release_root: Callable[[str], pathlib.Path], release: str) -> None:
     root = release_root(release)
-    plain = ask(fix.FIX, Source(Folder(root)))
-    changed = ask(fix.FIX, Source(rewritten(root, FILE, "    def forward(", "    # a comment\n    def forward(")))
+    plain = ask(FIX, Source(Folder(root)))
+    changed = ask(FIX, Source(rewritten(root, FILE, "    def forward(", "    # a comment\n    def forward(")))
     assert plain.verdict is changed.verdict is not Verdict.UNKNOWN
     assert [e.form for e in plain.evidence] == [e.form for e in changed.evidence]
 
 
 def test_a_release_without_breakable_graphs_is_absent(tmp_path: pathlib.Path) -> None:
-    assert ask(fix.FIX, Source(Folder(tmp_path))).verdict is Verdict.ABSENT
+    assert ask(FIX, Source(Folder(tmp_path))).verdict is Verdict.ABSENT
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from sglang_bcg_fixes.fixes import local_attention_captured as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
 from tests import processes
@@ -16,6 +17,7 @@ from tests.fixes import settings
 from tests.mutated import rewritten
 from tests.wheels import NEWEST
 
+FIX = declared_in(fix)
 BACKEND = "sglang/srt/layers/attention/flashattention_backend.py"
 # of each way in which a release asks whether a batch may be replayed
 RELEASES = ("0.5.15", "0.5.16", "0.5.17", "0.5.20", "0.5.22", NEWEST)
@@ -30,8 +32,8 @@ def test_only_what_lies_within_the_chunk_is_replayed(
     release_root: Callable[[str], pathlib.Path], release: str, flag: str
 ) -> None:
     arguments = ("-m", "tests.scenarios.full_prefill", "chunks")
-    found, _ = processes.beside(release_root(release), *arguments, **settings.only(fix.FIX.id, flag))
-    assert found["applied"] == ([fix.FIX.id] if flag == "on" else [])
+    found, _ = processes.beside(release_root(release), *arguments, **settings.only(FIX.id, flag))
+    assert found["applied"] == ([FIX.id] if flag == "on" else [])
     beyond = EAGER if flag == "on" else WRONG
     assert found["found"] == {**dict.fromkeys(WITHIN, REPLAYED), **dict.fromkeys(BEYOND, beyond)}
 

@@ -10,16 +10,19 @@ from collections.abc import Callable
 import pytest
 
 from sglang_bcg_fixes.fixes import mla_replay_prepared_as_mha as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests import processes
 from tests.fixes import settings
 from tests.wheels import NEWEST
+
+FIX = declared_in(fix)
 
 
 def test_the_first_replay_is_answered_and_ends_the_server_without(
     release_root: Callable[[str], pathlib.Path],
 ) -> None:
     found, _ = processes.beside(
-        release_root("0.5.17"), "-m", "tests.scenarios.mla_replay", "--undo", **settings.only(fix.FIX.id)
+        release_root("0.5.17"), "-m", "tests.scenarios.mla_replay", "--undo", **settings.only(FIX.id)
     )
     # the two forms round differently, in float16 and with logits of about 2
     assert found["applied"] and found["same"] and 0 < found["off"] < 0.005, found
@@ -33,7 +36,7 @@ def test_a_model_that_asks_no_handler_is_replayed_in_the_form_that_it_was_captur
     release_root: Callable[[str], pathlib.Path],
 ) -> None:
     found, _ = processes.beside(
-        release_root("0.5.17"), "-m", "tests.scenarios.mla_replay", "--sarvam", **settings.only(fix.FIX.id)
+        release_root("0.5.17"), "-m", "tests.scenarios.mla_replay", "--sarvam", **settings.only(FIX.id)
     )
     # without a prefix, eager prefill is of the same form
     assert found["applied"] and found["same"] and found["replays"] and found["off"] == 0, found

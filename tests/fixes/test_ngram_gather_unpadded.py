@@ -11,19 +11,21 @@ import pytest
 import torch
 
 from sglang_bcg_fixes.fixes import ngram_gather_unpadded as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests import processes
 from tests.fixes import settings
 from tests.wheels import NEWEST
 
+FIX = declared_in(fix)
 Root = Callable[[str], pathlib.Path]
 BUSY = {"replayed": True, "normed": [11] * 3 + [5] * 3, "right": [True, True]}
 
 
 def test_ranks_answer_as_eagerly_and_end_without(release_root: Root) -> None:
     found, _ = processes.beside(
-        release_root("0.5.22"), "-m", "tests.scenarios.idle_rank", "busy", **settings.only(fix.FIX.id)
+        release_root("0.5.22"), "-m", "tests.scenarios.idle_rank", "busy", **settings.only(FIX.id)
     )
-    assert found["applied"] == [fix.FIX.id] and found["with"] == [BUSY, BUSY]
+    assert found["applied"] == [FIX.id] and found["with"] == [BUSY, BUSY]
     assert all("allgather: invalid tensor size" in error for error in found["without"]), found
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from sglang_bcg_fixes.fixes import ngram_states_uncommitted as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
 from tests import processes
@@ -16,6 +17,7 @@ from tests.fixes import settings
 from tests.mutated import rewritten
 from tests.wheels import NEWEST
 
+FIX = declared_in(fix)
 WORKER = "sglang/srt/speculative/ngram_worker.py"
 RIGHT = {"right": True, "wrongly cached": []}
 
@@ -23,9 +25,9 @@ RIGHT = {"right": True, "wrongly cached": []}
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.12.post1", "0.5.13"])
 def test_accepted_states_are_kept(release_root: Callable[[str], pathlib.Path], release: str) -> None:
     found = processes.beside(
-        release_root(release), "-m", "tests.scenarios.ngram_states", timeout=600, **settings.only(fix.FIX.id)
+        release_root(release), "-m", "tests.scenarios.ngram_states", timeout=600, **settings.only(FIX.id)
     )[0]
-    assert found["applied"] == [fix.FIX.id]
+    assert found["applied"] == [FIX.id]
     assert found["with"] == [RIGHT, RIGHT]
     assert not any(request["right"] for request in found["without"])
     assert all(request["wrongly cached"] for request in found["without"])

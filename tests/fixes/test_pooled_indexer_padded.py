@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from sglang_bcg_fixes.fixes import pooled_indexer_padded as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
 from tests import processes
@@ -16,6 +17,7 @@ from tests.fixes import settings
 from tests.mutated import rewritten
 from tests.wheels import NEWEST
 
+FIX = declared_in(fix)
 BRIDGE = "sglang/srt/layers/attention/dsa/kpool_prefill_cuda_graph.py"
 REFUSED = "Pooled-indexer prefill returned an unexpected top-k shape"
 
@@ -23,9 +25,9 @@ REFUSED = "Pooled-indexer prefill returned an unexpected top-k shape"
 @pytest.mark.parametrize("release", ["0.5.20"])
 def test_a_choice_for_real_tokens_is_filled_up(release_root: Callable[[str], pathlib.Path], release: str) -> None:
     found = processes.beside(
-        release_root(release), "-m", "tests.scenarios.pooled_indexer", timeout=600, **settings.only(fix.FIX.id)
+        release_root(release), "-m", "tests.scenarios.pooled_indexer", timeout=600, **settings.only(FIX.id)
     )[0]
-    assert found["applied"] == [fix.FIX.id]
+    assert found["applied"] == [FIX.id]
     assert found["with"] == {
         "as many": [0, 1, 2, 3, 4, 5, -1, -1],
         "fewer": [0, 1, 2, 3, -1, -1, -1, -1],

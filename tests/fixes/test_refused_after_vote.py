@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from sglang_bcg_fixes.fixes import refused_after_vote as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
 from tests import processes
@@ -18,6 +19,7 @@ from tests.fixes import settings
 from tests.mutated import rewritten
 from tests.wheels import NEWEST
 
+FIX = declared_in(fix)
 # that batch, and the next one of plain prompts
 RIGHT = [[["eager", True], ["replayed", True]]] * 2
 VOTE = "sglang/srt/managers/scheduler_components/dp_attn.py"
@@ -30,9 +32,9 @@ def test_all_ranks_prefill_eagerly_where_one_of_them_must(
 ) -> None:
     batch = "embeddings" if release < "0.5.19" else "long context"
     found = processes.beside(
-        release_root(release), "-m", "tests.scenarios.refused_graph", batch, timeout=600, **settings.only(fix.FIX.id)
+        release_root(release), "-m", "tests.scenarios.refused_graph", batch, timeout=600, **settings.only(FIX.id)
     )[0]
-    assert found["applied"] == [fix.FIX.id]
+    assert found["applied"] == [FIX.id]
     assert found["with"] == {batch: RIGHT}
     # one rank gathers 11 tokens of each and the other one 16: gloo ends one of them, and NCCL would wait
     assert found["without"][batch].startswith("not every rank has answered")

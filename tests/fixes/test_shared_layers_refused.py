@@ -13,6 +13,7 @@ import pytest
 
 from sglang_bcg_fixes.fixes import heads_not_joined
 from sglang_bcg_fixes.fixes import shared_layers_refused as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests import processes
 from tests.fixes import settings
 from tests.wheels import NEWEST, RELEASES
@@ -40,14 +41,14 @@ def answered(root: pathlib.Path, architecture: str, given: dict[str, Any], *on: 
 @pytest.mark.parametrize("release", LISTED_BY_ID)
 def test_replays_are_the_eager_answers_and_the_server_ends_without(release_root: Root, release: str) -> None:
     root = release_root(release)
-    found, stock = (answered(root, "Gemma4ForCausalLM", GEMMA4, *on) for on in ((fix.FIX.id,), ()))
-    assert found["applied"] == [fix.FIX.id] and found["replays"], found
+    found, stock = (answered(root, "Gemma4ForCausalLM", GEMMA4, *on) for on in ((declared_in(fix).id,), ()))
+    assert found["applied"] == [declared_in(fix).id] and found["replays"], found
     assert all(found["same"]) and found["again"] == found["found"] and any(found["found"]), found
     assert not stock["applied"] and "duplicate attention layer_id: 0" in stock["error"], stock
 
 
 def test_gemma3n_needs_both_of_its_fixes(release_root: Root) -> None:
-    both = fix.FIX.id, heads_not_joined.FIX.id
+    both = declared_in(fix).id, declared_in(heads_not_joined).id
     found = answered(release_root(NEWEST), "Gemma3nForCausalLM", {}, *both)
     assert found["replays"] and all(found["same"]), found
     alone = [answered(release_root(NEWEST), "Gemma3nForCausalLM", {}, one)["error"] for one in both]

@@ -12,6 +12,7 @@ import pytest
 
 from sglang_bcg_fixes.engine import wrappers
 from sglang_bcg_fixes.fixes import slots_not_exchanged
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests.fixes.test_boundary_counted_twice import MIXED, Run, arriving
 from tests.wheels import NEWEST
 
@@ -78,7 +79,9 @@ def test_a_session_gets_the_slots_of_an_ended_turn_exchanged(i: int) -> None:
     batch = SimpleNamespace(
         req_to_token_pool=pool, mamba_track_mask_cpu=[i == 0, i == 1], mamba_track_buffer_indices=[0, 1]
     )
-    (point,) = (point for point in slots_not_exchanged.FIX.patches if point.body is slots_not_exchanged.exchange)
+    (point,) = (
+        point for point in declared_in(slots_not_exchanged).patches if point.body is slots_not_exchanged.exchange
+    )
     patched = wrappers.rebuild(point.where[0], handle, point.how, slots_not_exchanged.exchange, FIX)
     patched(None, SimpleNamespace(mamba_next_track_idx=i), batch, None, i, None)
     assert taken == [1 - i]

@@ -15,6 +15,7 @@ from sglang_bcg_fixes.anatomy import forward_batch
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.fixes import ssm_mixer_captured as fix
 from sglang_bcg_fixes.planning.plan import ask
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
 from tests.fixes import breaks
@@ -44,7 +45,7 @@ DRIFTED = {
 @pytest.mark.parametrize("drift", DRIFTED)
 def test_a_drifted_source_is_unknown(release_root: Callable[[str], pathlib.Path], drift: str) -> None:
     release, *change = DRIFTED[drift]
-    finding = ask(fix.FIX, Source(rewritten(release_root(release), *change)))
+    finding = ask(declared_in(fix), Source(rewritten(release_root(release), *change)))
     assert finding.verdict is Verdict.UNKNOWN, finding
 
 

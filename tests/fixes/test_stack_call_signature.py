@@ -14,11 +14,13 @@ from torch import nn
 
 from sglang_bcg_fixes.fixes import stack_call_signature as fix
 from sglang_bcg_fixes.planning.plan import ask
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Folder, Source
 from tests.mutated import rewritten
 from tests.wheels import NEWEST
 
+FIX = declared_in(fix)
 OLD_RUNNER = "sglang/srt/model_executor/breakable_cuda_graph_runner.py"
 RUNNER = "sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py"
 BATCH = types.SimpleNamespace(input_ids="ids", positions="positions", input_embeds=None)
@@ -99,7 +101,7 @@ def test_what_nobody_asks_for_is_left_out_if_it_is_none() -> None:
 
 def test_what_cannot_be_placed_is_an_error_that_says_what_to_do() -> None:
     with_images = types.SimpleNamespace(**vars(BATCH) | {"input_embeds": "embeddings"})
-    expected = f"NoEmbeddings.forward has no parameter for input_embeds. Start with .*{fix.FIX.flag}=off"
+    expected = f"NoEmbeddings.forward has no parameter for input_embeds. Start with .*{FIX.flag}=off"
     with pytest.raises(TypeError, match=expected):
         Runner(NoEmbeddings()).run(with_images)
     with pytest.raises(TypeError, match=r"NeedsMore.forward has a parameter states, which"):
@@ -172,7 +174,7 @@ DRIFTED = {
 @pytest.mark.parametrize("drift", DRIFTED)
 def test_a_drifted_runner_is_unknown(release_root: Callable[[str], pathlib.Path], drift: str) -> None:
     release, file, old, new = DRIFTED[drift]
-    finding = ask(fix.FIX, Source(rewritten(release_root(release), file, old, new)))
+    finding = ask(FIX, Source(rewritten(release_root(release), file, old, new)))
     assert finding.verdict is Verdict.UNKNOWN, finding
 
 
@@ -185,6 +187,6 @@ def test_a_model_that_is_mended_is_no_longer_named(release_root: Callable[[str],
     root = release_root("0.5.23")
     before, after = "forward_batch: ForwardBatch,\n        positions: torch.Tensor,", "positions, forward_batch,"
     mended = rewritten(root, "sglang/srt/models/phi.py", before + "\n        inputs_embeds", after + " inputs_embeds")
-    assert "PhiModel" in ask(fix.FIX, Source(Folder(root))).reason
-    finding = ask(fix.FIX, Source(mended))
+    assert "PhiModel" in ask(FIX, Source(Folder(root))).reason
+    finding = ask(FIX, Source(mended))
     assert finding.verdict is Verdict.AFFECTED and "PhiModel" not in finding.reason

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sglang_bcg_fixes.fixes import state_ahead_of_key as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
 from tests import processes
@@ -19,7 +20,7 @@ from tests.fixes import settings
 from tests.mutated import rewritten
 from tests.wheels import NEWEST
 
-FIX = fix.FIX.id
+FIX = declared_in(fix).id
 PROMPT, BEYOND = 100, 3
 FALCON_H1 = {"attention_backend": "triton", "model": {"mamba_chunk_size": 16}, "mamba_track_interval": 16}
 # in float32 the kernels refuse to run

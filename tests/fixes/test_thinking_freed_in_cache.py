@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 from sglang_bcg_fixes.fixes import thinking_freed_in_cache as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests import processes
 from tests.fixes import settings
 from tests.wheels import NEWEST
 
-FIX = fix.FIX.id
+FIX = declared_in(fix).id
 ROOM = 300
 # the scenario asks for checkpoints of states otherwise
 NO_BUFFER = dict.fromkeys(("mamba_scheduler_strategy", "mamba_radix_cache_strategy"), "no_buffer")

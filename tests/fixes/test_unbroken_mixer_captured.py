@@ -14,6 +14,7 @@ from torch import nn
 
 from sglang_bcg_fixes.engine import wrappers
 from sglang_bcg_fixes.fixes import unbroken_mixer_captured as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 
 # as SGLang's `eager_on_graph` makes them: known by the names of the function and of its file
 SCOPE: dict[str, Any] = {}
@@ -259,7 +260,7 @@ def test_a_refused_model_is_never_captured_and_never_replayed(
         assert serve(refused) is False and refused.captures == 0
     (message,) = caplog.messages
     assert "ModuleList, prefill runs eagerly: 0 (ReadsStates) (and 1 more) handles recurrent states" in message
-    assert "--cuda-graph-backend-prefill disabled" in message and f"{fix.FIX.flag}=off captures it" in message
+    assert "--cuda-graph-backend-prefill disabled" in message and f"{declared_in(fix).flag}=off captures it" in message
 
 
 @pytest.mark.parametrize(

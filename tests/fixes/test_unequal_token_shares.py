@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from sglang_bcg_fixes.fixes import unequal_token_shares as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
 from tests import processes
@@ -46,7 +47,7 @@ def test_ranks_capture_and_replay_the_same_sizes(
         "tests.scenarios.token_shares",
         timeout=900,
         # without it 0.5.16 ends at the first replay
-        **settings.only("dp_counts_freed") | settings.only(fix.FIX.id, flag),
+        **settings.only("dp_counts_freed") | settings.only(declared_in(fix).id, flag),
     )[0]
     odd = found.pop(ODD)
     assert found == {

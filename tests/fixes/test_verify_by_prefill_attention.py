@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from sglang_bcg_fixes.fixes import verify_by_prefill_attention as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
 from tests import processes
@@ -16,6 +17,7 @@ from tests.fixes import settings
 from tests.mutated import rewritten
 from tests.wheels import NEWEST
 
+FIX = declared_in(fix)
 BACKEND = "sglang/srt/layers/attention/trtllm_mla_backend.py"
 LEFT, OWN = "FlashInfer", "TensorRT-LLM"
 
@@ -25,10 +27,10 @@ def test_a_verification_takes_the_backends_own_attention(
     release_root: Callable[[str], pathlib.Path], release: str
 ) -> None:
     found = processes.beside(
-        release_root(release), "-m", "tests.scenarios.verify_attention", timeout=600, **settings.only(fix.FIX.id)
+        release_root(release), "-m", "tests.scenarios.verify_attention", timeout=600, **settings.only(FIX.id)
     )[0]
     assert found == {
-        "applied": [fix.FIX.id],
+        "applied": [FIX.id],
         "with": {"EXTEND": LEFT, "TARGET_VERIFY": OWN, "DRAFT_EXTEND_V2": OWN},
         "without": {"EXTEND": LEFT, "TARGET_VERIFY": LEFT, "DRAFT_EXTEND_V2": LEFT},
     }

@@ -28,9 +28,11 @@ from sglang_bcg_fixes.kernels.kda_extend.declaration import KERNEL as KDA
 from sglang_bcg_fixes.kernels.lightning_extend.declaration import KERNEL as LIGHTNING
 from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL as MAMBA2
 from sglang_bcg_fixes.kernels.short_conv_extend.declaration import KERNEL as SHORT_CONV
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.syntax import canonical
 from tests import processes, wheels
 
+ADMITTING = declared_in(hybrids_without_graphs)
 RECORDED = pathlib.Path(__file__).with_name("recorded")
 STOCK, PATCHED, OFF, ADMITTED, INSIDE = "stock", "patched", "off", "admitted", "inside"
 ARMS = {
@@ -38,11 +40,11 @@ ARMS = {
     PATCHED: {"SGLANG_PLUGINS": "bcg_fixes"},
     OFF: {"SGLANG_PLUGINS": "bcg_fixes", "SGLANG_BCG_FIXES": "off"},
     # with a fix that by default leaves most of these alone
-    ADMITTED: {"SGLANG_PLUGINS": "bcg_fixes", hybrids_without_graphs.FIX.flag: "on"},
+    ADMITTED: {"SGLANG_PLUGINS": "bcg_fixes", ADMITTING.flag: "on"},
     # with the forms that run on a CPU; the windows of convolutions are as the model's, half precision here
     INSIDE: {
         "SGLANG_PLUGINS": "bcg_fixes",
-        hybrids_without_graphs.FIX.flag: "on",
+        ADMITTING.flag: "on",
         **dict.fromkeys((GDN.flag, MAMBA2.flag, KDA.flag, SHORT_CONV.flag), "reference"),
         LIGHTNING.flag: "seg_la",
         "SGLANG_MAMBA_CONV_DTYPE": "float16",

@@ -24,16 +24,16 @@ from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.kernels.gdn_extend import declaration as gdn_extend
 from sglang_bcg_fixes.kernels.kda_extend import Shape as DeltaHeads
 from sglang_bcg_fixes.kernels.kda_extend import declaration as kda_extend
-from sglang_bcg_fixes.kernels.kda_extend import reference as of_kimi
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape as Heads
 from sglang_bcg_fixes.kernels.mamba2_extend import declaration as mamba2_extend
 from sglang_bcg_fixes.kernels.short_conv_extend import declaration as short_conv_extend
 from sglang_bcg_fixes.lab.verify import servers
 from sglang_bcg_fixes.model import Kernel
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source import releases
 from sglang_bcg_fixes.source.releases import in_folder
 from tests import processes, warm
-from tests.kernels import mamba2_reference
+from tests.kernels import kda_reference, mamba2_reference
 from tests.wheels import NEWEST
 
 ACCURACY = processes.REPOSITORY / "benchmarks" / "accuracy"
@@ -279,8 +279,8 @@ def test_delta_attention_is_that_of_the_kernels() -> None:
     with torch.no_grad():
         _, (tail, state) = mixer(x, None)
         mixed = mixer.mixed(x)[0]
-        wanted = of_kimi.recurrent(
-            of_kimi.Inputs(
+        wanted = kda_reference.recurrent(
+            kda_reference.Inputs(
                 [len(mixed)],
                 DeltaHeads(shape.delta_heads, shape.delta_dim, shape.delta_dim, shape.conv_taps),
                 mixed,
@@ -477,7 +477,7 @@ def test_one_arm_turns_the_kernel_on(family: str, kernel: Kernel) -> None:
 
 def test_only_what_is_mended_has_the_fixes_of_a_family() -> None:
     turned = {
-        arm: evaluate.environment_of(arm, evaluate.FAMILIES["lfm2"])[hybrids_without_graphs.FIX.flag]
+        arm: evaluate.environment_of(arm, evaluate.FAMILIES["lfm2"])[declared_in(hybrids_without_graphs).flag]
         for arm in (*evaluate.ARMS, "kernels")
     }
     assert turned == {"reference": "on", "stock": "off", "patched": "on", "eager": "off", "kernels": "on"}

@@ -13,6 +13,7 @@ import pytest
 from sglang_bcg_fixes.fixes import hybrid_layer_misrouted, layers_routed_by_id
 from sglang_bcg_fixes.model import Fix
 from sglang_bcg_fixes.planning.plan import ask
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
 from tests import processes
@@ -153,7 +154,7 @@ def test_every_layer_goes_where_it_belongs(release_root: Root, release: str, tmp
     found = run(
         release_root(release),
         tmp_path / "reports",
-        layers_routed_by_id.FIX,
+        declared_in(layers_routed_by_id),
         *("hybrid_routing", "routing", *map(json.dumps, given)),
     )
     there = {name for name in LAYERS if release in MINICPM or "MiniCPM" not in name}
@@ -189,7 +190,7 @@ def test_every_layer_goes_where_it_belongs(release_root: Root, release: str, tmp
 def test_a_build_between_releases_is_known(release_root: Root, release: str, body: str) -> None:
     text = "return layer_id in self.full_attn_layers"
     file = layers_routed_by_id.MODULE.replace(".", "/") + ".py"
-    finding = ask(layers_routed_by_id.FIX, Source(rewritten(release_root(release), file, text, body)))
+    finding = ask(declared_in(layers_routed_by_id), Source(rewritten(release_root(release), file, text, body)))
     assert finding.verdict is Verdict.LATENT and "routed by kind" in finding.reason, finding
 
 
@@ -207,7 +208,7 @@ def test_a_draft_leaves_its_targets_configuration_alone(
     found = run(
         release_root(release),
         tmp_path / "reports",
-        hybrid_layer_misrouted.FIX,
+        declared_in(hybrid_layer_misrouted),
         *("draft_beside_target", "configuration", *pairs),
     )
     assert found["state"] == "applied"

@@ -56,7 +56,7 @@ def run(release_root: Root) -> Callable[..., Found]:
         found, _ = processes.beside(
             release_root(release),
             *("-m", "tests.releases.lightning_prefill", scenario, model),
-            environment={KERNEL.flag: form, hybrids_without_graphs.FIX.flag: "on", **environment},
+            environment={KERNEL.flag: form, registry.declared_in(hybrids_without_graphs).flag: "on", **environment},
             timeout=600,
         )
         return found

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from sglang_bcg_fixes.fixes import hybrids_without_graphs, ssm_mixer_captured, unbroken_mixer_captured
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests import processes
 from tests.wheels import NEWEST
 
 Found = dict[str, Any]
 Run = Callable[..., Found]
-OFF = {ssm_mixer_captured.FIX.flag: "off"}
-EVERYTHING_OFF = {**OFF, unbroken_mixer_captured.FIX.flag: "off"}
+OFF = {declared_in(ssm_mixer_captured).flag: "off"}
+EVERYTHING_OFF = {**OFF, declared_in(unbroken_mixer_captured).flag: "off"}
 LINEAR_OFF = {**OFF, "SGLANG_BCG_FIX_LINEAR_ATTENTION_CAPTURED": "off"}
 # one for each way that a runner has of capturing a model, of reaching the batch, and of making a break
 RELEASES = ("0.5.11", "0.5.12.post1", "0.5.13.post1", "0.5.15.post1", "0.5.17", "0.5.19", NEWEST)
@@ -110,7 +111,7 @@ def test_a_mixer_without_a_break_is_refused_and_served_eagerly(run: Run, release
         ("0.5.17", {}, {"Lfm2ForCausalLM": LFM2}),
         (NEWEST, {}, {"Lfm2ForCausalLM": LFM2}),
         # the fix has its break round LFM2's convolutions
-        (NEWEST, {hybrids_without_graphs.FIX.flag: "on"}, {}),
+        (NEWEST, {declared_in(hybrids_without_graphs).flag: "on"}, {}),
         (
             NEWEST,
             OFF,

@@ -25,6 +25,7 @@ from tests.releases import gdn_prefill, short_conv_prefill
 from tests.scenarios.admitted_hybrids import LAYERS, overrides_of
 from tests.wheels import NEWEST
 
+ADMITTING = registry.declared_in(hybrids_without_graphs)
 Root = Callable[[str], pathlib.Path]
 Found = dict[str, Any]
 
@@ -50,7 +51,7 @@ def run(release_root: Root) -> Callable[..., Found]:
             release_root(release),
             *("-m", module or "tests.releases.short_conv_prefill", scenario, model),
             environment={
-                hybrids_without_graphs.FIX.flag: "on",
+                ADMITTING.flag: "on",
                 KERNEL.flag: form,
                 # as the model's own, which is in half precision here
                 "SGLANG_MAMBA_CONV_DTYPE": "float16",
@@ -187,7 +188,7 @@ def test_without_the_fix_there_is_nothing_to_capture(run: Callable[..., Found]) 
         "admission",
         DENSE,
         module="tests.scenarios.admitted_hybrids",
-        **{hybrids_without_graphs.FIX.flag: "off"},
+        **{ADMITTING.flag: "off"},
     )
     assert "captured nothing" in found["captured"]
 
@@ -216,7 +217,7 @@ def test_the_self_check_calls_it_right(release_root: Root, tmp_path: pathlib.Pat
         release_root(release),
         *("-m", "tests.releases.selfcheck_run", str(tmp_path), "--server", '{"dtype": "float16"}'),
         environment={
-            **{hybrids_without_graphs.FIX.flag: "on", KERNEL.flag: "reference"},
+            **{ADMITTING.flag: "on", KERNEL.flag: "reference"},
             **{"SGLANG_MAMBA_CONV_DTYPE": "float16", "SGLANG_BCG_SELFCHECK": "strict"},
         },
     )

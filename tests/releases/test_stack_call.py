@@ -22,6 +22,7 @@ from sglang_bcg_fixes.fixes import mamba_tracking_dropped
 from sglang_bcg_fixes.fixes import stack_call_signature as fix
 from sglang_bcg_fixes.model import How
 from sglang_bcg_fixes.planning.plan import ask
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.tree import Folder, Source
 from tests.wheels import RELEASES
 
@@ -173,7 +174,7 @@ def test_every_stack_receives_what_the_runner_passes(stacks: Stacks) -> None:
         try:
             received = stacks.call(place, sent)
         except TypeError as error:
-            assert not right_without and name in str(error) and fix.FIX.flag in str(error)
+            assert not right_without and name in str(error) and declared_in(fix).flag in str(error)
             refused.add(name)
             continue
         assert is_right(received, sent), f"{place} received {received}"
@@ -183,7 +184,7 @@ def test_every_stack_receives_what_the_runner_passes(stacks: Stacks) -> None:
     assert len(left_alone) > 50
     assert refused <= TAKES_OTHER_INPUTS | (NEEDS_EMBEDDINGS if stacks.release.startswith("0.5.12") else set())
     # found in the text there, in the syntax tree here
-    parts = ask(fix.FIX, stacks.source).reason.split("; ")
+    parts = ask(declared_in(fix), stacks.source).reason.split("; ")
     assert {name for part in parts for name in part.partition(": ")[2].split(", ")} == mended
 
 
@@ -223,7 +224,9 @@ class TestKeptAway:
     def test_the_server_still_stops_and_says_why(
         self, stacks: Stacks, place: str, settings: dict[str, bool], cause: str
     ) -> None:
-        with pytest.raises(TypeError, match=f"{place.partition(':')[2]} .* would be wrong: .*{cause}.*{fix.FIX.flag}"):
+        with pytest.raises(
+            TypeError, match=f"{place.partition(':')[2]} .* would be wrong: .*{cause}.*{declared_in(fix).flag}"
+        ):
             stacks.call(place, batch(), **settings)
 
     def test_so_it_does_for_a_class_derived_from_one(self, stacks: Stacks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -260,7 +263,7 @@ def test_what_would_lose_its_checkpoints_is_captured_where_such_batches_are_refu
     def gate(self: Any, forward_batch: Any) -> bool:
         return True
 
-    for fix_id in (mamba_tracking_dropped.FIX.id, *(["another_fix"] if others_after else [])):
+    for fix_id in (declared_in(mamba_tracking_dropped).id, *(["another_fix"] if others_after else [])):
         gate = wrappers.rebuild("a:gate", gate, How.AROUND, mamba_tracking_dropped.can_run, fix_id)
     sent = batch()
     place = "nemotron_h:NemotronHModel"

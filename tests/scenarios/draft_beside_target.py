@@ -8,7 +8,10 @@ from typing import Any
 from cpu_sglang import one_batch
 from sglang_bcg_fixes import plugin
 from sglang_bcg_fixes.fixes import hybrid_layer_misrouted as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests.scenarios import named
+
+FIX = declared_in(fix)
 
 
 def configuration(*pairs: str) -> dict[str, Any]:
@@ -20,12 +23,12 @@ def configuration(*pairs: str) -> dict[str, Any]:
     process = plugin.load()
     paths = dict(pair.split("=", 1) for pair in pairs)
     found: dict[str, Any] = {
-        "state": process.report.state(fix.FIX.id),
+        "state": process.report.state(FIX.id),
         "alone": rebuilt(loaded),
         "beside a draft": beside_a_draft(loaded),
     }
     found["patched"] = {name: pollute(path) for name, path in paths.items()}
-    process.ledger.undo(fix.FIX.id)
+    process.ledger.undo(FIX.id)
     found["unpatched"] = {name: pollute(path) for name, path in paths.items()}
     found["beside a draft, unpatched"] = beside_a_draft(loaded)
     return found

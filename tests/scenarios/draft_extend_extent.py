@@ -19,6 +19,7 @@ from cpu_sglang.draft_extend import NEW_TOKENS, Step
 from sglang_bcg_fixes import plugin
 from sglang_bcg_fixes.engine.wrappers import MARK
 from sglang_bcg_fixes.planning import plan
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests.scenarios import named
 from tests.wheels import RELEASES
 
@@ -162,7 +163,7 @@ def observe_mutants(model: str, release: str, mutants: Mapping[str, tuple[str, s
         assert text.count(old) == 1, name
         # where another function of the module finds it too
         exec(compile(text.replace(old, new), str(module.__file__), "exec"), vars(module))
-        mutant = dataclasses.replace(decisions[fix], subject=vars(module)["FIX"])
+        mutant = dataclasses.replace(decisions[fix], subject=declared_in(module))
         if fix in process.ledger.applied():
             process.ledger.undo(fix)
         process.ledger.apply(plan.with_needed_points(mutant, process.source).subject)

@@ -16,8 +16,10 @@ import torch
 from cpu_sglang import stand_ins
 from sglang_bcg_fixes import plugin
 from sglang_bcg_fixes.fixes import layers_routed_by_id as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests.scenarios import named, plugins
 
+FIX = declared_in(fix)
 # whose layer, its id, where it belongs
 Rows = dict[str, tuple[str, int, str]]
 RUNNER = "sglang.srt.model_executor.model_runner"
@@ -34,12 +36,12 @@ def routing(target_rows: str, draft_rows: str, builds: str, has_inkling: str, st
     sys.modules.update({name: mock.MagicMock() for name in json.loads(stand_in_names)})
     plugins.load()
     process = plugin.load()
-    states = [process.report.state(fix.FIX.id)]
+    states = [process.report.state(FIX.id)]
     found: dict[str, Any] = {"early": sorted({RUNNER, fix.MODULE} & set(sys.modules))}
     # as a server does: the runner first, the models and with them the backend when a model is loaded
     importlib.import_module(RUNNER)
     importlib.import_module(fix.MODULE)
-    found["states"] = [*states, process.report.state(fix.FIX.id)]
+    found["states"] = [*states, process.report.state(FIX.id)]
 
     layers = Layers()
     arms = [Arm(layers, json.loads(target_rows), False, [1, 3]), Arm(layers, json.loads(draft_rows), True, [0])]
@@ -62,8 +64,8 @@ def routing(target_rows: str, draft_rows: str, builds: str, has_inkling: str, st
         found["inkling"] = inkling(layers)
 
     found["wrapped"] = wrapped(layers.hybrid)
-    applied = next(decision.subject for decision in process.plan.decisions if decision.id == fix.FIX.id)
-    process.ledger.undo(fix.FIX.id)
+    applied = next(decision.subject for decision in process.plan.decisions if decision.id == FIX.id)
+    process.ledger.undo(FIX.id)
     found |= {
         "wrapped after undo": wrapped(layers.hybrid),
         "unpatched": table(arms),
@@ -79,7 +81,7 @@ def routing(target_rows: str, draft_rows: str, builds: str, has_inkling: str, st
         unpatched = table(arms)
         process.ledger.apply(applied)
         patched = table(arms)
-        process.ledger.undo(fix.FIX.id)
+        process.ledger.undo(FIX.id)
         layers.hybrid._is_full_attn = before
         found["builds"].append([unpatched, patched])
     return found

@@ -10,8 +10,10 @@ from typing import Any
 from cpu_sglang import graphs, one_batch, prefill, ranks
 from sglang_bcg_fixes import plugin
 from sglang_bcg_fixes.fixes import eager_runner_cannot_vote as fix
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests.scenarios import data_parallel, telling
 
+FIX = declared_in(fix)
 LORA = {"enable_lora": True, "max_lora_rank": 4, "lora_target_modules": ["q_proj"], "lora_backend": "torch_native"}
 # arguments of the server, and the sizes of its prefill graphs
 SERVERS: dict[str, tuple[dict[str, Any], list[int]]] = {
@@ -47,9 +49,9 @@ def main(servers: list[str]) -> None:
     data_parallel.prepare()
     ledger = plugin.load().ledger
     found: dict[str, Any] = {"applied": ledger.applied(), "with": of_each(servers)}
-    if fix.FIX.id in found["applied"]:
+    if FIX.id in found["applied"]:
         # the other one stays: without it a server whose sizes are too large does not start
-        ledger.undo(fix.FIX.id)
+        ledger.undo(FIX.id)
         found["without"] = of_each(servers)
     telling.result(found)
 

@@ -42,7 +42,7 @@ def four_calls(buckets: Sequence[int]) -> list[cases.Call]:
     return script.calls
 
 
-CASE = cases.Case("a_case", "A test.", "llama", script=four_calls, watches=(watched.FIX.id,))
+CASE = cases.Case("a_case", "A test.", "llama", script=four_calls, watches=(registry.declared_in(watched).id,))
 
 
 @pytest.fixture
@@ -248,7 +248,7 @@ def test_what_goes_wrong_is_red(
     found = rows()["patched 1"]
     assert found["verdict"] == "red" and said in found["why"], found["why"]
     printed = capsys.readouterr().out
-    assert said in printed and f"known: {watched.FIX.id} has no fix in this version" in printed
+    assert said in printed and f"known: {registry.declared_in(watched).id} has no fix in this version" in printed
     if misbehaviour == "dies at start":
         assert any("out_cache_loc_swa has different dtype" in line for line in found["log_tail"])
     if misbehaviour == "only admits":

@@ -17,6 +17,7 @@ from cpu_sglang import architectures
 from sglang_bcg_fixes.cli import main
 from sglang_bcg_fixes.fixes import hybrids_without_graphs as fix
 from sglang_bcg_fixes.lab.verify import cases, command, compare, environment, models, servers
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests import processes
 from tests.verify import forked
 from tests.wheels import NEWEST
@@ -110,7 +111,9 @@ def test_hybrids_that_begin_with_a_mixer_are_served_and_replayed(
     release: str,
 ) -> None:
     root = release_root(release)
-    chosen = [dataclasses.replace(case, script=few_calls) for case in cases.CASES if case.name in fix.FIX.verify]
+    chosen = [
+        dataclasses.replace(case, script=few_calls) for case in cases.CASES if case.name in declared_in(fix).verify
+    ]
     monkeypatch.setattr(cases, "CASES", chosen)
     monkeypatch.setattr(cases, "FEW_BUCKETS", BUCKETS)
     monkeypatch.setattr(environment, "look", lambda python: looked_at(root, release))

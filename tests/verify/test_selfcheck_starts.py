@@ -63,7 +63,7 @@ def test_a_model_of_bench_starts_with_the_fix_that_gives_it_graphs(
     known, source = registry.discover(), releases.in_folder(release_root(RELEASE))
     (granite,) = selfcheck_starts.chosen_of(["granite_4_h_micro"], known, source)
     runs = list(selfcheck_starts.runs_of([granite], 1, known, source, tmp_path))
-    flag = hybrids_without_graphs.FIX.flag
+    flag = registry.declared_in(hybrids_without_graphs).flag
     assert [run.server.environment.get(flag) for run in runs] == ["on", None]
     assert [run.server.job["calls"] for run in runs] == [[], []]
     assert runs[0].server.job["engine"]["model_path"].endswith("/models/granite_4_h_micro")

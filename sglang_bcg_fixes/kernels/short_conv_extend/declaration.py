@@ -19,7 +19,7 @@ from sglang_bcg_fixes.kernels import has_triton
 from sglang_bcg_fixes.kernels.linear_extend.places import BACKENDS, MAMBA, RUNNER, patches
 from sglang_bcg_fixes.model import Accepted, How, Impl, Kernel, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, unknown
+from sglang_bcg_fixes.source.tree import Source, absent, affected, drifted
 
 BACKEND_MODULE = "sglang.srt.layers.attention.linear.short_conv_backend"
 BACKEND = f"{BACKEND_MODULE}:ShortConvAttnBackend"
@@ -41,7 +41,7 @@ def probe(source: Source) -> Finding:
     read = [*layers, source.need(*PREPARED), source.need(STEP), *(source.need(*places) for places in RUNNER)]
     read += map(source.need, TOLD if source.has_module(BACKEND_MODULE) else (PREPARE,))
     if not all(layer.mentions("activation=None") for layer in layers):
-        return unknown("the layers convolve in a way that no known release does", *read)
+        return drifted("the layers convolve", *read)
     return affected("what an extend of such a layer does is known for this source", *read)
 
 
