@@ -62,6 +62,7 @@ MODELS = {
     "kimi_linear_48b": "Kimi-Linear-48B-A3B",
     "qwen3_1_7b": "Qwen3-1.7B",
     "qwen3_8b": "Qwen3-8B",
+    "qwen3_5_35b_a3b": "Qwen3.5-35B-A3B, 8 of 40 layers",
     "torch.bfloat16": "bfloat16",
     "torch.float32": "fp32",
     "": "one layer",
@@ -396,9 +397,10 @@ def attention() -> Iterator[str]:
         "layers; with the plugin its delta net is inside, too."
     )
     for file in ATTENTION:
-        picture = f"../benchmarks/results/{file.removesuffix('jsonl')}png"
-        name = f"{MODELS[lines(file)[0]['shape']]} on {header(file)['sglang']}"
-        yield from ["", f"![{name}, ms to the first token]({picture})"]
+        picture = RESULTS / f"{file.removesuffix('jsonl')}png"
+        if picture.exists():
+            name = f"{served_model(file)} on {header(file)['sglang']}"
+            yield from ["", f"![{name}, ms to the first token](../benchmarks/results/{picture.name})"]
     yield from said(
         "With attention inside, a first token takes so much of the mean of both servers of SGLang. In brackets is what "
         "the middle three of five rounds of each of these took of it; in bold is what lies outside."
@@ -409,11 +411,16 @@ def attention() -> Iterator[str]:
     for file, kind in itertools.product(ATTENTION, kinds):
         asked = {tokens: of for (_, tokens, _), of in cases(file, kind).items()}
         if asked:
-            name = MODELS[lines(file)[0]["shape"]] + kind.removeprefix("first token").replace(" cached", "")
+            name = served_model(file) + kind.removeprefix("first token").replace(" cached", "")
             cells = (beside_chance(asked[tokens]) if tokens in asked else "" for tokens in every)
             rows.append([name, link(file), *cells])
     yield from table(["", "", *(f"{tokens:,}" for tokens in every)], rows)
     yield from said(*map(calls_of_attention, ATTENTION_CALLS))
+
+
+def served_model(file: str) -> str:
+    in_fp8 = "--quantization=fp8" in header(file)["server_arguments"]
+    return MODELS[lines(file)[0]["shape"]] + ", FP8" * in_fp8
 
 
 def beside_chance(arms: dict[str, Row]) -> str:
