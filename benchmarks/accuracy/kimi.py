@@ -78,7 +78,7 @@ def products(rows: Tensor, keys: Tensor, decay: Tensor) -> Tensor:
         # masked before exp: above the diagonal it would overflow
         left = (decay.unsqueeze(-2) - decay.unsqueeze(-3)).masked_fill(~seen, -math.inf).exp()
         return (rows.unsqueeze(-2) * (keys.unsqueeze(-3) * left)).sum(-1)
-    earlier, later = products(*(part.unflatten(-2, (2, -1)) for part in (rows, keys, decay))).unbind(-3)
+    earlier, later = products(*(torch.unflatten(part, -2, (2, -1)) for part in (rows, keys, decay))).unbind(-3)
     half = length // 2
     middle = decay[..., half - 1 : half, :]
     to_middle = keys[..., :half, :] * (middle - decay[..., :half, :]).exp()
@@ -94,8 +94,8 @@ def chunked_delta_rule(
     length = q.shape[2]
     # a token with beta 0 and g 0 changes nothing
     missing = -length % chunk
-    q, k, v, g = (F.pad(x, (0, 0, 0, missing)).unflatten(2, (-1, chunk)) for x in (q, k, v, g))
-    beta = F.pad(beta, (0, missing)).unflatten(2, (-1, chunk)).unsqueeze(-1)
+    q, k, v, g = (torch.unflatten(F.pad(x, (0, 0, 0, missing)), 2, (-1, chunk)) for x in (q, k, v, g))
+    beta = torch.unflatten(F.pad(beta, (0, missing)), 2, (-1, chunk)).unsqueeze(-1)
 
     decay = g.cumsum(-2)
     inside, among_keys = products(torch.stack([q, k]), k, decay)
@@ -174,7 +174,7 @@ class DeltaAttention(nn.Module):
         q, k, v = (hybrid.of_heads(part, s.delta_dim) for part in convolved.chunk(3, -1))
         q, k = (part * torch.rsqrt(part.pow(2).sum(-1, keepdim=True) + LENGTH_EPS) for part in (q, k))
         forget = self.f_b_proj(self.f_a_proj(x)).to(state.dtype) + self.dt_bias
-        g = -self.A_log.exp() * F.softplus(forget).unflatten(-1, of_heads)
+        g = -self.A_log.exp() * torch.unflatten(F.softplus(forget), -1, of_heads)
         with torch.autocast(x.device.type, enabled=False):
             out, state = chunked_delta_rule(
                 q * s.delta_dim**-0.5,
@@ -204,7 +204,7 @@ class LatentAttention(nn.Module):
         q = hybrid.of_heads(self.q_proj(x), s.keys + s.shared)
         latent, shared = self.kv_a_proj_with_mqa(x).split([s.rank, s.shared], -1)
         of_both = hybrid.of_heads(self.kv_b_proj(self.kv_a_layernorm(latent)), s.keys + s.values)
-        k, v = of_both.split([s.keys, s.values], -1)
+        k, v = torch.split(of_both, [s.keys, s.values], -1)
         k = torch.cat([k, shared.unsqueeze(1).expand(-1, s.heads, -1, -1)], -1)
         start = 0 if past is None else past[0].shape[2]
         if past is not None:
