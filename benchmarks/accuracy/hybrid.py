@@ -52,6 +52,18 @@ def of_heads(x: Tensor, size: int) -> Tensor:
     return x.unflatten(-1, (-1, size)).transpose(1, 2)
 
 
+def walked(
+    added: Tensor, known: Tensor, q: Tensor, inside: Tensor, kept: Tensor, k: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Walk over the chunks of a delta rule, the third dimension; `known` is taken off for what the state holds."""
+    outputs = []
+    for n in range(q.shape[2]):
+        u = added[:, :, n] - known[:, :, n] @ state
+        outputs.append(q[:, :, n] @ state + inside[:, :, n] @ u)
+        state = state * kept[:, :, n] + k[:, :, n].mT @ u
+    return torch.cat(outputs, 2), state
+
+
 def rotated(x: Tensor, start: int, size: int, theta: float) -> Tensor:
     """Have positions from `start` on turn the first `size` coordinates of each head; their halves go together."""
     speed = theta ** (-torch.arange(0, size, 2, device=x.device, dtype=torch.float32) / size)

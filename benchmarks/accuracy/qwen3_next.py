@@ -92,13 +92,8 @@ def chunked_delta_rule(
     total = decay[..., -1:]
     k_left = k * (total - decay).exp().unsqueeze(-1)
     total = total.exp().unsqueeze(-1)
-
-    outputs = []
-    for n in range(q.shape[2]):
-        u = added[:, :, n] - known[:, :, n] @ state
-        outputs.append(q_decayed[:, :, n] @ state + inside[:, :, n] @ u)
-        state = state * total[:, :, n] + k_left[:, :, n].mT @ u
-    return torch.cat(outputs, 2)[:, :, :length], state
+    outputs, state = hybrid.walked(added, known, q_decayed, inside, total, k_left, state)
+    return outputs[:, :, :length], state
 
 
 class Norm(nn.Module):
