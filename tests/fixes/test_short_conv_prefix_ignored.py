@@ -9,12 +9,16 @@ from typing import Any
 
 import pytest
 
-from sglang_bcg_fixes.fixes.short_conv_prefix_ignored import FIX, probe
+from sglang_bcg_fixes.fixes import short_conv_prefix_ignored
+from sglang_bcg_fixes.fixes.short_conv_prefix_ignored import probe
+from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.tree import Folder, Source
 from tests import processes
 from tests.fixes import settings
 from tests.mutated import rewritten
 from tests.wheels import NEWEST
+
+FIX = declared_in(short_conv_prefix_ignored)
 
 ONE = "0.5.11"
 LFM2, LFM2_MOE = "Lfm2ForCausalLM", "Lfm2MoeForCausalLM"

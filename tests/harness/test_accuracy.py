@@ -345,12 +345,14 @@ def test_the_checkpoint_answers_by_its_state(problems: list[task.Problem], famil
     before_question, before_answer = ablate.ablate(families.load(checkpoint), short).values()
     assert before_question["nothing"] == before_answer["nothing"] >= 0.95
     # what stood just before a question does not matter for it, and a short convolution keeps no more
+    # Kimi's attention comes behind its delta layers, and finds some of the facts by itself
+    most, most_of_answers = (0.7, 0.7) if family == "kimi_linear" else (0.2, 0.5)
     if family != "lfm2":
-        assert before_question["recurrent state zero"] < 0.2
-        assert before_question["recurrent state of another prompt"] < 0.2
+        assert before_question["recurrent state zero"] < most
+        assert before_question["recurrent state of another prompt"] < most
     kept = "convolution" if family == "lfm2" else ("convolution", "recurrent")
     # an answer's first token comes from the prompt, and some have only that and an end
-    assert max(share for damage, share in before_answer.items() if damage.startswith(kept)) < 0.5
+    assert max(share for damage, share in before_answer.items() if damage.startswith(kept)) < most_of_answers
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

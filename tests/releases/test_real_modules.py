@@ -10,10 +10,12 @@ from collections.abc import Callable
 
 import pytest
 
-from sglang_bcg_fixes.fixes.linear_attention_captured import FIX
+from sglang_bcg_fixes.fixes import linear_attention_captured
 from sglang_bcg_fixes.planning import registry
 from tests import processes
 from tests.wheels import RELEASES
+
+FIX = registry.declared_in(linear_attention_captured)
 
 Root = Callable[[str], pathlib.Path]
 MODULE = "sglang.srt.layers.radix_linear_attention"

@@ -8,8 +8,11 @@ from unittest import mock
 import torch
 
 from cpu_sglang import stand_ins
-from sglang_bcg_fixes.fixes.expand_table_overflow import FIX
+from sglang_bcg_fixes.fixes import expand_table_overflow
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests.scenarios import telling
+
+FIX = declared_in(expand_table_overflow)
 
 STEPS, TOPK, PAGE = 4, 2, 2
 # one request whose last page is full: the drafts of its branches have two pages each

@@ -6,8 +6,11 @@ from __future__ import annotations
 from cpu_sglang import stand_ins
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.engine.ledger import Ledger
-from sglang_bcg_fixes.fixes.bcg_flag_not_restored import FIX
+from sglang_bcg_fixes.fixes import bcg_flag_not_restored
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests.scenarios import telling
+
+FIX = declared_in(bcg_flag_not_restored)
 
 
 def nested() -> list[bool]:

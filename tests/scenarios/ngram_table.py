@@ -8,8 +8,11 @@ from typing import Any
 
 from cpu_sglang import stand_ins
 from sglang_bcg_fixes.engine.ledger import Ledger
-from sglang_bcg_fixes.fixes.ngram_table_overflow import FIX
+from sglang_bcg_fixes.fixes import ngram_table_overflow
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests.scenarios import telling
+
+FIX = declared_in(ngram_table_overflow)
 
 REQUESTS, LENGTH = 3, 16
 

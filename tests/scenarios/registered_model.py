@@ -9,8 +9,11 @@ from unittest import mock
 
 from cpu_sglang import stand_ins
 from sglang_bcg_fixes.engine.ledger import Ledger
-from sglang_bcg_fixes.fixes.registered_layers_unknown import FIX
+from sglang_bcg_fixes.fixes import registered_layers_unknown
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests.scenarios import telling
+
+FIX = declared_in(registered_layers_unknown)
 
 
 class Linear:

@@ -9,8 +9,11 @@ from typing import Any
 import torch
 
 from cpu_sglang import stand_ins
-from sglang_bcg_fixes.fixes.swa_slots_of_whole_batch import FIX
+from sglang_bcg_fixes.fixes import swa_slots_of_whole_batch
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests.scenarios import telling
+
+FIX = declared_in(swa_slots_of_whole_batch)
 
 LAYER, SLOTS = types.SimpleNamespace(layer_id=0), torch.tensor([3, 4, 5, 6, 7])
 

@@ -14,8 +14,11 @@ import torch
 
 from cpu_sglang import stand_ins
 from sglang_bcg_fixes.engine.ledger import Ledger
-from sglang_bcg_fixes.fixes.verify_window_untranslated import FIX
+from sglang_bcg_fixes.fixes import verify_window_untranslated
+from sglang_bcg_fixes.planning.registry import declared_in
 from tests.scenarios import telling
+
+FIX = declared_in(verify_window_untranslated)
 
 DRAFTS = 2
 
