@@ -89,7 +89,7 @@ release: wheels
 changelog:
 	$(PYTHON) tools/changelog.py $(V)
 
-# what is published, from the last commit: docs/releasing.md
+# what is published, from the last commit: CONTRIBUTING.md, Release
 dist: wheels
 	$(BIN)/python -m tests.ledger --list
 	$(BIN)/python tools/dist.py

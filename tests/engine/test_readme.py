@@ -22,10 +22,13 @@ RESULTS = processes.REPOSITORY / "benchmarks" / "results"
 TIMES = ("stock without prefill graphs", "stock", "stock again", "bcg_fixes")
 LARGE = "serving-qwen3_5_35b_a3b-0.5.23.jsonl"
 LOADS = (("chat-like", 1024), ("prefill-heavy", 4096))
+DENSE, INSIDE = "attention-qwen3_1_7b-0.5.23.jsonl", "bcg_fixes with attention inside"
 ALONE, BESIDE, IMAGES = (f"serving-{name}qwen3_5_4b-0.5.23.jsonl" for name in ("again-", "", "images-"))
 MEASURED = (
     *((ALONE, "first token", tokens, 1) for tokens in (253, 1021, 4093, 8189)),
     *((IMAGES, "first token, with an image", tokens, 1) for tokens in (509, 1021)),
+    (DENSE, "first token", 61, 1),
+    (DENSE, "first token behind 4,096 cached", 61, 1),
     (BESIDE, "chat-like", 1024, 64),
     *((BESIDE, "prefill-heavy", 4096, clients) for clients in (16, 64)),
 )
@@ -70,11 +73,14 @@ def rounds_of(file: str, measured: str, tokens: int, clients: int, arm: str) -> 
 def test_times_are_the_recorded_medians() -> None:
     table = table_with("stock again")
     for (label, *cells), (file, measured, tokens, clients) in zip(table, MEASURED, strict=True):
-        medians = [rounds_of(file, measured, tokens, clients, arm)[2] for arm in TIMES]
+        # by default since then
+        arms = (*TIMES[:-1], INSIDE) if file == DENSE else TIMES
+        medians = [rounds_of(file, measured, tokens, clients, arm)[2] for arm in arms]
         form = "{:.1f}" if clients == 1 else "{:,.0f}"
         assert [cell.strip("*") for cell in cells] == [form.format(median) for median in medians], label
         assert f"{tokens:,}" in label and (clients == 1 or f"{clients} clients" in label)
-        assert ("image" in label) == ("image" in measured)
+        assert ("image" in label) == ("image" in measured) and ("1.7B" in label) == (file == DENSE)
+        assert ("behind 4,096" in label) == ("behind 4,096" in measured)
 
 
 def test_the_kernel_is_what_makes_first_tokens_earlier() -> None:
@@ -110,22 +116,25 @@ def test_where_35b_a3b_gains_nothing_the_rounds_of_all_servers_overlap() -> None
         assert all(ours[0] <= rounds[-1] and rounds[0] <= ours[-1] for rounds in stock), case
 
 
+def servers_of(release: str) -> list[dict[str, Any]]:
+    return json.loads((RESULTS / f"accuracy-{release}.json").read_text())["servers"]  # type: ignore[no-any-return]
+
+
 def accuracies(release: str, arm: str) -> set[str]:
-    (of_arm,) = (
-        server
-        for server in json.loads((RESULTS / f"accuracy-{release}.json").read_text())["servers"]
-        if server["arm"] == arm and server["phases"]
-    )
+    (of_arm,) = (server for server in servers_of(release) if server["arm"] == arm and server["phases"])
     return {f"{100 * phase['accuracy']:.1f} %" for phase in of_arm["phases"].values()}
 
 
 @pytest.mark.parametrize("row", table_with("replay refused"), ids=lambda row: row[0])
 def test_accuracies_are_the_recorded_ones(row: list[str]) -> None:
     release = row[0].partition(" ")[0]
-    stock, patched, refused = (cell.strip("*") for cell in row[1:4])
+    stock, patched, refused, differing = (cell.strip("*") for cell in row[1:5])
     if "dies" not in stock:
         assert accuracies(release, "stock") == {stock}
     assert accuracies(release, "patched") == {patched} and accuracies(release, "reference") == {refused}
+    (server,) = (each for each in servers_of(release) if each["arm"] == "patched" and each["phases"])
+    found = [phase["differs_from"]["reference"] for phase in server["phases"].values()]
+    assert len(found) == 6 and int(differing) == sum(found)
 
 
 def range_of(server: dict[str, Any], phases: list[str]) -> str:
@@ -142,7 +151,7 @@ def test_accuracies_with_mamba2_are_the_recorded_ones(row: list[str]) -> None:
     for arm, cell in zip(("stock", "eager", "kernels", "reference"), row[1:5], strict=True):
         assert cell.strip("*") == range_of(servers[arm], phases)
     differing = sum(servers["kernels"]["phases"][name]["differs_from"]["reference"] for name in phases)
-    assert row[5] == f"**{differing}** of {len(phases)} x 1,319"
+    assert row[5] == f"**{differing}**" and len(phases) == (4 if cache == "warm" else 2)
     assert servers["kernels"]["applied"] and not servers["stock"]["applied"] and not servers["eager"]["applied"]
 
 
@@ -155,7 +164,7 @@ def test_accuracies_of_models_without_graphs_are_the_recorded_ones(row: list[str
     for arm, cell in zip(("stock", "patched", "kernels", "reference"), row[1:5], strict=True):
         assert cell.strip("*") == range_of(servers[arm], phases)
     differing = [servers["kernels"]["phases"][name]["differs_from"]["reference"] for name in phases]
-    assert row[5] == f"**{sum(differing)}** of {len(differing)} x 1,319"
+    assert row[5] == f"**{sum(differing)}**" and len(differing) == {(): 6, ("cold",): 2, ("warm",): 4}[tuple(caches)]
     # stock replays nothing, and the others nearly everything
     assert not servers["stock"]["counts"].get("prefill") and not servers["stock"]["applied"]
     assert servers["kernels"]["counts"]["prefill"]["replayed"] > 1900
