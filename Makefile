@@ -6,6 +6,8 @@ SMALL := .venv-site
 BIN := $(VENV)/bin
 # minutes and steps of the ledger are counted from here
 export STARTED := $(shell date +%s)
+# on a processor with AVX2 alone a row's bits hang on its place in a product of matrices, but for these kernels of numpy's
+export OPENBLAS_CORETYPE ?= Sandybridge
 REQUIREMENTS := cpu_sglang/requirements.txt tests/requirements.txt
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' cpu_sglang/requirements.txt)
 
