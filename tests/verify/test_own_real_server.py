@@ -33,7 +33,7 @@ def test_a_real_server_is_wrong_in_stock_and_right_with_the_fixes(
         *(f"--model-path={model}", f"--port={ranks.free_port()}"),
         paths=[release_root(NEWEST)],
         environment=processes.ON_CPU | processes.WITHOUT_KERNELS,
-        timeout=400,
+        timeout=1200,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "with the fixes no request differs from the server without replays; in stock 3 differ" in done.stdout
