@@ -104,9 +104,9 @@ LENGTHS, IMAGE_LENGTHS = (253, 1021, 4093, 8189), (509, 1021)
 IMAGE_SIDE, IMAGE_TOKENS = 512, 256
 CLIENTS = (16, 64)
 # tokens in, tokens out, and the least part of both that a request may have
-WORKLOADS = {CHAT: (1024, 256, 1), VARIED: (1024, 256, 0.25), PREFILL: (4096, 64, 1)}
-# what a turn of a chat adds, the tokens out, and what the prefix cache has of the chat before its first turn
-NEW_OF_A_TURN, OUT_OF_A_TURN, BEFORE_TURNS = 64, 32, 4096
+WORKLOADS = {CHAT: (1024, 256, 1), VARIED: (1024, 256, 0.25), PREFILL: (4096, 64, 1), TURNS: (64, 32, 1)}
+# tokens of a chat that the prefix cache has before its first turn
+BEFORE_TURNS = 4096
 # requests of one length come and leave together
 ASKED_WORKLOADS = (CHAT, PREFILL)
 COLOURS = {
@@ -468,19 +468,19 @@ def served(every: Sequence[Server], plan: Plan, name: str, clients: int, folder:
 
 def turns(every: Sequence[Server], plan: Plan, clients: int, say: Say) -> list[Row]:
     """Rows of output tokens a second of chats that the prefix cache has, each of which adds little a turn."""
-    prompts = Prompts(TURNS, plan.words)
+    prompts, (new, out, _) = Prompts(TURNS, plan.words), WORKLOADS[TURNS]
     chats = [prompts.tokens(BEFORE_TURNS)["input_ids"] for _ in range(clients)]
     added = [
-        [[prompts.tokens(NEW_OF_A_TURN)["input_ids"] for _ in range(plan.asks)] for _ in chats]
+        [[prompts.tokens(new)["input_ids"] for _ in range(plan.asks)] for _ in chats]
         for _ in range(plan.rounds + timing.WARM_UP)
     ]
-    answered = {"max_new_tokens": OUT_OF_A_TURN, "temperature": 0, "ignore_eos": True}
+    answered = {"max_new_tokens": out, "temperature": 0, "ignore_eos": True}
 
     def take(server: Server, number: int) -> dict[str, float]:
         def chat(before: list[int], turns: list[list[int]]) -> list[float]:
             seconds = []
-            for new in turns:
-                before, began = before + new, time.perf_counter()
+            for turn in turns:
+                before, began = before + turn, time.perf_counter()
                 server.generate(input_ids=before, sampling_params=answered)
                 seconds.append(time.perf_counter() - began)
             return seconds
@@ -493,14 +493,13 @@ def turns(every: Sequence[Server], plan: Plan, clients: int, say: Say) -> list[R
             of_chats = list(pool.map(chat, chats, added[number]))
             duration = time.perf_counter() - began
         of_turns = [seconds for of_chat in of_chats for seconds in of_chat]
-        tokens = OUT_OF_A_TURN * len(of_turns)
         return {
-            TURNS: round(tokens / duration, 1),
+            TURNS: round(out * len(of_turns) / duration, 1),
             "median_turn_ms": round(1e3 * timing.quantile(of_turns, 0.5), 3),
             "duration": round(duration, 3),
         }
 
-    return measured(every, plan, (TURNS, NEW_OF_A_TURN, clients), rows.TOKENS_PER_SECOND, take, say)
+    return measured(every, plan, (TURNS, new, clients), rows.TOKENS_PER_SECOND, take, say)
 
 
 def bench_serving(
@@ -566,10 +565,9 @@ def draw(file: pathlib.Path) -> pathlib.Path:
         (row.arm, (row.measured, *row.case)): row for row in rows.read(file)[1] if row.verdict == GREEN and row.median
     }
     arms = list(dict.fromkeys(arm for arm, _ in good))
-    of_loads = (*WORKLOADS, TURNS)
-    first = tuple(dict.fromkeys(case[0] for _, case in good if case[0] not in of_loads))
+    first = tuple(dict.fromkeys(case[0] for _, case in good if case[0] not in WORKLOADS))
     width = 0.8 / len(arms)
-    loads = tuple(dict.fromkeys(case[0] for _, case in good if case[0] in of_loads))
+    loads = tuple(dict.fromkeys(case[0] for _, case in good if case[0] in WORKLOADS))
     shown = [(first, "time to first token, ms (less is better)", 3)]
     shown += [(loads, "output tokens/s, stock = 1 (more is better)", 2)] if loads else []
     figure, panels = pyplot.subplots(
@@ -586,7 +584,7 @@ def draw(file: pathlib.Path) -> pathlib.Path:
             row = good.get((arm, case))
             if row is None:
                 continue
-            scale = 1 / (good[STOCK, case].median or 1) if row.measured in of_loads else 1.0
+            scale = 1 / (good[STOCK, case].median or 1) if row.measured in WORKLOADS else 1.0
             low, middle, high = (
                 scale * timing.quantile([taken[row.measured] for taken in row.details["rounds"]], part)
                 for part in (0, 0.5, 1)
@@ -609,8 +607,6 @@ def draw(file: pathlib.Path) -> pathlib.Path:
 
 
 def label_of(measured: str, shape: str, tokens: int, clients: int) -> str:
-    if measured == TURNS:
-        return f"{measured}\n{tokens} in\n{OUT_OF_A_TURN} out\n{clients} clients"
     if measured in WORKLOADS:
         return f"{measured}\n{tokens:,} in\n{WORKLOADS[measured][1]} out\n{clients} clients"
     more = {WITH_IMAGE: ",\nan image\namong them", FIRST_TOKEN: ""}
@@ -644,7 +640,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not options.model or not options.jsonl:
         parser.error("--model and --jsonl are needed")
     arms, workloads = options.arms.split(","), options.workloads.split(",")
-    for option, given, known in (("--arms", arms, ARMS), ("--workloads", workloads, (*WORKLOADS, TURNS))):
+    for option, given, known in (("--arms", arms, ARMS), ("--workloads", workloads, WORKLOADS)):
         for name in given:
             if name not in known:
                 nearest = flags.nearest(name, list(known))

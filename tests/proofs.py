@@ -28,6 +28,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.source import forms as forms_of
 from sglang_bcg_fixes.source.syntax import canonical
 from tests.processes import REPOSITORY
 
@@ -329,7 +330,7 @@ class Tree:
         """Hash a release's part of forms.json: its forms, what each was read for, and what a GPU has run there."""
         if not self._forms:
             rows: dict[str, list[Any]] = {}
-            for where, forms in sorted(self.table_of_forms().items()):
+            for where, forms in sorted(forms_of.load(self.root / FORMS).items()):
                 for form, known in sorted(forms.items()):
                     for name in known["releases"]:
                         rows.setdefault(name, []).append([where, form, sorted(known["read_for"])])
@@ -340,7 +341,7 @@ class Tree:
         """Tell what proven.json has results of on this release, by its source as planning/proven.py does."""
         having: dict[str, set[str]] = {}
         mine: dict[str, set[str]] = {}
-        for forms in self.table_of_forms().values():
+        for forms in forms_of.load(self.root / FORMS).values():
             for form, known in forms.items():
                 having.setdefault(form, set()).update(known["releases"])
                 if release in known["releases"]:
@@ -349,10 +350,6 @@ class Tree:
         table: dict[str, Any] = json.loads((self.root / PROVEN).read_text())
         shared = {op: (having[form] for form in mine.get(op, ())) for op in table}
         return sorted(op for op, measured in table.items() if set(measured).intersection(*shared[op]))
-
-    def table_of_forms(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.root / FORMS).read_text())
-        return found
 
     def _width(self, read: str) -> tuple[int, str]:
         return len(self.closure(read)), read
