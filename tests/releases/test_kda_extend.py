@@ -12,8 +12,9 @@ import pytest
 import torch
 
 from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.kda_extend import Shape, adapter
-from sglang_bcg_fixes.kernels.kda_extend.declaration import KERNEL, MEASURED_ONCE
+from sglang_bcg_fixes.kernels.kda_extend.declaration import KERNEL
 from sglang_bcg_fixes.kernels.linear_extend import serving
 from sglang_bcg_fixes.kernels.linear_extend.serving import FallBack
 from sglang_bcg_fixes.planning import plan, registry
@@ -301,4 +302,29 @@ def test_it_runs_by_name_alone(release_root: Root, asked: str | None) -> None:
     made = plan.make(found, settings, tree.Source(tree.Folder(release_root(ONE))))
     (choice,) = (choice for choice in made.kernels if choice.op == KERNEL.op)
     assert (choice.impl and choice.impl.name) == asked
-    assert asked or MEASURED_ONCE in choice.rejected["triton"]
+    assert asked or choice.rejected["triton"].startswith(f"only with {KERNEL.flag}=triton: unproven on this release")
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["auto", "by name"])
+def test_by_default_a_measured_model_alone_is_served(monkeypatch: pytest.MonkeyPatch, asked: bool) -> None:
+    monkeypatch.setattr(active, "selected", lambda op: types.SimpleNamespace(required=asked))
+    served = adapter.Served.__new__(adapter.Served)
+
+    def refused(name: str) -> str:
+        config = types.SimpleNamespace(hf_config=types.SimpleNamespace(architectures=[name]))
+        try:
+            served.refuse_model(types.SimpleNamespace(model_config=config))
+        except FallBack as reason:
+            return str(reason)
+        return ""
+
+    other = "KimiK3ForConditionalGeneration"
+    unmeasured = f"{other}, which was not measured on this release; {KERNEL.flag}=triton takes it"
+    assert refused("KimiLinearForCausalLM") == "" and refused(other) == ("" if asked else unmeasured)
+    monkeypatch.setattr(served, "cache", lambda layer_id: cache(temporal=torch.empty(3, 2, 16, 16, dtype=HALF)))
+    monkeypatch.setattr(adapter, "why_not", lambda *given: "the layer is asked")
+    served.layers, left = {}, list[str]()
+    monkeypatch.setattr(active, "selected", lambda op: types.SimpleNamespace(required=asked, fall_back=left.append))
+    assert not served.takes(layer(), MIXED, GATES, BETAS)
+    halves = f"states in {HALF}, which were not measured; {KERNEL.flag}=triton takes bfloat16"
+    assert left == ["the layer is asked" if asked else halves]

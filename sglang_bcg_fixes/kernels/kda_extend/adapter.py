@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from sglang_bcg_fixes.kernels.kda_extend import Shape, refusal
-from sglang_bcg_fixes.kernels.kda_extend.declaration import BACKEND, KERNEL
+from sglang_bcg_fixes.kernels.kda_extend.declaration import BACKEND, KERNEL, MEASURED
 from sglang_bcg_fixes.kernels.linear_extend import serving
 from sglang_bcg_fixes.kernels.linear_extend.serving import FallBack, Original
 
@@ -27,9 +27,15 @@ class Served(serving.Served):
         if getattr(serving.backend_of(runner.model_runner), "accept_lens_pool", None) is not None:
             raise FallBack("accepted states that an extend stages")
 
+    def refuse_model(self, model_runner: Any) -> None:
+        self.refuse_unmeasured(model_runner, MEASURED)
+
     def takes(self, layer: Any, mixed_qkv: Any, a: Any, b: Any) -> bool:
         layer_id = layer.layer_id
-        return self.decide(layer_id, lambda: why_not(layer, mixed_qkv, a, b, self.cache(layer_id)))
+        cache = self.cache(layer_id)
+        return self.decide(
+            layer_id, lambda: self.unmeasured(cache.temporal, "triton") or why_not(layer, mixed_qkv, a, b, cache)
+        )
 
     def extend(self, layer: Any, mixed_qkv: Tensor, a: Tensor, b: Tensor) -> Tensor:
         cache, shape = self.cache(layer.layer_id), shape_of(layer)

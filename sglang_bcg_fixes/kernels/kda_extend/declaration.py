@@ -6,11 +6,14 @@ break, in releases up to 0.5.21. Here these layers are captured, with kernels th
 attention keeps its break. A layer keeps its break in the cases of gdn_extend, and with states that an extend stages for
 FlashInfer's verify. A batch runs eagerly if it has more than 512 sequences, or verifies or extends a draft. From 0.5.22
 on SGLang captures these layers itself. Before 0.5.17 its own kernels take powers of two for powers of e, so a captured
-layer would answer unlike an eager one. Off by default: a GPU has run it in one release only.
+layer would answer unlike an eager one. By default Kimi-Linear alone has these kernels, on Hopper and 0.5.17, where its
+server was measured.
 """
 
 from __future__ import annotations
 
+from sglang_bcg_fixes.anatomy.launches import LINEAR_INSIDE, ON_HOPPER, PREFILL_GRAPHS, named
+from sglang_bcg_fixes.concern import slower
 from sglang_bcg_fixes.kernels import has_triton
 from sglang_bcg_fixes.kernels.linear_extend.places import RUNNER, STEP, patches
 from sglang_bcg_fixes.model import Accepted, How, Impl, Kernel, PatchPoint
@@ -27,7 +30,8 @@ CAPTURED_MODULE = f"{LINEAR}.kda_prefill_graph"
 KERNELS = ("sglang.kernels.ops.attention.fla.kda", "sglang.srt.layers.attention.fla.kda")
 BODIES = "sglang_bcg_fixes.kernels.kda_extend.adapter"
 FOLDER = "sglang_bcg_fixes.kernels.kda_extend"
-MEASURED_ONCE = "a GPU has run it in one release only: docs/kernels.md"
+# the beginning of the architecture's name, of the models whose server was faster with it
+MEASURED = ("KimiLinear",)
 
 
 def probe(source: Source) -> Finding:
@@ -50,7 +54,7 @@ KERNEL = Kernel(
     op="kda_extend",
     doc=__doc__,
     impls=(
-        Impl("triton", has_triton, f"{FOLDER}.triton", only_by_name=MEASURED_ONCE),
+        Impl("triton", has_triton, f"{FOLDER}.triton", measured_on=("sm_90",)),
         Impl("reference", Accepted, f"{FOLDER}.stepwise", only_by_name="plain torch, token by token; for tests"),
     ),
     probe=probe,
@@ -60,6 +64,6 @@ KERNEL = Kernel(
     ),
     # SGLang imports it for such a model only, after all the others
     awaits=(BACKEND_MODULE,),
-    # no concern: whose time it takes less of, nobody has measured
     bit_exact=False,
+    concerns=slower(named(*(f"{name}*" for name in MEASURED)), PREFILL_GRAPHS, LINEAR_INSIDE, ON_HOPPER),
 )

@@ -17,7 +17,7 @@ import importlib.util
 import inspect
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -78,6 +78,15 @@ class Served:
     def refusal_of_mixer(self, mixer: Any, hidden_states: Any, layer_id: int) -> str | None:
         """Return the reason this mixer keeps its break, or None if it is captured; of layers captured as a whole."""
         raise NotImplementedError
+
+    def refuse_unmeasured(self, model_runner: Any, measured: Iterable[str]) -> None:
+        """Raise FallBack for a model that `auto` is not measured for on this release; its name begins otherwise."""
+        architectures = model_runner.model_config.hf_config.architectures
+        if not self.selected.required and not any(name.startswith(tuple(measured)) for name in architectures):
+            raise FallBack(
+                f"{', '.join(architectures)}, which was not measured on this release; "
+                f"{self.kernel.flag}=triton takes it"
+            )
 
     def unmeasured(self, state: Any, form: str) -> str | None:
         """Return the reason not to capture a layer with such states by default, or None; `form` takes them by name."""

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from sglang_bcg_fixes.anatomy.forward_batch import prefill_batch, prefill_context
 from sglang_bcg_fixes.kernels.linear_extend import serving
-from sglang_bcg_fixes.kernels.linear_extend.serving import FallBack, Original
+from sglang_bcg_fixes.kernels.linear_extend.serving import Original
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, refusal
 from sglang_bcg_fixes.kernels.mamba2_extend.declaration import BACKEND, KERNEL, measured_with
 
@@ -23,8 +22,7 @@ class Served(serving.Served):
     kernel, backend = KERNEL, BACKEND
 
     def refuse_model(self, model_runner: Any) -> None:
-        if not self.selected.required:
-            refuse_unmeasured(model_runner, measured_with(self.selected.forms.values()))
+        self.refuse_unmeasured(model_runner, measured_with(self.selected.forms.values()))
 
     def takes(self, mixer: Any, hidden_states: Any, layer_id: int) -> bool:
         return self.decide(layer_id, lambda: self.refusal_of_mixer(mixer, hidden_states, layer_id))
@@ -130,15 +128,6 @@ def before_replay(self: Any) -> None:
 
 
 # decisions
-
-
-def refuse_unmeasured(model_runner: Any, measured: Iterable[str]) -> None:
-    """Raise FallBack for a model that `auto` is not measured for on this release."""
-    architectures = model_runner.model_config.hf_config.architectures
-    if not any(name.startswith(tuple(measured)) for name in architectures):
-        raise FallBack(
-            f"{', '.join(architectures)}, which was not measured on this release; {KERNEL.flag}=triton takes it"
-        )
 
 
 def shape_of(mixer: Any) -> Shape:
