@@ -1,4 +1,4 @@
-# demo: stock SGLang and SGLang with the plugin; serve: a server with it; test: everything, on the CPU; the rest is for contributors.
+# demo: stock SGLang and SGLang with the plugin; serve: a server with it; test: what CI runs, on the CPU; the rest is for contributors.
 PYTHON ?= python3
 JOBS ?= $(shell nproc)
 VENV := .venv-test
