@@ -37,6 +37,8 @@ GATES = {
     "crash": (Harm.WRONG, Harm.ENDS),
     "any": (Harm.WRONG, Harm.ENDS, Harm.SLOWER),
 }
+BY_RAY, RAY_SCHEDULER = "--use-ray", "sglang.srt.ray.scheduler_actor:SchedulerActor.__init__"
+LOST_IN_RAY = f"SGLang will NOT load the plugin: its schedulers load none with {BY_RAY}; start without that flag"
 NOT_CHECKED = "not checked: what SGLang refuses later, when it looks at the model and all flags together"
 # the columns of a line on a defect, and where it goes on
 STATE_WIDTH, HARM_WIDTH = 9, 17
@@ -107,9 +109,17 @@ class Answer:
         is_bad = self.is_worse or self.refusals or self.examined.problems
         if is_bad or any(item.state in (NOT_FIXED, OFF) for item in gated):
             return doctor.TO_DO
-        if self.examined.loading and any(item.state == FIXED for item in gated):
+        if self.loading and any(item.state == FIXED for item in gated):
             return doctor.TO_DO
         return doctor.UNREAD if any(item.state == NOT_READ for item in gated) else doctor.GOOD
+
+    @functools.cached_property
+    def loading(self) -> str | None:
+        """Explain why this server would go without the plugin, or return None."""
+        if self.examined.loading or not self.launch.given(BY_RAY):
+            return self.examined.loading
+        actor = self.examined.source.find(RAY_SCHEDULER)
+        return None if actor is None or actor.mentions("load_plugins()") else LOST_IN_RAY
 
     @functools.cached_property
     def refusals(self) -> list[str]:
@@ -132,7 +142,7 @@ class Answer:
         if any(item.state == NOT_READ for item in self.shown):
             yield from age(self.examined.source.version)
         if self.fixed and not everything:
-            who = "not fixed until the plugin is active" if self.examined.loading else "fixed by the plugin"
+            who = "not fixed until the plugin is active" if self.loading else "fixed by the plugin"
             yield f"{who} ({len(self.fixed)}): {', '.join(item.id for item in self.fixed)}"
         for choice, form, conditions in self.kernels:
             yield line("faster", form, choice.whose, choice.subject.title + worth(choice), conditions)
@@ -155,7 +165,7 @@ class Answer:
         yield self.verdict
         yield from (f"another SGLang is in {folder}; Python imports the first" for folder in self.examined.others)
         if self.is_here:
-            yield f"active here: {doctor.activity(self.environ)}"
+            yield f"active here: {doctor.activity(self.environ) if self.loading != LOST_IN_RAY else 'no'}"
         if self.refusals:
             yield f"does not start: the plugin refuses to, without {'; '.join(self.refusals)}"
 
@@ -165,7 +175,7 @@ class Answer:
         left = [f"{count} {state}" for state, count in counts if count]
         if self.refusals:
             left.insert(0, "no server starts")
-        if self.examined.loading:
+        if self.loading:
             left.append("the plugin is not active" if self.fixed else "nothing to do, and the plugin is not active")
         if self.is_worse:
             left.append("fewer right answers were seen with the plugin than in stock")
@@ -215,8 +225,8 @@ class Answer:
         return [*self.examined.look_alikes, *self.examined.retired]
 
     def end(self, everything: bool) -> Iterator[str]:
-        if self.examined.loading:
-            yield self.examined.loading
+        if self.loading:
+            yield self.loading
         if not self.refusals:
             remark = "" if self.is_here else "   # where sglang-bcg-fixes is installed"
             yield f"run: {self.command_to_run}{remark}"
@@ -239,7 +249,7 @@ class Answer:
         For a server of another machine, whose compilers are not known, it is what `auto` may choose there.
         """
         found = []
-        for choice, concern in () if self.examined.loading else self.kernels_that_concern:
+        for choice, concern in () if self.loading else self.kernels_that_concern:
             if choice.impl is not None if self.is_here else choice.state == AUTO and is_proven(choice):
                 form = choice.name if self.is_here else AUTO
                 found.append((choice, form, concern.undecided(self.launch_to_run)))
@@ -304,7 +314,7 @@ class Answer:
             "kernels_left_out": {choice.op: why_left_out(choice) for choice in self.kernels_left_out},
             "evidence": self.evidence,
             "refusals": self.refusals,
-            "loading": self.examined.loading,
+            "loading": self.loading,
             "look_alikes": list(self.examined.look_alikes),
             "retired": list(self.examined.retired),
             "problems": list(self.examined.problems),

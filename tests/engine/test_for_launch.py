@@ -62,6 +62,14 @@ def test_what_the_plugin_fixes_takes_one_line(tmp_path: pathlib.Path) -> None:
     assert "possible" in everything and "possible" not in "\n".join(said) and for_launch.NOT_CHECKED in everything
 
 
+@pytest.mark.parametrize("release", ["0.5.11", "0.5.23"])
+def test_schedulers_of_ray_are_not_said_to_have_the_plugin(release: str, tmp_path: pathlib.Path) -> None:
+    model = folder(tmp_path, HYBRID)
+    said = doctor(*root(release), "--model", model, "--", "--use-ray", status=1)
+    assert "the plugin is not active" in said.splitlines()[1] and "not fixed until the plugin is active (" in said
+    assert "its schedulers load none with --use-ray; start without that flag" in said
+
+
 def test_a_source_that_nobody_has_read_is_no_wrong_answer(tmp_path: pathlib.Path) -> None:
     fork = forked(tmp_path)
     model = folder(tmp_path, {**HYBRID, **architectures.CONFIGURATIONS["FalconH1ForCausalLM"].config}, "model")

@@ -79,7 +79,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 def told(prompt: list[int], count: int) -> dict[str, Any]:
     """Tokens that follow from the prompt; each has a rival that is nearly as likely where the sum is even."""
-    if wrong() == "refuses all":
+    if wrong() == "refuses all" or (wrong() == "refuses one" and len(prompt) == 16):
         return {"refused": "too long"}
     first = sum(prompt) % VOCABULARY
     tokens = [(first + step) % VOCABULARY for step in range(count)]

@@ -14,14 +14,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from cpu_sglang import ranks
+from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.cli import main
-from sglang_bcg_fixes.lab.verify.own import ask, compare, prompts, server
+from sglang_bcg_fixes.lab.verify.own import arms as own_arms
+from sglang_bcg_fixes.lab.verify.own import ask, command, compare, prompts, server
 from sglang_bcg_fixes.source import releases
-from tests import processes
+from tests import processes, wheels
 
 RELEASE = "0.5.12.post1"
 # of the process that a hanging server starts
@@ -110,6 +113,8 @@ def test_a_right_server_is_equal_in_every_arm(verify: Verify, arms: Arms, tmp_pa
         ("eager=replays the other way", 2, "the server that refuses replays made 1 of them"),
         ("fixes=replays the other way", 2, "no graph was replayed with the fixes"),
         ("stock=refuses all,fixes=refuses all,eager=refuses all", 2, "no request was answered"),
+        ("stock=refuses one,fixes=refuses one,eager=refuses one", 0, "with the fixes no request differs"),
+        ("fixes=refuses one,eager=refuses one", 1, "with the fixes 3 requests differ, and not in stock"),
     ],
 )
 def test_what_goes_wrong_has_a_verdict_and_an_exit_status(
@@ -117,6 +122,45 @@ def test_what_goes_wrong_has_a_verdict_and_an_exit_status(
 ) -> None:
     found, said = verify(misbehaviour=misbehaviour)
     assert found == status and verdict in said, said
+
+
+@pytest.mark.parametrize(
+    ("dead", "status", "said"),
+    [
+        ((), 1, "with the fixes 1 request differs, and not in stock"),
+        (("stock",), 1, "with the fixes 1 request differs, and not in stock"),
+        (("stock-again",), 1, "with the fixes 1 request differs, and not in stock"),
+        (("stock", "stock-again"), 0, "1 request differs from the server without replays; stock does not finish"),
+    ],
+)
+def test_a_stock_server_that_has_ended_excuses_nothing_where_the_other_answers(
+    dead: tuple[str, ...], status: int, said: str
+) -> None:
+    right, wrong = {"a": answer([5], [-0.1], [])}, {"a": answer([6], [-9.0], [])}
+    ended: dict[str, Any] = {"answers": {}, "ending": "ended with exit status 1", "processes": 0, "replays": 0}
+    found = {
+        arm: ended if arm in dead else {**ended, "ending": command.FINISHED, "processes": 1, "answers": right}
+        for arm in command.ARMS
+    }
+    found["fixes"] = {**found["fixes"], "answers": wrong, "replays": 1}
+    compared = {arm: compare.compare(found[arm]["answers"], right, compare.ROUNDING) for arm in command.ARMS}
+    got, verdict = command.verdict_of(found, compared)
+    assert got == status and said in verdict
+
+
+def test_a_strict_self_check_ends_no_server_that_refuses_replays(tmp_path: pathlib.Path) -> None:
+    source = releases.in_folder(wheels.unpacked(RELEASE))
+    launch = own_arms.Launch(("serve",), {flags.SELFCHECK: "strict"}, "localhost", 1, None, 2)
+    checks = {arm: own_arms.environment_of(launch, arm, source, tmp_path)[flags.SELFCHECK] for arm in own_arms.ARMS}
+    assert checks == {"stock": "strict", "fixes": "strict", "eager": "off", "stock-again": "strict"}
+
+
+@pytest.mark.parametrize("state", ["lost", "failed"])
+def test_what_one_rank_has_not_is_not_said_to_be_applied(state: str, tmp_path: pathlib.Path) -> None:
+    for number, here in enumerate(("applied", state)):
+        rows = [{"id": "a_fix", "state": "applied"}, {"id": "another", "state": here}]
+        (tmp_path / f"{number}.json").write_text(json.dumps({"fixes": rows, "kernels": {}}))
+    assert command.plugin_in(tmp_path)["applied"] == ["a_fix"]
 
 
 def test_rounding_is_told_from_a_difference(verify: Verify, arms: Arms) -> None:

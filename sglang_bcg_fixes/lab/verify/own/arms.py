@@ -15,7 +15,7 @@ from sglang_bcg_fixes.source.tree import Source
 STOCK, FIXES, EAGER, AGAIN = "stock", "fixes", "eager", "stock-again"
 # stock first and last, so that drift between them is seen
 ARMS = (STOCK, FIXES, EAGER, AGAIN)
-WITH_PLUGIN = (FIXES, EAGER)
+WITH_PLUGIN, STOCKS = (FIXES, EAGER), (STOCK, AGAIN)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +38,8 @@ def environment_of(launch: Launch, arm: str, source: Source, reports: pathlib.Pa
     wanted = [*instruments.COUNTERS]
     if arm == EAGER:
         wanted += [f"refuse_{phase}" for phase in instruments.PHASES]
+        # which compares replays, and in `strict` ends a server that makes none
+        found[flags.SELFCHECK] = "off"
     known = instruments.every_instrument()
     # a server that cannot have one does not start
     there = [name for name in wanted if known[name].probe(source).verdict is Verdict.AFFECTED]

@@ -21,7 +21,17 @@ from sglang_bcg_fixes import __version__, flags
 from sglang_bcg_fixes.lab.verify import environment, servers
 from sglang_bcg_fixes.lab.verify.instruments import SELFCHECK, SUFFIX
 from sglang_bcg_fixes.lab.verify.own import ask, compare, page, prompts, server
-from sglang_bcg_fixes.lab.verify.own.arms import AGAIN, ARMS, EAGER, FIXES, STOCK, WITH_PLUGIN, Launch, environment_of
+from sglang_bcg_fixes.lab.verify.own.arms import (
+    AGAIN,
+    ARMS,
+    EAGER,
+    FIXES,
+    STOCK,
+    STOCKS,
+    WITH_PLUGIN,
+    Launch,
+    environment_of,
+)
 from sglang_bcg_fixes.process import report
 from sglang_bcg_fixes.source.tree import Source
 
@@ -198,6 +208,8 @@ def plugin_in(reports: pathlib.Path) -> dict[str, Any]:
     contents = [json.loads(file.read_text()) for file in sorted(reports.glob("*.json"))]
     rows = [row for content in contents for row in report.rows(content)]
     known = {name for name in (row["id"] for row in rows) if not name.startswith(("count_", "refuse_"))}
+    # which one rank has not, the server has not
+    known -= {row["id"] for row in rows if row["state"] in report.MISSING}
     passes = [line for file in reports.glob(f"*{SUFFIX}") for line in servers.lines_in(file) if line[0] != SELFCHECK]
     return {
         "processes": len(contents),
@@ -261,11 +273,15 @@ def verdict_of(found: Mapping[str, Arm], compared: Mapping[str, Sequence[compare
         return NO_RESULT, "no request was answered: give prompts that this server takes, with --prompts FILE"
     if not found[FIXES]["replays"]:
         return NO_RESULT, "no graph was replayed with the fixes, so the answers prove nothing about graphs"
-    wrong, wrong_in_stock = wrong_in(compared[FIXES]), wrong_in(compared[STOCK])
+    lost = refused_with_the_plugin(found, compared[FIXES])
+    finished = [arm for arm in STOCKS if arm not in dead]
+    wrong = wrong_in(compared[FIXES]) | lost
+    # one that has ended is no excuse where the other one answered
+    wrong_in_stock = {name for arm in finished or STOCKS for name in wrong_in(compared[arm])} - lost
     if more := wrong - wrong_in_stock:
         return WORSE, f"with the fixes {requests(len(more))}, and not in stock"
-    gained = stock_does(found, len(wrong_in_stock))
-    if wrong and STOCK in dead:
+    gained = f"in stock {shown(len(wrong_in_stock))}" if finished else "stock does not finish"
+    if wrong and not finished:
         return GOOD, f"with the fixes {requests(len(wrong))} from the server without replays; {gained}"
     if wrong:
         return GOOD, f"with the fixes {requests(len(wrong))}, in stock, too; {gained}"
@@ -276,14 +292,18 @@ def wrong_in(compared: Sequence[compare.Compared]) -> set[str]:
     return {each.name for each in compared if each.state in (compare.DIFFERENT, compare.MISSING)}
 
 
+def refused_with_the_plugin(found: Mapping[str, Arm], compared: Sequence[compare.Compared]) -> set[str]:
+    """The requests that stock has answered, and the plugin with an error, with replays and without."""
+    answered = {name for arm in STOCKS for name, one in found[arm]["answers"].items() if one.get("tokens")}
+    return {each.name for each in compared if each.state == compare.REFUSED} & answered
+
+
 def requests(count: int) -> str:
     return f"{count} request differs" if count == 1 else f"{count} requests differ"
 
 
-def stock_does(found: Mapping[str, Arm], wrong: int) -> str:
-    if found[STOCK]["ending"] != FINISHED:
-        return "stock does not finish"
-    return f"in stock {wrong or 'none'} {'differs' if wrong in (0, 1) else 'differ'}"
+def shown(wrong: int) -> str:
+    return f"{wrong or 'none'} {'differs' if wrong in (0, 1) else 'differ'}"
 
 
 def table(content: Mapping[str, Any]) -> str:
