@@ -520,6 +520,19 @@ def test_a_server_that_cannot_be_read_keeps_its_breaks_unless_the_flag_names_the
     assert len(left) == (not required) and all("AttributeError" in why for why in left)
 
 
+def test_what_the_self_check_has_dropped_is_not_captured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[str] = []
+    monkeypatch.setattr(active, "selected", lambda op: Plain(required=False, fall_back=left.append))
+    monkeypatch.setattr(adapter, "makes_breakable_graphs", lambda runner: True)
+    operation, runner, first = adapter.Operation(), Graph(), served((LLAMA,))[0]
+    first.why_not, operation.of_runner[runner] = None, first
+    operation.drop("it answered otherwise")
+    assert not operation.of_runner and first.why_not == "it answered otherwise"
+    # as after a reload of weights
+    monkeypatch.setattr(adapter, "Served", lambda runner: pytest.fail("it is captured again"))
+    assert operation.begin(runner) is None and left == ["it answered otherwise"]
+
+
 def test_a_graph_without_another_is_no_fallback() -> None:
     found, _, left = served((LLAMA,))
     found.note(asked(16, 100)[0])

@@ -248,6 +248,8 @@ class Operation:
         # whether the last replay was of a second graph
         self.took_twin = False
         self._is_withheld = False
+        # why they were dropped: graphs that are captured again, after a reload, would be no better
+        self.dropped: str | None = None
         self.of_runner: weakref.WeakKeyDictionary[Any, Served] = weakref.WeakKeyDictionary()
         self.of_graph: weakref.WeakKeyDictionary[Any, Served] = weakref.WeakKeyDictionary()
 
@@ -268,6 +270,7 @@ class Operation:
 
     def drop(self, reason: str) -> None:
         """Replay SGLang's own graphs from now on."""
+        self.dropped = reason
         for served in self.of_runner.values():
             served.refuse(reason)
         self.of_runner.clear()
@@ -276,6 +279,9 @@ class Operation:
 
     def begin(self, runner: Any) -> Served | None:
         if not makes_breakable_graphs(runner):
+            return None
+        if self.dropped is not None:
+            active.selected(KERNEL.op).fall_back(self.dropped)
             return None
         try:
             return unless_refused(KERNEL.op, lambda: Served(runner))

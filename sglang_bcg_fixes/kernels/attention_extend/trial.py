@@ -28,6 +28,8 @@ TRIED: tuple[Requests, ...] = (
     ((32, 32),),
     # of large pages FlashAttention reads in another way where a launch has many rows
     ((100, 300),),
+    # few for each request, many for the graph
+    ((20, 40), (20, 300), (20, 20)),
     *(((29, keys),) for keys in (1000, 2000, 3000, 6000)),
 )
 BUCKETS = (8, 32, 64, 128)
