@@ -140,10 +140,10 @@ def test_a_stock_server_that_has_ended_excuses_nothing_where_the_other_answers(
     ended: dict[str, Any] = {"answers": {}, "ending": "ended with exit status 1", "processes": 0, "replays": 0}
     found = {
         arm: ended if arm in dead else {**ended, "ending": command.FINISHED, "processes": 1, "answers": right}
-        for arm in command.ARMS
+        for arm in own_arms.ARMS
     }
     found["fixes"] = {**found["fixes"], "answers": wrong, "replays": 1}
-    compared = {arm: compare.compare(found[arm]["answers"], right, compare.ROUNDING) for arm in command.ARMS}
+    compared = {arm: compare.compare(found[arm]["answers"], right, compare.ROUNDING) for arm in own_arms.ARMS}
     got, verdict = command.verdict_of(found, compared)
     assert got == status and said in verdict
 
