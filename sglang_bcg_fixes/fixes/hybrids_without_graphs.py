@@ -14,7 +14,7 @@ admits the experts (`E`) again, on GPUs of compute capability 12.0 (RTX 50 serie
 Change: Nothing is answered wrongly without it, so it is for speed alone. By default only what has gained on a GPU is
 captured: Granite without experts up to 4,096 tokens, on 0.5.23 and Hopper, and only where mamba2_extend takes every
 mixer into the graph. For 16 clients whose requests have a quarter to all of 1,024 tokens in and 256 out an HTTP server
-of Granite gave 1.31 to 1.44 times the tokens per second of one without graphs. Where all of them have one length, come
+of Granite gave 1.36 to 1.39 times the tokens per second of one without graphs. Where all of them have one length, come
 together and leave together, it gave 0.78 to 0.81 in the first two runs, and 0.99 to 1.05 in those after them. The first
 token of a prompt alone comes after 0.26 of the time without graphs with 253 tokens, 0.36 with 1,021 and 0.48 with
 4,093; longer prompts gain about as little as padding may take, and run eagerly. A model that was trained for it gives
