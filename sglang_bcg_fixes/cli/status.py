@@ -83,7 +83,15 @@ def verdict(server: Sequence[dict[str, Any]]) -> str:
     checks = [(content.get("selfcheck") or {}).get("verdict") for content in server]
     if CHECKED_WRONG in checks or any(state in BROKEN and "impl" not in row for state, row in states):
         return WRONG
-    return CHECK if states or ranks.differences(server) or not all(map(is_known, workers(server))) else OK
+    is_doubtful = states or absent(server) or ranks.differences(server)
+    return CHECK if is_doubtful or not all(map(is_known, workers(server))) else OK
+
+
+def absent(server: Sequence[dict[str, Any]]) -> str:
+    """Say how many ranks report if not all of them do; an earlier version of this package does not count them."""
+    there = [content for content in server if ranks.is_rank(content)]
+    wanted = max((content.get("ranks") or 0 for content in there), default=0)
+    return f"{len(there)} of {wanted} ranks report" if len(there) < wanted else ""
 
 
 def workers(server: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -137,6 +145,8 @@ def missing(content: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 def exceptions(server: Sequence[dict[str, Any]]) -> Iterator[str]:
     """A line for each, once where several processes have the same."""
+    if few := absent(server):
+        yield f"    {'missing':11} {few}: the others start, have not loaded the plugin, or could not write their report"
     for content in server:
         if content.get("model") and not is_known(content):
             yield f"    {'unverified':11} the fixes could not be verified: see the server's log"

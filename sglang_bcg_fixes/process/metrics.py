@@ -34,7 +34,7 @@ class Metrics:
         if self._process is not None:
             return False
         self._process = process
-        with self._giving_up():
+        with self._giving_up("_states", "_fallbacks"):
             from prometheus_client import Counter, Gauge
 
             text = "1 for the state that a fix or kernel of sglang-bcg-fixes has in a process, 0 for those that it had."
@@ -46,7 +46,7 @@ class Metrics:
     def show(self, states: Mapping[str, str]) -> None:
         if self._states is None:
             return
-        with self._giving_up():
+        with self._giving_up("_states"):
             for name, state in states.items():
                 before = self._shown.get(name, state)
                 if before != state:
@@ -57,20 +57,22 @@ class Metrics:
     def count_refusal(self, runner: Any, batch: Any) -> None:
         if self._fallbacks is None:
             return
-        with self._giving_up():
+        with self._giving_up("_fallbacks"):
             self.count(fallbacks.why(runner, batch))
 
     def count(self, reason: str) -> None:
         if self._fallbacks is None:
             return
-        with self._giving_up():
+        with self._giving_up("_fallbacks"):
             self._fallbacks.labels(reason, self._process).inc()
 
     @contextlib.contextmanager
-    def _giving_up(self) -> Iterator[None]:
-        """Log an error and stop showing metrics: no batch may fail because of them."""
+    def _giving_up(self, *names: str) -> Iterator[None]:
+        """Log an error and stop showing these metrics: no batch may fail because of them."""
         try:
             yield
         except Exception:
-            self._states = self._fallbacks = None
-            logger.exception("bcg-fixes: /metrics shows the fixes of this process no longer; `bcg-fixes status` does")
+            for name in names:
+                setattr(self, name, None)
+            what = "the fixes" if "_states" in names else "the fallbacks"
+            logger.exception("bcg-fixes: /metrics shows %s of this process no longer; `bcg-fixes status` does", what)

@@ -21,7 +21,7 @@ from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.model import Action, Decision, Patch, modules_of
 from sglang_bcg_fixes.planning import plan
 from sglang_bcg_fixes.process import procfs, report, served, watch
-from sglang_bcg_fixes.process.log import logger, say
+from sglang_bcg_fixes.process.log import logger, refuse, say
 from sglang_bcg_fixes.process.metrics import Metrics
 from sglang_bcg_fixes.process.selfcheck import at_start, canary
 from sglang_bcg_fixes.source.tree import Source
@@ -98,7 +98,7 @@ class Process:
                 f"they see different flags or another SGLang source; compare SGLANG_BCG_* and sys.path of both"
             )
             if self.settings.strict:
-                raise SystemExit(message)
+                refuse(message)
             say(logging.WARNING, message)
         flags.export_digest(self.plan.digest)
 
@@ -214,7 +214,10 @@ class Process:
         except Exception as error:
             logger.exception("bcg-fixes: the fixes could not be verified when %s", occasion)
             if self.settings.strict:
-                raise SystemExit(f"bcg-fixes refuses to serve with fixes that it cannot verify: {error}") from error
+                refuse(f"bcg-fixes refuses to serve with fixes that it cannot verify: {error}", error)
+            # what was verified before may be true no longer
+            self.report.read_back = None
+            self.write()
             say(logging.WARNING, f"bcg-fixes: fixes may get lost unseen, they cannot be verified: {error}")
             return
         self.report.read_back = found
@@ -260,7 +263,7 @@ class Process:
             f"HookType.AROUND does; {flag}=off serves without it and is silent"
         )
         if decision.is_needed(self.settings.strict):
-            raise SystemExit(f"bcg-fixes refuses to serve without {flag} (lost): {problem}. {way_out}")
+            refuse(f"bcg-fixes refuses to serve without {flag} (lost): {problem}. {way_out}")
         say(logging.WARNING, f"bcg-fixes: {decision.whose} was applied and is LOST: {problem}. {way_out}")
 
     def settle(self, decision: Decision[Any], state: str, detail: str, error: Exception | None = None) -> None:
@@ -273,9 +276,7 @@ class Process:
         if error is not None:
             logger.log(logging.ERROR if is_needed else logging.DEBUG, rolled_back, decision.whose, exc_info=error)
         if is_needed:
-            raise SystemExit(
-                f"bcg-fixes refuses to start without {decision.asked_for} ({state}): {detail}. {decision.remedy}"
-            )
+            refuse(f"bcg-fixes refuses to start without {decision.asked_for} ({state}): {detail}. {decision.remedy}")
         if decision.mends or error is not None:
             self.unsaid[decision.id] = error
             self.warn_of_missing()

@@ -6,14 +6,16 @@ from __future__ import annotations
 import pathlib
 
 TITLE = "sglang::"
+# /proc may be mounted so that it hides other users' processes
+GONE_OR_HIDDEN = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
 def fields(pid: int) -> list[str] | None:
-    """The fields of /proc/PID/stat from the state on; None if the process is gone."""
+    """The fields of /proc/PID/stat from the state on; None if the process is gone, or hidden."""
     try:
         # the name in parentheses may contain anything, so count the fields behind it
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+    except GONE_OR_HIDDEN:
         return None
 
 
@@ -33,7 +35,7 @@ def environ(pid: int) -> dict[str, str] | None:
     """The environment a process started with; None if it is gone or another user's."""
     try:
         text = pathlib.Path(f"/proc/{pid}/environ").read_bytes().decode(errors="surrogateescape")
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
+    except GONE_OR_HIDDEN:
         return None
     pairs = (entry.partition("=") for entry in text.split("\0") if "=" in entry)
     return {name: value for name, _, value in pairs}
@@ -58,6 +60,6 @@ def title(pid: int) -> str | None:
     """The title that SGLang gave a process, such as scheduler_TP0."""
     try:
         text = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace").strip()
-    except (FileNotFoundError, ProcessLookupError):
+    except GONE_OR_HIDDEN:
         return None
     return text.removeprefix(TITLE) if text.startswith(TITLE) else None

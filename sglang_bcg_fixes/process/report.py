@@ -172,7 +172,7 @@ class Report:
             "pid": os.getpid(),
             "started": procfs.start_ticks(os.getpid()),
             "process": process_name(),
-            **(self.served.as_dict() if self.served else dict.fromkeys(("model", "port", "rank"))),
+            **(self.served.as_dict() if self.served else dict.fromkeys(("model", "port", "rank", "ranks"))),
             "argv": sys.argv,
             "time": time.time(),
             "seconds": round(self.seconds, 3),
@@ -212,8 +212,13 @@ def write(report: Report, folder: pathlib.Path, is_taken_along: bool = True) -> 
     if is_taken_along and not file.exists():
         atexit.register(remove_own, file, os.getpid())
     draft = file.with_suffix(".tmp")
-    draft.write_text(json.dumps(report.as_dict(), indent=1))
-    draft.replace(file)
+    try:
+        draft.write_text(json.dumps(report.as_dict(), indent=1))
+        draft.replace(file)
+    except OSError:
+        # an earlier report says what may be true no longer
+        file.unlink(missing_ok=True)
+        raise
     return file
 
 

@@ -11,6 +11,7 @@ import dataclasses
 import enum
 import importlib
 import logging
+import math
 import multiprocessing
 import os
 import sys
@@ -41,9 +42,11 @@ class Served:
     port: int | None
     rank: str
     concerned: frozenset[str]
+    # how many schedulers there are, if that is known
+    ranks: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        return {"model": self.model, "port": self.port, "rank": self.rank}
+        return {"model": self.model, "port": self.port, "rank": self.rank, "ranks": self.ranks}
 
 
 @collector_paused()
@@ -59,7 +62,18 @@ def seen(model_runner: Any, source: Source, decisions: Iterable[Decision[Any]]) 
         port=port if isinstance(port, int) else None,
         rank=rank_of_this_process(),
         concerned=concerned,
+        ranks=schedulers_of(arguments),
     )
+
+
+def schedulers_of(arguments: Any) -> int | None:
+    """The schedulers of a server; None where some run on other machines, or data parallelism decides their number."""
+    named = (getattr(arguments, name, None) for name in ("tp_size", "pp_size"))
+    sizes = [size for size in named if isinstance(size, int)]
+    alone = [getattr(arguments, name, None) for name in ("dp_size", "nnodes")]
+    if alone != [1, 1] or (getattr(arguments, "attn_dp_size", None) or 1) > 1:
+        return None
+    return math.prod(sizes) if len(sizes) == 2 else None
 
 
 def touches(decision: Decision[Any], launch: Launch) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import os
 import pathlib
+import signal
 import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 
 from sglang_bcg_fixes.engine import call_counts, wrappers
 from sglang_bcg_fixes.model import How
+from sglang_bcg_fixes.process import report
 from tests import processes
 from tests.engine import test_plugin
 from tests.engine.test_plugin import EXTRA, Extra, scenario
@@ -181,6 +184,43 @@ def test_a_report_folder_that_cannot_be_written_hides_no_loss(extra: Extra, tmp_
     done = told(extra(), tmp_path / "file" / "reports", "lost_unseen")
     assert done.returncode == 0 and "extra_fix of extra-fixes was applied and is LOST" in done.stderr, done.stderr
     assert done.stderr.count("`bcg-fixes status` will not see this process") == 1, done.stderr
+
+
+def test_what_was_verified_once_is_not_called_live_where_it_cannot_be_verified_again(
+    extra: Extra, tmp_path: pathlib.Path
+) -> None:
+    done = told(extra(), tmp_path / "reports", "read_back_fails_later")
+    assert done.returncode == 0 and "the fixes could not be verified when" in done.stderr, done.stderr
+    assert processes.result(done) == [True, None], done.stdout
+
+
+def test_an_earlier_report_does_not_outlive_one_that_cannot_be_written(tmp_path: pathlib.Path) -> None:
+    class Told:
+        def as_dict(self) -> dict[str, str]:
+            return {"state": "applied"}
+
+    class Unwritable:
+        def as_dict(self) -> dict[str, str]:
+            (tmp_path / f"{os.getpid()}.tmp").mkdir()
+            return {}
+
+    folder = tmp_path
+    folder.chmod(0o700)
+    file = report.write(Told(), folder, is_taken_along=False)  # type: ignore[arg-type]
+    assert file.exists()
+    with pytest.raises(OSError):
+        report.write(Unwritable(), folder, is_taken_along=False)  # type: ignore[arg-type]
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(("title", "status"), [("sglang::data_parallel_controller", -signal.SIGQUIT), ("python", 1)])
+def test_a_controller_does_not_wait_for_a_scheduler_that_refuses(title: str, status: int) -> None:
+    child = "import sys; from sglang_bcg_fixes.process import log; log.refuse('it refuses')"
+    parent = f"import subprocess, sys; sys.exit(subprocess.run([{sys.executable!r}, '-c', {child!r}]).returncode)"
+    done = subprocess.run(
+        [title, "-c", parent], executable=sys.executable, capture_output=True, text=True, cwd=processes.REPOSITORY
+    )
+    assert done.returncode == status and "it refuses" in done.stderr, done
 
 
 def test_counts_that_cannot_be_had_are_unknown(extra: Extra, tmp_path: pathlib.Path) -> None:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pathlib
 import signal
@@ -11,13 +12,15 @@ import sys
 import time
 import types
 import typing
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from sglang_bcg_fixes import flags
-from sglang_bcg_fixes.anatomy import layer_stack
-from sglang_bcg_fixes.process.selfcheck import batches, bookkeeping, check, judge, pools
+from sglang_bcg_fixes.anatomy import layer_stack, ranks
+from sglang_bcg_fixes.process.selfcheck import batches, bookkeeping, canary, check, judge, pools
 from tests import processes
 
 
@@ -205,7 +208,7 @@ def test_its_flags_are_read() -> None:
 
 def test_ranks_agree_and_do_not_wait_for_one_that_died(tmp_path: pathlib.Path) -> None:
     paths = {"PYTHONPATH": str(processes.REPOSITORY), "PATH": "/usr/bin:/bin"}
-    ranks = [
+    both = [
         subprocess.Popen(
             [sys.executable, "-m", "tests.scenarios.dying_rank", "checked", str(rank), str(tmp_path / "meeting")],
             stderr=subprocess.PIPE,
@@ -214,11 +217,75 @@ def test_ranks_agree_and_do_not_wait_for_one_that_died(tmp_path: pathlib.Path) -
         )
         for rank in range(2)
     ]
-    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    said = [rank.communicate(timeout=120)[1] for rank in both]
     # as it ends, torch's own threads may abort over a connection that is gone
-    assert ranks[1].returncode == 3 and ranks[0].returncode in (1, -signal.SIGABRT), said
+    assert both[1].returncode == 3 and both[0].returncode in (1, -signal.SIGABRT), said
     assert "bcg-fixes refuses to serve: the self-check ended in " in said[0], said[0]
     assert "SGLANG_BCG_SELFCHECK=off" in said[0] and "the other rank is dead" not in said[0]
+
+
+def test_where_one_rank_cannot_begin_none_does(tmp_path: pathlib.Path) -> None:
+    paths = {"PYTHONPATH": str(processes.REPOSITORY), "PATH": "/usr/bin:/bin"}
+    words = [sys.executable, "-m", "tests.scenarios.dying_rank", "checked"]
+    both = [
+        subprocess.Popen(
+            [*words, str(rank), str(tmp_path / "meeting"), "cannot begin"], stdout=subprocess.PIPE, text=True, env=paths
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=120)[0].splitlines()[0] for rank in both]
+    assert [rank.returncode for rank in both] == [0, 0]
+    own = "it could not begin: LookupError: nothing runs one batch"
+    assert said == ["self-check: not checked: another rank could not begin", f"self-check: not checked: {own}"]
+
+
+def test_a_pool_that_shows_no_keys_is_not_read() -> None:
+    def refuse(layer: int) -> None:
+        raise NotImplementedError
+
+    for get, answer in ((refuse, False), (lambda layer: (None, None), True)):
+        pool = types.SimpleNamespace(full_attention_layer_id_mapping={3: 0}, get_kv_buffer=get)
+        assert pools.can_be_read(types.SimpleNamespace(token_to_kv_pool=pool)) is answer
+
+
+@pytest.mark.parametrize(
+    ("given", "resolved", "answer"),
+    [
+        ({"enable_dp_attention": True}, None, True),
+        ({"enable_dp_attention": False}, None, False),
+        # from 0.5.22 on
+        ({"enable_dp_attention": False, "attn_dp_size": 2}, 1, True),
+        ({"enable_dp_attention": False, "attn_dp_size": 1}, 2, True),
+        ({"enable_dp_attention": False, "attn_dp_size": None}, 1, False),
+    ],
+)
+def test_ranks_that_attend_to_their_own_batches_are_known(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, object], resolved: int | None, answer: bool
+) -> None:
+    context: Any = types.ModuleType("sglang.srt.runtime_context")
+    if resolved is not None:
+        context.get_parallel = lambda: types.SimpleNamespace(attn_dp_size=resolved)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
+    monkeypatch.setitem(sys.modules, context.__name__, context)
+    assert ranks.attends_in_parallel(types.SimpleNamespace(**given)) is answer
+
+
+def test_the_canary_compares_no_answer_without_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    @contextlib.contextmanager
+    def counted(replays: check.Replays) -> Iterator[None]:
+        replays.count = 1
+        yield
+
+    monkeypatch.setattr(check, "counted", counted)
+    monkeypatch.setattr(pools, "state_slots", lambda *given: None)
+    monkeypatch.setattr(pools, "states_of", lambda *given: ())
+    one = canary.Canary(1, lambda mine: mine)
+    monkeypatch.setattr(one, "runner_that_replays", lambda *given: "a runner")
+    canaries: Any = types.SimpleNamespace(of=lambda model_runner: one)
+    output = types.SimpleNamespace(logits_output=types.SimpleNamespace(next_token_logits=None))
+    batch = types.SimpleNamespace(req_pool_indices=None)
+    assert canary.around_forward(canaries, lambda *given: output, None, batch) is output
+    assert (one.admitted, one.pending, one.is_told) == (0, None, True)
 
 
 def seconds(clock: check.Clock) -> tuple[float, float]:

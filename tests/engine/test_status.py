@@ -79,6 +79,13 @@ def test_what_is_not_as_it_should_be_has_its_line_and_why(state: str, verdict: s
     assert bool(others) == (state == "lost") and first.startswith("WRONG" if others else "OK ")
 
 
+def test_ranks_that_do_not_report_are_missed() -> None:
+    server = [{**process(10 + number, f"scheduler_TP{number}"), "ranks": 4} for number in range(4)]
+    assert len(shown(server)) == 1 and shown(server)[0].startswith("OK ")
+    first, missing = shown(server[:3])
+    assert first.startswith("CHECK ") and missing.startswith("    missing     3 of 4 ranks report: ")
+
+
 def test_what_is_off_or_pending_is_nobodys_fault() -> None:
     assert shown(ranks(1, **{IDS[0]: "off"}))[0].startswith(
         f"OK     {MODEL} :30000  1 of 1 fixes live, 1 switched off, "

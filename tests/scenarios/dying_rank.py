@@ -14,7 +14,7 @@ import torch
 from tests.scenarios import named
 
 
-def checked(number: str, meeting: str) -> None:
+def checked(number: str, meeting: str, how: str = "dies") -> None:
     rank = int(number)
     torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     group = types.SimpleNamespace(world_size=2, cpu_group=torch.distributed.group.WORLD)
@@ -29,6 +29,8 @@ def checked(number: str, meeting: str) -> None:
 
     class Check:
         def __init__(self, model_runner: Any, any_rank: Callable[[bool], bool]) -> None:
+            if how == "cannot begin" and rank == 1:
+                raise LookupError("nothing runs one batch")
             self.any_rank = any_rank
 
         def run(self) -> Iterator[None]:
@@ -40,7 +42,7 @@ def checked(number: str, meeting: str) -> None:
             yield
 
     vars(at_start)["Check"] = Check
-    at_start.look(types.SimpleNamespace(device="cpu"))
+    print(at_start.look(types.SimpleNamespace(device="cpu")).line())
 
 
 if __name__ == "__main__":

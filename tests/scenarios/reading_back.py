@@ -128,6 +128,15 @@ def read_back_fails() -> None:
     assert process.report.read_back is None
 
 
+def read_back_fails_later() -> list[Any]:
+    process = begin()
+    build()
+    first = process.report.read_back
+    vars(process.ledger)["read_back"] = lambda name: 1 / 0
+    build()
+    return [first is not None, process.report.read_back]
+
+
 def counted_calls() -> None:
     begin()
     assert "extra_fix (not reached yet): it is extra" in line(), line()

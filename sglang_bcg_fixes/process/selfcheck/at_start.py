@@ -19,7 +19,7 @@ from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.anatomy.ranks import any_rank, tensor_parallel_ranks
 from sglang_bcg_fixes.model import Fix, How, Patch
 from sglang_bcg_fixes.process import report, watch
-from sglang_bcg_fixes.process.log import logger, say
+from sglang_bcg_fixes.process.log import logger, refuse, say
 from sglang_bcg_fixes.process.metrics import Metrics
 from sglang_bcg_fixes.process.selfcheck import check, judge
 from sglang_bcg_fixes.process.selfcheck.check import Case, Check, NoGraphs, ReplayDied, Unchecked
@@ -129,7 +129,7 @@ def look(model_runner: Any) -> Outcome:
     ranks = tensor_parallel_ranks()
     cases: list[Case] = []
     try:
-        checked = Check(model_runner, any_rank)
+        checked = agreed(lambda: Check(model_runner, any_rank))
         for case in checked.run():
             cases.append(case)
     except Unchecked as why:
@@ -137,16 +137,35 @@ def look(model_runner: Any) -> Outcome:
     except Exception as error:
         # other ranks wait for this one, or the GPU answers nothing any more: nobody could go on
         if ranks > 1 or is_lost(model_runner.device):
-            raise SystemExit(
+            refuse(
                 f"bcg-fixes refuses to serve: the self-check ended in {type(error).__name__}: {error}. Start without "
-                f"prefill graphs (`bcg-fixes doctor` shows the flags), or set {flags.SELFCHECK}=off"
-            ) from error
+                f"prefill graphs (`bcg-fixes doctor` shows the flags), or set {flags.SELFCHECK}=off",
+                error,
+            )
         logger.exception("bcg-fixes: the self-check ended in an error")
         verdict = check.WRONG if isinstance(error, ReplayDied) else NOT_CHECKED
         reason = f"replaying ended in {error}" if isinstance(error, ReplayDied) else f"{type(error).__name__}: {error}"
         return Outcome(verdict, reason, tuple(cases), seconds=time.perf_counter() - started)
     outcome = judged(model_runner, tuple(cases), time.perf_counter() - started, len(checked.batches))
     return dataclasses.replace(outcome, kept_bytes=allocated_bytes(model_runner.device) - bytes_before)
+
+
+def agreed(begin: Callable[[], Check]) -> Check:
+    """Begin in all ranks or in none: one that cannot would leave the others waiting in the first batch."""
+    checked, problem = None, None
+    try:
+        checked = begin()
+    except Unchecked:
+        # by the server's configuration, which all ranks have
+        raise
+    except Exception as error:
+        logger.exception("bcg-fixes: the self-check could not begin")
+        problem = error
+    if any_rank(problem is not None):
+        own = f"it could not begin: {type(problem).__name__}: {problem}"
+        raise Unchecked(own if problem else "another rank could not begin")
+    assert checked is not None
+    return checked
 
 
 def judged(model_runner: Any, cases: tuple[Case, ...], seconds: float, planned: int) -> Outcome:
@@ -170,7 +189,7 @@ def react(process: Process, model_runner: Any, outcome: Outcome, unmended: list[
     more = f" and {len(unmended) - 3} more in `bcg-fixes doctor`" if len(unmended) > 3 else ""
     pointed = f"This SGLang has defects that are not fixed here: {known}{more}. " if unmended else ""
     if strict:
-        raise SystemExit(
+        refuse(
             f"bcg-fixes refuses to serve ({flags.SELFCHECK}=strict): {outcome.line()}. {pointed}Start without prefill "
             f"graphs, or with {flags.SELFCHECK}=warn"
         )

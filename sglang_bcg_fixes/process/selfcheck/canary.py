@@ -126,6 +126,9 @@ def around_forward(
     if not replays.count:
         canary.put_off("the graph runner admitted a prefill that then ran eagerly")
         return output
+    if output.logits_output.next_token_logits is None:
+        canary.put_off("the server answers without logits of next tokens, as a diffusion LLM does")
+        return output
     replayed = observe(self, forward_batch, states, output)
     for place, copied in before:
         place.put_back(copied)

@@ -15,11 +15,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.layer_stack import first_layer_of_experts
+from sglang_bcg_fixes.anatomy.ranks import attends_in_parallel
 from sglang_bcg_fixes.anatomy.runners import makes_full_graphs
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.engine.swapped import replaced
 from sglang_bcg_fixes.kernels import active
-from sglang_bcg_fixes.process.selfcheck import batches, judge
+from sglang_bcg_fixes.process.selfcheck import batches, judge, pools
 from sglang_bcg_fixes.process.selfcheck.batches import Batch, OneBatch
 from sglang_bcg_fixes.process.selfcheck.bookkeeping import Bookkeeping, Randomness
 
@@ -92,10 +93,11 @@ def refuse_what_cannot_be_checked(model_runner: Any) -> None:
 
     reasons = {
         "pipeline stages: no rank has the whole model": parallel_state.get_pp_group().world_size > 1,
-        "DP attention: ranks replay batches of their own": model_runner.server_args.enable_dp_attention,
+        "DP attention: ranks replay batches of their own": attends_in_parallel(model_runner.server_args),
         "it is a draft model": model_runner.is_draft_worker,
         "it generates nothing": not model_runner.is_generation,
         "encoder and decoder: prompts alone are not its input": model_runner.model_config.is_encoder_decoder,
+        "keys and values that its pool does not show": not pools.can_be_read(model_runner),
     }
     for reason, holds in reasons.items():
         if holds:

@@ -66,6 +66,16 @@ def keys_and_values(model_runner: Any, slots: Any) -> Iterator[Place]:
             yield Place(layer, kind, tensor, its_own.long())
 
 
+def can_be_read(model_runner: Any) -> bool:
+    """Tell whether the pool hands out the keys and values of a layer; those of DeepSeek-V4 have none to hand out."""
+    try:
+        for layer in attention_layers(model_runner)[:1]:
+            model_runner.token_to_kv_pool.get_kv_buffer(layer)
+    except NotImplementedError:
+        return False
+    return True
+
+
 def attention_layers(model_runner: Any) -> list[int]:
     """Those that have keys; a hybrid model's pool knows them, and of another model it is all."""
     mapping = getattr(model_runner.token_to_kv_pool, "full_attention_layer_id_mapping", None)
