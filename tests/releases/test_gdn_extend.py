@@ -360,3 +360,17 @@ def test_a_device_that_cannot_run_it(required: bool, monkeypatch: pytest.MonkeyP
     else:
         assert adapter.OPERATION.begin(None) is None
     assert left == ([] if required else ["cuda does not run on this device: it is an sm_80"])
+
+
+@pytest.mark.parametrize("required", [False, True], ids=["auto", "by name"])
+def test_a_server_that_cannot_be_read_keeps_its_breaks(required: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    left: list[str] = []
+    monkeypatch.setattr(active, "selected", lambda op: types.SimpleNamespace(required=required, fall_back=left.append))
+    monkeypatch.setattr(serving, "makes_breakable_graphs", lambda runner: True)
+    monkeypatch.setattr(adapter.OPERATION, "served", lambda runner: runner.model_runner)
+    if required:
+        with pytest.raises(RuntimeError, match="Set SGLANG_BCG_KERNEL_GDN_EXTEND=off to serve without it"):
+            adapter.OPERATION.begin(None)
+    else:
+        assert adapter.OPERATION.begin(None) is None
+    assert len(left) == (not required) and all("cannot read (AttributeError: " in why for why in left)

@@ -29,7 +29,13 @@ from sglang_bcg_fixes.kernels.attention_extend.refusals import (
     why_not_layer,
     why_not_server,
 )
-from sglang_bcg_fixes.kernels.linear_extend.serving import FallBack, Original, is_for_graph, unless_refused
+from sglang_bcg_fixes.kernels.linear_extend.serving import (
+    FallBack,
+    Original,
+    is_for_graph,
+    unless_refused,
+    without_it,
+)
 
 Tensor = torch.Tensor
 
@@ -127,9 +133,7 @@ class Served:
             self.bound, self.rows = bound, rows
             graph, output = stored(place, size, capture())
         except Exception as error:
-            self.refuse(
-                without_it(self.selected, f"a graph of {rows} rows was not captured with attention inside", error)
-            )
+            self.refuse(without_it(KERNEL.op, f"a graph of {rows} rows was not captured with attention inside", error))
             return None
         finally:
             self.bound = None
@@ -283,23 +287,7 @@ class Operation:
         if self.dropped is not None:
             active.selected(KERNEL.op).fall_back(self.dropped)
             return None
-        try:
-            return unless_refused(KERNEL.op, lambda: Served(runner))
-        except active.CannotRun:
-            raise
-        except Exception as error:
-            selected = active.selected(KERNEL.op)
-            selected.fall_back(without_it(selected, "a server that it cannot read", error))
-            return None
-
-
-def without_it(selected: active.Selected, what: str, error: Exception) -> str:
-    """Warn that SGLang's own graphs serve, and return why; where the flag names a form the server must not start."""
-    why = f"{what} ({type(error).__name__}: {error})"
-    if selected.required:
-        raise RuntimeError(f"bcg-fixes {KERNEL.op}: {why}. Set {KERNEL.flag}=off to serve without it") from error
-    logger.warning("bcg-fixes: %s: SGLang's own graphs serve: %s", KERNEL.op, why, exc_info=True)
-    return why
+        return unless_refused(KERNEL.op, lambda: Served(runner))
 
 
 OPERATION = Operation()

@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import logging
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -26,7 +27,9 @@ from sglang_bcg_fixes.anatomy.runners import makes_breakable_graphs
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK, Tracking
-from sglang_bcg_fixes.model import Kernel
+from sglang_bcg_fixes.model import Kernel, flag_of_kernel
+
+logger = logging.getLogger("sglang_bcg_fixes")
 
 Original = Callable[..., Any]
 T = TypeVar("T")
@@ -249,7 +252,18 @@ def unless_refused(op: str, make: Callable[[], T]) -> T | None:
         if selected.required:
             raise
         selected.fall_back(unable.reason)
+    except Exception as error:
+        selected.fall_back(without_it(op, "a server that it cannot read", error))
     return None
+
+
+def without_it(op: str, what: str, error: Exception) -> str:
+    """Warn that SGLang's own code serves, and return why; where the flag names a form the server must not start."""
+    why = f"{what} ({type(error).__name__}: {error})"
+    if active.selected(op).required:
+        raise RuntimeError(f"bcg-fixes {op}: {why}. Set {flag_of_kernel(op)}=off to serve without it") from error
+    logger.warning("bcg-fixes: %s: SGLang's own code serves: %s", op, why, exc_info=True)
+    return why
 
 
 # decisions
