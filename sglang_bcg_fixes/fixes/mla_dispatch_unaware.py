@@ -9,8 +9,10 @@ and choose MHA, and the attention break then looks its layer up in a list that h
 TensorRT-LLM plan for MHA, too.
 Change: Under a breakable graph the handlers choose, and the two backends plan, as they do under a piecewise one: MLA.
 Up to 0.5.13.post1 the runner's warm-up counts as under a breakable graph, because it looks the layers up in the same
-list. The FlashAttention 4 and AITER handlers choose MHA under every graph and stay as they are. Eager prefill computes
-the same with other kernels, so replays give the same tokens with differently rounded logprobs.
+list. TensorRT-LLM forgets the plan of a captured prefill before it captures a verification of drafts, as it does before
+an eager one: it would capture a kernel that is planned for that prefill. The FlashAttention 4 and AITER handlers choose
+MHA under every graph and stay as they are. Eager prefill computes the same with other kernels, so replays give the same
+tokens with differently rounded logprobs.
 Remove when: No release before 0.5.16 has to be served.
 """
 
@@ -32,6 +34,12 @@ PLAN = (
     TENSORRT_PLAN,
 )
 WARM_UP = f"{OLD_PREFILL}._warmup"
+TENSORRT = TENSORRT_PLAN.rpartition(".")[0]
+# of a decode graph, in newer and older releases
+GRAPH_PLAN, OLD_GRAPH_PLAN = (
+    f"{TENSORRT}.init_forward_metadata_{name}" for name in ("out_graph", "capture_cuda_graph")
+)
+OF_DRAFTS = ("TARGET_VERIFY", "DRAFT_EXTEND", "DRAFT_EXTEND_V2")
 
 
 def probe(source: Source) -> Finding:
@@ -41,6 +49,7 @@ def probe(source: Source) -> Finding:
     operation = source.need(f"{ATTENTION}:unified_attention_with_output")
     if operation.mentions("context.mha_companion_layers[layer_id]"):
         return fixed("the attention break replaces the MLA layer with the MHA layer", *handlers, operation)
+    plan_of_graphs = source.need(GRAPH_PLAN, OLD_GRAPH_PLAN)
     chosen = " (only where the breakable backend is chosen explicitly)"
     patched_too = tuple(source.need(where) for where in (*PLAN, *((WARM_UP,) if warms_up_outside(source) else ())))
     return affected(
@@ -49,6 +58,7 @@ def probe(source: Source) -> Finding:
         *handlers,
         operation,
         *patched_too,
+        plan_of_graphs,
     )
 
 
@@ -56,9 +66,36 @@ def warms_up_outside(source: Source) -> bool:
     return source.has_module(OLD_PREFILL_MODULE)
 
 
+def has(source: Source, where: str) -> bool:
+    return source.find(where) is not None
+
+
 def under_a_breakable_graph(original: Callable[[Any], None], self: Any) -> None:
     with graph_break.load("context").enable_breakable_cuda_graph():
         original(self)
+
+
+def forget_the_prefill(self: Any, forward_batch: Any, *_: Any, **__: Any) -> None:
+    forget_it_for(self, forward_batch.forward_mode)
+
+
+def forget_the_prefill_by_its_mode(
+    self: Any,
+    bs: int,
+    num_tokens: int,
+    req_pool_indices: Any,
+    seq_lens: Any,
+    encoder_lens: Any,
+    forward_mode: Any,
+    *_: Any,
+    **__: Any,
+) -> None:
+    forget_it_for(self, forward_mode)
+
+
+def forget_it_for(backend: Any, mode: Any) -> None:
+    if mode.name in OF_DRAFTS:
+        backend.forward_prefill_metadata = None
 
 
 FIX = Fix(
@@ -70,6 +107,13 @@ FIX = Fix(
         ),
         *(PatchPoint((where,), How.AROUND, as_under_a_piecewise_graph) for where in PLAN),
         PatchPoint((WARM_UP,), How.AROUND, under_a_breakable_graph, needed=warms_up_outside),
+        PatchPoint((GRAPH_PLAN,), How.BEFORE, forget_the_prefill, needed=lambda source: has(source, GRAPH_PLAN)),
+        PatchPoint(
+            (OLD_GRAPH_PLAN,),
+            How.BEFORE,
+            forget_the_prefill_by_its_mode,
+            needed=lambda source: has(source, OLD_GRAPH_PLAN),
+        ),
     ),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("kimi_linear_prefill_graph",),

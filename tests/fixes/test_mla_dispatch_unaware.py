@@ -40,6 +40,7 @@ def test_latent_attention_is_captured_in_the_form_that_the_break_can_run(
 
     methods, plans = found["mended"]["inside"]
     assert set(methods.values()) == {"MLA"} and plans == ["paged", "paged", True]
+    assert found["mended"]["verified as a prefill"] is False
     stock = found["stock"]
     assert found["mended"]["outside"] == stock["outside"] == stock["inside"]
     methods, plans = stock["inside"]

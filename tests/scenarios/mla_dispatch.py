@@ -38,9 +38,10 @@ def planned() -> list[Any]:
 
 
 def dispatch(scope: Any) -> dict[str, Any]:
-    found = {"outside": [chosen(), planned()]}
+    found: dict[str, Any] = {"outside": [chosen(), planned()]}
     with scope():
         found["inside"] = [chosen(), planned()]
+        found["verified as a prefill"] = small_deepseek.planned_by_tensorrt_after_a_prefill()
     return found
 
 

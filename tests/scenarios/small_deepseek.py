@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import types
 from typing import Any
@@ -59,6 +60,22 @@ def planned_by_tensorrt() -> list[Any]:
     """Plans that it asks of FlashInfer, and whether FlashInfer's absorbed form replaces its own kernel."""
     backend, plans = _plan("trtllm_mla_backend")
     return [*plans, backend.forward_prefill_metadata.fallback_to_flashinfer_impl]
+
+
+def planned_by_tensorrt_after_a_prefill() -> bool:
+    """Whether a verification of drafts would be captured with FlashInfer's kernel, which is planned for the prefill."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    backend, _ = _plan("trtllm_mla_backend")
+    mode, unplanned = ForwardMode.TARGET_VERIFY, contextlib.suppress(AttributeError)
+    # which needs a GPU and the sizes of a model after what is looked at
+    with unplanned:
+        if hasattr(backend, "init_forward_metadata_out_graph"):
+            backend.init_forward_metadata_out_graph(types.SimpleNamespace(forward_mode=mode, batch_size=1))
+        else:
+            backend.init_forward_metadata_capture_cuda_graph(1, 4, None, torch.tensor([3]), None, mode, None)
+    plan = backend.forward_prefill_metadata
+    return plan is not None and bool(plan.fallback_to_flashinfer_impl)
 
 
 def _plan(module: str) -> tuple[Any, list[Any]]:
