@@ -5,10 +5,12 @@ Symptom: Hybrid models (Qwen3.5, Qwen3-Next, NemotronH, Kimi-Linear and others) 
 extra-buffer strategy of the Mamba prefix cache, when thinking and answer have passed a multiple of
 --mamba-track-interval. On 0.5.11 to 0.5.15.post1 "It is required cache_len=" ends the server. On 0.5.16 to 0.5.21 the
 next turn is answered wrong, and nothing is in the log. The same happens without that flag where speculation has
-accepted tokens behind the end of a grammar (0.5.14 to 0.5.22) or behind a stop (0.5.22), with the strategy no_buffer.
+accepted tokens behind the end of a grammar (0.5.14 to 0.5.22) or behind a stop (0.5.22), with the strategy no_buffer;
+behind the end of a grammar with an extra buffer, too (0.5.14 to 0.5.21).
 Cause: When a request has ended, its cached key is cut back: to the prompt without the thinking, to the stop, or to the
 end of the grammar. The state of a recurrence cannot be cut back. The last checkpoint, or with no_buffer the live state,
-is behind the key's end, and is cached under it all the same.
+is behind the key's end, and is cached under it all the same. With an extra buffer SGLang counts all accepted tokens
+back from the grammar's end, finds a checkpoint that it has counted before, and caches the other one under its length.
 Change: Nothing of such a request is cached when it ends. Its prompt was cached before the answer began, and stays.
 Remove when: No release before 0.5.23 has to be served.
 """
@@ -18,9 +20,8 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.cached_keys import KEYS, RELEASE, SKIPS, held, key_length
-from sglang_bcg_fixes.anatomy.checkpoints import PROCESSOR
+from sglang_bcg_fixes.anatomy.checkpoints import CHECK, PROCESSOR
 from sglang_bcg_fixes.anatomy.launches import EXTRA_BUFFERS, HYBRID, NO_BUFFER, SPECULATION, STRIPPED_THINKING
-from sglang_bcg_fixes.anatomy.workarounds import THINKING_KEPT
 from sglang_bcg_fixes.model import Workaround
 from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, affected, drifted, fixed, wrong
 
@@ -35,11 +36,11 @@ DONATES = tuple(f"{component}.prepare_for_caching_req" for component in COMPONEN
 OLD_TREE = f"{TREES}.mamba_radix_cache:MambaRadixCache.cache_finished_req"
 ACCEPT = f"{PROCESSOR}._accept_grammar_tokens"
 GUARD = f"{PROCESSOR}._mamba_can_cache_finished_req"
-# one of the two has no part in the defect of a release
-KEYS_THAT_STATES_REACH = Workaround(
-    flags="--mamba-radix-cache-strategy extra_buffer, and (leave out) --strip-thinking-cache",
-    option="--mamba-radix-cache-strategy",
-    effect="checkpoints are cached with all tokens before them; thinking takes room in the prefix cache",
+COUNTED_BACK = "prev = cur - result.num_correct_drafts_per_req_cpu[i] - 1"
+SHORTER_KEYS_OFF = Workaround(
+    flags="(leave out) --strip-thinking-cache; with speculation --disable-radix-cache",
+    option="--disable-radix-cache",
+    effect="thinking takes room in the prefix cache; without that cache every prompt is computed anew",
 )
 
 
@@ -52,12 +53,13 @@ def probe(source: Source) -> Finding:
         return drifted("a state and its key are compared", guard)
     if not releases.mentions(SKIPS):
         return drifted("a request is kept out of the cache", releases)
+    read = [releases, key, donates, *([source.need(CHECK)] if cuts_at_a_grammar(source) else [])]
     if cuts_at_a_stop(source):
-        return affected("a live state is cached under a key that ends at a stop before it", releases, key, donates)
+        return affected("a live state is cached under a key that ends at a stop before it", *read)
     if cuts_thinking(source):
         # the default tree before 0.5.16
-        trees = [donates, *([source.need(OLD_TREE)] if source.has_module(OLD_TREE.partition(":")[0]) else [])]
-        return affected("a checkpoint is cached under a key that ends before it", releases, key, *trees)
+        read += [source.need(OLD_TREE)] if source.has_module(OLD_TREE.partition(":")[0]) else []
+        return affected("a checkpoint is cached under a key that ends before it", *read)
     return drifted("a key is cut back", key)
 
 
@@ -73,6 +75,14 @@ def cuts_at_a_stop(source: Source) -> bool:
 
 def cuts_at_a_grammar(source: Source) -> bool:
     return source.find(ACCEPT) is not None and source.find(GUARD) is None
+
+
+def counts_a_cut_run_back(source: Source) -> bool:
+    return cuts_at_a_grammar(source) and source.need(CHECK).mentions(COUNTED_BACK)
+
+
+def counts_what_is_kept(source: Source) -> bool:
+    return cuts_at_a_grammar(source) and not counts_a_cut_run_back(source)
 
 
 def selects(source: Source) -> object | None:
@@ -96,13 +106,17 @@ def keep_live_state_out(req: Any, tree_cache: Any, *_: Any, **__: Any) -> None:
         req.skip_radix_cache_insert = True
 
 
-def keep_verified_state_out(retained: list[int], self: Any, req: Any, tokens: int | list[int]) -> list[int]:
+def keep_cut_run_out(retained: list[int], self: Any, req: Any, tokens: int | list[int]) -> list[int]:
     # the count of the request's tokens is cut back too, and the key's length tells nothing later
     verified = 1 if isinstance(tokens, int) else len(tokens)
-    tree = self.tree_cache
-    if len(retained) < verified and tree.supports_mamba() and not tree.req_to_token_pool.enable_mamba_extra_buffer:
+    if len(retained) < verified and self.tree_cache.supports_mamba():
         req.skip_radix_cache_insert = True
     return retained
+
+
+def keep_cut_live_state_out(retained: list[int], self: Any, req: Any, tokens: int | list[int]) -> list[int]:
+    has_live_state = not self.tree_cache.req_to_token_pool.enable_mamba_extra_buffer
+    return keep_cut_run_out(retained, self, req, tokens) if has_live_state else retained
 
 
 FIX = Fix(
@@ -111,12 +125,14 @@ FIX = Fix(
     patches=(
         PatchPoint((RELEASE,), How.BEFORE, keep_checkpoint_out, needed=cuts_thinking),
         PatchPoint((RELEASE,), How.BEFORE, keep_live_state_out, needed=cuts_at_a_stop),
-        PatchPoint((ACCEPT,), How.AFTER, keep_verified_state_out, needed=cuts_at_a_grammar),
+        PatchPoint((ACCEPT,), How.AFTER, keep_cut_run_out, needed=counts_a_cut_run_back),
+        PatchPoint((ACCEPT,), How.AFTER, keep_cut_live_state_out, needed=counts_what_is_kept),
     ),
-    workarounds=(KEYS_THAT_STATES_REACH, *THINKING_KEPT),
+    workarounds=(SHORTER_KEYS_OFF,),
     verify=("qwen3_next_stripped_thinking",),
     concerns=(
         *wrong(HYBRID, EXTRA_BUFFERS.where(cuts_thinking), STRIPPED_THINKING),
         *wrong(HYBRID, NO_BUFFER.where(cuts_at_a_grammar), SPECULATION),
+        *wrong(HYBRID, EXTRA_BUFFERS.where(counts_a_cut_run_back), SPECULATION),
     ),
 )

@@ -89,6 +89,18 @@ def test_a_state_after_a_grammar_does_not_pass_for_that_of_its_end(run: Run, rel
     assert found["without"] == [[PROMPT + tokens - BEYOND - 1, False] for tokens in TOKENS]
 
 
+@pytest.mark.parametrize(
+    ("release", "without"),
+    [*((release, [112, False]) for release in ("0.5.14", "0.5.17", "0.5.21")), ("0.5.22", [112, True])],
+)
+def test_a_checkpoint_is_not_counted_twice_at_the_end_of_a_grammar(run: Run, release: str, without: list[Any]) -> None:
+    # of the last four tokens one is kept, and the checkpoint lies among the three before them; there are two slots
+    overlapped = {"strip_thinking_cache": True, "disable_overlap_schedule": False}
+    found = run(release, "grammar", tokens=[18], **overlapped)
+    assert found["applied"] == [FIX] and found["without"] == [without]
+    assert found["with"] == [[96, True] if without == [112, False] else without]
+
+
 # with no_buffer a prompt keeps the state that it has been cached with, and a key is not cut at a stop yet
 @pytest.mark.parametrize(("release", "ends"), [("0.5.13", "thinking"), ("0.5.21", "thinking"), ("0.5.21", "stop")])
 def test_live_states_of_earlier_releases_are_right_and_stay(run: Run, release: str, ends: str) -> None:
@@ -134,21 +146,28 @@ def test_only_an_ended_request_with_such_a_state_is_kept_out(
 @pytest.mark.parametrize(
     ("retained", "tokens", "hybrid", "extra_buffer", "skips"),
     [
-        ([1], [1, 2, 3], True, False, True),
-        ([1, 2, 3], [1, 2, 3], True, False, False),
-        ([1], 1, True, False, False),
-        ([1], [1, 2, 3], True, True, False),
-        ([1], [1, 2, 3], False, False, False),
+        ([1], [1, 2, 3], True, False, [True, True]),
+        ([1, 2, 3], [1, 2, 3], True, False, [False, False]),
+        ([1], 1, True, False, [False, False]),
+        ([1], [1, 2, 3], True, True, [True, False]),
+        ([1, 2, 3], [1, 2, 3], True, True, [False, False]),
+        ([1], [1, 2, 3], False, False, [False, False]),
     ],
 )
-def test_only_a_live_state_behind_a_grammar_is_kept_out(
-    retained: list[int], tokens: list[int] | int, hybrid: bool, extra_buffer: bool, skips: bool
+@pytest.mark.parametrize("body", [fix.keep_cut_run_out, fix.keep_cut_live_state_out])
+def test_only_what_a_grammar_has_cut_is_kept_out(
+    body: Callable[..., list[int]],
+    retained: list[int],
+    tokens: list[int] | int,
+    hybrid: bool,
+    extra_buffer: bool,
+    skips: list[bool],
 ) -> None:
     pool = SimpleNamespace(enable_mamba_extra_buffer=extra_buffer)
     processor = SimpleNamespace(tree_cache=SimpleNamespace(supports_mamba=lambda: hybrid, req_to_token_pool=pool))
     request = SimpleNamespace(skip_radix_cache_insert=False)
-    assert fix.keep_verified_state_out(retained, processor, request, tokens) is retained
-    assert request.skip_radix_cache_insert is skips
+    assert body(retained, processor, request, tokens) is retained
+    assert request.skip_radix_cache_insert is skips[body is fix.keep_cut_live_state_out]
 
 
 @pytest.mark.parametrize(

@@ -75,20 +75,42 @@ def stopping(served: scheduler.Scheduler) -> Iterator[None]:
 def completing(served: scheduler.Scheduler) -> Iterator[None]:
     """Have requests end before their last tokens, as a grammar does that is complete inside a verification's tokens.
 
-    SGLang counts and keeps the tokens up to the grammar's end alone, and has computed all.
+    SGLang counts and keeps the tokens up to the grammar's end alone, and has computed all. It asks once for all of them
+    if a checkpoint is among them.
     """
     from sglang.srt.managers.schedule_batch import Req
 
     processor: Any = served.scheduler.batch_result_processor
-    update = Req.update_finish_state
+    update, check = Req.update_finish_state, type(processor)._mamba_check_track_boundary
+    handle = type(processor)._handle_finish_state_updated_req
     complete = SimpleNamespace(accept_token=lambda token: None, is_terminated=lambda: True)
+    speculating = SimpleNamespace(spec_algorithm=SimpleNamespace(is_none=lambda: False))
+    kept: list[int] = []
+
+    def handle_verified(self: Any, req: Any, batch: Any, *rest: Any) -> None:
+        if kept and req.finished():
+            # a verification has none of them
+            batch.mamba_track_mask_cpu = batch.mamba_track_buffer_indices = None
+        handle(self, req, batch, *rest)
+
+    def check_verified(self: Any, req: Any, batch: Any, result: Any, i: int) -> Any:
+        if not kept or not req.finished():
+            return check(self, req, batch, result, i)
+        # what was kept of it is asked for from 0.5.22 on
+        verified = SimpleNamespace(
+            num_correct_drafts_per_req_cpu=[BEYOND] * len(batch.reqs),
+            num_non_draft_tokens_per_req=1,
+            grammar_retained_tokens=[kept] * len(batch.reqs),
+        )
+        return check(self, req, speculating, verified, i)
 
     def update_finish_state(self: Any, *args: Any, **kwargs: Any) -> None:
         update(self, *args, **kwargs)
         if self.finished():
             verified = list(self.output_ids[-BEYOND - 1 :])
             self.grammar = complete
-            dropped = len(verified) - len(processor._accept_grammar_tokens(self, verified))
+            kept[:] = processor._accept_grammar_tokens(self, verified)
+            dropped = len(verified) - len(kept)
             self.grammar = None
             del self.output_ids[-dropped:]
             self.finished_len = len(self.output_ids)
@@ -96,7 +118,11 @@ def completing(served: scheduler.Scheduler) -> Iterator[None]:
             counted = self.kv if hasattr(getattr(self, "kv", None), "kv_committed_len") else self
             counted.kv_committed_len -= dropped
 
-    with mock.patch.object(Req, "update_finish_state", update_finish_state):
+    with (
+        mock.patch.object(Req, "update_finish_state", update_finish_state),
+        mock.patch.object(type(processor), "_mamba_check_track_boundary", check_verified),
+        mock.patch.object(type(processor), "_handle_finish_state_updated_req", handle_verified),
+    ):
         yield
 
 
