@@ -78,7 +78,16 @@ def keep_states(runner: Any, batch: Any, before: Any, slots: Any) -> None:
         number = (boundary - before - 1).clamp(min=0)
         to_track = torch.where(boundary > before, rows[ends - accepted + number] - offsets, -1)
     # the names of these parameters differ between releases
-    runner.attn_backend.update_mamba_state_after_mtp_verify(rows[ends - 1] - offsets, slots, to_track, runner.model)
+    verifier(runner).update_mamba_state_after_mtp_verify(rows[ends - 1] - offsets, slots, to_track, runner.model)
+
+
+def verifier(runner: Any) -> Any:
+    """The backend that has verified: with two of them one may only prefill."""
+    from sglang.srt.model_executor.forward_batch_info import ForwardMode
+
+    backend = runner.attn_backend
+    choose = getattr(backend, "_select_backend", None)
+    return choose(ForwardMode.TARGET_VERIFY) if choose else backend
 
 
 def first_of(owner: Any, *names: str) -> Any:

@@ -69,7 +69,8 @@ class Model:
     mambaish_config = object()
     model = None
 
-    def __init__(self) -> None:
+    def __init__(self, is_divided: bool) -> None:
+        from sglang.srt.layers.attention.hybrid_attn_backend import HybridAttnBackend
         from sglang.srt.layers.attention.hybrid_linear_attn_backend import HybridLinearAttnBackend
 
         slots = 2 * len(PROMPTS) + 1
@@ -90,6 +91,13 @@ class Model:
             forward_metadata=SimpleNamespace(mamba_cache_indices=self.slots),
             req_to_token_pool=SimpleNamespace(get_speculative_mamba2_params_all_layers=lambda: caches),
         )
+        if is_divided:
+            # another backend prefills
+            both: Any = object.__new__(HybridAttnBackend)
+            both.decode_backend, both.prefill_backend = self.attn_backend, None
+            options = SimpleNamespace(speculative_attention_mode="decode")
+            both.model_runner = SimpleNamespace(server_args=options)
+            self.attn_backend = both
 
     def drafts(self, request: Request, number: int) -> list[int]:
         """The last token; a wrong draft, the right one, and one after it that is right in every other step."""
@@ -114,12 +122,16 @@ class Model:
 
 
 def generate() -> list[dict[str, Any]]:
+    return [request for is_divided in (False, True) for request in generate_with(is_divided)]
+
+
+def generate_with(is_divided: bool) -> list[dict[str, Any]]:
     """Tokens of each request next to the recurrence's own, and the state that is there for the prefix cache."""
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
     from sglang.srt.speculative.ngram_info import NgramVerifyInput
     from sglang.srt.speculative.ngram_worker import NGRAMWorker
 
-    model = Model()
+    model = Model(is_divided)
     worker: Any = object.__new__(NGRAMWorker)
     worker.target_worker, worker.model_runner, worker.page_size = model, model, 1
     worker.draft_token_num = NUMBER
