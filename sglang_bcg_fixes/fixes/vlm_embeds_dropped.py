@@ -35,6 +35,7 @@ from sglang_bcg_fixes.anatomy.layer_inputs import (
     replayed_forward,
     takes_no_embeddings,
 )
+from sglang_bcg_fixes.anatomy.ranks import attends_in_parallel
 from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.model import flag_of
@@ -111,7 +112,7 @@ def drops_positions_only(source: Source) -> bool:
 def refuse_images(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
     # compiled and full graphs of the same runner receive them
     breakable = getattr(self, "prefill_backend_name", "breakable") == "breakable"
-    drops = breakable and self.is_multimodal and may_have_images(forward_batch)
+    drops = breakable and self.is_multimodal and may_have_images(self, forward_batch)
     return decide(original(self, forward_batch), drops, "the embeddings of images")
 
 
@@ -122,13 +123,13 @@ def refuse_keyword(original: Callable[..., bool], self: Any, forward_batch: Any)
 
 
 def refuse_unpassed(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
-    what = unpassed(self) if may_have_images(forward_batch) else ""
+    what = unpassed(self) if may_have_images(self, forward_batch) else ""
     return decide(original(self, forward_batch), bool(what), what)
 
 
 def refuse_positions(original: Callable[..., bool], self: Any, forward_batch: Any) -> bool:
     has_three = self.layer_model is not None and getattr(self.model_runner.model, "is_mrope_enabled", False)
-    drops = has_three and may_have_images(forward_batch)
+    drops = has_three and may_have_images(self, forward_batch)
     return decide(original(self, forward_batch), drops, "the positions of images")
 
 
@@ -140,9 +141,12 @@ def vote_against_unpassed(
     return decide(can_run, bool(what), what)
 
 
-def may_have_images(forward_batch: Any) -> bool:
+def may_have_images(runner: Any, forward_batch: Any) -> bool:
     """Tell whether this batch or, under DP attention, any rank's may have images, audio or video."""
-    return forward_batch.global_num_tokens_cpu is not None or bool(forward_batch.contains_mm_inputs())
+    # some other options give it the tokens of all ranks, too
+    is_of_several = forward_batch.global_num_tokens_cpu is not None
+    is_shared = is_of_several and attends_in_parallel(runner.model_runner.server_args)
+    return is_shared or bool(forward_batch.contains_mm_inputs())
 
 
 def unpassed(runner: Any) -> str:

@@ -21,6 +21,7 @@ from typing import Any
 from unittest import mock
 
 from cpu_sglang import graphs, one_batch, prefill
+from sglang_bcg_fixes.fixes import vlm_embeds_dropped
 from tests.releases import kinds_of_request
 
 LENGTHS = [6]
@@ -221,8 +222,11 @@ def ranks(loaded: one_batch.LoadedModel) -> dict[str, Any]:
         agreed = all(vote(runner, batch) for batch in batches.values())
         for name, batch in batches.items():
             batch.global_num_tokens_cpu = [len(batch.input_ids)] * len(batches)
-            batch.can_run_dp_breakable_cuda_graph = batch.can_run_dp_prefill_cuda_graph = agreed
-            found[f"{kind}, {name}"].append(admits(batch))
+            # other options give a batch the tokens of all ranks, too; all of them then have this batch
+            for is_shared, decided in ((True, agreed), (False, vote(runner, batch))):
+                batch.can_run_dp_breakable_cuda_graph = batch.can_run_dp_prefill_cuda_graph = decided
+                with mock.patch.object(vlm_embeds_dropped, "attends_in_parallel", lambda _, known=is_shared: known):
+                    found[f"{kind}, {name}"].append(admits(batch))
         forget(model_runner)
     return found
 
