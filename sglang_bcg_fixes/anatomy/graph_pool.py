@@ -9,12 +9,16 @@ lie outside the pool and have no other owner.
 from __future__ import annotations
 
 import bisect
+import logging
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
 
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.engine.graph_break import DECORATOR_MODULES
+
+logger = logging.getLogger("sglang_bcg_fixes")
 
 # the one place where a break makes views of its inputs and outputs
 WEAK = "_weak_ref_if_tensor"
@@ -58,7 +62,13 @@ class PoolMemory:
         import torch
 
         snapshot: Callable[[], list[dict[str, Any]]] = torch.cuda.memory_snapshot
-        found = sorted(snapshot(), key=lambda segment: segment["address"])
+        try:
+            found = sorted(snapshot(), key=lambda segment: segment["address"])
+        except RuntimeError as error:
+            # of PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync; what a capture keeps is left to SGLang
+            logger.warning("bcg-fixes: this allocator does not tell which memory is a graph's: %s", error)
+            self.begins, self.segments = [0], [(sys.maxsize, True)]
+            return
         self.begins = [segment["address"] for segment in found]
         self.segments = [
             (segment["address"] + segment["total_size"], tuple(segment["segment_pool_id"]) == self.pool)

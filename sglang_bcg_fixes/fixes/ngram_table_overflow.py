@@ -34,8 +34,11 @@ def add_the_last_row(result: None, self: Any) -> None:
     import torch
 
     if self.use_ngram_embedding:
-        short, rows = self.token_table, self.req_to_token_pool.req_to_token.shape[0]
-        self.token_table = torch.empty(rows, *short.shape[1:], dtype=short.dtype, device=short.device)
+        rows, columns = self.req_to_token_pool.req_to_token.shape[0], self.token_table.shape[1:]
+        kind = {"dtype": self.token_table.dtype, "device": self.token_table.device}
+        # two of them may not fit
+        self.token_table = None
+        self.token_table = torch.empty(rows, *columns, **kind)
 
 
 FIX = Fix(

@@ -35,7 +35,8 @@ def probe(source: Source) -> Finding:
 def with_the_models_own_layers(original: Callable[..., Any], runner: Any, full_attn_backend: Any) -> Any:
     config = runner.model_config
     registered = config.linear_attn_registry_result
-    if registered is None:
+    # the other package may have seen to it in a way of its own
+    if registered is None or not hasattr(registered[1], LAYERS):
         return original(runner, full_attn_backend)
     with replaced(config, LAYERS, getattr(registered[1], LAYERS)):
         return original(runner, full_attn_backend)

@@ -16,6 +16,7 @@ Remove when: Every release that has to be served breaks the graph at this mixer,
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -66,14 +67,22 @@ def break_round_the_mixer(
     hidden_states: Tensor,
     output: Tensor | None,
     layer_id: int,
+    *further: Any,
     **rest: Any,
 ) -> Any:
+    rest |= dict(zip(names_after("layer_id", original), further, strict=False)) if further else {}
     if not is_captured_into_a_prefill_graph() or has_a_kernel(mixer, hidden_states, layer_id):
         return original(self, mixer, hidden_states, output, layer_id, **rest)
     if output is None:
         output = hidden_states.new_empty(hidden_states.shape)
     as_break(original)(mixer, hidden_states, output, layer_id, **rest)
     return output
+
+
+@functools.cache
+def names_after(name: str, function: Callable[..., Any]) -> tuple[str, ...]:
+    names = [*inspect.signature(function).parameters]
+    return tuple(names[names.index(name) + 1 :])
 
 
 def has_a_kernel(mixer: Module, hidden_states: Tensor, layer_id: int) -> bool:

@@ -72,6 +72,8 @@ class Parameters(NamedTuple):
 
     names: tuple[str, ...]
     required: frozenset[str]
+    # any other keyword as well
+    takes_more: bool = False
 
     def spelling(self, passed: str) -> str | None:
         """Return the parameter for the argument of this name in the runner, or None."""
@@ -140,6 +142,7 @@ def live_parameters(forward: Callable[..., Any]) -> Parameters | None:
     return Parameters(
         tuple(parameter.name for parameter in named),
         frozenset(parameter.name for parameter in named if parameter.default is parameter.empty),
+        any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters),
     )
 
 
@@ -152,7 +155,7 @@ def misfit(parameters: Parameters, call: Call) -> str | None:
             return f"{passed} is taken for {parameters.names[index]}"
     for name in call.keywords:
         # **kwargs are chosen by the names in the signature
-        if name and name not in parameters.names:
+        if name and name not in parameters.names and not parameters.takes_more:
             return f"no parameter {name}"
     left = parameters.required - set(parameters.names[: call.positional]) - call.keywords
     return f"{min(left)} is required and not passed" if left and None not in call.keywords else None
@@ -193,6 +196,8 @@ def by_name(parameters: Parameters, args: Sequence[Any], kwargs: Mapping[str, An
         name = parameters.spelling(passed)
         if name:
             found[name] = value
+        elif parameters.takes_more and passed in kwargs:
+            found[passed] = value
         elif value is not None:
             raise Unplaced(f"no parameter for {passed}")
     left = parameters.required - found.keys()
@@ -212,7 +217,7 @@ def call_layers_by_name(original: Callable[..., Any], self: Any, forward_batch: 
     calls = calls_made_by(original)
     if parameters is None or all(misfit(parameters, call) is None for call in calls):
         return original(self, forward_batch, num_tokens)
-    if any(call.keywords - {*parameters.names, None} for call in calls):
+    if not parameters.takes_more and any(call.keywords - {*parameters.names, None} for call in calls):
         refuse_what_was_kept_away(self, layers)
 
     # from 0.5.19 the runner reads the signature of the attribute

@@ -73,6 +73,18 @@ def test_a_segment_that_is_new_is_asked_for(allocator: Allocator, begin: int) ->
     assert allocator.asked == 2
 
 
+def test_of_an_allocator_that_tells_nothing_nothing_is_kept(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse() -> None:
+        raise RuntimeError("Calling snapshot with backend:cudaMallocAsync is not meaningful")
+
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", refuse)
+    memory = PoolMemory(POOL)
+    assert memory.holds(1000) and memory.holds(2**47)
+    assert caplog.text.count("does not tell which memory is a graph's") == 1
+
+
 def test_what_the_allocator_has_told_of_is_not_asked_for_again(allocator: Allocator) -> None:
     memory = PoolMemory(POOL)
     assert [memory.holds(address) for address in (1100, 1199, 1300, 1349, 1000, 1449)] == [True] * 4 + [False] * 2

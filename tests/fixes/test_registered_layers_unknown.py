@@ -4,10 +4,12 @@
 from __future__ import annotations
 
 import pathlib
+import types
 from collections.abc import Callable
 
 import pytest
 
+from sglang_bcg_fixes.fixes import registered_layers_unknown as fix
 from tests import processes
 
 
@@ -20,3 +22,9 @@ def test_a_registered_model_says_which_layers_are_full(
     assert found["with a window, without"] == [[2], [2]]
     assert found["with"] == [[1, 3], None]
     assert found["with a window"] == [[1, 3], [2]]
+
+
+def test_a_package_that_has_seen_to_it_is_left_alone() -> None:
+    config = types.SimpleNamespace(linear_attn_registry_result=(None, types.SimpleNamespace()))
+    runner = types.SimpleNamespace(model_config=config)
+    assert fix.with_the_models_own_layers(lambda given, backend: (given, backend), runner, "full") == (runner, "full")

@@ -127,6 +127,16 @@ def test_everything_else_is_the_original(
     assert answer == ("self", MIXER, 5, {"forward_batch": "theirs"}) and captured == []
 
 
+def test_what_comes_by_position_is_handed_on_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fix, "is_captured_into_a_prefill_graph", lambda: False)
+
+    def named(self: Any, mixer: Any, hidden: Any, output: Any, layer_id: int, forward_batch: Any, mup: Any) -> Any:
+        return forward_batch, mup
+
+    rows = torch.ones(5, 2)
+    assert fix.break_round_the_mixer(named, "self", MIXER, rows, rows, 7, "theirs", mup="mup") == ("theirs", "mup")
+
+
 def test_torch_compile_still_traces_through_the_mixer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled prefill graphs take the same way: what stands in its place must not break the trace."""
     monkeypatch.setattr(graph_break, "load", lambda name: pytest.fail("traced into what only eager code may ask"))

@@ -158,6 +158,17 @@ def test_what_takes_everything_is_called_as_the_runner_calls_it() -> None:
     assert Runner(layers).run() == ("ids", "positions", BATCH, None)
 
 
+def test_a_keyword_is_right_where_any_is_taken() -> None:
+    def forward(input_ids: Any, positions: Any, forward_batch: Any, **rest: Any) -> None: ...
+
+    parameters = fix.live_parameters(forward)
+    assert parameters is not None
+    call = fix.Call(3, frozenset({"input_embeds"}))
+    assert fix.misfit(parameters, call) is None
+    named = fix.by_name(parameters, ("ids", "positions", BATCH), {"input_embeds": "embeddings"})
+    assert named["input_embeds"] == "embeddings"
+
+
 # release, file, what is there, what would be there, and what the probe has to say
 DRIFTED = {
     "the layers are called twice": (
