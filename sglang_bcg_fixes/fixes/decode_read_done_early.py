@@ -24,7 +24,7 @@ from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, abse
 
 EXECUTE = f"{DECODE}.execute"
 # what they prepare in a graph is for other steps
-IDLE = frozenset({"FlashAttentionBackend", "MiniMaxSparseAttnBackend"})
+IDLE = frozenset({"FlashAttentionBackend"})
 
 
 def probe(source: Source) -> Finding:

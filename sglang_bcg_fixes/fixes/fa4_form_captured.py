@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """MLA models die at the first replayed prefill with fa4 on GPUs before Blackwell
 
-Symptom: With `--prefill-attention-backend fa4` on a GPU before Blackwell, models with latent attention (MLA) end at
-their first replayed prefill, with an `AssertionError` about the shape of the keys.
+Symptom: With `--prefill-attention-backend fa4` on a GPU before Blackwell, or on an RTX 50 or RTX PRO 6000, models with
+latent attention (MLA) end at their first replayed prefill, with an `AssertionError` about the shape of the keys.
 Cause: FlashAttention 4 has no absorbed form there, so its handler answers expanded without asking if a breakable graph
 is captured. From 0.5.18 on replays on CUDA are prepared for the absorbed form, which every other handler captures.
 Change: No breakable prefill graph is captured for a model with such layers, and prefill runs eagerly. One warning says

@@ -10,7 +10,8 @@ the runner builds a new answer from the fields it knows, to cut off the padding.
 full_logits, the prefill graph runner does not; up to 0.5.15.post1 it also cuts next_token_logits that are not there.
 Change: The new answer takes full_logits of the one it was built from, without the rows of padding. Up to 0.5.15.post1
 SGLang gets them as next_token_logits and cuts them itself, under breakable graphs: full and compiled ones run no Python
-of the model there. On 0.5.11 the graphs hold the whole model, which single_request_capture changes.
+of the model there. Full prefill graphs (--cuda-graph-backend-prefill full) end before there are logits, with this fix
+and without. On 0.5.11 the graphs hold the whole model, which single_request_capture changes.
 Remove when: Every release that has to be served keeps full_logits after a replayed prefill.
 """
 
@@ -20,7 +21,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes.anatomy.launches import DIFFUSION, FULL_PREFILL_GRAPHS, PREFILL_GRAPHS
+from sglang_bcg_fixes.anatomy.launches import DIFFUSION, PREFILL_GRAPHS
 from sglang_bcg_fixes.anatomy.replayed_answers import answer_maker, passed_through, points, runs_the_model
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.writing import Finding, Fix, Source, absent, affected, ends, fixed
@@ -65,5 +66,5 @@ FIX = Fix(
     patches=points(keep_when_trimming, keep_when_replaying),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
-    concerns=ends(DIFFUSION, PREFILL_GRAPHS | FULL_PREFILL_GRAPHS),
+    concerns=ends(DIFFUSION, PREFILL_GRAPHS),
 )
