@@ -165,7 +165,7 @@ class Answer:
         yield self.verdict
         yield from (f"another SGLang is in {folder}; Python imports the first" for folder in self.examined.others)
         if self.is_here:
-            yield f"active here: {doctor.activity(self.environ) if self.loading != LOST_IN_RAY else 'no'}"
+            yield f"active here: {'no' if self.loading else doctor.activity(self.environ)}"
         if self.refusals:
             yield f"does not start: the plugin refuses to, without {'; '.join(self.refusals)}"
 
