@@ -427,10 +427,11 @@ def test_where_one_rank_keeps_its_breaks_all_do(
 
 
 def test_a_capture_that_fails_ends_the_server_only_where_the_flag_names_the_form(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, _, left = served((LLAMA,))
-    found.why_not = None
+    monkeypatch.setattr(active, "selected", lambda op: found.selected)
+    found.why_not, found.device = None, HOST
     kept = (Graph(), torch.zeros(1))
     place = Plain(_graphs={}, _outputs={})
 
@@ -448,6 +449,20 @@ def test_a_capture_that_fails_ends_the_server_only_where_the_flag_names_the_form
     assert why in caplog.text and found.bound is None
     # SGLang's graph is where it was
     assert (place._graphs[8], place._outputs[8]) == kept
+
+
+def test_a_capture_that_cuda_ends_ends_the_server_and_says_how_to_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SGLang's own captures would end it next, and sampling would; neither error names this package."""
+    found, _, _ = served((LLAMA,))
+    found.why_not, found.device = None, HOST
+
+    def end(*words: Any, **named: Any) -> None:
+        raise RuntimeError("Offset increment outside graph capture encountered unexpectedly.")
+
+    monkeypatch.setattr(torch, "rand", end)
+    place = Plain(_graphs={}, _outputs={})
+    with pytest.raises(RuntimeError, match=r"of 8 rows was not captured .*neither capture nor draw.*EXTEND=off"):
+        found.captured(place, 8, 8, 1, end, (Graph(), torch.zeros(1)))
 
 
 @pytest.mark.parametrize(

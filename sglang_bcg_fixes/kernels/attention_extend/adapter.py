@@ -133,7 +133,13 @@ class Served:
             self.bound, self.rows = bound, rows
             graph, output = stored(place, size, capture())
         except Exception as error:
-            self.refuse(without_it(KERNEL.op, f"a graph of {rows} rows was not captured with attention inside", error))
+            what = f"a graph of {rows} rows was not captured with attention inside"
+            if is_damaged(self.device):
+                raise RuntimeError(
+                    f"bcg-fixes {KERNEL.op}: {what}, and torch can neither capture nor draw numbers after CUDA's "
+                    f"error: {error}. Set {KERNEL.flag}=off to serve without it"
+                ) from error
+            self.refuse(without_it(KERNEL.op, what, error))
             return None
         finally:
             self.bound = None
@@ -242,6 +248,15 @@ class Served:
             splits.agree(kind, requests, eager, captured, twin.bound, self.multiprocessors, self.backend.num_splits)
             for kind in self.kinds
         )
+
+
+def is_damaged(device: torch.device) -> bool:
+    """Tell whether CUDA has ended a capture: torch leaves its generator and the graphs' pool as if it went on."""
+    try:
+        torch.rand(1, device=device)
+    except RuntimeError:
+        return True
+    return False
 
 
 class Operation:
