@@ -115,8 +115,11 @@ def keep_cut_run_out(retained: list[int], self: Any, req: Any, tokens: int | lis
 
 
 def keep_cut_live_state_out(retained: list[int], self: Any, req: Any, tokens: int | list[int]) -> list[int]:
-    has_live_state = not self.tree_cache.req_to_token_pool.enable_mamba_extra_buffer
-    return keep_cut_run_out(retained, self, req, tokens) if has_live_state else retained
+    tree = self.tree_cache
+    # the pool of a model without states does not have that name
+    if tree.supports_mamba() and not tree.req_to_token_pool.enable_mamba_extra_buffer:
+        keep_cut_run_out(retained, self, req, tokens)
+    return retained
 
 
 FIX = Fix(

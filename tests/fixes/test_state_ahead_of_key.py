@@ -163,7 +163,8 @@ def test_only_what_a_grammar_has_cut_is_kept_out(
     extra_buffer: bool,
     skips: list[bool],
 ) -> None:
-    pool = SimpleNamespace(enable_mamba_extra_buffer=extra_buffer)
+    # as in SGLang, whose other pools do not have it
+    pool = SimpleNamespace(enable_mamba_extra_buffer=extra_buffer) if hybrid else SimpleNamespace()
     processor = SimpleNamespace(tree_cache=SimpleNamespace(supports_mamba=lambda: hybrid, req_to_token_pool=pool))
     request = SimpleNamespace(skip_radix_cache_insert=False)
     assert body(retained, processor, request, tokens) is retained
