@@ -9,6 +9,7 @@ lie outside the pool and have no other owner.
 from __future__ import annotations
 
 import bisect
+import functools
 import logging
 import sys
 import weakref
@@ -28,6 +29,13 @@ _kept: weakref.WeakKeyDictionary[Any, dict[int, Any]] = weakref.WeakKeyDictionar
 _pools: weakref.WeakKeyDictionary[Any, PoolMemory] = weakref.WeakKeyDictionary()
 # pool id of ordinary memory, also used by SGLang's captures that name no pool
 NO_POOL = (0, 0)
+
+
+@functools.cache
+def say_that_nothing_is_kept(why: str) -> None:
+    logger.warning(
+        "bcg-fixes: break_input_lifetime keeps nothing: the allocator does not tell which memory is a graph's: %s", why
+    )
 
 
 class PoolMemory:
@@ -66,7 +74,7 @@ class PoolMemory:
             found = sorted(snapshot(), key=lambda segment: segment["address"])
         except RuntimeError as error:
             # of PYTORCH_CUDA_ALLOC_CONF=backend:cudaMallocAsync; what a capture keeps is left to SGLang
-            logger.warning("bcg-fixes: this allocator does not tell which memory is a graph's: %s", error)
+            say_that_nothing_is_kept(str(error))
             self.begins, self.segments = [0], [(sys.maxsize, True)]
             return
         self.begins = [segment["address"] for segment in found]

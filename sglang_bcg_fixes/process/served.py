@@ -67,11 +67,13 @@ def seen(model_runner: Any, source: Source, decisions: Iterable[Decision[Any]]) 
 
 
 def schedulers_of(arguments: Any) -> int | None:
-    """The schedulers of a server; None where some run on other machines, or data parallelism decides their number."""
+    """The schedulers of a server; None where some run on other machines, or SGLang decides their number later."""
     named = (getattr(arguments, name, None) for name in ("tp_size", "pp_size"))
     sizes = [size for size in named if isinstance(size, int)]
     alone = [getattr(arguments, name, None) for name in ("dp_size", "nnodes")]
-    if alone != [1, 1] or (getattr(arguments, "attn_dp_size", None) or 1) > 1:
+    # a diffusion LLM has no pipeline stages, whatever is asked for
+    later = (getattr(arguments, "attn_dp_size", None) or 1) > 1 or getattr(arguments, "dllm_algorithm", None)
+    if alone != [1, 1] or later:
         return None
     return math.prod(sizes) if len(sizes) == 2 else None
 

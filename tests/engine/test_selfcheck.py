@@ -20,6 +20,7 @@ import torch
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.anatomy import layer_stack, ranks
+from sglang_bcg_fixes.process import served
 from sglang_bcg_fixes.process.selfcheck import batches, bookkeeping, canary, check, judge, pools
 from tests import processes
 
@@ -246,6 +247,57 @@ def test_a_pool_that_shows_no_keys_is_not_read() -> None:
     for get, answer in ((refuse, False), (lambda layer: (None, None), True)):
         pool = types.SimpleNamespace(full_attention_layer_id_mapping={3: 0}, get_kv_buffer=get)
         assert pools.can_be_read(types.SimpleNamespace(token_to_kv_pool=pool)) is answer
+
+
+def test_a_pool_is_asked_only_where_all_layers_are_here_and_once_by_the_canary(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[Any] = []
+    stages = [2]
+    state = types.ModuleType("parallel_state")
+    state.get_pp_group = lambda: types.SimpleNamespace(world_size=stages[0])  # type: ignore[attr-defined]
+    distributed = types.ModuleType("sglang.srt.distributed")
+    distributed.parallel_state = state  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "sglang.srt.distributed", distributed)
+    monkeypatch.setattr(check, "attends_in_parallel", lambda arguments: False)
+
+    def can_be_read(runner: Any) -> bool:
+        asked.append(runner)
+        return True
+
+    monkeypatch.setattr(pools, "can_be_read", can_be_read)
+    replays = types.SimpleNamespace(can_run=lambda batch: True)
+    monkeypatch.setattr(check, "graph_runner", lambda runner: replays)
+    runner = types.SimpleNamespace(
+        server_args=None,
+        is_draft_worker=False,
+        is_generation=True,
+        model_config=types.SimpleNamespace(is_encoder_decoder=False),
+    )
+    batch = types.SimpleNamespace(forward_mode=types.SimpleNamespace(is_extend=lambda: True))
+    found = canary.Canary(1, lambda mine: mine)
+    assert found.runner_that_replays(runner, batch) is None and asked == []
+    stages[0] = 1
+    assert [found.runner_that_replays(runner, batch) for _ in range(3)] == [replays] * 3 and asked == [runner]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "number"),
+    [
+        ({}, 4),
+        ({"attn_dp_size": 1, "dllm_algorithm": None}, 4),
+        ({"attn_dp_size": 2}, None),
+        ({"dp_size": 2}, None),
+        ({"nnodes": 2}, None),
+        # which has no stages, whatever is asked for
+        ({"dllm_algorithm": "LowConfidence"}, None),
+    ],
+)
+def test_schedulers_are_counted_where_arguments_tell_their_number(
+    arguments: dict[str, Any], number: int | None
+) -> None:
+    given = {"tp_size": 2, "pp_size": 2, "dp_size": 1, "nnodes": 1, **arguments}
+    assert served.schedulers_of(types.SimpleNamespace(**given)) == number
 
 
 @pytest.mark.parametrize(

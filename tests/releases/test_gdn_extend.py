@@ -367,10 +367,12 @@ def test_a_server_that_cannot_be_read_keeps_its_breaks(required: bool, monkeypat
     left: list[str] = []
     monkeypatch.setattr(active, "selected", lambda op: types.SimpleNamespace(required=required, fall_back=left.append))
     monkeypatch.setattr(serving, "makes_breakable_graphs", lambda runner: True)
-    monkeypatch.setattr(adapter.OPERATION, "served", lambda runner: runner.model_runner)
+    monkeypatch.setattr(adapter.OPERATION, "served", lambda runner: runner.nothing_known)
     if required:
         with pytest.raises(RuntimeError, match="Set SGLANG_BCG_KERNEL_GDN_EXTEND=off to serve without it"):
             adapter.OPERATION.begin(None)
     else:
         assert adapter.OPERATION.begin(None) is None
+        # before there are graphs, too
+        assert "cannot read (AttributeError: " in str(adapter.OPERATION.why_not_all(None, {}))
     assert len(left) == (not required) and all("cannot read (AttributeError: " in why for why in left)

@@ -195,6 +195,8 @@ class Operation:
             served = self.served(types.SimpleNamespace(model_runner=model_runner, max_num_tokens=CHUNK))
         except (FallBack, active.CannotRun) as reason:
             return str(reason)
+        except Exception as error:
+            return without_it(self.op, "a server that it cannot read", error)
         hidden_states = torch.empty(0, 0, dtype=model_runner.dtype, device="meta")
         refusals = (served.refusal_of_mixer(mixer, hidden_states, number) for number, mixer in mixers.items())
         return next(filter(None, refusals), None)

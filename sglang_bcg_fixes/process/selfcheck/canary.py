@@ -55,6 +55,8 @@ class Canary:
     compared: int = 0
     pending: Comparison | None = None
     is_told: bool = False
+    # it stays so for a server's life, and to ask may take long
+    is_checkable: bool = False
 
     def runner_that_replays(self, model_runner: Any, forward_batch: Any) -> Any:
         """The runner that is going to replay this batch, or None."""
@@ -62,7 +64,9 @@ class Canary:
             return None
         try:
             runner = check.graph_runner(model_runner)
-            check.refuse_what_cannot_be_checked(model_runner)
+            if not self.is_checkable:
+                check.refuse_what_cannot_be_checked(model_runner)
+                self.is_checkable = True
         except check.NoGraphs:
             return None
         except check.Unchecked as why:

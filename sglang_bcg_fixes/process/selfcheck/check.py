@@ -97,11 +97,13 @@ def refuse_what_cannot_be_checked(model_runner: Any) -> None:
         "it is a draft model": model_runner.is_draft_worker,
         "it generates nothing": not model_runner.is_generation,
         "encoder and decoder: prompts alone are not its input": model_runner.model_config.is_encoder_decoder,
-        "keys and values that its pool does not show": not pools.can_be_read(model_runner),
     }
     for reason, holds in reasons.items():
         if holds:
             raise Unchecked(reason)
+    # only where all of its layers are here
+    if not pools.can_be_read(model_runner):
+        raise Unchecked("keys and values that its pool does not show")
 
 
 @dataclasses.dataclass
