@@ -382,7 +382,9 @@ def measured(
                 server.why = str(wrong)
                 return {}
 
-    samples = timing.in_turn({each.arm: functools.partial(sampling, each) for each in every}, plan.rounds)
+    # each case has its own order: what runs before a server may slow it down
+    shuffled = random.Random(f"{SEED} {case}").sample(every, len(every))
+    samples = timing.in_turn({each.arm: functools.partial(sampling, each) for each in shuffled}, plan.rounds)
     found = []
     for each in every:
         taken = [sample for sample in samples[each.arm] if sample]
@@ -403,10 +405,12 @@ def measured(
 
 def measure(plan: Plan, folder: pathlib.Path, say: Say) -> Iterator[list[Row]]:
     with contextlib.ExitStack() as ending:
-        every = []
-        for arm in plan.arms:
-            every.append(start(plan, arm, folder))
-            ending.callback(every[-1].stop)
+        started = {}
+        # where a server's processes come to lie may hang on its place among them
+        for arm in random.Random().sample(plan.arms, len(plan.arms)):
+            started[arm] = start(plan, arm, folder)
+            ending.callback(started[arm].stop)
+        every = [started[arm] for arm in plan.arms]
         say(f"starting {len(every)} servers, load {os.getloadavg()[0]:.1f}")
         wait_until_healthy(every, say)
         for each in every:
@@ -431,7 +435,8 @@ def first_tokens(every: Sequence[Server], plan: Plan, kind: str, length: int, sa
     """Rows of the time to the first token of new prompts, all behind the same tokens where some are cached."""
     prompts = Prompts(f"{kind} {length}", plan.words)
     make = prompts.tokens if kind == FIRST_TOKEN else prompts.with_image
-    asked = [[make(length) for _ in range(ASKED)] for _ in range(plan.rounds + timing.WARM_UP)]
+    # the first one of a round wakes the server, and does not count
+    asked = [[make(length) for _ in range(1 + ASKED)] for _ in range(plan.rounds + timing.WARM_UP)]
     if cached:
         kind = behind(cached)
         before = prompts.tokens(cached)["input_ids"]
@@ -441,7 +446,7 @@ def first_tokens(every: Sequence[Server], plan: Plan, kind: str, length: int, sa
         if cached:
             # it may have been evicted since the last round
             first_token(server, {"input_ids": before})
-        return {kind: timing.quantile([first_token(server, each) for each in asked[number]], 0.5)}
+        return {kind: timing.quantile([first_token(server, each) for each in asked[number]][1:], 0.5)}
 
     return measured(every, plan, (kind, length, 1), "ms", take, say)
 

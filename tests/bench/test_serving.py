@@ -57,7 +57,7 @@ def test_every_server_is_asked_in_every_round(measure: Measure) -> None:
     for row in found:
         assert row.verdict == "green" and row.median and len(row.details["rounds"]) == timing.LEAST_ROUNDS
         # each round and the one before them
-        asked = (serving.ASKED if row.unit == "ms" else 1) * (timing.LEAST_ROUNDS + timing.WARM_UP)
+        asked = (1 + serving.ASKED if row.unit == "ms" else 1) * (timing.LEAST_ROUNDS + timing.WARM_UP)
         if row.measured == serving.behind(40):
             # the prefix itself, once a round
             asked += timing.LEAST_ROUNDS + timing.WARM_UP
@@ -81,15 +81,15 @@ def test_prompts_behind_a_prefix_are_new_and_the_prefix_is_asked_first(
         return float(len(asked))
 
     def taken(every: object, plan: object, case: object, unit: str, take: Callable[..., object], say: object) -> None:
-        # the median is of the prompts, without the prefix
+        # the median is of the prompts, without the prefix and the one that wakes the server
         cases.extend((case, take(None, 0), take(None, 1)))
 
     monkeypatch.setattr(serving, "first_token", answered)
     monkeypatch.setattr(serving, "measured", taken)
     serving.first_tokens([], serving.Plan(tmp_path, words=50), serving.FIRST_TOKEN, 9, print, cached=4096)
     name = "first token behind 4,096 cached"
-    assert cases == [(name, 9, 1), {name: 4.0}, {name: 10.0}]
-    prefix, in_a_round = asked[0], 1 + serving.ASKED
+    assert cases == [(name, 9, 1), {name: 5.0}, {name: 12.0}]
+    prefix, in_a_round = asked[0], 2 + serving.ASKED
     assert len(prefix) == 4096 and asked[in_a_round] == prefix and len(asked) == 2 * in_a_round
     prompts = asked[1:in_a_round] + asked[in_a_round + 1 :]
     assert all(len(each) == 4105 and each[:4096] == prefix for each in prompts)
