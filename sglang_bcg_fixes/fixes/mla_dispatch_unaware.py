@@ -66,8 +66,12 @@ def warms_up_outside(source: Source) -> bool:
     return source.has_module(OLD_PREFILL_MODULE)
 
 
-def has(source: Source, where: str) -> bool:
-    return source.find(where) is not None
+def plans_outside(source: Source) -> bool:
+    return source.find(GRAPH_PLAN) is not None
+
+
+def plans_by_mode(source: Source) -> bool:
+    return source.find(OLD_GRAPH_PLAN) is not None
 
 
 def under_a_breakable_graph(original: Callable[[Any], None], self: Any) -> None:
@@ -107,13 +111,8 @@ FIX = Fix(
         ),
         *(PatchPoint((where,), How.AROUND, as_under_a_piecewise_graph) for where in PLAN),
         PatchPoint((WARM_UP,), How.AROUND, under_a_breakable_graph, needed=warms_up_outside),
-        PatchPoint((GRAPH_PLAN,), How.BEFORE, forget_the_prefill, needed=lambda source: has(source, GRAPH_PLAN)),
-        PatchPoint(
-            (OLD_GRAPH_PLAN,),
-            How.BEFORE,
-            forget_the_prefill_by_its_mode,
-            needed=lambda source: has(source, OLD_GRAPH_PLAN),
-        ),
+        PatchPoint((GRAPH_PLAN,), How.BEFORE, forget_the_prefill, needed=plans_outside),
+        PatchPoint((OLD_GRAPH_PLAN,), How.BEFORE, forget_the_prefill_by_its_mode, needed=plans_by_mode),
     ),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("kimi_linear_prefill_graph",),

@@ -216,7 +216,9 @@ def test_an_earlier_report_does_not_outlive_one_that_cannot_be_written(tmp_path:
 @pytest.mark.parametrize(("title", "status"), [("sglang::data_parallel_controller", -signal.SIGQUIT), ("python", 1)])
 def test_a_controller_does_not_wait_for_a_scheduler_that_refuses(title: str, status: int) -> None:
     child = "import sys; from sglang_bcg_fixes.process import log; log.refuse('it refuses')"
-    parent = f"import subprocess, sys; sys.exit(subprocess.run([{sys.executable!r}, '-c', {child!r}]).returncode)"
+    # a shell in the background starts its programs with this signal ignored
+    begins = "import signal, subprocess, sys; signal.signal(signal.SIGQUIT, signal.SIG_DFL)"
+    parent = f"{begins}; sys.exit(subprocess.run([{sys.executable!r}, '-c', {child!r}]).returncode)"
     done = subprocess.run(
         [title, "-c", parent], executable=sys.executable, capture_output=True, text=True, cwd=processes.REPOSITORY
     )
