@@ -255,11 +255,8 @@ class Run:
         """Run them in parallel: one worker begins with the first releases and one with the last."""
         order = {release: place for place, release in enumerate(("", *wheels.RELEASES))}
         rows = sorted(rows, key=lambda row: (order[row.release], -row.seconds, row.file))
-        needed = [row for row in rows if not row.is_between]
-        first = self.foremost(needed)
-        # CI is red for any that is needed and has not run, and only prints the others
-        groups = (first, [row for row in needed if row not in first], [row for row in rows if row.is_between])
-        waiting = [collections.deque(group) for group in groups]
+        first = self.foremost(rows)
+        waiting = [collections.deque(first), collections.deque(row for row in rows if row not in first)]
 
         def work(number: int) -> None:
             worker = Worker()
@@ -446,8 +443,10 @@ def main() -> int:
     run.rows = rows
     run.total = len(still_open) + len(chosen)
     # first what is open: most of it is what the last commits have changed
-    run.run_all(still_open)
+    run.run_all([row for row in still_open if not row.is_between])
     run.run_all(chosen)
+    # CI is red for any of those, and only prints these
+    run.run_all([row for row in still_open if row.is_between])
     run.once_more()
     return close(run, rows, still_open, lint)
 
