@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What benchmarks/prefill_timeline.py keeps of a profiler's events, and draws."""
+"""The last prefill among a profiler's events, kept and drawn by benchmarks/prefill_timeline.py."""
 
 from __future__ import annotations
 

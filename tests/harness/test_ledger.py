@@ -506,6 +506,22 @@ def test_rows_on_what_the_last_commits_have_touched_run_first(monkeypatch: pytes
     assert set(map(id, started[: len(touched)])) == set(map(id, touched))
 
 
+def test_rows_in_between_run_after_all_that_ci_is_red_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    between = ledger.Row("tests/test_one.py", wheels.RELEASES[3], ["one"], is_between=True)
+    needed = ledger.Row("tests/test_one.py", wheels.RELEASES[0], ["one"])
+    sampled = ledger.Row("tests/test_two.py", "", ["one"])
+    ran: list[list[ledger.Row]] = []
+    monkeypatch.setattr(traced, "install", lambda: None)
+    monkeypatch.setattr(ledger, "known", lambda run: [between, needed])
+    monkeypatch.setattr(ledger, "start_lint", lambda: None)
+    monkeypatch.setattr(ledger, "close", lambda *_: 0)
+    monkeypatch.setattr(ledger.Run, "choose", lambda *_: [sampled])
+    monkeypatch.setattr(ledger.Run, "run_all", lambda run, rows: ran.append(rows))
+    monkeypatch.setenv("MINUTES", "75")
+    monkeypatch.setattr(sys, "argv", ["ledger"])
+    assert ledger.main() == 0 and ran == [[needed], [sampled], [between]]
+
+
 def test_what_the_last_commits_have_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     # as git tells two commits, and where there are none
     told = iter(("Makefile\0tests/\u00e4 b.py\0\0README.md\0", ""))

@@ -63,7 +63,7 @@ def planned_by_tensorrt() -> list[Any]:
 
 
 def planned_by_tensorrt_after_a_prefill() -> bool:
-    """Whether a verification of drafts would be captured with FlashInfer's kernel, which is planned for the prefill."""
+    """Tell if a verification of drafts would be captured with FlashInfer's kernel, which is planned for the prefill."""
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
     backend, _ = _plan("trtllm_mla_backend")
