@@ -92,6 +92,8 @@ MIXERS = {
     ("Lfm2ForCausalLM", LFM2): "conv",
     ("Lfm2MoeForCausalLM", LFM2_MOE): "conv",
 }
+# bytes of a GPU: for the graphs, and for what a start takes after them
+LEAST_FREE = 4 << 30
 # which gained on a GPU with all mixers inside the graph, and the largest size that `auto` captures: above it, padding
 # may take more than the graph gains
 MEASURED = {"GraniteMoeHybridForCausalLM": 4096}
@@ -239,7 +241,9 @@ def admitted_layers(model_runner: Any, name: str, if_measured: bool) -> set[type
     calls = broken_calls(model_runner, name, mixers.values())
     reasons = why_not(model_runner, calls)
     if if_measured:
-        reasons = itertools.chain(reasons, why_unmeasured(model_runner), why_not_inside(model_runner, mixers))
+        reasons = itertools.chain(
+            reasons, why_unmeasured(model_runner), why_no_room(model_runner), why_not_inside(model_runner, mixers)
+        )
     # a default that leaves a model as SGLang serves it is nothing to warn of
     is_wanted = is_admitted(model_runner, reasons, logging.INFO if if_measured else logging.WARNING)
     return set(map(type, layers.values())) if is_wanted else set()
@@ -259,6 +263,14 @@ def why_unmeasured(model_runner: Any) -> Iterator[str]:
         "no small size to capture": not sizes_to_capture(model_runner.model, settings),
     }
     yield from (f"{what}, which nobody has measured" for what, holds in reasons.items() if holds)
+
+
+def why_no_room(model_runner: Any) -> Iterator[str]:
+    """Say that the graphs may not fit: SGLang starts without them, and a capture that runs out of memory ends it."""
+    import torch
+
+    if model_runner.device == "cuda" and torch.cuda.mem_get_info()[0] < LEAST_FREE:
+        yield f"less than {LEAST_FREE >> 30} GiB of GPU memory are free"
 
 
 def prefill_settings() -> Any:

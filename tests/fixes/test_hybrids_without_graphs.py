@@ -363,6 +363,7 @@ def runner(model: Any = None, **changed: Any) -> Any:
         "server_args": types.SimpleNamespace(enable_breakable_cuda_graph=True),
         "attn_backend": None,
         "model": model,
+        "device": "cpu",
     }
     return types.SimpleNamespace(**{**plain, **changed})
 
@@ -545,6 +546,17 @@ def test_by_default_what_nobody_has_measured_is_left_alone(
     (said,) = caplog.records
     assert f"as in SGLang: {reason}, which nobody has measured" in said.getMessage()
     assert said.levelno == logging.INFO
+
+
+@pytest.mark.parametrize(
+    ("device", "gigabytes", "reasons"),
+    [("cuda", 3.9, ["less than 4 GiB of GPU memory are free"]), ("cuda", 4.0, []), ("cpu", 0.0, [])],
+)
+def test_a_full_gpu_starts_without_graphs_as_in_sglang(
+    monkeypatch: pytest.MonkeyPatch, device: str, gigabytes: float, reasons: list[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(gigabytes * 2**30), 80 << 30))
+    assert [*fix.why_no_room(types.SimpleNamespace(device=device))] == reasons
 
 
 def attention(**parts: torch.nn.Module) -> Layer:
