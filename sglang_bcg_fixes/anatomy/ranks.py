@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 from typing import Any
@@ -16,11 +17,25 @@ def tensor_parallel_ranks() -> int:
 
 def attends_in_parallel(arguments: Any) -> bool:
     """Tell whether ranks attend to batches of their own; from 0.5.22 on a size says it, given or resolved."""
+    return bool(arguments.enable_dp_attention) or is_several("attn_dp_size", arguments, *resolved_sizes())
+
+
+def is_several(name: str, *sized: Any) -> bool:
+    """Tell whether one of these has that size, and it is above one."""
+    return any(int(getattr(each, name, 1) or 1) > 1 for each in sized)
+
+
+def resolved_sizes() -> list[Any]:
+    """Return what holds the sizes that later releases derive from options."""
+    get_parallel = getattr(runtime_context(), "get_parallel", None)
+    return [get_parallel()] if get_parallel else []
+
+
+@functools.cache
+def runtime_context() -> Any:
+    """Import the module in which later releases keep resolved options; None before."""
     name = "sglang.srt.runtime_context"
-    context = importlib.import_module(name) if importlib.util.find_spec(name) else None
-    get_parallel = getattr(context, "get_parallel", None)
-    sized = (arguments, get_parallel()) if get_parallel else (arguments,)
-    return bool(arguments.enable_dp_attention) or any(int(getattr(each, "attn_dp_size", 1) or 1) > 1 for each in sized)
+    return importlib.import_module(name) if importlib.util.find_spec(name) else None
 
 
 def any_rank(mine: bool) -> bool:

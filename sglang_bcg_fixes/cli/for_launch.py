@@ -38,7 +38,6 @@ GATES = {
     "any": (Harm.WRONG, Harm.ENDS, Harm.SLOWER),
 }
 BY_RAY, RAY_SCHEDULER = "--use-ray", "sglang.srt.ray.scheduler_actor:SchedulerActor.__init__"
-LOST_IN_RAY = f"SGLang will NOT load the plugin: its schedulers load none with {BY_RAY}; start without that flag"
 NOT_CHECKED = "not checked: what SGLang refuses later, when it looks at the model and all flags together"
 # the columns of a line on a defect, and where it goes on
 STATE_WIDTH, HARM_WIDTH = 9, 17
@@ -119,7 +118,9 @@ class Answer:
         if self.examined.loading or not self.launch.given(BY_RAY):
             return self.examined.loading
         actor = self.examined.source.find(RAY_SCHEDULER)
-        return None if actor is None or actor.mentions("load_plugins()") else LOST_IN_RAY
+        if actor is None or actor.mentions("load_plugins()"):
+            return None
+        return f"SGLang will NOT load the plugin: its schedulers load none with {BY_RAY}; start without that flag"
 
     @functools.cached_property
     def refusals(self) -> list[str]:

@@ -58,7 +58,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sglang_bcg_fixes.anatomy import latent_attention
+from sglang_bcg_fixes.anatomy import latent_attention, ranks
 from sglang_bcg_fixes.anatomy.attention_break import join_heads
 from sglang_bcg_fixes.anatomy.forward_batch import CONTEXT, is_captured_into_a_prefill_graph, prefill_batch
 from sglang_bcg_fixes.anatomy.launches import LATENT, LINEAR_INSIDE, ON_HOPPER, WANTED_PREFILL_GRAPHS, named
@@ -370,8 +370,7 @@ def why_not(model_runner: Any, calls: Iterable[tuple[str, Any]]) -> Iterator[str
     arguments = model_runner.server_args
     if getattr(arguments, "enable_lora", None) or getattr(arguments, "lora_paths", None):
         yield "LoRA"
-    get_parallel = getattr(serving.runtime_context(), "get_parallel", None)
-    yield from serving.refused_options(arguments, model_runner, *([get_parallel()] if get_parallel else []))
+    yield from serving.refused_options(arguments, model_runner, *ranks.resolved_sizes())
     if serving.is_deterministic():
         yield "deterministic inference"
 

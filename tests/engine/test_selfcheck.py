@@ -317,8 +317,7 @@ def test_ranks_that_attend_to_their_own_batches_are_known(
     context: Any = types.ModuleType("sglang.srt.runtime_context")
     if resolved is not None:
         context.get_parallel = lambda: types.SimpleNamespace(attn_dp_size=resolved)
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: True)
-    monkeypatch.setitem(sys.modules, context.__name__, context)
+    monkeypatch.setattr(ranks, "runtime_context", lambda: context)
     assert ranks.attends_in_parallel(types.SimpleNamespace(**given)) is answer
 
 

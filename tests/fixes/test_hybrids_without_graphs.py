@@ -15,12 +15,11 @@ import pytest
 import torch
 
 from cpu_sglang import architectures
-from sglang_bcg_fixes.anatomy import forward_batch, latent_attention, short_convolutions
+from sglang_bcg_fixes.anatomy import forward_batch, latent_attention, ranks, short_convolutions
 from sglang_bcg_fixes.anatomy.runners import SETUP_MODULE
 from sglang_bcg_fixes.concern import Launch
 from sglang_bcg_fixes.engine import wrappers
 from sglang_bcg_fixes.fixes import hybrids_without_graphs as fix
-from sglang_bcg_fixes.kernels.linear_extend import serving
 from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL
 from sglang_bcg_fixes.kernels.short_conv_extend import declaration as short_conv_extend
 from sglang_bcg_fixes.model import flag_of
@@ -392,7 +391,7 @@ def test_what_nobody_has_tried_is_left_alone(
     monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any], reason: str
 ) -> None:
     # as in a release that has its options in server_args
-    monkeypatch.setattr(serving, "runtime_context", lambda: None)
+    monkeypatch.setattr(ranks, "runtime_context", lambda: None)
     assert list(fix.why_not(runner(**changed), ())) == [reason]
     assert list(fix.why_not(runner(), ())) == []
 
@@ -435,7 +434,7 @@ def shown(model: Any, **changed: Any) -> list[bool]:
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "runtime_context", lambda: None)
+    monkeypatch.setattr(ranks, "runtime_context", lambda: None)
     breaks = {Convolution.forward: {fix.ID}, Backend.forward: {fix.SSM_BREAK}}
     monkeypatch.setattr(wrappers, "fixes_in", lambda call: breaks.get(call, set()))
 
@@ -576,7 +575,7 @@ def latent_shown(model: Any, **changed: Any) -> list[bool]:
 @pytest.fixture
 def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A release whose handlers choose what they can capture."""
-    monkeypatch.setattr(serving, "runtime_context", lambda: None)
+    monkeypatch.setattr(ranks, "runtime_context", lambda: None)
     monkeypatch.setattr(latent_attention, "is_chosen_by", lambda fix_id: True)
 
 
@@ -627,7 +626,7 @@ def setup(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     modules = {SETUP_MODULE: setup, fix.NEMOTRON: types.SimpleNamespace(**{fix.FEED_FORWARD: FeedForward})}
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(serving, "runtime_context", lambda: None)
+    monkeypatch.setattr(ranks, "runtime_context", lambda: None)
     return setup
 
 

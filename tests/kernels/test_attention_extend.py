@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from cpu_sglang import flash_attention
+from sglang_bcg_fixes.anatomy import ranks
 from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.attention_extend import adapter, fa3, refusals, splits, trial
 from sglang_bcg_fixes.kernels.attention_extend.declaration import KERNEL
@@ -681,7 +682,7 @@ def test_servers_that_are_refused(
     reason: str | None,
     device: str,
 ) -> None:
-    monkeypatch.setattr(serving, "runtime_context", lambda: None)
+    monkeypatch.setattr(ranks, "runtime_context", lambda: None)
     monkeypatch.setattr(serving, "is_deterministic", lambda: False)
     monkeypatch.setattr(refusals, "is_interpreted", lambda: False)
     monkeypatch.setattr(serving, "counts_ranks", lambda arguments: getattr(arguments, "counts", False))
@@ -697,7 +698,7 @@ def test_servers_that_are_refused(
 
 def test_a_deterministic_server_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = Plain(attn_cp_size=2)
-    monkeypatch.setattr(serving, "runtime_context", lambda: Plain(get_parallel=lambda: sizes))
+    monkeypatch.setattr(ranks, "runtime_context", lambda: Plain(get_parallel=lambda: sizes))
     monkeypatch.setattr(serving, "counts_ranks", lambda arguments: False)
     runner = Plain(**SERVER, server_args=Plain())
     for deterministic, reason in ((True, "deterministic inference"), (False, "context parallelism")):

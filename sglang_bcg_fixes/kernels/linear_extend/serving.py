@@ -13,7 +13,6 @@ kernels, is its own adapter's.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
 import logging
 import types
@@ -23,6 +22,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from sglang_bcg_fixes.anatomy import ranks
 from sglang_bcg_fixes.anatomy.runners import makes_breakable_graphs
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.kernels import active
@@ -289,12 +289,10 @@ def refuse_configuration(model_runner: Any, wanted: str) -> None:
 
 def refuse_server(model_runner: Any) -> None:
     """Raise FallBack if its options let no captured layer be right, of whatever kind."""
-    get_parallel = getattr(runtime_context(), "get_parallel", None)
-    sized = (model_runner, get_parallel()) if get_parallel else (model_runner,)
     arguments = model_runner.server_args
     reasons = (
         ["deterministic inference"] * is_deterministic()
-        or refused_options(arguments, *sized)
+        or refused_options(arguments, model_runner, *ranks.resolved_sizes())
         or ["batches with counts of every rank's tokens"] * counts_ranks(arguments)
     )
     for reason in reasons:
@@ -326,7 +324,7 @@ def refused_options(arguments: Any, *sized: Any) -> list[str]:
         return any(getattr(arguments, name, False) for name in names)
 
     def several(name: str) -> bool:
-        return any(int(getattr(each, name, 1) or 1) > 1 for each in (arguments, *sized))
+        return ranks.is_several(name, arguments, *sized)
 
     reasons = {
         "deterministic inference": asked("enable_deterministic_inference"),
@@ -346,7 +344,7 @@ def refused_options(arguments: Any, *sized: Any) -> list[str]:
 
 def checkpoint_unit(arguments: Any) -> int | None:
     """Return SGLang's mamba_cache_chunk_size; None without a buffer for states from inside an extend."""
-    context = runtime_context()
+    context = ranks.runtime_context()
     if hasattr(arguments, "enable_mamba_extra_buffer"):
         wanted = arguments.enable_mamba_extra_buffer()
     else:
@@ -362,15 +360,9 @@ def checkpoint_unit(arguments: Any) -> int | None:
 
 def is_deterministic() -> bool:
     """Read what later releases resolve; earlier ones only have the option."""
-    get_exec = getattr(runtime_context(), "get_exec", None)
+    get_exec = getattr(ranks.runtime_context(), "get_exec", None)
     found = getattr(get_exec(), "deterministic", None) if get_exec else None
     return bool(getattr(found, "enable_deterministic_inference", False))
-
-
-def runtime_context() -> Any:
-    """Import the module in which later releases keep resolved options; None before."""
-    name = "sglang.srt.runtime_context"
-    return importlib.import_module(name) if importlib.util.find_spec(name) else None
 
 
 def is_for_graph(batch: Any) -> bool:
