@@ -5,8 +5,8 @@
 
 qwen3_5_4b has 16 of its 32 layers and qwen3_5_35b_a3b 8 of its 40, so that several servers fit on one GPU; their
 weights are drawn on the GPU if there is one. Qwen3 is whole but for its vocabulary, gpt_oss_20b has 4 of its 24
-layers, in bfloat16. The others are those of `benchmarks.bench --servers`, with a tokenizer. Words of every tokenizer
-are numbers.
+layers, in bfloat16, and qwen3_moe was never published. The others are those of `benchmarks.bench --servers`, with a
+tokenizer. Words of every tokenizer are numbers.
 """
 
 from __future__ import annotations
@@ -81,12 +81,7 @@ Files = dict[str, dict[str, Any]]
 
 
 def qwen3(sizes: Sizes, order: tuple[int, ...]) -> models.Model:
-    layer = {
-        **norms("input_layernorm", "post_attention_layernorm", size=sizes.hidden),
-        **attention("self_attn.", sizes),
-        **norms("self_attn.q_norm", "self_attn.k_norm", size=sizes.head),
-        **models.mlp("mlp.", sizes.inner, sizes.hidden),
-    }
+    layer = {**qwen3_attention(sizes), **models.mlp("mlp.", sizes.inner, sizes.hidden)}
     return models.Model(
         "Qwen3ForCausalLM",
         "qwen3",
@@ -95,6 +90,32 @@ def qwen3(sizes: Sizes, order: tuple[int, ...]) -> models.Model:
         hybrid_models.ends(sizes.hidden, "norm"),
         options(f"{common(sizes)} attention_bias=false"),
         order=order,
+    )
+
+
+def qwen3_attention(sizes: Sizes) -> Shapes:
+    return {
+        **norms("input_layernorm", "post_attention_layernorm", size=sizes.hidden),
+        **attention("self_attn.", sizes),
+        **norms("self_attn.q_norm", "self_attn.k_norm", size=sizes.head),
+    }
+
+
+def qwen3_moe(sizes: Sizes, experts: int, chosen: int, order: tuple[int, ...]) -> models.Model:
+    dense = qwen3(sizes, order)
+    layer = {**qwen3_attention(sizes), **weights("mlp.", gate=(experts, sizes.hidden))}
+    for number in range(experts):
+        layer |= models.mlp(f"mlp.experts.{number}.", sizes.inner, sizes.hidden)
+    of_experts = options(
+        f"""num_experts={experts} num_experts_per_tok={chosen} moe_intermediate_size={sizes.inner}
+        norm_topk_prob=true decoder_sparse_step=1 mlp_only_layers=[]"""
+    )
+    return dataclasses.replace(
+        dense,
+        architecture="Qwen3MoeForCausalLM",
+        model_type="qwen3_moe",
+        layers=(layer,) * len(dense.layers),
+        config={**dense.config, **of_experts},
     )
 
 
@@ -134,6 +155,7 @@ TEXT = {
     "qwen3_0_6b": qwen3(Sizes(1024, 3072, 16, 8), (0, 1, 2, 3) * 7),
     "qwen3_1_7b": qwen3(Sizes(2048, 6144, 16, 8), (0, 1, 2, 3) * 7),
     "qwen3_8b": qwen3(Sizes(4096, 12288, 32, 8), (0, 1, 2, 3) * 9),
+    "qwen3_moe": qwen3_moe(Sizes(1024, 256, 16, 8), 64, 8, (0, 1) * 4),
     "gpt_oss_20b": gpt_oss(Sizes(2880, 2880, 64, 8, 64), 32, 4, 4),
 }
 

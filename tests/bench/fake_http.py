@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stand-in for SGLang's HTTP server, for tests of benchmarks/serving.py; with the plugin it obeys MISBEHAVIOUR."""
+"""A stand-in for SGLang's HTTP server, for tests of serving.py and ranks.py; with the plugin it obeys MISBEHAVIOUR."""
 
 from __future__ import annotations
 
 import argparse
+import array
+import base64
 import http.server
 import json
 import os
@@ -27,7 +29,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         sys.stderr.write(f"Prefill batch, #new-seq: 1, cuda graph: {self.replays}, input throughput\n")
         off = 5.0 if MISBEHAVIOUR == "wrong" else 0.0
         tops = [[[-1.0 - off, 7, None], [-2.0, 8, None]]]
-        self.answer({"meta_info": {"output_top_logprobs": tops} if asked.get("return_logprob") else {}})
+        found: dict[str, Any] = {"output_top_logprobs": tops, "output_token_logprobs": tops[0]}
+        experts = [3, 1, 4, 2 if off else 1]
+        more = {"routed_experts": base64.b64encode(array.array("i", experts).tobytes()).decode()}
+        found = {**(found if asked.get("return_logprob") else {}), **more}
+        self.answer({"meta_info": found, "output_ids": [7, 8]})
 
     def answer(self, content: dict[str, Any]) -> None:
         body = json.dumps(content).encode()
