@@ -42,6 +42,7 @@ ASKED = {
 # on the model and the prompts of another case
 LIKE_OTHERS = ("llama_stack_by_structure", "eagle_prefix_only_worker")
 NOT_RUN = "\u2013"
+TWO_GPUS = ("tp2-verify", "dp2-verify", "ranks", "ranks-again")
 COLUMNS = 6
 Found = dict[str, Any]
 Arms = dict[str, list[Found]]
@@ -163,7 +164,8 @@ def page() -> str:
     if places := [place for place, cell in found.items() if worth(cell.patched) < worth(cell.stock)]:
         raise SystemExit(f"{places} are worse patched than stock")
     with_a_run = [release for release in RELEASES if any(of == release for _, of in found)][::-1]
-    return "\n".join([*introduction(found, with_a_run), *tables(found, with_a_run), *notes(), *runs()]) + "\n"
+    parts = [introduction(found, with_a_run), tables(found, with_a_run), notes(), two_gpus(), runs()]
+    return "\n".join(line for part in parts for line in part) + "\n"
 
 
 def introduction(found: dict[tuple[str, str], Cell], with_a_run: list[str]) -> list[str]:
@@ -208,6 +210,46 @@ def notes() -> Iterator[str]:
     yield ""
     for number, note in enumerate(NOTES, 1):
         yield textwrap.fill(f"{number}. {note.says}", 120, subsequent_indent="   ", break_on_hyphens=False)
+
+
+def two_gpus() -> Iterator[str]:
+    """Tell what two ranks did, each on a GPU of its own."""
+    tensor, data, *ranks = (json.loads((RESULTS / f"{name}-0.5.17.json").read_text()) for name in TWO_GPUS)
+    yield from ["", "## Two GPUs", ""]
+    for found, flag in ((tensor, "--tp-size 2"), (data, "--tp-size 2 --dp-attention")):
+        patched = [server for server in found["servers"] if server["arm"] == "patched"]
+        started = [server for server in patched if "before it served" not in server["why"]]
+        equal, asked = (sum(each[number] for each in started) for number in ("equal", "requests"))
+        told = (
+            f"`verify {flag}` on {found['sglang']}: {len(started)} cases, {equal:,} of {asked:,} answers bitwise equal "
+        )
+        told += "to those of refused replays. "
+        if others := [each["case"] for each in started if each["equal"] < each["requests"]]:
+            told += f"The others are those of {', '.join(others)}: padding changes the rounding. "
+        if any("proves nothing" in each["why"] for each in started):
+            told += "No prompt was long enough for the largest graph. "
+        missing = [each["case"] for each in patched if each not in started]
+        told += f"SGLang started no server for {', '.join(missing)}."
+        yield from [*textwrap.wrap(told, 120, break_long_words=False, break_on_hyphens=False), ""]
+    yield from ["| two ranks on 0.5.17 | SGLang | with the plugin |", "|---|---|---|"]
+    of: dict[tuple[str, str, str], list[str]] = {}
+    for row in (row for found in ranks for row in found["servers"] if row["arm"] != "reference"):
+        of.setdefault((row["case"], row["fix"], row["arm"]), []).append(what_ranks_did(row))
+    for name, fix in dict.fromkeys(place[:2] for place in of):
+        cells = (", then ".join(dict.fromkeys(of.get((name, fix, arm), [NOT_RUN]))) for arm in ("stock", "bcg_fixes"))
+        yield f"| {f'[{name}](fixes/{fix}.md)' if fix else name} | {' | '.join(cells)} |"
+    yield from ["", "Where the other rank waits on the GPU for the killed one, SGLang waits a minute for a dump."]
+
+
+def what_ranks_did(row: Found) -> str:
+    if row["ending"] != "as asked":
+        return "hangs" if row["ending"].startswith("no answer") else "dies"
+    if isinstance(row.get("equal"), list):
+        of_second = [share for of, share in row["equal"] if of.startswith("rank 1")]
+        return f"the second rank's are {min(of_second):.0%} right"
+    if "equal" in row:
+        return f"{row['equal']} right"
+    return f"ended after {row['seconds']:.0f} s" if row["found"] == "ended" else f"{row['found']} answered"
 
 
 def runs() -> Iterator[str]:

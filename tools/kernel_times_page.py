@@ -429,8 +429,9 @@ def attention() -> Iterator[str]:
 
 
 def served_model(file: str) -> str:
-    in_fp8 = "--quantization=fp8" in header(file)["server_arguments"]
-    return MODELS[lines(file)[0]["shape"]] + ", FP8" * in_fp8
+    given = header(file)["server_arguments"]
+    in_fp8, on_two = "--quantization=fp8" in given, "--tp-size=2" in given
+    return MODELS[lines(file)[0]["shape"]] + ", FP8" * in_fp8 + ", two GPUs" * on_two
 
 
 def beside_chance(arms: dict[str, Row]) -> str:

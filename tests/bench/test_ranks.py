@@ -23,6 +23,7 @@ def run(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("PYTHONPATH", str(processes.REPOSITORY))
     monkeypatch.setattr(serving, "LAUNCH", (sys.executable, "-m", "tests.bench.fake_http"))
     monkeypatch.setattr(serving_models, "main", lambda folder, name: None)
+    monkeypatch.setattr(ranks.environment, "look", lambda python: {})
 
     def run(misbehaviour: str, *names: str) -> Found:
         monkeypatch.setenv("MISBEHAVIOUR", misbehaviour)
@@ -58,5 +59,5 @@ def test_a_rank_that_is_not_there_cannot_be_killed(run: Run) -> None:
 
 
 def test_an_unknown_case_names_the_nearest() -> None:
-    with pytest.raises(SystemExit, match="did you mean 'two ranks'"):
+    with pytest.raises(SystemExit, match="did you mean two ranks"):
         ranks.main(["--json", "ranks.json", "--only", "two rank"])

@@ -48,6 +48,21 @@ def test_without_torch_compile_all_are_equal() -> None:
         assert patched and all(server["equal"] == server["requests"] for server in patched), release
 
 
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ({"ending": "no answer to generate within 90 s"}, "hangs"),
+        ({"ending": "ended with exit status -9: "}, "dies"),
+        ({"ending": "as asked", "equal": "3 of 4"}, "3 of 4 right"),
+        ({"ending": "as asked", "equal": [["rank 0, 9 tokens", 0.1], ["rank 1, 9 tokens", 0.5]]}, "50% right"),
+        ({"ending": "as asked", "found": "ended", "seconds": 7.7}, "ended after 8 s"),
+        ({"ending": "as asked", "found": 60}, "60 answered"),
+    ],
+)
+def test_what_two_ranks_did_is_said_in_words(row: dict[str, Any], said: str) -> None:
+    assert answers_page.what_ranks_did(row).endswith(said)
+
+
 def test_a_cell_that_is_not_right_and_has_no_note_is_noticed() -> None:
     found = answers_page.cells()
     assert not answers_page.unexplained(found)
