@@ -10,8 +10,8 @@ Change: A successful update with that option also captures the breakable prefill
 initialiser. The buffers that it captures with are zeroed first, as at start-up: a capture runs the model, and would
 write to the KV slots of the last batch. The old graphs are freed once the new ones are there. If the capture fails,
 prefill runs eagerly, and one error says why. So does the prefill of a draft model: its graphs are captured in contexts
-of its worker, which an update has left. Updates without the option, updates that fail, updates that move nothing in any
-rank, and other kinds of prefill graph are left as they are.
+of its worker, which an update has left. Updates without the option, updates that fail, and other kinds of prefill graph
+are left as they are.
 Remove when: Every release that has to be served captures both kinds anew.
 """
 
@@ -23,7 +23,6 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS, RELOADED_WEIGHTS
-from sglang_bcg_fixes.anatomy.ranks import any_rank
 from sglang_bcg_fixes.anatomy.runners import EXECUTOR
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
 from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, possible
@@ -86,33 +85,10 @@ def update_weights(
     weight_name_filter: Callable[[str], bool] | None = None,
     recapture_cuda_graph: bool = False,
 ) -> tuple[bool, str]:
-    runner = self.get_model_runner() if hasattr(self, "get_model_runner") else self
-    captured = what_graphs_hold(runner.model) if recapture_cuda_graph else {}
     succeeded, message = original(self, model_path, load_format, weight_name_filter, recapture_cuda_graph)
-    # all ranks have to capture, or none
-    if recapture_cuda_graph and any_rank(succeeded and what_graphs_hold(runner.model) != captured):
-        replace_graphs(runner)
+    if succeeded and recapture_cuda_graph:
+        replace_graphs(self.get_model_runner() if hasattr(self, "get_model_runner") else self)
     return succeeded, message
-
-
-def what_graphs_hold(model: Any) -> dict[tuple[str, str], Any]:
-    """Say where a model's tensors are, which numbers it has, and which other objects, by module and name."""
-    found: dict[tuple[str, str], Any] = {}
-    for name, module in model.named_modules():
-        for attribute, value in {**vars(module), **module._parameters, **module._buffers}.items():
-            found[name, attribute] = held(value)
-    return found
-
-
-def held(value: Any) -> Any:
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value.data_ptr()
-    if isinstance(value, tuple | list):
-        return [held(each) for each in value]
-    # kept by its identity: to keep the object would keep old weights while new ones are loaded
-    return value if isinstance(value, bool | int | float | str | None) else id(value)
 
 
 def replace_graphs(model_runner: Any) -> None:

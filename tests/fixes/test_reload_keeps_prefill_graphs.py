@@ -52,7 +52,6 @@ def test_prefill_graphs_have_the_weights_that_were_loaded(
         "at start": REPLAYED,
         # SGLang's graphs are right, and the same ones
         "weights in place": [True, *REPLAYED],
-        "weights in place, with the option": outcome("old", REPLAYED),
         FAILED: outcome("old", REPLAYED, updated=False),
         REFUSED: outcome("old", EAGER),
     }
