@@ -39,6 +39,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from benchmarks import serving, serving_models
 from benchmarks.serving import Wrong
 
+DATA_PARALLEL = "data parallel attention"
 STOCK, OURS, REFERENCE = "stock", "bcg_fixes", "reference"
 # FlashInfer's sum over ranks is compiled by each server, and may use multicast, which not every host has
 TWO = ("--tp-size", "2", "--enforce-disable-flashinfer-allreduce-fusion")
@@ -52,16 +53,17 @@ SIZES = (
 SECONDS_TO_START, SECONDS_TO_ANSWER, SECONDS_TO_END, SECONDS_OF_DELAY = 240.0, 90.0, 60.0, 45.0
 ENDED = "Received sigquit from a child process"
 LENGTHS = (61, 200, 1021, 7)
-# the second rank of a server that is started with this before it has no fixes and no kernels of ours
+# makes the process that is spawned as so many-th, counted from 0, one without fixes and kernels of ours
 ODD_RANK = """
 import os, sys
 if "--multiprocessing-fork" in sys.orig_argv:
-    for number in range(2):
+    odd = int(os.environ["RANKS_ODD"])
+    for number in range(odd + 1):
         try:
             os.close(os.open(os.path.join(os.environ["RANKS_FOLDER"], str(number)), os.O_CREAT | os.O_EXCL))
         except FileExistsError:
             continue
-        if number:
+        if number == odd:
             os.environ.update(SGLANG_BCG_FIXES="off", SGLANG_BCG_KERNELS="off")
         break
 """
@@ -77,7 +79,9 @@ class Case:
     flags: tuple[str, ...] = TWO
     arms: tuple[str, ...] = (STOCK, OURS)
     fix: str = ""
-    # what befalls its second rank
+    # the case whose answers of `reference` are right here, too, if it has none itself
+    like: str = "two ranks"
+    # what befalls one of its ranks
     is_odd: bool = False
     is_slow: bool = False
     # of this package
@@ -194,8 +198,8 @@ CASES = (
         arms=(REFERENCE, OURS),
         variables={attention_extend.KERNEL.flag: attention_extend.KERNEL.impls[0].name},
     ),
-    Case("data parallel attention", on_both, flags=DP_ATTENTION, arms=(REFERENCE, STOCK, OURS)),
-    Case("LoRA", on_both, flags=(*DP_ATTENTION, *LORA), fix="eager_runner_cannot_vote"),
+    Case(DATA_PARALLEL, on_both, flags=DP_ATTENTION, arms=(REFERENCE, STOCK, OURS)),
+    Case("LoRA", on_both, flags=(*DP_ATTENTION, *LORA), fix="eager_runner_cannot_vote", like=DATA_PARALLEL),
     Case("own embeddings", scored, flags=DP_ATTENTION, fix="refused_after_vote"),
     Case(
         "returned experts",
@@ -207,7 +211,7 @@ CASES = (
     ),
     Case("a rank is killed", killed),
     Case("a rank is slow", plain, is_slow=True),
-    Case("a rank has no fixes", on_both, flags=DP_ATTENTION, arms=(REFERENCE, OURS), is_odd=True),
+    Case("a rank has no fixes", on_both, flags=DP_ATTENTION, arms=(OURS,), like=DATA_PARALLEL, is_odd=True),
 )
 
 
@@ -221,7 +225,8 @@ def start(case: Case, arm: str, folder: pathlib.Path, models: pathlib.Path) -> s
         (folder / "odd").mkdir(exist_ok=True)
         (folder / "odd" / "sitecustomize.py").write_text(ODD_RANK)
         made["PYTHONPATH"] = os.pathsep.join([str(folder / "odd"), os.environ.get("PYTHONPATH", "")])
-        made["RANKS_FOLDER"] = str(folder / "odd")
+        # the schedulers are spawned first, behind what controls those of data parallel attention
+        made |= {"RANKS_FOLDER": str(folder / "odd"), "RANKS_ODD": str(1 + ("--enable-dp-attention" in case.flags))}
     with log.open("wb") as out:
         process = subprocess.Popen(
             words, env=made, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
@@ -251,9 +256,11 @@ def run(case: Case, arm: str, folder: pathlib.Path, models: pathlib.Path) -> dic
         row["ending"] = str(wrong).partition("\n")[0][:300]
         row["exit"] = server.process.poll()
     finally:
-        if arm == OURS:
-            row["status"] = status(folder / "reports")
-        server.stop()
+        try:
+            if arm == OURS:
+                row["status"] = status(folder / "reports")
+        finally:
+            server.stop()
     row["said"] = [line for line in server.text().splitlines() if is_told(line)][:30]
     return row
 
@@ -289,9 +296,9 @@ def status(reports: pathlib.Path) -> list[str]:
 def judged(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Say how many of each server's answers are the reference's; long ones are left out."""
     references = {row["case"]: row.get("found") for row in rows if row["arm"] == REFERENCE}
-    plain_reference = references.get("two ranks")
+    likes = {case.name: case.like for case in CASES}
     for row in rows:
-        found, wanted = row.pop("found", None), references.get(row["case"], plain_reference)
+        found, wanted = row.pop("found", None), references.get(row["case"], references.get(likes[row["case"]]))
         if row["case"] == "returned experts" and found and wanted:
             row["equal"] = [
                 [name, share_equal(mine, other)] for (name, mine), (_, other) in zip(found, wanted, strict=True)

@@ -220,16 +220,14 @@ def two_gpus() -> Iterator[str]:
         patched = [server for server in found["servers"] if server["arm"] == "patched"]
         started = [server for server in patched if "before it served" not in server["why"]]
         equal, asked = (sum(each[number] for each in started) for number in ("equal", "requests"))
-        told = (
-            f"`verify {flag}` on {found['sglang']}: {len(started)} cases, {equal:,} of {asked:,} answers bitwise equal "
-        )
-        told += "to those of refused replays. "
+        told = f"`verify {flag}` on {found['sglang']}: {len(started)} cases, {equal:,} of {asked:,} answers "
+        told += "bitwise equal to those of refused replays. "
         if others := [each["case"] for each in started if each["equal"] < each["requests"]]:
             told += f"The others are those of {', '.join(others)}: padding changes the rounding. "
         if any("proves nothing" in each["why"] for each in started):
-            told += "No prompt was long enough for the largest graph. "
+            told += "No prompt was long enough for the largest graph: of that they prove nothing. "
         missing = [each["case"] for each in patched if each not in started]
-        told += f"SGLang started no server for {', '.join(missing)}."
+        told += f"No server started for {', '.join(missing)}."
         yield from [*textwrap.wrap(told, 120, break_long_words=False, break_on_hyphens=False), ""]
     yield from ["| two ranks on 0.5.17 | SGLang | with the plugin |", "|---|---|---|"]
     of: dict[tuple[str, str, str], list[str]] = {}
@@ -238,12 +236,14 @@ def two_gpus() -> Iterator[str]:
     for name, fix in dict.fromkeys(place[:2] for place in of):
         cells = (", then ".join(dict.fromkeys(of.get((name, fix, arm), [NOT_RUN]))) for arm in ("stock", "bcg_fixes"))
         yield f"| {f'[{name}](fixes/{fix}.md)' if fix else name} | {' | '.join(cells)} |"
-    yield from ["", "Where the other rank waits on the GPU for the killed one, SGLang waits a minute for a dump."]
+    notes = "SGLang's log says that it hangs. Where a rank was killed and the server ended after 68 s, the other rank "
+    notes += "waited for it on the GPU: SGLang's own code then waits a minute for a dump."
+    yield from ["", *textwrap.wrap(notes, 120)]
 
 
 def what_ranks_did(row: Found) -> str:
     if row["ending"] != "as asked":
-        return "hangs" if row["ending"].startswith("no answer") else "dies"
+        return "dies" if row.get("exit") is not None else "hangs"
     if isinstance(row.get("equal"), list):
         of_second = [share for of, share in row["equal"] if of.startswith("rank 1")]
         return f"the second rank's are {min(of_second):.0%} right"

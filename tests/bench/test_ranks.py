@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks import ranks, serving, serving_models
+from sglang_bcg_fixes.lab.verify import environment
 from tests import processes
 
 Found = dict[tuple[str, str], dict[str, Any]]
@@ -23,7 +24,7 @@ def run(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("PYTHONPATH", str(processes.REPOSITORY))
     monkeypatch.setattr(serving, "LAUNCH", (sys.executable, "-m", "tests.bench.fake_http"))
     monkeypatch.setattr(serving_models, "main", lambda folder, name: None)
-    monkeypatch.setattr(ranks.environment, "look", lambda python: {})
+    monkeypatch.setattr(environment, "look", lambda python: {})
 
     def run(misbehaviour: str, *names: str) -> Found:
         monkeypatch.setenv("MISBEHAVIOUR", misbehaviour)
