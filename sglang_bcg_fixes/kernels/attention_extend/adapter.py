@@ -67,7 +67,7 @@ class Served:
         self.selected = active.selected(KERNEL.op)
         why_not_server(model_runner, self.backend, device)
         self.selected.module(device.index)
-        # no GPU has measured it, and a rank whose capture fails would keep the others waiting
+        # a rank whose capture fails would keep the others waiting: with the flag it ends the server instead
         if tensor_parallel_ranks() > 1 and not self.selected.required:
             raise FallBack("several ranks, unless the flag names a form")
         self.free_before = free_memory(device)
