@@ -296,9 +296,10 @@ def status(reports: pathlib.Path) -> list[str]:
 def judged(rows: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Say how many of each server's answers are the reference's; long ones are left out."""
     references = {row["case"]: row.get("found") for row in rows if row["arm"] == REFERENCE}
-    likes = {case.name: case.like for case in CASES}
+    of_case = {case.name: case.name if REFERENCE in case.arms else case.like for case in CASES}
     for row in rows:
-        found, wanted = row.pop("found", None), references.get(row["case"], references.get(likes[row["case"]]))
+        # the reference may be asked later than the others
+        found, wanted = row.pop("found", None), references.get(of_case[row["case"]])
         if row["case"] == "returned experts" and found and wanted:
             row["equal"] = [
                 [name, share_equal(mine, other)] for (name, mine), (_, other) in zip(found, wanted, strict=True)

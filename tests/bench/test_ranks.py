@@ -59,6 +59,16 @@ def test_a_rank_that_is_not_there_cannot_be_killed(run: Run) -> None:
     assert {row["ending"] for row in found.values()} == {"no process sglang::scheduler_TP1"}
 
 
+def test_answers_before_those_of_the_reference_are_compared_with_nothing() -> None:
+    (first, other) = ranks.judged(
+        [
+            {"case": "two ranks", "arm": ranks.REFERENCE, "found": [[[1], -1.0]] * 4},
+            {"case": "returned experts", "arm": ranks.OURS, "found": [["rank 0, 29 tokens", "AAAA"]] * 4},
+        ]
+    )
+    assert (first["equal"], other["found"]) == ("4 of 4", 4)
+
+
 def test_an_unknown_case_names_the_nearest() -> None:
     with pytest.raises(SystemExit, match="did you mean two ranks"):
         ranks.main(["--json", "ranks.json", "--only", "two rank"])
