@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What two ranks of a server do together, on two GPUs: defects with and without their fix, and what befalls a rank.
+"""Ask servers of two ranks, on two GPUs: defects with and without their fix, and faults of one rank.
 
     python benchmarks/ranks.py --json FILE [--only NAME,NAME]
 
@@ -25,7 +25,6 @@ import sys
 import tempfile
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -89,11 +88,8 @@ class Case:
 
 
 def post(server: serving.Server, path: str, **request: Any) -> Any:
-    body = json.dumps(request).encode()
-    asked = urllib.request.Request(f"{server.address}/{path}", body, {"Content-Type": "application/json"})
     try:
-        with urllib.request.urlopen(asked, timeout=SECONDS_TO_ANSWER) as answer:
-            return json.loads(answer.read())
+        return server.post(path, SECONDS_TO_ANSWER, request)
     except TimeoutError as error:
         raise Wrong(f"no answer to {path} within {SECONDS_TO_ANSWER:.0f} s") from error
     except (urllib.error.URLError, ConnectionError) as error:
@@ -128,7 +124,7 @@ def on_both(server: serving.Server) -> list[list[int]]:
     found = [generate(server, ids, routed_dp_rank=rank)["output_ids"] for rank, ids in asked]
     with concurrent.futures.ThreadPoolExecutor(len(asked)) as pool:
         list(pool.map(lambda each: generate(server, each[1], routed_dp_rank=each[0]), asked))
-    return list(found)
+    return found
 
 
 def scored(server: serving.Server) -> int:
@@ -195,7 +191,7 @@ CASES = (
     Case(
         "two ranks, attention inside",
         plain,
-        arms=(REFERENCE, OURS),
+        arms=(OURS,),
         variables={attention_extend.KERNEL.flag: attention_extend.KERNEL.impls[0].name},
     ),
     Case(DATA_PARALLEL, on_both, flags=DP_ATTENTION, arms=(REFERENCE, STOCK, OURS)),
@@ -241,7 +237,8 @@ def run(case: Case, arm: str, folder: pathlib.Path, models: pathlib.Path) -> dic
     row: dict[str, Any] = {"case": case.name, "arm": arm, "fix": case.fix, "flags": list(case.flags)}
     try:
         if case.is_slow:
-            row["stopped_for"] = delay(server)
+            delay(server)
+            row["stopped_for"] = SECONDS_OF_DELAY
         while not server.is_healthy():
             # its parent may wait for ever
             if ENDED in server.text() or time.monotonic() - began > SECONDS_TO_START:
@@ -269,7 +266,7 @@ def is_told(line: str) -> bool:
     return any(word in line for word in ("bcg-fixes", "prefill CUDA graph end", "Error: ", "Watchdog", "Exception: "))
 
 
-def delay(server: serving.Server) -> float:
+def delay(server: serving.Server) -> None:
     """Stop the second rank for a while as soon as it captures."""
     began = time.monotonic()
     while "Capture" not in server.text():
@@ -281,7 +278,6 @@ def delay(server: serving.Server) -> float:
     os.kill(rank, signal.SIGSTOP)
     time.sleep(SECONDS_OF_DELAY)
     os.kill(rank, signal.SIGCONT)
-    return SECONDS_OF_DELAY
 
 
 def status(reports: pathlib.Path) -> list[str]:

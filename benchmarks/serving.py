@@ -173,13 +173,16 @@ class Server:
             return False
 
     def generate(self, **request: Any) -> dict[str, Any]:
-        body = json.dumps(request).encode()
-        asked = urllib.request.Request(f"{self.address}/generate", body, {"Content-Type": "application/json"})
         try:
-            with urllib.request.urlopen(asked, timeout=SECONDS_TO_ANSWER) as answer:
-                found: dict[str, Any] = json.loads(answer.read())
+            return self.post("generate", SECONDS_TO_ANSWER, request)
         except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
             raise Wrong(f"no answer ({error}): {self.last_lines()}") from error
+
+    def post(self, path: str, seconds: float, request: Mapping[str, Any]) -> dict[str, Any]:
+        body = json.dumps(request).encode()
+        asked = urllib.request.Request(f"{self.address}/{path}", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(asked, timeout=seconds) as answer:
+            found: dict[str, Any] = json.loads(answer.read())
         return found
 
     def stop(self) -> None:

@@ -236,7 +236,7 @@ def two_gpus() -> Iterator[str]:
     for name, fix in dict.fromkeys(place[:2] for place in of):
         cells = (", then ".join(dict.fromkeys(of.get((name, fix, arm), [NOT_RUN]))) for arm in ("stock", "bcg_fixes"))
         yield f"| {f'[{name}](fixes/{fix}.md)' if fix else name} | {' | '.join(cells)} |"
-    notes = "SGLang's log says that it hangs. Where a rank was killed and the server ended after 68 s, the other rank "
+    notes = "SGLang's log says that it hangs. Where the server of a killed rank took longest to end, the other rank "
     notes += "waited for it on the GPU: SGLang's own code then waits a minute for a dump."
     yield from ["", *textwrap.wrap(notes, 120)]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What benchmarks/ranks.py says of servers that answer, that answer something else, and that end."""
+"""Servers that answer, that answer something else, and that end, as benchmarks/ranks.py tells of them."""
 
 from __future__ import annotations
 
