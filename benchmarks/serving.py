@@ -11,7 +11,8 @@ Every server is `python -m sglang.launch_server` with the flags of SIZES, which 
 without a chat at its start. They start together; then all but one are stopped by a signal, so that none takes a core
 while another is measured. Rounds alternate: each asks every server once, in shuffled order. `stock` and `stock again`
 are the same command: their difference is chance. So are `bcg_fixes` and `bcg_fixes again`, with our own defaults or the
-flags that --flag gives. A server whose first tokens are not near those without prefill graphs is not timed.
+flags that --flag gives. --copies 3 starts three servers of each arm: what one process happened to get is told from what
+its command does. A server whose first tokens are not near those without prefill graphs is not timed.
 
 Clients that ask once come all at once to an idle server: one that answers the first sooner takes the others in more
 steps. With --asks 4 they come as others leave.
@@ -89,6 +90,8 @@ ARMS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((OURS, OURS_AGAIN, INSIDE, WITHOUT), ()),
     NONE: NO_PREFILL_GRAPHS,
 }
+# of a server's name: its number among those of its arm
+COPY = " #"
 ASKED_ARMS = (STOCK, AGAIN, OURS, WITHOUT, NONE)
 # flags that only say how much of a GPU one of several servers may take
 SIZES = {
@@ -200,6 +203,7 @@ class Plan:
     """Everything that a run of this program may be told."""
 
     model: pathlib.Path
+    # or copies of them
     arms: Sequence[str] = ASKED_ARMS
     rounds: int = timing.LEAST_ROUNDS
     launch: Sequence[str] = LAUNCH
@@ -222,7 +226,16 @@ class Plan:
     def command(self, arm: str, port: int) -> list[str]:
         sizes = [str(word) for pair in SIZES.items() for word in pair]
         where = ["--model-path", str(self.model), "--host", "127.0.0.1", "--port", str(port)]
-        return [*self.launch, *where, *sizes, *WITHOUT_CHAT, *flags_of(arm, self.is_early), *self.more]
+        return [*self.launch, *where, *sizes, *WITHOUT_CHAT, *flags_of(arm_of(arm), self.is_early), *self.more]
+
+
+def copies(arms: Sequence[str], count: int) -> list[str]:
+    """Name several servers of each arm; one without prefill graphs is enough."""
+    return [arm if n == 1 else f"{arm}{COPY}{n}" for n in range(1, count + 1) for arm in arms if n == 1 or arm != NONE]
+
+
+def arm_of(server: str) -> str:
+    return server.partition(COPY)[0]
 
 
 def flags_of(arm: str, is_early: bool) -> tuple[str, ...]:
@@ -234,7 +247,7 @@ def flags_of(arm: str, is_early: bool) -> tuple[str, ...]:
 
 def start(plan: Plan, arm: str, folder: pathlib.Path) -> Server:
     port, log = free_port(), folder / f"{arm.replace(' ', '_')}.log"
-    ours = {**plan.flags, **ENVIRONMENTS[arm]} if arm in ENVIRONMENTS else {}
+    ours = {**plan.flags, **ENVIRONMENTS[arm_of(arm)]} if arm_of(arm) in ENVIRONMENTS else {}
     environment = {**flags.environment_without_ours(), "SGLANG_PLUGINS": "__none__", **ours}
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -602,7 +615,7 @@ def draw(file: pathlib.Path) -> pathlib.Path:
                 middle,
                 width,
                 yerr=[[middle - low], [high - middle]],
-                color=COLOURS[arm],
+                color=COLOURS[arm_of(arm)],
                 label=arm if at == 0 else None,
             )
         panel.set_xticks(range(len(cases)), [label_of(*case) for case in cases], fontsize=8)
@@ -626,6 +639,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", metavar="NAME", help="one of serving_models.py, or a folder that it made")
     parser.add_argument("--jsonl", type=pathlib.Path)
     parser.add_argument("--arms", default=",".join(ASKED_ARMS), metavar="A,B", help="in the order of the tables")
+    parser.add_argument("--copies", type=int, default=1, metavar="N", help="servers of each arm (default: %(default)s)")
     parser.add_argument("--lengths", default=",".join(map(str, LENGTHS)), metavar="M,N", help="of single prompts")
     parser.add_argument("--cached", default="0", metavar="M,N", help="tokens before them that the prefix cache has")
     parser.add_argument("--image-lengths", default=",".join(map(str, IMAGE_LENGTHS)), metavar="M,N")
@@ -675,7 +689,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model = model_of(options.model, made)
         plan = Plan(
             model,
-            arms,
+            copies(arms, options.copies),
             options.rounds,
             more=options.server_argument,
             lengths=numbers_of(options.lengths),
@@ -692,7 +706,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for some in measure(plan, folder, lambda line: print(line, file=sys.stderr, flush=True)):
             file.add(some)
             found += some
-    return 0 if found and all(row.verdict == GREEN for row in found if row.arm in ENVIRONMENTS) else 1
+    return 0 if found and all(row.verdict == GREEN for row in found if arm_of(row.arm) in ENVIRONMENTS) else 1
 
 
 if __name__ == "__main__":

@@ -158,6 +158,23 @@ def test_flags_are_for_servers_that_have_the_plugin(monkeypatch: pytest.MonkeyPa
     assert inside == {serving.INSIDE}
 
 
+def test_copies_of_an_arm_are_started_alike(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> None:
+    started: list[tuple[list[str], dict[str, str]]] = []
+
+    def popen(command: list[str], env: dict[str, str], **_: object) -> None:
+        started.append((command, env))
+
+    monkeypatch.setattr("subprocess.Popen", popen)
+    monkeypatch.setattr(serving, "free_port", lambda: 20000)
+    plan = serving.Plan(tmp_path, serving.copies(ARMS, 3), flags={"SGLANG_BCG_FIX_SOME": "auto"})
+    servers = {arm: serving.start(plan, arm, tmp_path) for arm in plan.arms}
+    assert [arm for arm in servers if serving.arm_of(arm) == serving.NONE] == [serving.NONE]
+    assert len({server.log for server in servers.values()}) == len(servers) == 7
+    for arm in (serving.STOCK, serving.OURS):
+        same = [each for name, each in zip(servers, started, strict=True) if serving.arm_of(name) == arm]
+        assert len(same) == 3 and all(each == same[0] for each in same)
+
+
 def test_graphs_without_breaks_are_asked_of_one_server_only(tmp_path: pathlib.Path) -> None:
     plan = serving.Plan(tmp_path)
     commands = {arm: plan.command(arm, 20000) for arm in serving.ARMS}
