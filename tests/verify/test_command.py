@@ -488,20 +488,22 @@ def test_a_reference_with_breaks_must_replay_them(verify: Verify, rows: Rows, mo
 
 
 @pytest.mark.parametrize(
-    ("words", "more"),
+    ("words", "more", "parts"),
     [
-        (["--tp-size", "2"], {"--tp-size": 2}),
-        (["--tp-size", "2", "--dp-attention"], {"--tp-size": 2, "--dp-size": 2, "--enable-dp-attention": True}),
+        (["--tp-size", "2"], {"--tp-size": 2}, 1),
+        (["--tp-size", "2", "--dp-attention"], {"--tp-size": 2, "--dp-size": 2, "--enable-dp-attention": True}, 2),
     ],
 )
 def test_each_server_has_so_many_gpus(
-    here: dict[str, object], verify: Verify, rows: Rows, words: list[str], more: dict[str, Any]
+    here: dict[str, object], verify: Verify, rows: Rows, words: list[str], more: dict[str, Any], parts: int
 ) -> None:
     here["gpu_count"] = 2
     assert verify("--once") == 0
     one = rows()["patched 1"]["flags"]
     assert not {*more} & {*one} and verify("--once", *words) == 0
-    assert [row["flags"] for row in rows().values()] == [{**one, **more}] * 3
+    # a rank has a chunk as long as the largest graph
+    chunk = {"--chunked-prefill-size": parts * one["--chunked-prefill-size"]}
+    assert [row["flags"] for row in rows().values()] == [{**one, **chunk, **more}] * 3
 
 
 def test_an_end_that_stock_comes_to_as_well_is_said_to_be_so(verify: Verify, rows: Rows) -> None:

@@ -38,6 +38,7 @@ SECONDS_PER_SERVER, SECONDS_ONCE = 50, 40
 SAME_WHEN_RESUMED = ("bcg_fixes", "commit", "sglang", "versions", "gpu", "driver")
 ENGINE = "sglang_bcg_fixes.lab.verify.server"
 MODELS = "sglang_bcg_fixes.lab.verify.models"
+CHUNK = "--chunked-prefill-size"
 
 
 class VerifyError(Exception):
@@ -304,7 +305,7 @@ def runs_of(
     kinds = [(each, fix) for each in order for fix in (alone if each == ALONE else (None,))]
     for arm, fix in kinds:
         number = 1 + sum((each.arm, each.alone) == (arm, fix) for each in found)
-        started_with = {**case.flags(source, buckets, eager=arm == EAGER), **(ranks or {})}
+        started_with = of_ranks(case.flags(source, buckets, eager=arm == EAGER), ranks or {})
         name = f"{case.name}/{'-'.join([arm, *([fix] if fix else [str(number)])])}"
         job = {
             "engine": engine_arguments(started_with, case, folder),
@@ -314,6 +315,13 @@ def runs_of(
         server = Server(name, folder / name, job, environment_of(arm, case, known, fix))
         found.append(Run(case, calls, started_with, arm, fix, number, server))
     return found
+
+
+def of_ranks(given: cases.Flags, ranks: cases.Flags) -> cases.Flags:
+    """Add the flags of several ranks. Under DP attention SGLang divides a chunk among them."""
+    chunk, parts = given.get(CHUNK), ranks.get("--dp-size")
+    whole = {CHUNK: chunk * parts} if isinstance(chunk, int) and isinstance(parts, int) else {}
+    return {**given, **whole, **ranks}
 
 
 def environment_of(arm: str, case: Case, known: registry.Registry, alone: str | None) -> dict[str, str]:
