@@ -195,8 +195,6 @@ setuptools.setup(
             "kernels/*.json",
         ]
     },
-    # `man` looks beside each folder of the PATH, also in an environment
-    data_files=[("share/man/man1", ["sglang_bcg_fixes/cli/bcg-fixes.1"])],
     entry_points=entry_points(),
     cmdclass={"bdist_wheel": SameWheel, "build_py": BuildWithKernels, "sdist": SameSource},
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write the generated pages, in docs/ and the manual, or --check them."""
+"""Write the generated pages, or --check them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import answers_page
 import graphs_page
 import harm_page
 import kernel_times_page
-import man_page
 import results_page
 import served_table
 
@@ -26,7 +25,6 @@ from sglang_bcg_fixes.source import served, verdicts
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
-MANUAL = REPOSITORY / "sglang_bcg_fixes" / "cli" / "bcg-fixes.1"
 KINDS = REPOSITORY / "tests" / "releases" / "kinds_of_request.json"
 # decided only when a server starts; read in the releases' sources
 CONFIGURATIONS = """\
@@ -56,8 +54,7 @@ def pages() -> dict[pathlib.Path, str]:
     known = registry.discover()
     built_in = [fix for fix in known.fixes if is_ours(fix)]
     made = {DOCS / "fixes" / f"{fix.id}.md": fix_page(fix) for fix in built_in}
-    rows = flags.table(built_in, [each for each in known.kernels if is_ours(each)])
-    made[DOCS / "flags.md"] = flags_page(rows)
+    made[DOCS / "flags.md"] = flags_page(flags.table(built_in, list(filter(is_ours, known.kernels))))
     made[DOCS / "defects.md"] = defects_page(built_in)
     made[DOCS / "kinds_of_request.md"] = kinds_page(json.loads(KINDS.read_text()))
     made[DOCS / "answers.md"] = answers_page.page()
@@ -68,7 +65,7 @@ def pages() -> dict[pathlib.Path, str]:
     made[DOCS / "graphs_by_model.md"] = graphs_page.page(*graphs_page.recorded(), matrix)
     made[results_page.PAGE] = results_page.page()
     noted = {path: f"<!-- {NOTE} -->\n\n{text}" for path, text in made.items()}
-    return {**noted, served.FILE: served_table.page(), MANUAL: f'.\\" {NOTE}\n{man_page.page(rows)}'}
+    return {**noted, served.FILE: served_table.page()}
 
 
 def fix_page(fix: Fix) -> str:

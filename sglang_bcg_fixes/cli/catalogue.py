@@ -73,11 +73,6 @@ def worst_harm(fix: Fix) -> Harm:
     return min((concern.harm for concern in fix.concerns), key=place, default=Harm.WRONG)
 
 
-def names(known: Registry) -> list[str]:
-    """Every name that `explain` takes."""
-    return [*(name for name, _ in pages(known)), *(row.name for row in flags.table(known.fixes, known.kernels))]
-
-
 def pages(known: Registry) -> Iterator[tuple[str, Callable[[], Said]]]:
     for fix in known.fixes:
         yield fix.id, functools.partial(on_fix, fix, known.owner(fix.id))

@@ -14,7 +14,6 @@ from sglang_bcg_fixes import __version__, flags
 from sglang_bcg_fixes.cli import (
     bisect,
     catalogue,
-    completion,
     doctor,
     for_launch,
     ranks,
@@ -31,7 +30,7 @@ from sglang_bcg_fixes.lab.verify.environment import EnvironmentMissing
 from sglang_bcg_fixes.lab.verify.own import command as own
 from sglang_bcg_fixes.planning import plan, registry
 from sglang_bcg_fixes.process import report_folders
-from sglang_bcg_fixes.source import releases, verdicts
+from sglang_bcg_fixes.source import releases
 from sglang_bcg_fixes.source.tree import Source, Unreadable
 
 GOOD, MISSING, FAILED = 0, 1, 2
@@ -180,14 +179,6 @@ def parser() -> argparse.ArgumentParser:
     command.set_defaults(run=run_bisect)
 
     command = commands.add_parser(
-        "completion",
-        help='words for a shell: eval "$(bcg-fixes completion bash)"',
-        description="Prints what the shell evaluates, at its start or now.",
-    )
-    command.add_argument("shell", choices=completion.SHELLS)
-    command.set_defaults(run=run_completion)
-
-    command = commands.add_parser(
         "verify",
         help="your server with the fixes, without, and without replays; or tiny models on a GPU",
         description="With a command: your server's answers. Exit status: 0 no request is worse than in stock, 1 some "
@@ -288,20 +279,6 @@ def run_report(options: argparse.Namespace) -> int:
 def run_bisect(options: argparse.Namespace) -> int:
     found = bisect.command(all_known(options), options.words, options.among, options.limit, options.folder)
     return GOOD if found else MISSING
-
-
-def run_completion(options: argparse.Namespace) -> int:
-    known = registry.discover()
-    ids = [*(fix.id for fix in known.fixes), *(kernel.op for kernel in known.kernels)]
-    values = {
-        "ID": ids,
-        "IDS": ids,
-        "ID_OR_FLAG": catalogue.names(known),
-        "GPU": list(for_launch.GPUS),
-        "V": list(verdicts.recorded()),
-    }
-    print(completion.script(options.shell, parser(), values), end="")
-    return GOOD
 
 
 def run_status(options: argparse.Namespace) -> int:

@@ -122,24 +122,6 @@ def test_a_wheel_is_pure_and_has_the_time_of_the_commit(checkout: pathlib.Path) 
 
 
 @NEEDS_GIT
-def test_pip_puts_the_manual_where_man_looks(checkout: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-index",
-        "--ignore-installed",
-        "--prefix",
-    ]
-    subprocess.run([*command, tmp_path, only(checkout, "*.whl")], check=True)
-    page = (tmp_path / "share" / "man" / "man1" / "bcg-fixes.1").read_text()
-    assert page == (checkout / "sglang_bcg_fixes" / "cli" / "bcg-fixes.1").read_text() and "BCG-FIXES" in page
-
-
-@NEEDS_GIT
 def test_checksums_are_those_of_all_files(checkout: pathlib.Path) -> None:
     lines = [line.split("  ") for line in only(checkout, "SHA256SUMS").read_text().splitlines()]
     said = {name: digest for digest, name in lines}
