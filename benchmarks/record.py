@@ -72,9 +72,6 @@ RECORDINGS = {
         name: Recording(script(f"{name}.py", "--times", "--json", "FILE"))
         for name in ("lightning_extend", "kda_extend", "short_conv_extend")
     },
-    "kda_tuning": Recording(script("kda_tuning.py", "--json", "FILE")),
-    "mamba2_tuning": Recording(script("mamba2_tuning.py", "--json", "FILE")),
-    "wgmma_rate": Recording(script("wgmma_rate.py", "--json", "FILE")),
     "selfcheck_starts": Recording(script("selfcheck_starts.py", "--json", "FILE")),
     "verify": Recording((*VERIFY, "--resume", "--json", "FILE"), resumes=True),
     "accuracy": Recording(

@@ -23,7 +23,8 @@ INTRODUCTION = """\
 # What was measured
 
 Every number in the docs is from a file here. `make record` repeats the main runs for your installed SGLang. Up to
-2026-11-29 `python -m benchmarks.bench` was called `bcg-fixes bench`.
+2026-11-29 `python -m benchmarks.bench` was called `bcg-fixes bench`. A program that is no longer there answered its
+question for good; a file names the commit that has it.
 [Answers](../../docs/answers.md) and [times](../../docs/kernel_times.md) are easier to read on their own pages."""
 
 

@@ -42,7 +42,7 @@ PAIR = 8
 # floats that `carry` leaves of a segment and head
 CARRY_SIZE = 2 * VALUES * KEYS
 # Value heads of a rank, at most, and tokens of a segment: so few heads leave multiprocessors idle with one sequence.
-# benchmarks/gdn_segments.py compares others.
+# benchmarks/results/gdn_segments.json compares others.
 SEGMENTS = ((8, 1024), (16, 2048))
 # a shorter sequence is not cut
 LEAST_SEGMENTS = 4
