@@ -70,7 +70,7 @@ RECORDINGS = {
     "mamba2_extend": Recording(script("mamba2_extend.py", "--json", "FILE")),
     **{
         name: Recording(script(f"{name}.py", "--times", "--json", "FILE"))
-        for name in ("lightning_extend", "kda_extend", "short_conv_extend")
+        for name in ("kda_extend", "short_conv_extend")
     },
     "selfcheck_starts": Recording(script("selfcheck_starts.py", "--json", "FILE")),
     "verify": Recording((*VERIFY, "--resume", "--json", "FILE"), resumes=True),

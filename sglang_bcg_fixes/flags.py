@@ -49,7 +49,7 @@ VALUES = {
     "on": "a fix: the server refuses to start where this fix is needed and cannot be applied",
     "NAME": "a kernel: this implementation runs, or the server refuses to start",
 }
-KERNEL_STATES = ("auto", "off", "reference", "triton", "seg_la", "fa3", "cuda")
+KERNEL_STATES = ("auto", "off", "reference", "triton", "fa3", "cuda")
 
 
 class FlagError(Exception):
@@ -67,7 +67,14 @@ class Flag:
 
 
 # of ours; docs/compatibility.md has the rules
-RETIRED: tuple[Retired, ...] = ()
+RETIRED: tuple[Retired, ...] = (
+    Retired(
+        "SGLANG_BCG_KERNEL_LIGHTNING_EXTEND",
+        since="0.1.0",
+        refused_from="0.3",
+        why="no release ran this kernel by default, and it saved a few milliseconds at most",
+    ),
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,10 +181,13 @@ def read(
             mistakes.append(f"{name}={value} is none of {', '.join(allowed)}{nearest(value.lower(), allowed)}")
     every: list[Fix | Kernel] = [*fixes, *kernels]
     flag_of = {each.id: each.flag for each in every}
-    listed = [name.strip().lower() for name in given.get(OFF_LIST, "").split(",") if name.strip()]
-    none = "which is no fix and no kernel"
-    mistakes += [f"{OFF_LIST} names {name}, {none}{nearest(name, flag_of)}" for name in listed if name not in flag_of]
-    in_list = {flag_of[name]: f"{OFF_LIST}={name}" for name in listed if name in flag_of}
+    gone = {flag.listed: flag for flag in retired if flag.listed}
+    now = {name: flag.now for name, flag in gone.items() if not flag.is_refused} | flag_of
+    listed = names_in(given.get(OFF_LIST, ""))
+    mistakes += [
+        f"{OFF_LIST} names {name}, which {why_not_listed(name, flag_of, gone)}" for name in listed if name not in now
+    ]
+    in_list = {now[name]: f"{OFF_LIST}={name}" for name in listed if name in now}
     canary = given.get(CANARY, rows[CANARY].default)
     if not canary.isdecimal():
         mistakes.append(f"{CANARY}={canary} is not a number of prefills; set 0 or more, such as 100")
@@ -284,12 +294,16 @@ def said_of(retired: Iterable[Retired], environ: Mapping[str, str] | None = None
     """Settings by names that were flags and that stop no server yet, each in a sentence."""
     environ = os.environ if environ is None else environ
     found = []
+    listed = names_in(environ.get(OFF_LIST, ""))
     for flag in sorted(retired, key=lambda flag: flag.name):
+        end = f"from {flag.refused_from} on no server starts with it"
         if environ.get(flag.name, "").strip() and not flag.is_refused:
             is_used = flag.now and not environ.get(flag.now, "").strip()
             effect = f"it counts as {flag.now}" if is_used else f"{flag.now or 'nothing'} counts in its place"
-            end = f"from {flag.refused_from} on no server starts with it"
             found.append(f"{flag.name} is set, and {flag.says}; {effect}, and {end}")
+        if flag.listed in listed and not flag.is_refused:
+            effect = f"it counts as {flag.now}=off" if flag.now else "nothing counts in its place"
+            found.append(f"{OFF_LIST} names {flag.listed}, which {flag.says}; {effect}, and {end}")
     return found
 
 
@@ -298,6 +312,17 @@ def why_none(name: str, rows: Iterable[str], retired: Mapping[str, Retired]) -> 
     if flag := retired.get(name):
         return f"{flag.says}; {f'set {flag.now}' if flag.now else 'unset it'}"
     return f"is not a flag{nearest(name, rows)}"
+
+
+def why_not_listed(name: str, known: Iterable[str], retired: Mapping[str, Retired]) -> str:
+    """Say of a name in the list why it is no fix and no kernel, or which one was meant."""
+    if flag := retired.get(name):
+        return f"{flag.says}; {f'set {flag.now}=off' if flag.now else 'take it out'}"
+    return f"is no fix and no kernel{nearest(name, known)}"
+
+
+def names_in(value: str) -> list[str]:
+    return [name.strip().lower() for name in value.split(",") if name.strip()]
 
 
 def squeezed(name: str) -> str:

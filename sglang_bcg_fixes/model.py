@@ -369,6 +369,12 @@ class Retired:
         return self.name
 
     @property
+    def listed(self) -> str | None:
+        """The fix or kernel that it switched, by which SGLANG_BCG_OFF names it."""
+        found = re.fullmatch(r"SGLANG_BCG_(?:FIX|KERNEL)_(\w+)", self.name)
+        return found[1].lower() if found else None
+
+    @property
     def is_refused(self) -> bool:
         return series(self.version) >= series(self.refused_from)
 

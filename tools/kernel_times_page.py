@@ -21,7 +21,6 @@ Row = dict[str, Any]
 Case = tuple[str, int, int]
 Times = dict[Case, dict[str, float]]
 SGLANG, FLASHINFER, TRITON, CUDA = "SGLang's kernels", "SGLang's kernels with FlashInfer", "`triton`", "`cuda`"
-SEG_LA = "`seg_la`"
 # columns of the tables; the statements below them are of all cases in the file
 SIZES = ((256, 1), (1024, 1), (4096, 1), (8192, 1), (16384, 1), (256, 64), (8192, 8), (8192, 64))
 # what the files call an arm
@@ -32,7 +31,6 @@ NAMES = {
     "bcg_fixes cuda, captured": CUDA,
     "triton": TRITON,
     "cuda": CUDA,
-    "seg_la": SEG_LA,
     "SGLang's": SGLANG,
 }
 BREAKS, INSIDE = "breakable graphs, patched", "breakable graphs, patched, linear layers inside"
@@ -107,7 +105,7 @@ OPERATIONS = (
         "0.5.23-nemotron_h_8b-cuda 0.5.17-nemotron_h_8b 0.5.15.post1-nemotron_h_8b 0.5.12.post1-nemotron_h_8b",
     ),
     Operation("Short convolutions", (Layers(("short_conv_extend.json",)),), "0.5.23-lfm2_1_2b 0.5.17-lfm2_1_2b"),
-    Operation("Lightning attention", (Layers(("lightning_extend.json",)),), "0.5.23-ling_2_5 0.5.17-ling_2_5"),
+    Operation("Lightning attention, whose kernel was retired", (), "0.5.23-ling_2_5 0.5.17-ling_2_5"),
     Operation("Kimi delta attention", (Layers(("kda_extend-times.json",)),), "0.5.17-kimi_linear_48b"),
 )
 # HTTP servers with default flags, or with those that the file names
@@ -142,7 +140,7 @@ STEPS_OF_SERVERS = ("fa_steps-0.5.12.post1.jsonl", "fa_steps-0.5.17.jsonl", "fa_
 RANDOM_STEPS = (
     *(f"gdn_extend-16_warps{which}.json" for which in ("", "-qwen3_5_4b", "-small")),
     "gdn_extend-bfloat16.json",
-    *("mamba2_extend-cuda.json", "mamba2_extend.json", "short_conv_extend.json", "lightning_extend-steps.json"),
+    *("mamba2_extend-cuda.json", "mamba2_extend.json", "short_conv_extend.json"),
     *(f"kda_extend{which}.json" for which in ("", "-lower_bound", "-32_keys")),
 )
 
@@ -266,13 +264,14 @@ def of_operation(operation: Operation) -> Iterator[str]:
     told = []
     for layers in operation.layers:
         times = layer_times(layers.files)
-        forms = [CUDA] if any(CUDA in arms for arms in times.values()) else [SEG_LA, TRITON]
+        forms = [CUDA] if any(CUDA in arms for arms in times.values()) else [TRITON]
         pairs = ((form, other) for form in forms for other in layers.against if shares(times, form, other))
         where = "" if layers.is_shown else f"{link(layers.files[0])}: "
         told.append(where + " ".join(compared(times, *pair) for pair in pairs))
         if layers.is_shown:
             yield from of_layers(layers, times)
-    yield from said(*told)
+    if told:
+        yield from said(*told)
     yield from of_servers(operation.servers)
 
 
@@ -282,7 +281,7 @@ def of_layers(layers: Layers, times: Times) -> Iterator[str]:
     rows = (
         [MODELS[shape], arm, *(number(times.get((shape, *size), {}).get(arm)) for size in sizes)]
         for shape in dict.fromkeys(shape for shape, *_ in times)
-        for arm in (SGLANG, SEG_LA, TRITON, CUDA)
+        for arm in (SGLANG, TRITON, CUDA)
         if any(arm in found for case, found in times.items() if case[0] == shape)
     )
     yield from table([" and ".join(map(link, layers.files)), "", *head], rows)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Models with other linear layers beside attention: their layers in published sizes, but few of them and few experts.
 
-LFM2-1.2B is whole but for its vocabulary. Ling 2.5's layers have the sizes of Ring-flash-linear-2.0.
+LFM2-1.2B is whole but for its vocabulary.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from benchmarks.bench.mamba2_model import Sizes, attention, common, mixer
 from sglang_bcg_fixes.lab.verify import models
 from sglang_bcg_fixes.lab.verify.models import NOPE, RANK, ROPE, VALUE, VOCABULARY, Shapes, norms, options, weights
 
-GRANITE, LFM2, KIMI, LING = "granite_4_h_micro", "lfm2_1_2b", "kimi_linear_48b", "ling_2_5"
+GRANITE, LFM2, KIMI = "granite_4_h_micro", "lfm2_1_2b", "kimi_linear_48b"
 # one period of Granite's forty layers, all of LFM2-1.2B's
 GRANITE_PATTERN = "mmmmm*mmmm"
 LFM2_PATTERN = "cc*cc*cc*c*c*c*c"
 # three layers of delta attention and one of latent attention, the first with a dense feed-forward part
 KIMI_ORDER = (0, 1, 1, 2, 1, 1, 1, 2, 1, 1, 1, 2)
-# seven layers of lightning attention and one of latent attention
-LING_ORDER = (0, 1, 1, 1, 1, 1, 1, 2)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +30,9 @@ class Experts:
     inner: int
 
 
-def ends(hidden: int, norm: str, embedding: str = "embed_tokens") -> Shapes:
+def ends(hidden: int, norm: str) -> Shapes:
     return {
-        **weights("model.", **{embedding: (VOCABULARY, hidden), norm: (hidden,)}),
+        **weights("model.", **{"embed_tokens": (VOCABULARY, hidden), norm: (hidden,)}),
         **weights(lm_head=(VOCABULARY, hidden)),
     }
 
@@ -102,20 +100,16 @@ def lfm2(sizes: Sizes, pattern: str, width: int = 3) -> models.Model:
     )
 
 
-def latent_attention(prefix: str, sizes: Sizes, output: str) -> Shapes:
+def latent_attention(sizes: Sizes) -> Shapes:
     hidden, heads = sizes.hidden, sizes.heads
     return weights(
-        prefix,
+        "self_attn.",
         q_proj=(heads * (NOPE + ROPE), hidden),
         kv_a_proj_with_mqa=(RANK + ROPE, hidden),
         kv_a_layernorm=(RANK,),
         kv_b_proj=(heads * (NOPE + VALUE), RANK),
-        **{output: (hidden, heads * VALUE)},
+        o_proj=(hidden, heads * VALUE),
     )
-
-
-OF_LATENT_ATTENTION = f"""q_lora_rank=null kv_lora_rank={RANK} qk_rope_head_dim={ROPE} qk_nope_head_dim={NOPE}
-    v_head_dim={VALUE}"""
 
 
 def kimi_linear(sizes: Sizes, experts: Experts, order: tuple[int, ...]) -> models.Model:
@@ -150,7 +144,7 @@ def kimi_linear(sizes: Sizes, experts: Experts, order: tuple[int, ...]) -> model
         (
             {**both, **delta, **models.mlp("mlp.", sizes.inner, hidden)},
             {**both, **delta, **mixture},
-            {**both, **latent_attention("self_attn.", sizes, "o_proj"), **mixture},
+            {**both, **latent_attention(sizes), **mixture},
         ),
         ends(hidden, "norm"),
         {
@@ -161,56 +155,12 @@ def kimi_linear(sizes: Sizes, experts: Experts, order: tuple[int, ...]) -> model
                 "full_attn_layers": full,
             },
             **options(
-                f"""{OF_LATENT_ATTENTION} mla_use_nope=true num_experts={experts.count}
+                f"""q_lora_rank=null kv_lora_rank={RANK} qk_rope_head_dim={ROPE} qk_nope_head_dim={NOPE}
+                v_head_dim={VALUE} mla_use_nope=true num_experts={experts.count}
                 num_experts_per_token={experts.chosen} num_shared_experts=1 moe_intermediate_size={experts.inner}
                 moe_renormalize=true first_k_dense_replace=1"""
             ),
         },
-        order=order,
-    )
-
-
-def ling(sizes: Sizes, experts: Experts, order: tuple[int, ...]) -> models.Model:
-    """Build a model whose layers have lightning attention, or latent attention in the last of a group."""
-    hidden, of_heads = sizes.hidden, sizes.heads * sizes.head
-
-    def expert(prefix: str) -> Shapes:
-        return models.mlp(prefix, experts.inner, hidden)
-
-    both = norms("input_layernorm", "post_attention_layernorm", size=hidden)
-    mixture = {
-        **models.mixture("mlp.", "shared_experts", expert, experts.count, experts.inner, hidden),
-        "mlp.gate.expert_bias": (experts.count,),
-    }
-    lightning = {
-        **weights(
-            "attention.",
-            query_key_value=(3 * of_heads, hidden),
-            g_proj=(of_heads, hidden),
-            dense=(hidden, of_heads),
-        ),
-        **norms("attention.query_layernorm", "attention.key_layernorm", size=sizes.head),
-        **norms("attention.g_norm", size=of_heads),
-    }
-    return models.Model(
-        "BailingMoeV2_5ForCausalLM",
-        "bailing_hybrid",
-        sizes.key_heads,
-        (
-            {**both, **lightning, **models.mlp("mlp.", sizes.inner, hidden)},
-            {**both, **lightning, **mixture},
-            {**both, **latent_attention("attention.", sizes, "dense"), **mixture},
-        ),
-        ends(hidden, "norm", "word_embeddings"),
-        options(
-            f"""{common(sizes)} {OF_LATENT_ATTENTION} num_experts={experts.count}
-            num_experts_per_tok={experts.chosen} num_shared_experts=1 n_group=1 topk_group=1
-            moe_intermediate_size={experts.inner} first_k_dense_replace=1 norm_topk_prob=true
-            score_function="sigmoid" moe_router_enable_expert_bias=true use_qk_norm=true
-            layer_group_size={len(order)} group_norm_size=1 linear_silu=false full_attention_type="mla"
-            num_nextn_predict_layers=0 partial_rotary_factor=0.5 rope_scaling=null use_bias=false
-            use_qkv_bias=false"""
-        ),
         order=order,
     )
 
@@ -220,5 +170,4 @@ MODELS = {
     LFM2: lfm2(Sizes(2048, 8192, 32, 8, 64), LFM2_PATTERN),
     # of as many experts as a power of two SGLang's kernel wants the bias in another type
     KIMI: kimi_linear(Sizes(2304, 9216, 32, 32), Experts(24, 8, 1024), KIMI_ORDER),
-    LING: ling(Sizes(4096, 9216, 32, 4), Experts(24, 8, 1024), LING_ORDER),
 }

@@ -27,7 +27,6 @@ from sglang_bcg_fixes.anatomy.launches import has_breakable_graphs_by_default
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.kernels.gdn_extend import declaration as gdn_extend
 from sglang_bcg_fixes.kernels.kda_extend import declaration as kda_extend
-from sglang_bcg_fixes.kernels.lightning_extend import declaration as lightning_extend
 from sglang_bcg_fixes.kernels.mamba2_extend import declaration as mamba2_extend
 from sglang_bcg_fixes.kernels.short_conv_extend import declaration as short_conv_extend
 from sglang_bcg_fixes.lab.verify import cases, command, compare
@@ -62,10 +61,9 @@ INSIDE = {
     hybrid_models.GRANITE: MAMBA2,
     hybrid_models.LFM2: (short_conv_extend.KERNEL, ONE_FORM),
     hybrid_models.KIMI: (kda_extend.KERNEL, ONE_FORM),
-    hybrid_models.LING: (lightning_extend.KERNEL, ONE_FORM),
 }
 # to which SGLang refuses prefill graphs in every release
-WITHOUT_GRAPHS = (hybrid_models.GRANITE, hybrid_models.LFM2, hybrid_models.LING)
+WITHOUT_GRAPHS = (hybrid_models.GRANITE, hybrid_models.LFM2)
 BUCKETS = (256, 1024, 4096, 8192)
 # just below each bucket, so that every replay has padding
 LENGTHS = tuple(bucket - 3 for bucket in BUCKETS)
@@ -149,7 +147,6 @@ CASES = {
             (hybrid_models.GRANITE, "granitemoehybrid"),
             (hybrid_models.LFM2, "lfm2"),
             (hybrid_models.KIMI, "kimi_linear"),
-            (hybrid_models.LING, "bailing_moe_linear"),
         )
     },
 }

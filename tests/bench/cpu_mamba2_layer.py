@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks.bench import gdn_layer, mamba2_layer, timing
 from cpu_sglang import one_batch
-from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
 from sglang_bcg_fixes.kernels.mamba2_extend import triton
+from sglang_bcg_fixes.kernels.mamba2_extend.walks import Walk
 from tests.bench.cpu_device import Cpu, once
 from tests.kernels import mamba2_reference
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from benchmarks.bench import hybrid_models, mamba2_layer, servers
-from benchmarks.bench.hybrid_models import GRANITE, KIMI, LFM2, LING, Experts
+from benchmarks.bench.hybrid_models import GRANITE, KIMI, LFM2, Experts
 from benchmarks.bench.mamba2_model import Sizes
 from sglang_bcg_fixes.lab.verify import models
 from sglang_bcg_fixes.source.releases import in_folder
@@ -27,7 +27,6 @@ SMALL = {
     GRANITE: hybrid_models.granite_hybrid(MIXERS, SIZES, "m*m"),
     LFM2: hybrid_models.lfm2(SIZES, "c*c"),
     KIMI: hybrid_models.kimi_linear(dataclasses.replace(SIZES, head=32, key_heads=4), FEW, (0, 1, 2)),
-    LING: hybrid_models.ling(dataclasses.replace(SIZES, head=32, key_heads=4), FEW, (0, 1, 2)),
 }
 
 

@@ -150,7 +150,6 @@ def test_qwen3_5_is_started_as_users_start_it_and_asked_nothing_twice(
         ("granite_4_h_micro", "SGLANG_BCG_KERNEL_MAMBA2_EXTEND", ["cuda", "triton"]),
         ("lfm2_1_2b", "SGLANG_BCG_KERNEL_SHORT_CONV_EXTEND", ["triton"]),
         ("kimi_linear_48b", "SGLANG_BCG_KERNEL_KDA_EXTEND", ["triton"]),
-        ("ling_2_5", "SGLANG_BCG_KERNEL_LIGHTNING_EXTEND", ["triton"]),
     ],
 )
 def test_the_kernel_of_a_model_is_all_that_its_servers_have_more(
@@ -174,7 +173,7 @@ def test_the_kernel_of_a_model_is_all_that_its_servers_have_more(
     assert given["patched"]["SGLANG_BCG_FIXES"] == "auto"
     assert jobs["patched"]["model_path"].endswith(f"/{name}")
     admitted = {"SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS": "on"}
-    refused = {"granite_4_h_micro", "lfm2_1_2b", "ling_2_5", *(("nemotron_h_8b",) if release == NEWEST else ())}
+    refused = {"granite_4_h_micro", "lfm2_1_2b", *(("nemotron_h_8b",) if release == NEWEST else ())}
     if name in refused:
         # SGLang's own has no graphs there
         assert "stock" not in runs and all(admitted.items() <= each.items() for each in given.values())
@@ -274,7 +273,6 @@ def test_six_arms_are_the_default_and_the_second_form_is_by_name() -> None:
     [
         ("lfm2_1_2b", "short_conv_extend"),
         ("kimi_linear_48b", "kda_extend"),
-        ("ling_2_5", "lightning_extend"),
     ],
 )
 def test_a_second_form_of_a_kernel_that_has_one_is_refused(name: str, kernel: str) -> None:

@@ -19,6 +19,7 @@ from tests.engine.test_flags import FIX, KERNEL, SHY, WATCHED
 from tests.engine.test_plugin import OTHERS_OFF, Extra
 
 extra = test_plugin.extra
+KERNEL_THAT_WENT = "SGLANG_BCG_KERNEL_LIGHTNING_EXTEND"
 OLD, RENAMED = "SGLANG_BCG_FIX_OLD_ONE", "SGLANG_BCG_FIX_STALE_TABEL"
 SENTENCE = (
     f"{OLD} is set, and was retired in 0.2.0: no release needs it any more; nothing counts in its place, and from "
@@ -104,6 +105,36 @@ def test_a_renamed_flag_counts_unless_its_new_name_is_set() -> None:
     assert f"{FIX.flag} counts in its place" in said(**both)[0]
     with pytest.raises(flags.FlagError, match=f"{FIX.flag}=maybe is none of auto, off, on"):
         read(**{RENAMED: "maybe"})
+
+
+def test_the_list_of_what_is_off_takes_a_retired_name_as_long() -> None:
+    assert read(SGLANG_BCG_OFF="old_one, shy_fix").fixes == {"stale_table": "auto", "shy_fix": "off"}
+    named = f"SGLANG_BCG_OFF names old_one, which {SENTENCE.partition('and ')[2]}"
+    assert said(SGLANG_BCG_OFF="Old_One,shy_fix") == [f"{named}0.4 on no server starts with it"]
+    renamed = read(SGLANG_BCG_OFF="stale_tabel")
+    assert renamed.fixes["stale_table"] == "off" and renamed.off_by[FIX.flag] == "SGLANG_BCG_OFF=stale_tabel"
+    assert f"it counts as {FIX.flag}=off, and" in said(SGLANG_BCG_OFF="stale_tabel")[0]
+    with pytest.raises(flags.FlagError) as caught:
+        read("0.4.0", SGLANG_BCG_OFF="old_one,stale_tabel")
+    assert "names old_one, which was retired in 0.2.0: no release needs it any more; take it out" in str(caught.value)
+    assert f"names stale_tabel, which was retired in 0.2.0: its name was misspelt; set {FIX.flag}=off" in str(
+        caught.value
+    )
+    assert said("0.4.0", SGLANG_BCG_OFF="old_one") == []
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{KERNEL_THAT_WENT: "seg_la"}, {KERNEL_THAT_WENT: "off"}, {"SGLANG_BCG_OFF": "lightning_extend"}],
+    ids=str,
+)
+def test_a_server_that_names_the_retired_kernel_starts_and_is_told(environ: dict[str, str]) -> None:
+    known = registry.discover()
+    settings = flags.read(known.fixes, known.kernels, environ, known.retired)
+    assert settings == flags.read(known.fixes, known.kernels, {}, known.retired)
+    [sentence] = flags.said_of(known.retired, environ)
+    assert "was retired in 0.1.0: no release ran this kernel by default" in sentence
+    assert "nothing counts in its place, and from 0.3 on no server starts with it" in sentence
 
 
 def test_any_other_name_is_a_mistake_as_ever() -> None:

@@ -25,7 +25,6 @@ from cpu_sglang import architectures
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.kernels.gdn_extend.declaration import KERNEL as GDN
 from sglang_bcg_fixes.kernels.kda_extend.declaration import KERNEL as KDA
-from sglang_bcg_fixes.kernels.lightning_extend.declaration import KERNEL as LIGHTNING
 from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL as MAMBA2
 from sglang_bcg_fixes.kernels.short_conv_extend.declaration import KERNEL as SHORT_CONV
 from sglang_bcg_fixes.planning.registry import declared_in
@@ -46,27 +45,22 @@ ARMS = {
         "SGLANG_PLUGINS": "bcg_fixes",
         ADMITTING.flag: "on",
         **dict.fromkeys((GDN.flag, MAMBA2.flag, KDA.flag, SHORT_CONV.flag), "reference"),
-        LIGHTNING.flag: "seg_la",
         "SGLANG_MAMBA_CONV_DTYPE": "float16",
     },
 }
 # that fix is for these, with every bit of the eager answers
 ADMITTED_ARCHITECTURES = {name for name, _ in hybrids_without_graphs.MIXERS}
-# and for this one, whose latent attention rounds otherwise eagerly
-BAILING = hybrids_without_graphs.BAILING_NAME
 # those with linear layers that our kernels capture, and the breaks that are left: one for each layer of attention
 BREAKS_OUTSIDE = {
     **dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration"), 1),
-    **dict.fromkeys(("NemotronHForCausalLM", "GraniteMoeHybridForCausalLM", "MiniCPMSALAForCausalLM"), 1),
+    **dict.fromkeys(("NemotronHForCausalLM", "GraniteMoeHybridForCausalLM"), 1),
     **dict.fromkeys(("Lfm2ForCausalLM", "Lfm2MoeForCausalLM"), 1),
     "FalconH1ForCausalLM": 2,
     "KimiLinearForCausalLM": 1,
-    BAILING: 1,
 }
 # where the kernel is not known for every release, or the model does not start on a CPU
 INSIDE_IN = {
     "KimiLinearForCausalLM": ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21"),
-    BAILING: tuple(release for release in wheels.RELEASES if release != "0.5.15"),
 }
 # an interrupted recording has these first
 FIRST_RELEASES = (wheels.NEWEST, wheels.RELEASES[0], "0.5.15.post1", "0.5.19")

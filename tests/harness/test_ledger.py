@@ -198,7 +198,7 @@ def test_a_result_on_a_gpu_opens_the_rows_of_the_releases_with_that_source(copie
         release: dataclasses.replace(ALONE, releases=[release]) for release in ("0.5.12", "0.5.12.post1", "0.5.17")
     }
     before = {release: key(copied, plan) for release, plan in plans.items()}
-    table["lightning_extend"] = {"0.5.12.post1": "accuracy-ling.json"}
+    table["short_conv_extend"]["0.5.12.post1"] = "accuracy-lfm2.json"
     file.write_text(json.dumps(table))
     opened = {release for release, plan in plans.items() if key(copied, plan) != before[release]}
     assert opened == {"0.5.12", "0.5.12.post1"}, "the definitions of both are the same"

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from sglang_bcg_fixes.kernels.linear_extend import metadata
-from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape
 from sglang_bcg_fixes.kernels.mamba2_extend import triton as form
+from sglang_bcg_fixes.kernels.mamba2_extend.walks import Walk
 from tests.kernels import covering
 from tests.kernels.compile_gdn_extend import FLOAT, HALF, INTEGER, compiled
 

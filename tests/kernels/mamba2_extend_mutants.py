@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from sglang_bcg_fixes.kernels.linear_extend import convolution, metadata, walks
-from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
-from sglang_bcg_fixes.kernels.mamba2_extend import Shape
+from sglang_bcg_fixes.kernels.linear_extend import convolution, metadata
+from sglang_bcg_fixes.kernels.mamba2_extend import Shape, walks
 from sglang_bcg_fixes.kernels.mamba2_extend import triton as form
+from sglang_bcg_fixes.kernels.mamba2_extend.walks import Walk
 from tests.kernels import mamba2_extend_cases as cases
 from tests.kernels import mutants
 

@@ -13,9 +13,9 @@ import torch
 
 from benchmarks import mamba2_extend, random_steps
 from sglang_bcg_fixes.kernels.linear_extend import generations, metadata, serving
-from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, refusal, stepwise
 from sglang_bcg_fixes.kernels.mamba2_extend import triton as form
+from sglang_bcg_fixes.kernels.mamba2_extend.walks import Walk
 from sglang_bcg_fixes.model import Accepted, Rejected
 from tests.kernels import covering, linear_extend_cases, mutants
 from tests.kernels import mamba2_extend_cases as cases

@@ -20,9 +20,9 @@ from benchmarks.bench import mamba2_layer, timing
 from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.cuda import nvrtc
 from sglang_bcg_fixes.kernels.linear_extend import metadata
-from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, cuda, triton
 from sglang_bcg_fixes.kernels.mamba2_extend.program import PROGRAM
+from sglang_bcg_fixes.kernels.mamba2_extend.walks import Walk
 from tests.bench.cpu_device import once
 from tests.kernels import accuracy, headers, linear_extend_cases, on_host
 from tests.kernels import mamba2_extend_cases as cases

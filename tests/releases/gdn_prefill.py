@@ -262,23 +262,6 @@ def mixed_in(world: World) -> Found:
     return scenario(world, [CHUNKED[-1]], prefill.BUCKETS)
 
 
-def poisoned_in(world: World) -> Found:
-    """Run with padding that is NaN from the embedding on; no prompt has the token that it is of."""
-    import torch
-
-    padded = torch.zeros((), dtype=torch.int64)
-
-    def poison(layer: Any, given: Any, rows: Any) -> Any:
-        is_padding = given[0] == 0
-        # replayed, too
-        padded.add_(is_padding.sum())
-        return rows.masked_fill(is_padding[:, None], float("nan"))
-
-    world.runner.model.model.embed_tokens.register_forward_hook(poison)
-    found = scenario(world, [RAGGED[0], *CHUNKED], prefill.BUCKETS)
-    return {**found, "padded": int(padded)}
-
-
 def own_eager_in(world: World, scripts: Sequence[Any]) -> Found:
     """Compare replays with the same form without a graph, on as many rows as there are tokens."""
     breaks = world.capture(prefill.BUCKETS)

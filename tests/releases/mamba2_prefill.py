@@ -82,8 +82,8 @@ def short(model: str) -> Found:
 
 def few_programs(model: str, **server_args: Any) -> World:
     """Take the interpreter's time for work only: there every program takes its time, work or none."""
-    from sglang_bcg_fixes.kernels.linear_extend.walks import Walk
     from sglang_bcg_fixes.kernels.mamba2_extend import triton
+    from sglang_bcg_fixes.kernels.mamba2_extend.walks import Walk
 
     world = World(model, **server_args)
     installed: Any = triton

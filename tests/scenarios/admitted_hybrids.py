@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import logging
 import pathlib
 import sys
@@ -22,10 +23,12 @@ import torch
 
 from cpu_sglang import architectures, graphs, mamba, one_batch, prefill, ranks, scheduler
 from sglang_bcg_fixes import plugin
-from sglang_bcg_fixes.anatomy.runners import SETUP_MODULE
+from sglang_bcg_fixes.anatomy import latent_attention
+from sglang_bcg_fixes.anatomy.runners import PREFILL, PREFILL_MODULE, SETUP_MODULE
+from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.fixes import hybrids_without_graphs as fix
 from tests.harm.served import Said
-from tests.releases import gdn_prefill, lightning_prefill
+from tests.releases import gdn_prefill
 from tests.releases.gdn_prefill import CHUNKED, RAGGED, Found
 from tests.scenarios import telling, warm_answers
 
@@ -39,6 +42,7 @@ LAYERS = {
     "NemotronHForCausalLM": ["mlp", "mamba", "moe", "mlp", "attention", "mamba", "mlp"],
 }
 BAILING = "BailingMoeV2_5ForCausalLM"
+RUNNER, RESTORE = PREFILL.partition(":")[2], latent_attention.RESTORE.rpartition(".")[2]
 NEMOTRON_LETTERS = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
 # layers with nothing to break at
 FEED_FORWARD = ("mlp", "moe")
@@ -84,8 +88,33 @@ class World(gdn_prefill.World):
             model = warm_answers.configured(architecture, pathlib.Path(folder))
             super().__init__(model, **attention_of(architecture), **server_args)
         if architecture == BAILING:
-            lightning_prefill.attend_as_captured(self.runner)
+            attend_as_captured(self.runner)
         run_experts_on_a_cpu(self.runner.model)
+
+
+def attend_as_captured(runner: Any) -> None:
+    """Have latent attention compute in the same form without a graph as in one, and replays prepared for it."""
+    prefills = sys.modules.get(PREFILL_MODULE)
+    latent = importlib.import_module("sglang.srt.models.deepseek_v2")
+    choose = latent.DeepseekV2AttentionMLA.dispatch_attn_forward_method
+
+    def choose_absorbed(self: Any, batch: Any) -> Any:
+        # it also notes which backend there is
+        chosen = choose(self, batch)
+        is_captured = graph_break.load("context").is_in_breakable_cuda_graph()
+        return chosen if is_captured or captures_expanded() else latent.AttnForwardMethod.MLA
+
+    latent.DeepseekV2AttentionMLA.dispatch_attn_forward_method = choose_absorbed
+    if prefills is not None:
+        # as on an NVIDIA GPU: elsewhere replays are prepared for the other form
+        vars(prefills)["is_cuda"] = lambda: True
+
+
+def captures_expanded() -> bool:
+    """Tell 0.5.16, whose break takes the expanded form, from the others."""
+    prepares = hasattr(getattr(sys.modules.get(PREFILL_MODULE), RUNNER, None), RESTORE)
+    choose = vars(sys.modules[latent_attention.HANDLERS])["_handle_attention_backend"]
+    return prepares and "is_in_breakable_cuda_graph" not in choose.__code__.co_names
 
 
 def run_experts_on_a_cpu(model: Any) -> None:
@@ -319,7 +348,7 @@ def cached_by(architecture: str, strategy: str) -> None:
         model_runner = served.scheduler.tp_worker.model_runner
         run_experts_on_a_cpu(model_runner.model)
         if architecture == BAILING:
-            lightning_prefill.attend_as_captured(model_runner)
+            attend_as_captured(model_runner)
         eager = conversation(served)
         graphs.freed_memory_is_garbage = True
         runner = prefill.capture_prefill(model_runner, BUCKETS)

@@ -371,7 +371,7 @@ def is_for_graph(batch: Any) -> bool:
 
 
 def runs_on_the_host(form: str) -> bool:
-    return form == "reference" or (form in ("triton", "seg_la") and is_interpreted())
+    return form == "reference" or (form == "triton" and is_interpreted())
 
 
 def is_interpreted() -> bool:

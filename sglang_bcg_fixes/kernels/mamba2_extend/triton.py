@@ -34,8 +34,8 @@ from sglang_bcg_fixes.kernels.linear_extend.convolution import (
     turn_window,
 )
 from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK_FIELDS, SEQUENCE_FIELDS, Tables
-from sglang_bcg_fixes.kernels.linear_extend.walks import MULTIPROCESSORS, Walk, launches, of_few_sequences, walked
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape
+from sglang_bcg_fixes.kernels.mamba2_extend.walks import MULTIPROCESSORS, Walk, launches, of_few_sequences, walked
 from sglang_bcg_fixes.model import Accepted, Rejected
 
 # 2^-160 is zero in fp32, and fp32 still resolves the sum of 64 such gates

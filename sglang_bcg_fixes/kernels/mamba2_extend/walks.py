@@ -9,23 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
 
 import triton
 import triton.language as tl
 
+from sglang_bcg_fixes.kernels.mamba2_extend import Shape
+
 # fewer multiprocessors than these also work: their programs then take turns
 MULTIPROCESSORS = 132
-
-
-class Heads(Protocol):
-    """The heads of a layer's shape: how many there are, and the rows of the state of one."""
-
-    @property
-    def heads(self) -> int: ...
-
-    @property
-    def head(self) -> int: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,23 +28,23 @@ class Walk:
     stages: int
     part: int
 
-    def part_of(self, shape: Heads) -> int:
+    def part_of(self, shape: Shape) -> int:
         """Return the largest power of two that divides a head, up to `part`."""
         return min(self.part, shape.head & -shape.head)
 
-    def most_sequences(self, shape: Heads) -> int:
+    def most_sequences(self, shape: Shape) -> int:
         """Return up to how many sequences have no more items than there are programs."""
         return self.programs // (shape.heads * (shape.head // self.part_of(shape)))
 
 
-def of_few_sequences(walks: Iterable[Walk], shape: Heads) -> tuple[Walk, ...]:
+def of_few_sequences(walks: Iterable[Walk], shape: Shape) -> tuple[Walk, ...]:
     """Choose from ever larger parts the finest walk that takes one sequence, and the one that takes the most."""
     found = [walk for walk in walks if walk.most_sequences(shape)]
     takes_more = [walk for walk in found[-1:] if walk.most_sequences(shape) > found[0].most_sequences(shape)]
     return (*found[:1], *takes_more)
 
 
-def launches(few: Sequence[Walk], many: Walk, shape: Heads, max_sequences: int) -> Iterator[tuple[Walk, int, int]]:
+def launches(few: Sequence[Walk], many: Walk, shape: Shape, max_sequences: int) -> Iterator[tuple[Walk, int, int]]:
     """Yield each walk with the least and the most sequences for which it does the work."""
     least = 1
     for walk in few:
