@@ -124,6 +124,7 @@ SERVED = tuple(
 OURS = ("bcg_fixes", "bcg_fixes again")
 # servers with attention inside their graphs, and FlashAttention's calls alone
 ATTENTION = tuple(path.name for path in sorted(RESULTS.glob("attention-*.jsonl")))
+COPIES = tuple(path.name for path in sorted(RESULTS.glob("copies-*.jsonl")))
 ATTENTION_CALLS = tuple(path.name for path in sorted(RESULTS.glob("attention_extend-*.jsonl")))
 ATTENTION_INSIDE = "bcg_fixes with attention inside"
 TIMELINES = tuple(path.name for path in sorted(RESULTS.glob("prefill_timeline-*.json")))
@@ -400,8 +401,9 @@ def attention() -> Iterator[str]:
     yield from said(
         "[Servers](bench.md#as-users-serve) of random weights, ms to the first token of so many new tokens, alone and "
         "behind a cached prefix. The two servers that are SGLang's show what is chance. SGLang's graphs without breaks "
-        "are an experiment of its own. Above 512 tokens the plugin replays SGLang's graph; why some of these times are "
-        "longer is not known. Qwen3.5-4B has 16 of its 32 layers; with the plugin its delta net is inside, too."
+        "are an experiment of its own. Above 512 tokens the plugin replays SGLang's graph: its time is SGLang's, and "
+        "[three servers of each](#servers-of-one-command) show the chance. Qwen3.5-4B has 16 of its 32 layers; with "
+        "the plugin its delta net is inside, too."
     )
     for file in ATTENTION:
         picture = RESULTS / f"{file.removesuffix('jsonl')}png"
@@ -425,6 +427,28 @@ def attention() -> Iterator[str]:
     yield from said(*map(calls_of_attention, ATTENTION_CALLS))
     for file in TIMELINES:
         yield from timeline(file)
+    yield from servers_of_one_command()
+
+
+def servers_of_one_command() -> Iterator[str]:
+    yield from ["", "### Servers of one command"]
+    yield from said(
+        "Three servers of SGLang and three with the plugin, started together and asked in turn: ms to the first token "
+        "of each, the soonest first. A server that keeps its breaks captured while the others took the GPU's memory."
+    )
+    kinds = list(dict.fromkeys(row["measured"] for file in COPIES for row in lines(file)))
+    every = sorted({row["tokens"] for file in COPIES for row in lines(file)})
+    rows = []
+    for file, kind, arm in itertools.product(COPIES, kinds, ("stock", "bcg_fixes")):
+        name = served_model(file) + kind.removeprefix("first token").replace(" cached", "")
+        asked = {tokens: of for (_, tokens, _), of in cases(file, kind).items()}
+        cells = (", ".join(number(time) for time in times_of(arm, asked[tokens])) for tokens in every)
+        rows.append([name, link(file), arm, *cells])
+    yield from table(["", "", "", *(f"{tokens:,}" for tokens in every)], rows)
+
+
+def times_of(arm: str, servers: dict[str, Row]) -> list[float]:
+    return sorted(median(row) for name, row in servers.items() if name.partition(" #")[0] == arm)
 
 
 def served_model(file: str) -> str:
