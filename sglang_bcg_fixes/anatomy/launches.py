@@ -44,6 +44,12 @@ LEFT_ALONE = (
     "--enable-unified-cache-external-linker",
     "--moe-dense-tp-size",
 )
+# where SGLang makes its settings for stages, and for NGRAM
+OF_STAGES = ("sglang.srt.server_args:ServerArgs._handle_pipeline_parallelism",)
+OF_NGRAM = (
+    "sglang.srt.arg_groups.speculative_hook:_handle_ngram",
+    "sglang.srt.server_args:ServerArgs._handle_speculative_decoding",
+)
 PARTS = (("--pp-size", "--pipeline-parallel-size"), ("--attn-cp-size", "--attention-context-parallel-size"))
 HOPPER, BLACKWELL, AMPERE = CHIPS = ("hopper", "blackwell", "ampere")
 # words in the keys of layers with a state of their own; a convolution of an image tower matches too, and does no harm
@@ -200,6 +206,8 @@ def wants_prefill_graphs(launch: Launch) -> bool | None:
         return asked
     if launch.given("--disable-cuda-graph", "--disable-prefill-cuda-graph", *OTHER_BACKENDS):
         return False
+    if launch.word("--device") not in (None, "cuda"):
+        return False
     # whether the model and the other flags go with it is SGLang's to say
     return None if has_breakable_graphs_by_default(launch.source) else False
 
@@ -239,6 +247,20 @@ def makes_compiled_prefill_graphs(launch: Launch) -> bool | None:
 def makes_decode_graphs(launch: Launch) -> bool | None:
     off = launch.given("--disable-cuda-graph", "--disable-decode-cuda-graph")
     return not (off or launch.word("--cuda-graph-backend-decode") == "disabled")
+
+
+def overlaps(launch: Launch) -> bool | None:
+    """False where a flag turns it off, or SGLang does because of another one, as its source says."""
+    if launch.given("--disable-overlap-schedule"):
+        return False
+    others = ((OF_STAGES, (launch.number(*PARTS[0]) or 1) > 1), (OF_NGRAM, NGRAM.holds(launch)))
+    is_off = any(holds and has_overlap_off(launch.source, places) for places, holds in others)
+    return False if is_off else None
+
+
+def has_overlap_off(source: Source, places: tuple[str, ...]) -> bool:
+    settings = next(filter(None, map(source.find, places)), None)
+    return settings is not None and settings.mentions("disable_overlap_schedule = True")
 
 
 def without(*names: str) -> Callable[[Launch], bool | None]:
@@ -333,7 +355,7 @@ DECODE_GRAPHS = Condition("CUDA graphs for decode", makes_decode_graphs)
 DECODE_PADDING = Condition(
     "padded CUDA graphs for decode", without("--disable-cuda-graph-padding", "--disable-cuda-graph")
 )
-OVERLAP = Condition("overlap scheduling", without("--disable-overlap-schedule"))
+OVERLAP = Condition("overlap scheduling", overlaps)
 PREFIX_CACHE = Condition("prefix caching", without("--disable-radix-cache"))
 EXTRA_BUFFERS = Condition("--mamba-radix-cache-strategy extra_buffer", keeps_extra_buffers)
 NO_BUFFER = Condition("--mamba-radix-cache-strategy no_buffer", keeps_live_states)

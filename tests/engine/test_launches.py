@@ -65,6 +65,8 @@ def launch(words: str = "", config: Mapping[str, Any] = LLAMA, chip: str = "", r
         ("PREFILL_GRAPHS", "--cuda-graph-backend-prefill=disabled", False),
         ("PREFILL_GRAPHS", "--disable-cuda-graph", False),
         ("PREFILL_GRAPHS", "--cuda-graph-config {}", None),
+        ("PREFILL_GRAPHS", "--device cpu", False),
+        ("PREFILL_GRAPHS", "--device cuda", None),
         ("ASKED_FOR", "", False),
         ("ASKED_FOR", "--enable-breakable-cuda-graph", True),
         ("ASKED_FOR", "--config server.yaml", None),
@@ -137,6 +139,22 @@ def launch(words: str = "", config: Mapping[str, Any] = LLAMA, chip: str = "", r
 )
 def test_flags_decide_a_condition_or_leave_it_open(condition: str, words: str, holds: bool | None) -> None:
     assert getattr(launches, condition).holds(launch(words)) is holds
+
+
+@pytest.mark.parametrize(
+    ("release", "words", "holds"),
+    [
+        ("0.5.11", "--speculative-algorithm NGRAM", False),
+        ("0.5.13", "--speculative-algorithm NGRAM", False),
+        ("0.5.14", "--speculative-algorithm NGRAM", None),
+        ("0.5.13", "--speculative-algorithm EAGLE", None),
+        ("0.5.14", "--pp-size 2", False),
+        ("0.5.13", "--pp-size 1", None),
+        (wheels.NEWEST, "--pp-size 2 --speculative-algorithm NGRAM", None),
+    ],
+)
+def test_overlap_is_off_where_the_release_turns_it_off(release: str, words: str, holds: bool | None) -> None:
+    assert launches.OVERLAP.holds(launch(words, release=release)) is holds
 
 
 @pytest.mark.parametrize(
