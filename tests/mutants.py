@@ -170,8 +170,8 @@ def mutated_cuda(text: str, source: random.Random) -> tuple[str, str] | None:
 def subject(name: str) -> str:
     """The word by which tests name what is in a file: a fix, an operation, or else a module."""
     folders = pathlib.PurePosixPath(name).parts[:-1]
-    of_kernels = folders[2:] if folders[:2] == ("sglang_bcg_fixes", "kernels") else ()
-    below = folders[1:] if folders[0] == "csrc" else of_kernels
+    of_package = folders[2:] if folders[:2] in (("sglang_bcg_fixes", "kernels"), ("sglang_bcg_fixes", "fixes")) else ()
+    below = folders[1:] if folders[0] == "csrc" else of_package
     return below[0] if below else pathlib.PurePosixPath(name).stem
 
 

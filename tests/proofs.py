@@ -126,6 +126,7 @@ class Tree:
         self._imports: dict[str, frozenset[str]] = {}
         self._closures: dict[str, frozenset[str]] = {}
         self._verdicts: dict[str, dict[str, str]] = {}
+        self._files: dict[str, list[str]] = {}
         self._forms: dict[str, str] = {}
         self._seen: Signature = {}
 
@@ -143,6 +144,7 @@ class Tree:
         self._imports.clear()
         self._closures.clear()
         self._verdicts.clear()
+        self._files.clear()
         self._forms.clear()
 
     def signature(self) -> Signature:
@@ -205,11 +207,18 @@ class Tree:
             return hashed(code_digest(data), str(shadow))
         return hashlib.sha256(data).hexdigest()
 
+    def files_of(self, fix: str) -> list[str]:
+        """The file of a fix, or the modules of its folder; the first declares it."""
+        if fix not in self._files:
+            modules = sorted((self.root / FIXES / fix).glob("*.py"))
+            self._files[fix] = [file.relative_to(self.root).as_posix() for file in modules] or [f"{FIXES}{fix}.py"]
+        return self._files[fix]
+
     def concerns(self, name: str) -> str:
-        """Hash a fix's `concerns`, with what they name of the same file."""
+        """Hash a fix's `concerns`, with what they name of its own."""
         named: dict[str, ast.AST] = {}
-        module = self.syntax(name)
-        for node in module.body if module else ():
+        modules = filter(None, map(self.syntax, self.files_of(id_of(name))))
+        for node in (node for module in modules for node in module.body):
             if isinstance(node, ast.FunctionDef):
                 named[node.name] = node
             elif isinstance(node, ast.Assign):
@@ -291,10 +300,9 @@ class Tree:
         """The files that a process reads to plan: fixes that are on, what all import, and the kernels' declarations."""
         if not plan or not plan.known:
             return set()
-        known = fix_ids()[: plan.known]
-        files = [f"{FIXES}{name}.py" for name in known]
-        found = set().union(*(self.closure(file) - {file} for file in files))
-        found |= {f"{FIXES}{name}.py" for name in plan.on if name in known}
+        known = {name: self.files_of(name) for name in fix_ids()[: plan.known]}
+        found = set().union(*(self.closure(file) - {file} for files in known.values() for file in files))
+        found.update(*(known[name] for name in plan.on if name in known))
         return found | self.beside(KERNELS) if plan.is_default else found
 
     def without_kernels(self, reads: set[str]) -> set[str]:
@@ -390,11 +398,17 @@ def written(file: pathlib.Path, text: str) -> None:
 
 
 def is_fix(name: str) -> bool:
-    return name.startswith(FIXES) and name.endswith(".py") and not pathlib.PurePosixPath(name).name.startswith("_")
+    return name.startswith(FIXES) and name.endswith(".py") and not id_of(name).startswith("_")
 
 
 def id_of(name: str) -> str:
-    return pathlib.PurePosixPath(name).stem
+    """The fix that a file of `fixes/` is, or that the folder is in which it lies."""
+    return name.removeprefix(FIXES).partition("/")[0].removesuffix(".py")
+
+
+def fixes_in(root: pathlib.Path) -> set[str]:
+    names = {info.name for info in pkgutil.iter_modules([str(root / FIXES)])}
+    return {name for name in names if not name.startswith("_")}
 
 
 def notes_in(folder: pathlib.Path) -> list[tuple[int, str, str]]:
@@ -415,7 +429,7 @@ def fix_ids() -> list[str]:
 def number_of_fixes(root: pathlib.Path = REPOSITORY) -> int:
     """All fixes that there are, the new ones at the end of fixes.txt."""
     known = fix_ids()
-    new = sorted(id_of(file.name) for file in (root / FIXES).glob("[!_]*.py"))
+    new = sorted(fixes_in(root))
     if set(new) - set(known):
         known += [name for name in new if name not in known]
         written(FIX_IDS, "\n".join(known) + "\n")
@@ -439,8 +453,11 @@ def found_in(tree: Tree, release: str, notes: Sequence[tuple[int, str, str]]) ->
         reads_forms = ("code", READS_FORMS) in noted
         for kind, what in noted:
             if kind in ("code", "used"):
-                if not is_fix(what) or kind == "used" or not with_plan or id_of(what) in on:
+                if not is_fix(what):
                     reads.add(what)
+                elif kind == "used" or not with_plan or id_of(what) in on:
+                    # whole, where it is a folder
+                    reads.update(tree.files_of(id_of(what)))
             elif kind in ("folder", "modules"):
                 if not with_plan or f"{what}/" != FIXES:
                     reads.add(f"{PACKAGES if kind == 'modules' else ''}{what or '.'}/")
@@ -454,7 +471,7 @@ def found_in(tree: Tree, release: str, notes: Sequence[tuple[int, str, str]]) ->
                     reads.add(f"{TEXT}{what}" if what.endswith(".py") else what)
     for name in sorted(reads):
         if name.endswith(".py") and not name.startswith((FIXES, TEXT, CONCERNS)):
-            reads |= {f"{FIXES}{fix}.py" for fix in named_fixes(tree, name)}
+            reads.update(*(tree.files_of(fix) for fix in named_fixes(tree, name)))
     if not made and not any(is_fix(what) for _, kind, what in notes if kind == "code"):
         sliced = {release} if release else set()
     else:
@@ -476,7 +493,7 @@ def named_fixes(tree: Tree, name: str) -> set[str]:
     if name.startswith("sglang_bcg_fixes/"):
         return set()
     text = (tree.root / name).read_text(errors="replace") if (tree.root / name).is_file() else ""
-    there = {id_of(file.name) for file in (tree.root / FIXES).glob("[!_]*.py")}
+    there = fixes_in(tree.root)
     found: set[str] = set()
     for module, names in IMPORT.findall(text):
         if module == "{":
@@ -501,7 +518,7 @@ def verdicts_for(plan: Plan, tree: Tree) -> list[str]:
 
 def declaration(tree: Tree, name: str) -> str:
     """Hash a fix's declaration, but for its words."""
-    module = tree.syntax(f"{FIXES}{name}.py")
+    module = tree.syntax(tree.files_of(name)[0])
     made = (node for node in (module.body if module else ()) if isinstance(node, ast.Assign))
     values = [
         keyword
@@ -575,12 +592,12 @@ def inputs(tree: Tree, file: str, proof: Proof) -> set[str]:
     return found
 
 
-def tables(proof: Proof) -> set[str]:
+def tables(tree: Tree, proof: Proof) -> set[str]:
     """The files of which the row rests on a part."""
     if not proof.plan:
         return set()
     ids = fix_ids() if proof.plan.is_default else ()
-    return {FORMS, VERDICTS, PROVEN, *(f"{FIXES}{name}.py" for name in ids)}
+    return {FORMS, VERDICTS, PROVEN, *(file for name in ids for file in tree.files_of(name))}
 
 
 def importable(tree: Tree) -> list[str]:
@@ -628,7 +645,7 @@ def proof_of(tree: Tree, file: str, release: str, tests: Sequence[str], ended: E
     proof.key = key_of(tree, file, release, tests, proof)
     # behind it, so that nothing can change between the look and the key
     now = tree.signature()
-    resting = inputs(tree, file, proof) | tables(proof)
+    resting = inputs(tree, file, proof) | tables(tree, proof)
     touched = sorted(name for name in resting if seen(name, before) != seen(name, now))
     if touched:
         raise Unproved(f"{touched[0]} has changed while it ran")

@@ -91,22 +91,24 @@ def tell_plan() -> None:
     on = sorted(decision.id for decision in plan.fixes if decision.action.name in ("APPLY", "BLOCKED"))
     write("plan", f"{plan.version} {'only' if settings == 'off' else 'all'} {','.join(on)}")
     for name, module in list(sys.modules.items()):
-        stem = name.removeprefix(FIX_MODULES)
-        if name.startswith(FIX_MODULES) and not stem.startswith("_") and stem not in on and name not in watched:
+        # a fix may be a folder, of which the package declares it
+        fix = name.removeprefix(FIX_MODULES).partition(".")[0]
+        if name.startswith(FIX_MODULES) and not fix.startswith("_") and fix not in on and name not in watched:
             watched.add(name)
-            watch(module)
+            watch(module, sys.modules[f"{FIX_MODULES}{fix}"].FIX.probe)
 
 
-def watch(module: types.ModuleType) -> None:
+def watch(module: types.ModuleType, probe: Any) -> None:
     """Note the file of a fix that is off when a function of it runs, but for its probe and what that calls.
 
     Its verdict stands for such a fix. A row that has run more of it rests on the file like one where it is on; one that
     has asked whom its defect concerns, on that part.
     """
-    probe = getattr(module.FIX.probe, "__code__", None)
+    code = getattr(probe, "__code__", None)
+    file = module.__name__.replace(".", os.sep) + (f"{os.sep}__init__.py" if hasattr(module, "__path__") else ".py")
     for function in functions_of(module):
-        if function.__code__ is not probe:
-            note_call(function, f"{FIXES}{module.__name__.removeprefix(FIX_MODULES)}.py", probe)
+        if function.__code__ is not code:
+            note_call(function, file, code)
 
 
 def functions_of(module: types.ModuleType) -> Iterator[types.FunctionType]:
@@ -244,8 +246,13 @@ def by_registry() -> bool:
     while frame is not None:
         if frame.f_code.co_filename.endswith(REGISTRY):
             return True
-        if not frame.f_code.co_filename.startswith(("<frozen importlib", "<frozen zipimport")) and not (
-            frame.f_code.co_filename.endswith(os.path.join("importlib", "__init__.py"))
+        # a fix that is a folder imports its modules
+        by_fix = FIXES in frame.f_code.co_filename and frame.f_code.co_name == "<module>"
+        importing = frame.f_code.co_filename.startswith(("<frozen importlib", "<frozen zipimport"))
+        if (
+            not by_fix
+            and not importing
+            and not (frame.f_code.co_filename.endswith(os.path.join("importlib", "__init__.py")))
         ):
             return False
         frame = frame.f_back

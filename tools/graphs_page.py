@@ -16,6 +16,7 @@ REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
 from sglang_bcg_fixes.fixes import hybrids_without_graphs  # noqa: E402
+from sglang_bcg_fixes.fixes.hybrids_without_graphs import feed_forward, latent, measured, mixers  # noqa: E402
 from sglang_bcg_fixes.planning.registry import declared_in  # noqa: E402
 from tests.harm import rules  # noqa: E402
 from tests.releases.registry_configs import (  # noqa: E402
@@ -127,7 +128,8 @@ def page(release: str, rows: Rows, servers: harm_page.Table) -> str:
         f"| {size(UNKNOWN)} | [not examined](#not-examined) |",
     ]
     lines += ["", *paragraph(HOW_IT_IS_KNOWN), "", "## With the plugin", "", *paragraph(WITH_THE_PLUGIN), ""]
-    lines += [*better(release, served), "", *paragraph(WHAT_ELSE), ""]
+    lines += [*better(release, served), "", *paragraph(LEFT_ALONE), "", "| | no graphs with |", "|---|---|"]
+    lines += [*(f"| {where} | {what} |" for where, what in STAYS_EAGER.items()), "", *paragraph(WHAT_ELSE), ""]
     lines += ["## Graphs without a flag", "", *listed(groups[DEFAULT, BREAKABLE]), ""]
     in_text = [name for name, row in rows.items() if "as multimodal" in row]
     whole = f"{', '.join(groups[DEFAULT, FULL])} has one graph for the whole prefill, `full`."
@@ -280,16 +282,32 @@ HOW_IT_IS_KNOWN = (
 )
 ADMITTING = declared_in(hybrids_without_graphs)
 ADMITTED = (
-    *(name for name, _ in hybrids_without_graphs.MIXERS),
-    hybrids_without_graphs.BAILING_NAME,
-    *hybrids_without_graphs.NEMOTRON_NAMES,
+    *(name for name, _ in mixers.MIXERS),
+    latent.BAILING_NAME,
+    *feed_forward.NEMOTRON_NAMES,
 )
 WITH_THE_PLUGIN = (
-    f"At its defaults the plugin gives graphs to {' and '.join(hybrids_without_graphs.MEASURED)}, without experts "
+    f"At its defaults the plugin gives graphs to {' and '.join(measured.MEASURED)}, without experts "
     "and on Hopper, where a GPU has [measured it](kernel_times.md#as-users-serve). With "
     f"`{ADMITTING.flag}=on` it gives them to {', '.join(ADMITTED)}: [{ADMITTING.id}](fixes/{ADMITTING.id}.md). "
     "These, bold below, need it to answer rightly with graphs:"
 )
+LEFT_ALONE = (
+    f"Some servers of the models that `{ADMITTING.flag}=on` names stay without graphs. Nobody has measured or tried "
+    "them, or SGLang refuses them itself."
+)
+STAYS_EAGER = {
+    "by default": "experts, tensor parallelism, quantization, a memory saver, forward hooks, "
+    "`--cuda-graph-prefill-max-context`; less than 4 GiB of GPU memory free; a mixer that `mamba2_extend` does not "
+    "take",
+    "always": "speculation and drafts, LoRA, DP attention, pipeline stages, context parallelism, two-batch overlap, a "
+    "hierarchical cache, deterministic inference; a mixer that would not break the graph",
+    "Ling": "attention other than fa3. `mla_dispatch_unaware` off before 0.5.16, `mla_replay_prepared_as_mha` off on "
+    "0.5.17. 0.5.16 and 0.5.17 prefill eagerly behind a cached prefix",
+    "LFM2": "SGLang refuses `--attention-backend triton` to Lfm2ForCausalLM",
+    "Granite before 0.5.18": "with triton it ends, if its first layer is a mixer: `layer_id=0 not in full attention "
+    "layers`. On Blackwell before 0.5.13 SGLang chooses triton: give `--attention-backend flashinfer`",
+}
 WHAT_ELSE = (
     "What else concerns your model is in the [matrix](matrix.html), and `bcg-fixes doctor --model FOLDER` says it of "
     "your flags. What a GPU answered is [elsewhere](answers.md)."

@@ -25,6 +25,7 @@ from benchmarks.bench.rows import GREEN, RED, TOKENS_PER_SECOND, Row
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.anatomy.launches import has_breakable_graphs_by_default
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
+from sglang_bcg_fixes.fixes.hybrids_without_graphs import feed_forward
 from sglang_bcg_fixes.kernels.gdn_extend import declaration as gdn_extend
 from sglang_bcg_fixes.kernels.kda_extend import declaration as kda_extend
 from sglang_bcg_fixes.kernels.mamba2_extend import declaration as mamba2_extend
@@ -117,7 +118,7 @@ def gib_of(name: str) -> int:
 def is_admitted_by_a_fix(case: cases.Case, source: Source) -> bool:
     """Tell whether SGLang refuses the model prefill graphs, which a fix gives it if its flag asks."""
     is_nemotron = case.model == mamba2_model.NEMOTRON
-    return case.model in WITHOUT_GRAPHS or (is_nemotron and hybrids_without_graphs.counts_layers(source))
+    return case.model in WITHOUT_GRAPHS or (is_nemotron and feed_forward.counts_layers(source))
 
 
 # in most releases these do not start with the attention backend of the other cases

@@ -55,7 +55,7 @@ class Registry:
 
 
 class BuiltIn:
-    """The plugin's own: files in `fixes/` without a leading underscore, and what `kernels/` declares."""
+    """The plugin's own: files and folders in `fixes/` without a leading underscore, and what `kernels/` declares."""
 
     @api.hookimpl
     def bcg_fixes(self) -> Sequence[Fix]:
@@ -82,7 +82,7 @@ def kernel_modules() -> list[str]:
 
 
 def declared_in(module: ModuleType) -> Fix:
-    """The fix of a file in `fixes/`, with its id and its words: the file's stem and docstring."""
+    """The fix of a file or folder in `fixes/`, with its id and its words: its name and docstring."""
     fix = getattr(module, "FIX", None)
     if not isinstance(fix, Fix):
         raise RegistryError(f"{module.__file__}: declares no FIX; copy fixes/_template.py")

@@ -88,9 +88,15 @@ def test_the_package_imports_nothing_that_only_a_checkout_has() -> None:
             assert not outside, f"{file.relative_to(root)} imports {', '.join(sorted(outside))}"
 
 
-def test_a_fix_that_names_itself_has_the_name_of_its_file() -> None:
-    for file in (processes.REPOSITORY / PACKAGE / "fixes").glob("*.py"):
-        assert set(names_said(file)) <= {file.stem}, f"{file.name} calls itself {', '.join(names_said(file))}"
+def files_of_fixes() -> list[tuple[str, pathlib.Path]]:
+    """Each file of `fixes/`, with the name of its fix: its own, or that of the folder in which it lies."""
+    folder = processes.REPOSITORY / PACKAGE / "fixes"
+    return [(file.relative_to(folder).parts[0].removesuffix(".py"), file) for file in folder.rglob("*.py")]
+
+
+def test_a_fix_that_names_itself_has_the_name_of_its_file_or_folder() -> None:
+    for fix, file in files_of_fixes():
+        assert set(names_said(file)) <= {fix}, f"{file.name} calls itself {', '.join(names_said(file))}"
 
 
 def names_said(file: pathlib.Path) -> list[str]:
@@ -106,5 +112,15 @@ def names_said(file: pathlib.Path) -> list[str]:
 
 
 def test_no_fix_imports_another() -> None:
-    for file in (processes.REPOSITORY / PACKAGE / "fixes").glob("*.py"):
-        assert "fixes" not in imported(file), f"{file.name} imports another fix; what both need belongs to anatomy/"
+    for fix, file in files_of_fixes():
+        own = f"{PACKAGE}.fixes.{fix}"
+        there = {module for module in modules_named(file) if module.startswith(f"{PACKAGE}.fixes")}
+        others = {module for module in there if module != own and not module.startswith(f"{own}.")}
+        assert not others, f"{file.name} imports another fix; what both need belongs to anatomy/"
+
+
+def modules_named(file: pathlib.Path) -> set[str]:
+    """All modules that a file imports from, wherever its imports stand; of the package itself, what it imports."""
+    nodes = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.ImportFrom)]
+    found = {str(node.module) for node in nodes if node.module != PACKAGE}
+    return found | {f"{PACKAGE}.{alias.name}" for node in nodes if node.module == PACKAGE for alias in node.names}

@@ -15,6 +15,7 @@ import pytest
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.cli import doctor
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
+from sglang_bcg_fixes.fixes.hybrids_without_graphs import mixers
 from sglang_bcg_fixes.kernels.attention_extend.declaration import KERNEL as ATTENTION_EXTEND
 from sglang_bcg_fixes.kernels.fa_metadata.declaration import KERNEL as FA_METADATA
 from sglang_bcg_fixes.kernels.gdn_extend.declaration import KERNEL as GDN_EXTEND
@@ -195,7 +196,7 @@ def test_a_fix_for_speed_alone_is_on_where_results_are_recorded(release_root: Ro
     bodies = {point.body for point in asked.subject.patches}
     # each of the two has its own way in, and never the other's; LFM2's layers are patched for who asks
     assert hybrids_without_graphs.admit in bodies or hybrids_without_graphs.admit_by_method in bodies
-    assert hybrids_without_graphs.break_round_the_convolution in bodies
+    assert mixers.break_round_the_convolution in bodies
     if is_proven:
         assert {point.body for point in by_default.subject.patches} == {hybrids_without_graphs.admit_measured}
     assert hybrids_without_graphs.admit_measured not in bodies

@@ -20,6 +20,7 @@ from sglang_bcg_fixes.anatomy.runners import SETUP_MODULE
 from sglang_bcg_fixes.concern import Launch
 from sglang_bcg_fixes.engine import wrappers
 from sglang_bcg_fixes.fixes import hybrids_without_graphs as fix
+from sglang_bcg_fixes.fixes.hybrids_without_graphs import feed_forward, latent, measured, mixers, refusals
 from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL
 from sglang_bcg_fixes.kernels.short_conv_extend import declaration as short_conv_extend
 from sglang_bcg_fixes.model import flag_of
@@ -88,7 +89,7 @@ def test_every_mixer_and_attention_breaks_and_every_bit_is_that_of_eager(
 ) -> None:
     found = run(release, "steps", architecture, **ON)
     breaks = breaks_of(architecture)
-    assert fix.ID in found["applied"] and set(found["breaks"].values()) == {breaks}
+    assert refusals.ID in found["applied"] and set(found["breaks"].values()) == {breaks}
     eagerly = 8 if architecture == BAILING and release in NO_PREFIXES else 2
     assert_equal(found["poisoned"], breaks + 1, eagerly)
     assert found["too long"] == {"replays": [0, 0], "differ": [], "nobody's": True}
@@ -151,7 +152,7 @@ def test_by_default_sglang_refuses_them_and_nothing_is_said(
 ) -> None:
     kernels = dict.fromkeys((KERNEL.flag, short_conv_extend.KERNEL.flag), "reference")
     found = run(release, "capture_without_experts", architecture, **INSIDE, **kernels, **environment)
-    assert (fix.ID in found["applied"]) is (release == NEWEST) and "captured nothing" in found["captured"]
+    assert (refusals.ID in found["applied"]) is (release == NEWEST) and "captured nothing" in found["captured"]
     ((_, said),) = found["said"]
     assert REFUSED in said
 
@@ -190,7 +191,7 @@ def test_by_default_granite_is_captured_with_all_mixers_inside(run: Run, form: s
         ),
         (
             "capture_without_experts",
-            {KERNEL.flag: "reference", flag_of(fix.SSM_BREAK): "off"},
+            {KERNEL.flag: "reference", flag_of(mixers.SSM_BREAK): "off"},
             "a mixer would not break the graph",
         ),
     ],
@@ -199,7 +200,7 @@ def test_by_default_one_mixer_with_a_break_is_enough_to_leave_granite(
     run: Run, scenario: str, environment: dict[str, str], reason: str
 ) -> None:
     found = run(NEWEST, scenario, GRANITE, **{**INSIDE, **environment})
-    assert fix.ID in found["applied"] and "captured nothing" in found["captured"]
+    assert refusals.ID in found["applied"] and "captured nothing" in found["captured"]
     (level, said), (_, refused) = found["said"]
     assert level == logging.INFO and f"prefill runs eagerly, as in SGLang: {reason}" in said and REFUSED in refused
 
@@ -207,7 +208,7 @@ def test_by_default_one_mixer_with_a_break_is_enough_to_leave_granite(
 @pytest.mark.parametrize("release", ["0.5.19", NEWEST])
 def test_by_default_sglang_refuses_nemotron(run: Run, release: str) -> None:
     found = run(release, "counted", NEMOTRON)
-    assert (fix.ID in found["applied"]) is (release == NEWEST) and "captured nothing" in found["captured"]
+    assert (refusals.ID in found["applied"]) is (release == NEWEST) and "captured nothing" in found["captured"]
     assert len(found["said"]) == 2 and all(REFUSED in line for line in found["said"])
 
 
@@ -256,8 +257,8 @@ def test_the_kernel_takes_mamba2_mixers_into_the_graph(run: Run, release: str, a
     attention = LAYERS[architecture].count("attention")
     assert set(found["breaks"].values()) == {attention} and found["left"] == {}
     for script in found["scripts"]:
-        for measured, limit in {**test_mamba2_extend.FIRST, **test_mamba2_extend.LAST}.items():
-            assert script.get(measured, 0.0) <= limit, script
+        for what, limit in {**test_mamba2_extend.FIRST, **test_mamba2_extend.LAST}.items():
+            assert script.get(what, 0.0) <= limit, script
         assert script["nobody's"] and max(script["replays"]) == attention + 1
 
 
@@ -287,10 +288,10 @@ def test_it_concerns_nemotron_where_its_layers_are_counted(release_root: Root, r
         launch = Launch(source, {"architectures": [*named], **config}, {})
         return any(concern.touches(launch) for concern in FIX.concerns)
 
-    for name in fix.NEMOTRON_NAMES:
-        assert concerned(name) is concerned(name, **{fix.PATTERN: "M-M*"}) is (release in COUNTING)
-        assert concerned(name, **{fix.PATTERN: "ME*"}) is (release in COUNTING)
-        assert not concerned(name, **{fix.PATTERN: "M*M"})
+    for name in feed_forward.NEMOTRON_NAMES:
+        assert concerned(name) is concerned(name, **{feed_forward.PATTERN: "M-M*"}) is (release in COUNTING)
+        assert concerned(name, **{feed_forward.PATTERN: "ME*"}) is (release in COUNTING)
+        assert not concerned(name, **{feed_forward.PATTERN: "M*M"})
     assert concerned(GRANITE) and not concerned("NemotronForCausalLM")
     assert concerned(BAILING, kv_lora_rank=512) and not concerned(BAILING)
 
@@ -392,8 +393,8 @@ def test_what_nobody_has_tried_is_left_alone(
 ) -> None:
     # as in a release that has its options in server_args
     monkeypatch.setattr(ranks, "runtime_context", lambda: None)
-    assert list(fix.why_not(runner(**changed), ())) == [reason]
-    assert list(fix.why_not(runner(), ())) == []
+    assert list(refusals.why_not(runner(**changed), ())) == [reason]
+    assert list(refusals.why_not(runner(), ())) == []
 
 
 class Convolution(torch.nn.Module):
@@ -428,14 +429,14 @@ def model_of(*layers: Layer, name: str = LFM2, module: str = short_convolutions.
 
 
 def shown(model: Any, **changed: Any) -> list[bool]:
-    with fix.mixers_shown(runner(model, **changed)):
-        return [hasattr(layer, fix.KNOWN_NAME) for layer in model.model.layers]
+    with mixers.mixers_shown(runner(model, **changed)):
+        return [hasattr(layer, mixers.KNOWN_NAME) for layer in model.model.layers]
 
 
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranks, "runtime_context", lambda: None)
-    breaks = {Convolution.forward: {fix.ID}, Backend.forward: {fix.SSM_BREAK}}
+    breaks = {Convolution.forward: {refusals.ID}, Backend.forward: {mixers.SSM_BREAK}}
     monkeypatch.setattr(wrappers, "fixes_in", lambda call: breaks.get(call, set()))
 
 
@@ -444,10 +445,10 @@ def test_only_layers_with_a_mixer_show_one_and_no_part_is_added() -> None:
     model = model_of(Layer(conv=Convolution()), Layer(self_attn=torch.nn.Identity()))
     weights, layer = list(model.state_dict()), model.model.layers[0]
     assert shown(model) == [True, False]
-    with fix.mixers_shown(runner(model)):
+    with mixers.mixers_shown(runner(model)):
         assert layer.linear_attn is layer.conv
         assert list(model.state_dict()) == weights
-    assert not hasattr(layer, fix.KNOWN_NAME)
+    assert not hasattr(layer, mixers.KNOWN_NAME)
 
 
 @pytest.mark.usefixtures("broken")
@@ -467,7 +468,7 @@ def test_a_mixer_without_a_break_and_one_of_attention_alone(caplog: pytest.LogCa
     assert "a mixer would not break the graph" in said
     caplog.clear()
     # SGLang admits it by itself
-    of_attention = model_of(Layer(self_attn=torch.nn.Identity()), name=GRANITE, module=fix.GRANITE)
+    of_attention = model_of(Layer(self_attn=torch.nn.Identity()), name=GRANITE, module=mixers.GRANITE)
     assert shown(of_attention) == [False] and caplog.messages == []
 
 
@@ -475,11 +476,18 @@ def settings_of_graphs(**changed: Any) -> Any:
     return types.SimpleNamespace(**{"bs": [256, 4096, 5120], "max_context_size": None, **changed})
 
 
+def graphs_are_set(monkeypatch: pytest.MonkeyPatch, settings: Any) -> None:
+    """Have SGLang's settings be these, and all mixers inside the graph."""
+    for module in (measured, mixers):
+        monkeypatch.setattr(module, "prefill_settings", lambda: settings)
+    monkeypatch.setattr(mixers, "why_not_inside", lambda *given: iter(()))
+
+
 def granite() -> Any:
-    return model_of(Layer(mamba=torch.nn.Identity()), name=GRANITE, module=fix.GRANITE)
+    return model_of(Layer(mamba=torch.nn.Identity()), name=GRANITE, module=mixers.GRANITE)
 
 
-def measured(**changed: Any) -> dict[str, Any]:
+def as_measured(**changed: Any) -> dict[str, Any]:
     plain = {"enable_breakable_cuda_graph": True, "tp_size": 1, "enable_memory_saver": False, "forward_hooks": None}
     unquantized = types.SimpleNamespace(quantization=None)
     backend = types.SimpleNamespace(linear_attn_backend=Backend())
@@ -491,13 +499,12 @@ def measured(**changed: Any) -> dict[str, Any]:
 def test_by_default_large_sizes_are_not_captured(monkeypatch: pytest.MonkeyPatch) -> None:
     """A little gain of a long prompt is less than its padding takes."""
     model, settings = granite(), settings_of_graphs()
-    monkeypatch.setattr(fix, "prefill_settings", lambda: settings)
-    monkeypatch.setattr(fix, "why_not_inside", lambda *given: iter(()))
-    with fix.mixers_shown(runner(model, **measured()), if_measured=True):
-        assert settings.bs == [256, 4096] and hasattr(model.model.layers[0], fix.KNOWN_NAME)
+    graphs_are_set(monkeypatch, settings)
+    with mixers.mixers_shown(runner(model, **as_measured()), if_measured=True):
+        assert settings.bs == [256, 4096] and hasattr(model.model.layers[0], mixers.KNOWN_NAME)
     assert settings.bs == [256, 4096, 5120]
-    with fix.mixers_shown(runner(model, **measured())):
-        assert settings.bs == [256, 4096, 5120] and hasattr(model.model.layers[0], fix.KNOWN_NAME)
+    with mixers.mixers_shown(runner(model, **as_measured())):
+        assert settings.bs == [256, 4096, 5120] and hasattr(model.model.layers[0], mixers.KNOWN_NAME)
 
 
 @pytest.mark.usefixtures("broken")
@@ -505,11 +512,10 @@ def test_by_default_lfm2_is_left_alone_and_nothing_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "sglang_bcg_fixes")
-    monkeypatch.setattr(fix, "prefill_settings", settings_of_graphs)
-    monkeypatch.setattr(fix, "why_not_inside", lambda *given: iter(()))
+    graphs_are_set(monkeypatch, settings_of_graphs())
     model = model_of(Layer(conv=Convolution()))
-    with fix.mixers_shown(runner(model, **measured()), if_measured=True):
-        assert not hasattr(model.model.layers[0], fix.KNOWN_NAME)
+    with mixers.mixers_shown(runner(model, **as_measured()), if_measured=True):
+        assert not hasattr(model.model.layers[0], mixers.KNOWN_NAME)
     assert caplog.messages == []
 
 
@@ -535,13 +541,12 @@ def test_by_default_what_nobody_has_measured_is_left_alone(
     reason: str,
 ) -> None:
     caplog.set_level("INFO", "sglang_bcg_fixes")
-    monkeypatch.setattr(fix, "prefill_settings", lambda: settings_of_graphs(**graphs))
-    monkeypatch.setattr(fix, "why_not_inside", lambda *given: iter(()))
-    asked = measured(**arguments)
+    graphs_are_set(monkeypatch, settings_of_graphs(**graphs))
+    asked = as_measured(**arguments)
     asked["model_config"].quantization = quantization
     model = granite()
-    with fix.mixers_shown(runner(model, **asked), if_measured=True):
-        assert not hasattr(model.model.layers[0], fix.KNOWN_NAME)
+    with mixers.mixers_shown(runner(model, **asked), if_measured=True):
+        assert not hasattr(model.model.layers[0], mixers.KNOWN_NAME)
     (said,) = caplog.records
     assert f"as in SGLang: {reason}, which nobody has measured" in said.getMessage()
     assert said.levelno == logging.INFO
@@ -555,7 +560,7 @@ def test_a_full_gpu_starts_without_graphs_as_in_sglang(
     monkeypatch: pytest.MonkeyPatch, device: str, gigabytes: float, reasons: list[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (int(gigabytes * 2**30), 80 << 30))
-    assert [*fix.why_no_room(types.SimpleNamespace(device=device))] == reasons
+    assert [*measured.why_no_room(types.SimpleNamespace(device=device))] == reasons
 
 
 def attention(**parts: torch.nn.Module) -> Layer:
@@ -568,8 +573,8 @@ class ByHeads(torch.nn.Module):
 
 
 def latent_shown(model: Any, **changed: Any) -> list[bool]:
-    with fix.latent_attention_shown(runner(model, **{"prefill_attention_backend_str": "fa3", **changed})):
-        return [hasattr(layer, fix.LATENT_NAME) for layer in model.model.layers]
+    with latent.latent_attention_shown(runner(model, **{"prefill_attention_backend_str": "fa3", **changed})):
+        return [hasattr(layer, latent.LATENT_NAME) for layer in model.model.layers]
 
 
 @pytest.fixture
@@ -583,25 +588,25 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lings_attention_is_shown_and_heads_are_joined_meanwhile(caplog: pytest.LogCaptureFixture) -> None:
     linear: Any = attention(attn=ByHeads())
     layers = linear, attention(attn_mqa=torch.nn.Identity())
-    model = model_of(*layers, name=BAILING, module=fix.BAILING)
+    model = model_of(*layers, name=BAILING, module=latent.BAILING)
     weights, rows = list(model.state_dict()), torch.ones(3, 2, 4)
-    with fix.latent_attention_shown(runner(model, prefill_attention_backend_str="fa3")):
+    with latent.latent_attention_shown(runner(model, prefill_attention_backend_str="fa3")):
         assert all(layer.self_attn is layer.attention for layer in layers)
         assert linear.attention.attn(rows).shape == (3, 8) and list(model.state_dict()) == weights
-    assert not hasattr(linear, fix.LATENT_NAME) and linear.attention.attn(rows).shape == rows.shape
+    assert not hasattr(linear, latent.LATENT_NAME) and linear.attention.attn(rows).shape == rows.shape
     assert caplog.messages == []
 
 
 @pytest.mark.usefixtures("chosen")
 def test_ling_of_another_kind_is_left_alone(caplog: pytest.LogCaptureFixture) -> None:
     layers = attention(attn=ByHeads()), attention(attn_mqa=torch.nn.Identity())
-    assert latent_shown(model_of(*layers, name="BailingMoeV3ForCausalLM", module=fix.BAILING)) == [False, False]
+    assert latent_shown(model_of(*layers, name="BailingMoeV3ForCausalLM", module=latent.BAILING)) == [False, False]
     assert latent_shown(model_of(*layers, name=BAILING, module="of.another.package")) == [False, False]
-    ling = model_of(*layers, name=BAILING, module=fix.BAILING)
+    ling = model_of(*layers, name=BAILING, module=latent.BAILING)
     without_breaks = types.SimpleNamespace(enable_breakable_cuda_graph=False)
     assert latent_shown(ling, server_args=without_breaks) == [False, False]
     # SGLang admits grouped queries by itself
-    assert latent_shown(model_of(layers[0], name=BAILING, module=fix.BAILING)) == [False]
+    assert latent_shown(model_of(layers[0], name=BAILING, module=latent.BAILING)) == [False]
     assert caplog.messages == []
     assert latent_shown(ling, prefill_attention_backend_str="triton") == [False, False]
     (said,) = caplog.messages
@@ -622,8 +627,11 @@ def setup(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
     def count(*, attention_layer_count: int, start_layer: int, end_layer: int) -> bool:
         return attention_layer_count >= end_layer - start_layer
 
-    setup = types.SimpleNamespace(**{fix.COUNT: count})
-    modules = {SETUP_MODULE: setup, fix.NEMOTRON: types.SimpleNamespace(**{fix.FEED_FORWARD: FeedForward})}
+    setup = types.SimpleNamespace(**{feed_forward.COUNT: count})
+    modules = {
+        SETUP_MODULE: setup,
+        feed_forward.NEMOTRON: types.SimpleNamespace(**{feed_forward.FEED_FORWARD: FeedForward}),
+    }
     for name, module in modules.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(ranks, "runtime_context", lambda: None)
@@ -631,17 +639,24 @@ def setup(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
 
 
 def is_admitted(
-    setup: Any, *layers: Layer, found: int = 2, name: str = NEMOTRON, module: str = fix.NEMOTRON, **changed: Any
+    setup: Any,
+    *layers: Layer,
+    found: int = 2,
+    name: str = NEMOTRON,
+    module: str = feed_forward.NEMOTRON,
+    **changed: Any,
 ) -> bool:
     """Ask as SGLang does, which has found attention or a mixer in so many of the layers."""
-    count = getattr(setup, fix.COUNT)
-    with fix.feed_forward_counted(runner(model_of(*layers, name=name, module=module), **changed)):
-        answer: bool = getattr(setup, fix.COUNT)(attention_layer_count=found, start_layer=0, end_layer=len(layers))
-    assert getattr(setup, fix.COUNT) is count
+    count = getattr(setup, feed_forward.COUNT)
+    with feed_forward.feed_forward_counted(runner(model_of(*layers, name=name, module=module), **changed)):
+        answer: bool = getattr(setup, feed_forward.COUNT)(
+            attention_layer_count=found, start_layer=0, end_layer=len(layers)
+        )
+    assert getattr(setup, feed_forward.COUNT) is count
     return answer
 
 
-@pytest.mark.parametrize("name", fix.NEMOTRON_NAMES)
+@pytest.mark.parametrize("name", feed_forward.NEMOTRON_NAMES)
 def test_a_feed_forward_layer_counts_as_one(setup: Any, caplog: pytest.LogCaptureFixture, name: str) -> None:
     assert is_admitted(setup, *MIXED, name=name)
     assert not is_admitted(setup, *MIXED, found=1, name=name)
@@ -652,8 +667,8 @@ def test_a_feed_forward_layer_counts_as_one(setup: Any, caplog: pytest.LogCaptur
 @pytest.mark.parametrize(
     "changed",
     [
-        {"name": "NemotronHForCausalLMMTP", "module": f"{fix.NEMOTRON}_mtp"},
-        {"name": "NemotronH_Nano_VL_V2", "module": f"{fix.MODELS}.nano_nemotron_vl"},
+        {"name": "NemotronHForCausalLMMTP", "module": f"{feed_forward.NEMOTRON}_mtp"},
+        {"name": "NemotronH_Nano_VL_V2", "module": "sglang.srt.models.nano_nemotron_vl"},
         {"module": "of.another.package"},
         {"server_args": types.SimpleNamespace(enable_breakable_cuda_graph=False)},
     ],
@@ -676,14 +691,14 @@ def test_nemotron_as_a_draft_is_refused_aloud_and_what_sglang_admits_is_left_to_
 
 
 def test_a_release_that_does_not_count_layers_is_left_alone(setup: Any) -> None:
-    delattr(setup, fix.COUNT)
-    with fix.feed_forward_counted(runner(model_of(*MIXED, name=NEMOTRON, module=fix.NEMOTRON))):
+    delattr(setup, feed_forward.COUNT)
+    with feed_forward.feed_forward_counted(runner(model_of(*MIXED, name=NEMOTRON, module=feed_forward.NEMOTRON))):
         assert vars(setup) == {}
 
 
 @pytest.fixture
 def captured(monkeypatch: pytest.MonkeyPatch) -> breaks.Replays:
-    fix.as_break.cache_clear()
+    mixers.as_break.cache_clear()
     return breaks.kept(monkeypatch)
 
 
@@ -698,10 +713,10 @@ def test_a_replay_takes_its_own_batch_and_zeroes_what_is_behind(
         seen.append((mixer, len(hidden_states), batch))
         return hidden_states + 7
 
-    for module in (forward_batch, fix):
+    for module in (forward_batch, mixers):
         monkeypatch.setattr(module, "prefill_batch", lambda: batches[0])
     hidden = torch.arange(10.0).view(5, 2)
-    output = fix.break_round_the_convolution(original, "mixer", hidden, "the batch of the capture")
+    output = mixers.break_round_the_convolution(original, "mixer", hidden, "the batch of the capture")
     assert torch.equal(output, hidden + 7)
     first = batches.pop(0)
     hidden.mul_(2)
@@ -717,5 +732,5 @@ def test_everything_else_is_the_original(monkeypatch: pytest.MonkeyPatch, what: 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: what != "warm-up")
     monkeypatch.setattr(forward_batch, "prefill_batch", lambda: None if what == "decode" else object())
     rows = torch.ones(5, 2)
-    given = fix.break_round_the_convolution(lambda *given: given, "mixer", rows, "theirs")  # type: ignore[arg-type]
+    given = mixers.break_round_the_convolution(lambda *given: given, "mixer", rows, "theirs")  # type: ignore[arg-type]
     assert given == ("mixer", rows, "theirs")

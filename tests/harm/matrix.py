@@ -23,6 +23,7 @@ from typing import Any
 
 from cpu_sglang import architectures
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
+from sglang_bcg_fixes.fixes.hybrids_without_graphs import mixers
 from sglang_bcg_fixes.kernels.gdn_extend.declaration import KERNEL as GDN
 from sglang_bcg_fixes.kernels.kda_extend.declaration import KERNEL as KDA
 from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL as MAMBA2
@@ -49,7 +50,7 @@ ARMS = {
     },
 }
 # that fix is for these, with every bit of the eager answers
-ADMITTED_ARCHITECTURES = {name for name, _ in hybrids_without_graphs.MIXERS}
+ADMITTED_ARCHITECTURES = {name for name, _ in mixers.MIXERS}
 # those with linear layers that our kernels capture, and the breaks that are left: one for each layer of attention
 BREAKS_OUTSIDE = {
     **dict.fromkeys(("Qwen3NextForCausalLM", "Qwen3_5ForConditionalGeneration"), 1),

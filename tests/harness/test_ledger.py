@@ -30,7 +30,11 @@ Edit = Callable[[str, str, str], None]
 TEST, RELEASE = "tests/fixes/test_no_bucket_fits.py", "0.5.23"
 FIX = "sglang_bcg_fixes/fixes/no_bucket_fits.py"
 ANOTHER = "sglang_bcg_fixes/fixes/kda_raw_beta.py"
+# a fix that is a folder
+FOLDER = "sglang_bcg_fixes/fixes/hybrids_without_graphs"
+MODULES = sorted(file.relative_to(REPOSITORY).as_posix() for file in (REPOSITORY / FOLDER).glob("*.py"))
 ALONE = Plan([RELEASE], is_default=False, on=["no_bucket_fits"], known=83)
+WITH_THE_FOLDER = dataclasses.replace(ALONE, on=["hybrids_without_graphs"], known=len(proofs.fix_ids()))
 BY_DEFAULT = dataclasses.replace(ALONE, is_default=True)
 READS = [
     TEST,
@@ -159,6 +163,30 @@ def test_a_fix_that_was_on_by_default_opens_it_and_one_that_cannot_be_there_does
     assert (key(copied), key(copied, BY_DEFAULT)) == (alone, by_default)
     edit(f"sglang_bcg_fixes/fixes/{there}.py", "    probe=probe,", "    probe=probe,\n    guard=True,")
     assert key(copied) == alone and key(copied, BY_DEFAULT) != by_default
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_of_a_fix_opens_the_rows_where_the_fix_is_on(copied: pathlib.Path, edit: Edit, name: str) -> None:
+    without = dataclasses.replace(WITH_THE_FOLDER, on=["no_bucket_fits"])
+    plans = (WITH_THE_FOLDER, without, dataclasses.replace(without, is_default=True))
+    before = [key(copied, plan) for plan in plans]
+    edit(name, "from __future__ import annotations", "from __future__ import annotations\n\n1 + 1")
+    now = [key(copied, plan) for plan in plans]
+    assert now[0] != before[0] and now[1:] == before[1:]
+
+
+def test_a_new_module_of_a_fix_opens_the_rows_where_it_is_on_and_its_declaration_those_by_default(
+    copied: pathlib.Path, edit: Edit
+) -> None:
+    without = dataclasses.replace(WITH_THE_FOLDER, on=["no_bucket_fits"])
+    plans = (WITH_THE_FOLDER, without, dataclasses.replace(without, is_default=True))
+    before = [key(copied, plan) for plan in plans]
+    edit(f"{FOLDER}/another.py", "", "ANOTHER = 1\n")
+    now = [key(copied, plan) for plan in plans]
+    assert now[0] != before[0] and now[1:] == before[1:]
+    edit(f"{FOLDER}/__init__.py", "    probe=probe,", "    probe=probe,\n    guard=True,")
+    declared = [key(copied, plan) for plan in plans]
+    assert declared[0] != now[0] and declared[1] == before[1] and declared[2] != before[2]
 
 
 def test_a_flipped_verdict_opens_the_rows_of_its_release(copied: pathlib.Path) -> None:
@@ -372,6 +400,21 @@ def test_a_fix_counts_whole_where_it_was_not_left_off_by_a_plan() -> None:
     )
 
 
+def test_a_fix_that_is_a_folder_counts_as_one() -> None:
+    assert len(MODULES) == 6
+    planned = [*((1, "code", name) for name in MODULES), (1, "plan", f"{RELEASE} only no_bucket_fits")]
+    tree = Tree(REPOSITORY)
+    assert all(map(proofs.is_fix, MODULES)) and {*map(proofs.id_of, MODULES)} == {"hybrids_without_graphs"}
+    assert not proofs.is_fix("sglang_bcg_fixes/fixes/__init__.py")
+    assert "hybrids_without_graphs" in proofs.fixes_in(REPOSITORY)
+    assert not {*MODULES} & proofs.found_in(tree, RELEASE, planned)[1]
+    its_plan = (1, "plan", f"{RELEASE} only hybrids_without_graphs")
+    for more in (its_plan, (1, "used", MODULES[-1]), (2, "code", MODULES[-1])):
+        assert {*MODULES} <= proofs.found_in(tree, RELEASE, [*planned, more])[1]
+    by_name = (1, "code", "tests/scenarios/admitted_hybrids.py")
+    assert {*MODULES} <= proofs.found_in(tree, RELEASE, [*planned, by_name])[1]
+
+
 def traced_run(code: str, folder: pathlib.Path, **environment: str) -> tuple[int, set[tuple[str, str]]]:
     """Run Python as a row does, and return what it has noted."""
     traced.install()
@@ -418,8 +461,12 @@ OF_A_FIX_THAT_IS_OFF = """if True:
     body = fix.patches[0].body
     assert list(inspect.signature(body).parameters) == ["original", "model_runner", "rest"]
     fix.probe(plugin.load().source)
-    concerned = registry.discover().fix("layer_loads_unawaited").concerns[0]
-    assert concerned.touches(concern.Launch(plugin.load().source, {}, {"--enable-hierarchical-cache": ()}))
+    launch = concern.Launch(plugin.load().source, {}, {"--enable-hierarchical-cache": ()})
+    assert registry.discover().fix("layer_loads_unawaited").concerns[0].touches(launch)
+    # a folder, of whose modules one has what the probe calls, and tells whom it concerns
+    hybrids = registry.discover().fix("hybrids_without_graphs")
+    hybrids.probe(plugin.load().source)
+    hybrids.concerns[-1].touches(launch)
 """
 
 
@@ -439,6 +486,7 @@ def test_a_row_that_runs_more_of_a_fix_that_is_off_than_its_probe_rests_on_its_b
         plan, read = proofs.found_in(Tree(REPOSITORY), RELEASE, [(1, *note) for note in notes])
         assert plan and (FIX in read, ANOTHER in read, plan.on) == (reads, False, [])
         assert f"{proofs.CONCERNS}{WITH_A_CONDITION}" in read and WITH_A_CONDITION not in read
+        assert f"{proofs.CONCERNS}{FOLDER}/feed_forward.py" in read and not read & {*MODULES}
 
 
 def test_whom_a_fix_that_is_off_concerns_counts_without_its_body(copied: pathlib.Path, edit: Edit) -> None:
@@ -450,8 +498,27 @@ def test_whom_a_fix_that_is_off_concerns_counts_without_its_body(copied: pathlib
     assert keys[0] == keys[1] != keys[2]
 
 
+@pytest.mark.parametrize(
+    ("name", "old", "is_of_it"),
+    [
+        ("feed_forward.py", "named(*NEMOTRON_NAMES)", True),
+        ("__init__.py", "named(BAILING_NAME)", True),
+        ("latent.py", "BailingMoeV2_5ForCausalLM", True),
+        ("feed_forward.py", "isinstance(layer, feed_forward)", False),
+        ("mixers.py", "output[real:].zero_()", False),
+    ],
+)
+def test_whom_a_folder_concerns_counts_without_its_bodies(
+    copied: pathlib.Path, edit: Edit, name: str, old: str, is_of_it: bool
+) -> None:
+    before = Tree(copied).digest(f"{proofs.CONCERNS}{FOLDER}/feed_forward.py")
+    edit(f"{FOLDER}/{name}", old, "another")
+    assert (Tree(copied).digest(f"{proofs.CONCERNS}{FOLDER}/feed_forward.py") != before) is is_of_it
+
+
 def test_every_function_of_a_fix_is_watched() -> None:
-    for module in map(importlib.import_module, registry.fix_modules()):
+    of_folder = (name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for name in MODULES)
+    for module in map(importlib.import_module, {*registry.fix_modules(), *of_folder}):
         assert module.__file__
         whole = compile(pathlib.Path(module.__file__).read_text(), module.__file__, "exec")
         watched = {function.__code__ for function in traced.functions_of(module)}
@@ -548,6 +615,7 @@ def test_a_mistake_is_one_place_of_code(tmp_path: pathlib.Path) -> None:
     ("file", "word"),
     [
         (FIX, "no_bucket_fits"),
+        (f"{FOLDER}/mixers.py", "hybrids_without_graphs"),
         ("sglang_bcg_fixes/kernels/gdn_extend/triton.py", "gdn_extend"),
         ("sglang_bcg_fixes/kernels/fa_metadata/adapter/forms.py", "fa_metadata"),
         ("sglang_bcg_fixes/kernels/active.py", "active"),

@@ -102,8 +102,8 @@ def test_what_an_earlier_build_has_left_is_not_packed(checkout: pathlib.Path, tm
     built(checkout, tmp_path, again=True)
     packed = tmp_path / "installed" / "sglang_bcg_fixes"
     assert not (packed / "fixes" / "zz_old_fix.py").exists() and not (packed / "csrc" / "old").exists()
-    there = {file.name for file in (checkout / "sglang_bcg_fixes" / "fixes").glob("*.py")}
-    assert {file.name for file in (packed / "fixes").glob("*.py")} == there
+    there = {file.relative_to(checkout) for file in (checkout / "sglang_bcg_fixes" / "fixes").rglob("*.py")}
+    assert {file.relative_to(packed.parent) for file in (packed / "fixes").rglob("*.py")} == there
     for name in ("prometheus_rules.yml", "grafana_dashboard.json"):
         assert (packed / name).is_file(), "what docs/status.md tells to load"
 

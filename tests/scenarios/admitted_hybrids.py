@@ -26,7 +26,7 @@ from sglang_bcg_fixes import plugin
 from sglang_bcg_fixes.anatomy import latent_attention
 from sglang_bcg_fixes.anatomy.runners import PREFILL, PREFILL_MODULE, SETUP_MODULE
 from sglang_bcg_fixes.engine import graph_break
-from sglang_bcg_fixes.fixes import hybrids_without_graphs as fix
+from sglang_bcg_fixes.fixes.hybrids_without_graphs import feed_forward, latent, measured, mixers
 from tests.harm.served import Said
 from tests.releases import gdn_prefill
 from tests.releases.gdn_prefill import CHUNKED, RAGGED, Found
@@ -82,7 +82,7 @@ class World(gdn_prefill.World):
         # each rank normalises whole groups
         self.overrides = {**overrides_of(architecture), **({"group_norm_size": ranks} if ranks > 1 else {})}
         if not server_args.pop("with_experts", True):
-            self.overrides[fix.COUNT_OF_EXPERTS] = 0
+            self.overrides[measured.COUNT_OF_EXPERTS] = 0
         with tempfile.TemporaryDirectory() as folder:
             one_batch.import_sglang(with_graphs=True)
             model = warm_answers.configured(architecture, pathlib.Path(folder))
@@ -242,14 +242,14 @@ def on_two_ranks(begin: Callable[[], World], compare: Callable[..., Any]) -> Fou
 
 
 def mutants(architecture: str) -> Found:
-    """Compare the steps with each mistake in the fix; "none" is without one."""
+    """Compare the steps with each mistake in the break; "none" is without one."""
     world = World(architecture)
     eager = run_all(world, SCRIPTS)
-    text = pathlib.Path(str(fix.__file__)).read_text()
+    text = pathlib.Path(str(mixers.__file__)).read_text()
     found: Found = {}
     for name, (old, new) in MUTANTS.items():
         assert old in text, name
-        exec(compile(text.replace(old, new), str(fix.__file__), "exec"), vars(fix))
+        exec(compile(text.replace(old, new), str(mixers.__file__), "exec"), vars(mixers))
         try:
             world.capture(prefill.BUCKETS)
             found[name] = report(eager, run_all(world, SCRIPTS))["differ"]
@@ -262,10 +262,10 @@ def admission(architecture: str) -> Found:
     """Tell when a layer's mixer is shown, what is captured then, and what is said of it."""
     world, said = World(architecture), heard()
     runner, layers = world.runner, world.runner.model.model.layers
-    show: Callable[[Any], contextlib.AbstractContextManager[None]] = fix.mixers_shown
-    name = fix.KNOWN_NAME
+    show: Callable[[Any], contextlib.AbstractContextManager[None]] = mixers.mixers_shown
+    name = mixers.KNOWN_NAME
     if architecture == BAILING:
-        show, name = fix.latent_attention_shown, fix.LATENT_NAME
+        show, name = latent.latent_attention_shown, latent.LATENT_NAME
     before_any = [hasattr(layer, name) for layer in layers]
 
     def shown() -> bool:
@@ -328,9 +328,9 @@ def counted(architecture: str) -> Found:
     with mock.patch.object(world.runner, "spec_algorithm", speculating):
         with_speculation = captured(world)
     setup = sys.modules[SETUP_MODULE]
-    before = getattr(setup, fix.COUNT)
+    before = getattr(setup, feed_forward.COUNT)
     found = {"speculation": with_speculation, "captured": captured(world)}
-    return {**found, "restored": getattr(setup, fix.COUNT) is before, "said": about_graphs(said)}
+    return {**found, "restored": getattr(setup, feed_forward.COUNT) is before, "said": about_graphs(said)}
 
 
 def cached(architecture: str) -> None:
