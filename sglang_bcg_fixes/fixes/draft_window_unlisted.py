@@ -4,11 +4,12 @@
 Symptom: With a draft model that has layers with a sliding window, as those of MiMo-V2, and the Triton attention
 backend, the server does not start: the graph of the draft model's extend step cannot be captured. On AMD a memory
 fault was reported in its place.
+Until 0.5.12.post1, with topk above 1 or without the overlap schedule, that step without its graph ends the server.
 Cause: The backend lists, for that step's graph, the cache slots of layers without a window alone. Layers with one get
-no list at all. Without graphs they do.
-Change: The slots of the window are listed beside the others, in capture and in replay, by SGLang's own function, as
-from 0.5.23 on. Until 0.5.21 that function waits for the device, there as in decode. Nothing changes for draft models
-without windows, with decode context parallelism, or with a memory pool that both kinds of layer share.
+no list at all. Without graphs they do, except in the older workers' step.
+Change: The slots of the window are listed beside the others, in capture, in replay and in that step, by SGLang's own
+function, as from 0.5.23 on. Until 0.5.21 that function waits for the device, there as in decode. Nothing changes for
+draft models without windows, with decode context parallelism, or with a memory pool that both kinds of layer share.
 Remove when: 0.5.22 need not be served.
 """
 
@@ -30,6 +31,8 @@ FILL = f"{BACKEND}._update_draft_extend_buffers"
 BUILD = f"{BACKEND}._build_cuda_graph_forward_metadata"
 # until 0.5.12.post1 one method does both
 OLD_CAPTURE, OLD_REPLAY = (f"{BACKEND}.init_forward_metadata_{step}_cuda_graph" for step in ("capture", "replay"))
+# as long as a worker has a mode of its own for the step
+OLD_EAGER = f"{BACKEND}.init_forward_metadata"
 LIST, LISTED = "update_sliding_window_buffer", "window_kv_indices"
 OLD_LIST = f"{LIST}_cuda_graph"
 # of the draft model alone, whatever the served model's configuration says
@@ -40,21 +43,23 @@ PREPARED = "the graph of the draft's extend step is prepared"
 
 def probe(source: Source) -> Finding:
     if is_old(source):
-        capture, replay, listing = (
-            source.need(OLD_CAPTURE),
-            source.need(OLD_REPLAY),
-            source.need(f"{MODULE}:{OLD_LIST}"),
-        )
-        branches = [step.text.partition("is_draft_extend(include_v2=True)")[2] for step in (capture, replay)]
-        if all(branch and OLD_LIST not in branch for branch in branches):
-            return affected(UNLISTED, capture, replay, listing)
-        return drifted(PREPARED, capture, replay)
+        steps = [source.need(where) for where in (OLD_CAPTURE, OLD_REPLAY, OLD_EAGER)]
+        modes = ("is_draft_extend(include_v2=True)", "is_draft_extend(include_v2=True)", "is_draft_extend()")
+        branches = [of_mode(step.text, mode) for step, mode in zip(steps, modes, strict=True)]
+        if all(branch and LIST not in branch for branch in branches):
+            return affected(UNLISTED, *steps, source.need(f"{MODULE}:{OLD_LIST}"), source.need(f"{MODULE}:{LIST}"))
+        return drifted(PREPARED, *steps)
     fill, build, listing = source.need(FILL), source.need(BUILD), source.need(f"{MODULE}:{LIST}")
     if fill.mentions(LISTED):
         return fixed("the graph of the draft's extend step has the slots of sliding windows", fill, build)
     if build.mentions(f"{LISTED}=None") and LISTED in listing.parameters:
         return affected(UNLISTED, fill, build, listing)
     return drifted(PREPARED, fill, build, listing)
+
+
+def of_mode(text: str, mode: str) -> str:
+    """The branch for a mode, without the last one, which is for all others."""
+    return text.partition(mode)[2].partition("\n    else:")[0]
 
 
 def list_windows(original: Callable[..., Any], self: Any, *args: Any, **named: Any) -> Any:
@@ -82,6 +87,24 @@ def replay_with_windows(original: Callable[..., None], self: Any, *args: Any, **
     original(self, *args, **named)
     if given := windowed_extend(original, self, args, named):
         write_windows(self, given)
+
+
+def list_windows_without_a_graph(result: None, self: Any, forward_batch: Any) -> None:
+    if not has_windows(self) or forward_batch.forward_mode.name != "DRAFT_EXTEND":
+        return
+    listing = getattr(sys.modules[MODULE], LIST)
+    metadata, rows = self.forward_metadata, forward_batch.batch_size
+    metadata.window_kv_indptr, metadata.window_kv_indices, _, metadata.window_kv_offsets = listing(
+        self.window_kv_indptr,
+        self.req_to_token,
+        self.sliding_window_size,
+        # those that the layers without a window have just been given
+        metadata.kv_indptr.diff(),
+        forward_batch.req_pool_indices,
+        rows,
+        self.device,
+        self.token_to_kv_pool_allocator,
+    )
 
 
 def windowed_extend(
@@ -143,6 +166,7 @@ FIX = Fix(
         PatchPoint((BUILD,), How.AROUND, point_to_windows, needed=is_new),
         PatchPoint((OLD_CAPTURE,), How.AROUND, capture_with_windows, needed=is_old),
         PatchPoint((OLD_REPLAY,), How.AROUND, replay_with_windows, needed=is_old),
+        PatchPoint((OLD_EAGER,), How.AFTER, list_windows_without_a_graph, needed=is_old),
     ),
     workarounds=DRAFT_WITHOUT_TRITON,
     verify=("eagle3_windowed_draft",),
