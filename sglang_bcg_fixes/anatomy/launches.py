@@ -206,7 +206,7 @@ def wants_prefill_graphs(launch: Launch) -> bool | None:
         return asked
     if launch.given("--disable-cuda-graph", "--disable-prefill-cuda-graph", *OTHER_BACKENDS):
         return False
-    if launch.word("--device") not in (None, "cuda"):
+    if not (launch.word("--device") or "cuda").startswith("cuda"):
         return False
     # whether the model and the other flags go with it is SGLang's to say
     return None if has_breakable_graphs_by_default(launch.source) else False

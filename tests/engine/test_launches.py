@@ -66,7 +66,7 @@ def launch(words: str = "", config: Mapping[str, Any] = LLAMA, chip: str = "", r
         ("PREFILL_GRAPHS", "--disable-cuda-graph", False),
         ("PREFILL_GRAPHS", "--cuda-graph-config {}", None),
         ("PREFILL_GRAPHS", "--device cpu", False),
-        ("PREFILL_GRAPHS", "--device cuda", None),
+        ("PREFILL_GRAPHS", "--device cuda:0", None),
         ("ASKED_FOR", "", False),
         ("ASKED_FOR", "--enable-breakable-cuda-graph", True),
         ("ASKED_FOR", "--config server.yaml", None),
