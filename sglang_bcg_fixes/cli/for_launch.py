@@ -38,6 +38,8 @@ GATES = {
     "any": (Harm.WRONG, Harm.ENDS, Harm.SLOWER),
 }
 BY_RAY, RAY_SCHEDULER = "--use-ray", "sglang.srt.ray.scheduler_actor:SchedulerActor.__init__"
+# the ranks of a benchmark are processes of their own
+RANKS = ("--tp-size", "--tp", "--tensor-parallel-size")
 NOT_CHECKED = "not checked: what SGLang refuses later, when it looks at the model and all flags together"
 # the columns of a line on a defect, and where it goes on
 STATE_WIDTH, HARM_WIDTH = 9, 17
@@ -115,12 +117,28 @@ class Answer:
     @functools.cached_property
     def loading(self) -> str | None:
         """Explain why this server would go without the plugin, or return None."""
-        if self.examined.loading or not self.launch.given(BY_RAY):
-            return self.examined.loading
+        if self.examined.loading or self.loading_of_one_batch or not self.launch.given(BY_RAY):
+            return self.examined.loading or self.loading_of_one_batch
         actor = self.examined.source.find(RAY_SCHEDULER)
         if actor is None or actor.mentions("load_plugins()"):
             return None
         return f"SGLang will NOT load the plugin: its schedulers load none with {BY_RAY}; start without that flag"
+
+    @functools.cached_property
+    def loading_of_one_batch(self) -> str | None:
+        """Explain why a benchmark would go without the plugin, or return None."""
+        texts = (self.examined.source.text(f"{name.replace('.', '/')}.py") for name in server_command.ONE_BATCH)
+        if not self.command.is_one_batch or any("load_plugins" in text for text in texts if text):
+            return None
+        if self.has_several_ranks:
+            return "SGLang will NOT load the plugin: this benchmark loads none; try it with one rank"
+        if self.command.is_run_by_us:
+            return None
+        return f"SGLang will NOT load the plugin: {self.command.program[-1]} loads none; `run:` does"
+
+    @property
+    def has_several_ranks(self) -> bool:
+        return (self.launch.number(*RANKS) or 1) > 1
 
     @functools.cached_property
     def refusals(self) -> list[str]:
@@ -238,6 +256,8 @@ class Answer:
     @property
     def command_to_run(self) -> str:
         command = self.command.loading(doctor.ENTRY_POINT, self.environ)
+        if self.loading_of_one_batch and not self.has_several_ranks:
+            command = command.run_by_us()
         if flags.is_off(self.environ):
             # a variable of the shell stays there, so the command needs another value
             command = command.with_variable(flags.EVERYTHING, None if flags.EVERYTHING in command.environ else "auto")

@@ -20,6 +20,12 @@ from sglang_bcg_fixes.source.tree import Source
 VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 MODULE = ("python", "-m", "sglang.launch_server")
 SERVE, LAUNCH_SERVER = "serve", "sglang.launch_server"
+# programs that run a module with the plugin: `python -m sglang_bcg_fixes -- MODULE`, `bcg-fixes -- MODULE`
+OURS, OUR_SCRIPT = "sglang_bcg_fixes", "bcg-fixes"
+# the benchmark that runs a model without a scheduler, by both of its names
+ONE_BATCH = ("sglang.benchmark.one_batch", "sglang.bench_one_batch")
+PYTHON = re.compile(r"python[\d.]*")
+WITH_A_WORD = ("-X", "-W")
 MODEL_PATH, CONFIG = "--model-path", "--config"
 MODEL_FLAGS = (MODEL_PATH, "--model")
 # `sglang serve` takes it away before SGLang's parser sees the others
@@ -78,6 +84,20 @@ class Command:
         given = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items()]
         return " ".join([*given, shlex.join([*(self.program or MODULE), *self.words])])
 
+    @property
+    def is_one_batch(self) -> bool:
+        return self.program[-1:] != () and self.program[-1] in ONE_BATCH
+
+    @property
+    def is_run_by_us(self) -> bool:
+        """Tell whether our own command runs the module, with the plugin in its process."""
+        return bool(ends_of_ours(self.program))
+
+    def run_by_us(self) -> Command:
+        """The command `python -m MODULE` by our own, which loads the plugin first."""
+        *before, module = self.program
+        return self if self.is_run_by_us else dataclasses.replace(self, program=(*before, OURS, "--", module))
+
     def loading(self, plugin: str, environ: Mapping[str, str]) -> Command:
         """The command with which SGLang loads a plugin: where SGLANG_PLUGINS names some, it has to name this one."""
         chosen = flags.plugin_choice(environ)
@@ -121,6 +141,7 @@ def read(words: Sequence[str]) -> Command:
         variables[found[1]] = found[2]
         left.pop(0)
     ends = [place + 1 for place, word in enumerate(left) if word == LAUNCH_SERVER or is_serve(left, place)]
+    ends = ends or ends_of_ours(left) or ends_of_python(left)
     first_flag = next((place for place, word in enumerate(left) if word.startswith("--")), len(left))
     # what stands before the program, such as `docker run --gpus all`, is not SGLang's
     end = ends[-1] if ends else first_flag
@@ -129,6 +150,27 @@ def read(words: Sequence[str]) -> Command:
 
 def is_serve(words: Sequence[str], place: int) -> bool:
     return words[place] == SERVE and place > 0 and pathlib.PurePath(words[place - 1]).name == "sglang"
+
+
+def ends_of_ours(words: Sequence[str]) -> list[int]:
+    """Places behind the module that our own command runs."""
+    pairs = enumerate(zip(words, words[1:], strict=False))
+    names = (OURS, OUR_SCRIPT)
+    found = [place + 3 for place, (word, dashes) in pairs if dashes == "--" and pathlib.PurePath(word).name in names]
+    return [end for end in found if end <= len(words)]
+
+
+def ends_of_python(words: Sequence[str]) -> list[int]:
+    """Places behind the module or the file that a Python runs."""
+    found = []
+    for place in (place for place, word in enumerate(words) if PYTHON.fullmatch(pathlib.PurePath(word).name)):
+        at = place + 1
+        while at < len(words) and words[at].startswith("-") and words[at] != "-m":
+            at += 2 if words[at] in WITH_A_WORD else 1
+        is_module = words[at : at + 1] == ["-m"]
+        if is_module or (at < len(words) and words[at].endswith(".py")):
+            found.append(at + 1 + is_module)
+    return [end for end in found if end <= len(words)]
 
 
 def merged(arguments: Sequence[str]) -> list[str]:
@@ -200,6 +242,11 @@ def check(source: Source, typed: Command, has_other_plugins: bool) -> None:
     try:
         command_line.check(source, arguments, with_choices=not has_other_plugins)
     except command_line.RefusedError as error:
+        if typed.is_one_batch:
+            raise CommandLineError(
+                f"SGLang {source.version} knows no such server: {error}; leave out the benchmark's own flags, such as "
+                f"--batch-size"
+            ) from error
         raise CommandLineError(f"SGLang {source.version} refuses this command: {error}") from error
 
 

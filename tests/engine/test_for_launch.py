@@ -70,6 +70,31 @@ def test_schedulers_of_ray_are_not_said_to_have_the_plugin(release: str, tmp_pat
     assert "its schedulers load none with --use-ray; start without that flag" in said
 
 
+@pytest.mark.parametrize(
+    ("release", "module"),
+    [("0.5.16", "sglang.bench_one_batch"), (wheels.NEWEST, "sglang.benchmark.one_batch")],
+)
+def test_a_benchmark_that_loads_no_plugins_is_run_by_our_command(
+    release: str, module: str, tmp_path: pathlib.Path
+) -> None:
+    said = doctor(*root(release), "--", "python3", "-m", module, "--model-path", folder(tmp_path, HYBRID), status=1)
+    assert "the plugin is not active" in said.splitlines()[1] and "not fixed until the plugin is active (" in said
+    assert f"{module} loads none; `run:` does" in said
+    command = run_line(said).partition("   #")[0]
+    assert command.startswith(f"python3 -m sglang_bcg_fixes -- {module} --model-path ")
+    assert "fixed by the plugin (" in doctor(*root(release), "--", *command.split())
+    several = doctor(*root(release), "--", *command.split(), "--tp", "2", status=1)
+    assert "try it with one rank" in several
+    own = doctor(*root(release), "--", *command.split(), "--batch-size", "1", status=2)
+    assert "leave out the benchmark's own flags" in own
+
+
+@pytest.mark.parametrize("module", ["sglang.bench_offline_throughput", "sglang.bench_one_batch_server"])
+def test_benchmarks_that_start_schedulers_have_the_plugin(module: str, tmp_path: pathlib.Path) -> None:
+    words = ("python3", "-m", module, "--model-path", folder(tmp_path, HYBRID))
+    assert "fixed by the plugin (" in doctor(*root("0.5.16"), "--", *words)
+
+
 def test_a_source_that_nobody_has_read_is_no_wrong_answer(tmp_path: pathlib.Path) -> None:
     fork = forked(tmp_path)
     model = folder(tmp_path, {**HYBRID, **architectures.CONFIGURATIONS["FalconH1ForCausalLM"].config}, "model")
