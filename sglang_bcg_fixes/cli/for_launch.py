@@ -182,6 +182,8 @@ class Answer:
         model = ", ".join(self.launch.architectures)
         yield f"{model} on SGLang {source.version}{f', {self.gpu}' if self.gpu else ''}: {source.files}"
         yield self.verdict
+        if self.command.program and not self.command.is_of_sglang:
+            yield f"{self.command.program[-1]} is read as if it were SGLang's server"
         yield from (f"another SGLang is in {folder}; Python imports the first" for folder in self.examined.others)
         if self.is_here:
             yield f"active here: {'no' if self.loading else doctor.activity(self.environ)}"
@@ -483,6 +485,7 @@ def read(
     is_here: bool = False,
 ) -> tuple[Launch, server_command.Command]:
     """The launch, from a configuration and the words of a command, and the command with its model."""
+    server_command.check_program(typed)
     options = typed.options(source)
     given = next((options[name][0] for name in server_command.MODEL_FLAGS if options.get(name)), None)
     named = model if model is not None else given

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import pathlib
 import re
@@ -24,6 +25,12 @@ SERVE, LAUNCH_SERVER = "serve", "sglang.launch_server"
 OURS, OUR_SCRIPT = "sglang_bcg_fixes", "bcg-fixes"
 # the benchmark that runs a model without a scheduler, by both of its names
 ONE_BATCH = ("sglang.benchmark.one_batch", "sglang.bench_one_batch")
+# modules whose servers or schedulers load plugins, beside that benchmark
+OF_SGLANG = (
+    LAUNCH_SERVER,
+    *("sglang.benchmark.offline_throughput", "sglang.bench_offline_throughput"),
+    *("sglang.benchmark.one_batch_server", "sglang.bench_one_batch_server"),
+)
 PYTHON = re.compile(r"python[\d.]*")
 WITH_A_WORD = ("-X", "-W")
 MODEL_PATH, CONFIG = "--model-path", "--config"
@@ -85,8 +92,19 @@ class Command:
         return " ".join([*given, shlex.join([*(self.program or MODULE), *self.words])])
 
     @property
+    def module(self) -> str | None:
+        """The module that a Python, or our own command, runs."""
+        is_named = self.program[-2:-1] == ("-m",) or self.is_run_by_us
+        return self.program[-1] if is_named else None
+
+    @property
+    def is_of_sglang(self) -> bool:
+        is_served = bool(self.program) and is_serve(self.program, len(self.program) - 1)
+        return is_served or self.program[-1:] == (LAUNCH_SERVER,) or self.module in (*OF_SGLANG, *ONE_BATCH)
+
+    @property
     def is_one_batch(self) -> bool:
-        return self.program[-1:] != () and self.program[-1] in ONE_BATCH
+        return self.module in ONE_BATCH
 
     @property
     def is_run_by_us(self) -> bool:
@@ -154,7 +172,7 @@ def is_serve(words: Sequence[str], place: int) -> bool:
 
 def ends_of_ours(words: Sequence[str]) -> list[int]:
     """Places behind the module that our own command runs."""
-    pairs = enumerate(zip(words, words[1:], strict=False))
+    pairs = enumerate(itertools.pairwise(words))
     names = (OURS, OUR_SCRIPT)
     found = [place + 3 for place, (word, dashes) in pairs if dashes == "--" and pathlib.PurePath(word).name in names]
     return [end for end in found if end <= len(words)]
@@ -228,6 +246,15 @@ def options_in(source: Source, arguments: Sequence[str]) -> dict[str, list[str]]
         else:
             last.append(word)
     return dict(found.values())
+
+
+def check_program(typed: Command) -> None:
+    """Refuse a module that is none of SGLang's: what is true of SGLang's server need not be true of it."""
+    if typed.module is not None and not typed.is_of_sglang:
+        raise CommandLineError(
+            f"{typed.module} is not known to be SGLang's server; give the command that starts SGLang, such as "
+            f"`python -m {LAUNCH_SERVER}`, or its flags alone"
+        )
 
 
 def check(source: Source, typed: Command, has_other_plugins: bool) -> None:

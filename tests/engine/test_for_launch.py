@@ -95,6 +95,52 @@ def test_benchmarks_that_start_schedulers_have_the_plugin(module: str, tmp_path:
     assert "fixed by the plugin (" in doctor(*root("0.5.16"), "--", *words)
 
 
+def judged(capsys: pytest.CaptureFixture[str], *words: str, status: int = 0, release: str = wheels.NEWEST) -> str:
+    """The answer of a `doctor` in this process, which reads each source once."""
+    code = main.main(["doctor", *root(release), *words])
+    said = capsys.readouterr()
+    assert code == status, said
+    return said.out + said.err
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "python3 -m vllm.entrypoints.openai.api_server",
+        "python3 -u -X dev -m sglang_router.launch_server",
+        "docker run --gpus all image python3 -m sglang.bench_serving",
+        "numactl -m 0 python3.11 -m torch.distributed.run",
+    ],
+)
+def test_a_module_that_is_not_known_to_be_sglangs_is_not_judged(
+    program: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("--", *program.split(), "--model", folder(tmp_path, HYBRID))
+    said = judged(capsys, *words, status=2)
+    assert f"{program.split()[-1]} is not known to be SGLang's server; give the command that starts SGLang" in said
+
+
+@pytest.mark.parametrize(
+    ("program", "named"),
+    [
+        ("python3 my_engine.py", "my_engine.py"),
+        ("docker run --gpus all image python3 -u /app/my_engine.py", "/app/my_engine.py"),
+        ("torchrun my_engine.py", "my_engine.py"),
+        ("my-launcher", "my-launcher"),
+        ("", ""),
+        ("docker run --gpus all image python3 -m sglang.launch_server", ""),
+        ("kubectl exec deploy/sglang -- python -m sglang.launch_server", ""),
+        ("env A=1 numactl -m 0 sglang serve", ""),
+        ("torchrun --nproc-per-node 1 -m sglang.launch_server", ""),
+    ],
+)
+def test_another_program_is_said_to_be_read_as_sglangs_server(
+    program: str, named: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = judged(capsys, "--", *program.split(), "--model-path", folder(tmp_path, HYBRID))
+    assert re.findall(r"^(.*) is read as if it were SGLang's server$", said, re.MULTILINE) == ([named] if named else [])
+
+
 def test_a_source_that_nobody_has_read_is_no_wrong_answer(tmp_path: pathlib.Path) -> None:
     fork = forked(tmp_path)
     model = folder(tmp_path, {**HYBRID, **architectures.CONFIGURATIONS["FalconH1ForCausalLM"].config}, "model")
