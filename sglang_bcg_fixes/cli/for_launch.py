@@ -486,6 +486,7 @@ def read(
 ) -> tuple[Launch, server_command.Command]:
     """The launch, from a configuration and the words of a command, and the command with its model."""
     server_command.check_program(typed)
+    server_command.check_image(typed, source.version)
     options = typed.options(source)
     given = next((options[name][0] for name in server_command.MODEL_FLAGS if options.get(name)), None)
     named = model if model is not None else given

@@ -31,6 +31,8 @@ OF_SGLANG = (
     *("sglang.benchmark.offline_throughput", "sglang.bench_offline_throughput"),
     *("sglang.benchmark.one_batch_server", "sglang.bench_one_batch_server"),
 )
+# such as lmsysorg/sglang:v0.5.12.post1-cu130
+IMAGE = re.compile(r"(?:.*/)?sglang:v?(\d+(?:\.\d+)+(?:\.?(?:post|rc|dev)\d+)?)(?:-.*)?")
 PYTHON = re.compile(r"python[\d.]*")
 WITH_A_WORD = ("-X", "-W")
 MODEL_PATH, CONFIG = "--model-path", "--config"
@@ -255,6 +257,16 @@ def check_program(typed: Command) -> None:
             f"{typed.module} is not known to be SGLang's server; give the command that starts SGLang, such as "
             f"`python -m {LAUNCH_SERVER}`, or its flags alone"
         )
+
+
+def check_image(typed: Command, version: str) -> None:
+    """Refuse to judge one release for an image of another."""
+    for found in filter(None, map(IMAGE.fullmatch, typed.program)):
+        if found[1] != version.partition("+")[0]:
+            raise CommandLineError(
+                f"the image is {found[1]}, and {version} was judged: give --release {found[1]}, or leave out what "
+                f"stands before SGLang's command"
+            )
 
 
 def check(source: Source, typed: Command, has_other_plugins: bool) -> None:

@@ -141,6 +141,25 @@ def test_another_program_is_said_to_be_read_as_sglangs_server(
     assert re.findall(r"^(.*) is read as if it were SGLang's server$", said, re.MULTILINE) == ([named] if named else [])
 
 
+@pytest.mark.parametrize(
+    ("image", "release"),
+    [
+        ("lmsysorg/sglang:v0.5.11", "0.5.11"),
+        ("registry:5000/mine/sglang:v0.5.12.post1-cu130-runtime", "0.5.12.post1"),
+        (f"lmsysorg/sglang:v{wheels.NEWEST}-cu130", wheels.NEWEST),
+        ("lmsysorg/sglang:latest", wheels.NEWEST),
+    ],
+)
+def test_an_image_of_another_release_is_not_judged(
+    image: str, release: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prefix = ("--", "docker", "run", "--gpus", "all", image)
+    words = (*prefix, "python3", "-m", "sglang.launch_server", "--model-path", folder(tmp_path, HYBRID))
+    said = judged(capsys, *words, status=0 if release == wheels.NEWEST else 2)
+    refused = f"the image is {release}, and {wheels.NEWEST} was judged: give --release {release}"
+    assert (refused in said) == (release != wheels.NEWEST)
+
+
 def test_a_source_that_nobody_has_read_is_no_wrong_answer(tmp_path: pathlib.Path) -> None:
     fork = forked(tmp_path)
     model = folder(tmp_path, {**HYBRID, **architectures.CONFIGURATIONS["FalconH1ForCausalLM"].config}, "model")
