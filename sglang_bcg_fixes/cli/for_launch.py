@@ -40,6 +40,7 @@ GATES = {
 BY_RAY, RAY_SCHEDULER = "--use-ray", "sglang.srt.ray.scheduler_actor:SchedulerActor.__init__"
 # the ranks of a benchmark are processes of their own
 RANKS = ("--tp-size", "--tp", "--tensor-parallel-size")
+IN_IMAGE = "the image must contain sglang-bcg-fixes: examples/deploy"
 NOT_CHECKED = "not checked: what SGLang refuses later, when it looks at the model and all flags together"
 # the columns of a line on a defect, and where it goes on
 STATE_WIDTH, HARM_WIDTH = 9, 17
@@ -248,8 +249,10 @@ class Answer:
     def end(self, everything: bool) -> Iterator[str]:
         if self.loading:
             yield self.loading
+        if self.command.container and self.fixed:
+            yield IN_IMAGE
         if not self.refusals:
-            remark = "" if self.is_here else "   # where sglang-bcg-fixes is installed"
+            remark = "" if self.is_here or self.command.container else "   # where sglang-bcg-fixes is installed"
             yield f"run: {self.command_to_run}{remark}"
         names = [item.id for item in (*self.shown, *self.fixed)]
         if names and not everything:

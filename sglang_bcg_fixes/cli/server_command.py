@@ -31,6 +31,7 @@ OF_SGLANG = (
     *("sglang.benchmark.offline_throughput", "sglang.bench_offline_throughput"),
     *("sglang.benchmark.one_batch_server", "sglang.bench_one_batch_server"),
 )
+CONTAINERS = ("docker", "docker-compose", "podman", "nerdctl", "kubectl", "apptainer", "singularity")
 # such as lmsysorg/sglang:v0.5.12.post1-cu130
 IMAGE = re.compile(r"(?:.*/)?sglang:v?(\d+(?:\.\d+)+(?:\.?(?:post|rc|dev)\d+)?)(?:-.*)?")
 PYTHON = re.compile(r"python[\d.]*")
@@ -92,6 +93,11 @@ class Command:
         """The line for a shell."""
         given = [f"{name}={shlex.quote(value)}" for name, value in self.variables.items()]
         return " ".join([*given, shlex.join([*(self.program or MODULE), *self.words])])
+
+    @property
+    def container(self) -> str | None:
+        """The word that starts the program in a container, where one does."""
+        return next((word for word in self.program if pathlib.PurePath(word).name in CONTAINERS), None)
 
     @property
     def module(self) -> str | None:

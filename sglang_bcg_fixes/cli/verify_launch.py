@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import pathlib
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.cli import doctor, model_config, server_command
@@ -20,7 +19,6 @@ ERRORS = (own.OwnLaunchError, prompts.PromptError, server.ServerError, CommandLi
 HOST, PORT = "127.0.0.1", 30000
 # a server that listens everywhere also listens here
 EVERYWHERE = ("0.0.0.0", "::", "")
-CONTAINERS = ("docker", "docker-compose", "podman", "nerdctl", "kubectl", "apptainer", "singularity")
 # every published model has as many ids
 FEW_IDS = 1000
 OF_MODELS = ("release", "fix", "case", "arms", "quick", "once", "jobs", "page_only", "resume", "plan")
@@ -65,11 +63,10 @@ def launch_of(source: Source, typed: server_command.Command) -> Launch:
 
 def refuse_what_it_cannot_end(typed: server_command.Command, given: dict[str, list[str]]) -> None:
     """Servers of which a part is out of reach: neither its variables nor its end are the command's."""
-    container = next((word for word in typed.program if pathlib.PurePath(word).name in CONTAINERS), None)
-    if container:
+    if typed.container:
         raise own.OwnLaunchError(
-            f"{container} starts the server where `verify` cannot end it; run `bcg-fixes verify -- COMMAND` inside the "
-            f"container, with the command that starts SGLang there"
+            f"{typed.container} starts the server where `verify` cannot end it; run `bcg-fixes verify -- COMMAND` "
+            f"inside the container, with the command that starts SGLang there"
         )
     nodes = first(given, "--nnodes") or "1"
     if nodes != "1":

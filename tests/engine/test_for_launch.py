@@ -160,6 +160,23 @@ def test_an_image_of_another_release_is_not_judged(
     assert (refused in said) == (release != wheels.NEWEST)
 
 
+@pytest.mark.parametrize(
+    "prefix", ["docker run --gpus all image", "sudo kubectl exec deploy/sglang --", "numactl -N 0"]
+)
+def test_an_image_has_to_contain_the_plugin(
+    prefix: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    is_container = not prefix.startswith("numactl")
+    command = ("--", *prefix.split(), "sglang", "serve", "--model-path")
+    said = judged(capsys, *command, folder(tmp_path, HYBRID))
+    assert (for_launch.IN_IMAGE in said.splitlines()) == is_container
+    assert ("   #" in run_line(said)) != is_container
+    # nothing is fixed for this one, so nothing has to be there
+    assert for_launch.IN_IMAGE not in judged(
+        capsys, *command, folder(tmp_path, LLAMA), "--cuda-graph-backend-prefill", "disabled"
+    )
+
+
 def test_a_source_that_nobody_has_read_is_no_wrong_answer(tmp_path: pathlib.Path) -> None:
     fork = forked(tmp_path)
     model = folder(tmp_path, {**HYBRID, **architectures.CONFIGURATIONS["FalconH1ForCausalLM"].config}, "model")
