@@ -41,6 +41,7 @@ BY_RAY, RAY_SCHEDULER = "--use-ray", "sglang.srt.ray.scheduler_actor:SchedulerAc
 # the ranks of a benchmark are processes of their own
 RANKS = ("--tp-size", "--tp", "--tensor-parallel-size")
 IN_IMAGE = "the image must contain sglang-bcg-fixes: examples/deploy"
+ANSWERS = "docs/answers.md"
 NOT_CHECKED = "not checked: what SGLang refuses later, when it looks at the model and all flags together"
 # the columns of a line on a defect, and where it goes on
 STATE_WIDTH, HARM_WIDTH = 9, 17
@@ -236,7 +237,8 @@ class Answer:
         found = []
         if answers := served.on_gpu(release, names):
             of, stock, patched = answers
-            found.append(f"on a GPU, prefills right: stock {stock} of {of}, with the plugin {patched}")
+            where = f" (see {ANSWERS})" if patched < of else ""
+            found.append(f"on a GPU, prefills right: stock {stock} of {of}, with the plugin {patched}{where}")
         if words := served.on_cpu(release, names):
             found.append(f"on a CPU: stock {words[0]}, with the plugin {words[1]}")
         return f"tried on {release} with prefill graphs: {'; '.join(found) or 'no server with this model'}"

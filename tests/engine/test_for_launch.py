@@ -177,6 +177,21 @@ def test_an_image_has_to_contain_the_plugin(
     )
 
 
+@pytest.mark.parametrize(
+    ("architecture", "counts"),
+    [
+        ("KimiLinearForCausalLM", "stock 3 of 99, with the plugin 71 (see docs/answers.md)"),
+        ("FalconH1ForCausalLM", "stock 0 of 99, with the plugin 99;"),
+    ],
+)
+def test_answers_that_are_not_right_with_the_plugin_either_have_their_page(
+    architecture: str, counts: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {**architectures.CONFIGURATIONS[architecture].config, "architectures": [architecture]}
+    words = ("--model", folder(tmp_path, config), "--gpu", "h100", "--", "--cuda-graph-backend-prefill", "breakable")
+    assert counts in judged(capsys, *words)
+
+
 def test_a_source_that_nobody_has_read_is_no_wrong_answer(tmp_path: pathlib.Path) -> None:
     fork = forked(tmp_path)
     model = folder(tmp_path, {**HYBRID, **architectures.CONFIGURATIONS["FalconH1ForCausalLM"].config}, "model")
