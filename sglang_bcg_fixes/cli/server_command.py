@@ -34,6 +34,8 @@ OF_SGLANG = (
 CONTAINERS = ("docker", "docker-compose", "podman", "nerdctl", "kubectl", "apptainer", "singularity")
 # such as lmsysorg/sglang:v0.5.12.post1-cu130
 IMAGE = re.compile(r"(?:.*/)?sglang:v?(\d+(?:\.\d+)+(?:\.?(?:post|rc|dev)\d+)?)(?:-.*)?")
+# a command inside one word, such as that of `bash -c`
+QUOTED = re.compile(r"\bsglang\s+serve\b|\s-m\s+sglang\.\w")
 PYTHON = re.compile(r"python[\d.]*")
 WITH_A_WORD = ("-X", "-W")
 MODEL_PATH, CONFIG = "--model-path", "--config"
@@ -257,7 +259,13 @@ def options_in(source: Source, arguments: Sequence[str]) -> dict[str, list[str]]
 
 
 def check_program(typed: Command) -> None:
-    """Refuse a module that is none of SGLang's: what is true of SGLang's server need not be true of it."""
+    """Refuse a module that is none of SGLang's, and what stands inside quotes.
+
+    What is true of SGLang's server need not be true of another module.
+    """
+    quoted = next((word for word in (*typed.program, *typed.words) if QUOTED.search(word)), None)
+    if quoted is not None and typed.program and not typed.is_of_sglang:
+        raise CommandLineError(f"what stands inside quotes is not read; give the inner command: {quoted}")
     if typed.module is not None and not typed.is_of_sglang:
         raise CommandLineError(
             f"{typed.module} is not known to be SGLang's server; give the command that starts SGLang, such as "

@@ -192,6 +192,20 @@ def test_answers_that_are_not_right_with_the_plugin_either_have_their_page(
     assert counts in judged(capsys, *words)
 
 
+@pytest.mark.parametrize(
+    ("before", "inner"),
+    [
+        (["bash", "-c"], "sglang serve falcon --tp 2"),
+        (["docker", "run", "--gpus", "all", "image", "sh", "-c"], "exec python3 -m sglang.launch_server --model a"),
+        ([], "sglang serve falcon"),
+    ],
+)
+def test_a_command_inside_quotes_is_asked_for(
+    before: list[str], inner: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert f"give the inner command: {inner}" in judged(capsys, "--", *before, inner, status=2)
+
+
 def test_a_source_that_nobody_has_read_is_no_wrong_answer(tmp_path: pathlib.Path) -> None:
     fork = forked(tmp_path)
     model = folder(tmp_path, {**HYBRID, **architectures.CONFIGURATIONS["FalconH1ForCausalLM"].config}, "model")
