@@ -214,6 +214,11 @@ def merged(arguments: Sequence[str]) -> list[str]:
     return [*of_file(pathlib.Path(arguments[places[0] + 1])), *before, *after]
 
 
+def config_in(arguments: Sequence[str]) -> str | None:
+    """The file that --config names, of arguments that can be merged with it."""
+    return arguments[arguments.index(CONFIG) + 1] if CONFIG in arguments else None
+
+
 @functools.cache
 def of_file(file: pathlib.Path) -> tuple[str, ...]:
     try:
@@ -292,15 +297,22 @@ def check(source: Source, typed: Command, has_other_plugins: bool) -> None:
             f"`sglang serve {MODEL_PATH} {typed.words[0]}`"
         )
     arguments = [word for word in merged(typed.arguments) if word not in ("-h", "--help")]
+    file = config_in(typed.arguments)
+    # the file's settings first, so that it is named if one of them is refused; the model may be named elsewhere
+    own = [*of_file(pathlib.Path(file)), MODEL_PATH, "a"] if file else []
+    where = f" (from {file})" if file else ""
     try:
+        if own:
+            command_line.check(source, own, with_choices=not has_other_plugins)
+        where = ""
         command_line.check(source, arguments, with_choices=not has_other_plugins)
     except command_line.RefusedError as error:
         if typed.is_one_batch:
             raise CommandLineError(
-                f"SGLang {source.version} knows no such server: {error}; leave out the benchmark's own flags, such as "
+                f"SGLang {source.version} knows no such server: {error}{where}; leave out the benchmark's own flags, such as "
                 f"--batch-size"
             ) from error
-        raise CommandLineError(f"SGLang {source.version} refuses this command: {error}") from error
+        raise CommandLineError(f"SGLang {source.version} refuses this command: {error}{where}") from error
 
 
 def without(source: Source, words: Iterable[str], option: str) -> list[str]:
