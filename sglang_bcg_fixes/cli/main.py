@@ -34,6 +34,10 @@ from sglang_bcg_fixes.source import releases
 from sglang_bcg_fixes.source.tree import Source, Unreadable
 
 GOOD, MISSING, FAILED = 0, 1, 2
+# what the parser sets beside a command's options: its name, its function and its words
+NO_OPTIONS = ("command", "run", "launch", "words", "id")
+# how much of an option has to be that of another
+ALIKE = 0.7
 # commands that are none any more, and what to call instead
 ELSEWHERE = {"bench": "call `python -m benchmarks.bench` in a checkout instead"}
 ERRORS = (
@@ -70,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if strange:
             behind = "; put the server's own flags behind `--`" if options.command == "doctor" else ""
-            raise CommandError(f"unrecognized arguments: {' '.join(strange)}{behind}")
+            raise CommandError(f"unrecognized arguments: {' '.join(strange)}{meant(strange, options)}{behind}")
         code = int(options.run(options))
         sys.stdout.flush()
         return code
@@ -81,6 +85,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (*ERRORS, CommandError) as error:
         print(f"bcg-fixes {options.command}: {error}", file=sys.stderr)
         return FAILED
+
+
+def meant(strange: Sequence[str], options: argparse.Namespace) -> str:
+    """Name the option that looks like the first strange one, where one does."""
+    own = [f"--{name.replace('_', '-')}" for name in vars(options) if name not in NO_OPTIONS]
+    word = next((word.partition("=")[0] for word in strange if word.startswith("--")), "")
+    return flags.nearest(word, own, ALIKE)
 
 
 def in_dashes(words: Sequence[str]) -> Sequence[str]:

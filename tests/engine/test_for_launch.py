@@ -284,7 +284,15 @@ def test_json_has_the_same(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPat
         (["--gpu", "h200"], "no model is named: give --model"),
         (["--model", "here", "--gpu", "h9"], "--gpu h9 is not one of h100"),
         (["--model", "here", "--gpu", "mi300x"], "AMD is not covered"),
-        (["--model", "here", "--tp-size", "2"], "put the server's own flags behind `--`"),
+        (
+            ["--mdel", "here"],
+            "unrecognized arguments: --mdel; did you mean --model?; put the server's own flags behind",
+        ),
+        (["--model", "here", "--gpus=h100"], "--gpus=h100; did you mean --gpu?"),
+        (
+            ["--model", "here", "--tp-size", "2"],
+            "unrecognized arguments: --tp-size; put the server's own flags behind `--`",
+        ),
         (["--model", "here", "--", "--tp-size", "banana"], "argument --tp-size/--tensor-parallel-size: invalid int"),
         (["--model", "here", "--", "--tp-size"], "expected one argument"),
         (["--model", "here", "--", "--no-such-flag", "3"], "unrecognized arguments: --no-such-flag 3"),
