@@ -12,30 +12,33 @@ tokens are not those of SGLang's own has no times. A second server of SGLang's o
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
 import dataclasses
+import fcntl
 import functools
 import importlib.util
 import json
+import os
 import pathlib
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from sglang_bcg_fixes.kernels.fa_metadata.declaration import KERNEL
 from sglang_bcg_fixes.lab.verify import cases, command, environment, models
 from sglang_bcg_fixes.lab.verify.arms import PATCHED
-from sglang_bcg_fixes.lab.verify.servers import Runner, ended_by_signals
+from sglang_bcg_fixes.lab.verify.servers import FINISHED, Outcome, Runner, ended_by_signals, lines_in, outcome
 from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.source import releases
 from sglang_bcg_fixes.source.tree import Source
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
-from benchmarks.bench import rows, servers, timing
+from benchmarks.bench import rows, timing
 from benchmarks.bench.rows import GREEN, RED, Row
-from benchmarks.bench.servers import Alive, Ended
 
 PART, STEP = "fa_steps", "time of a step"
 SGLANG = "off"
@@ -50,6 +53,76 @@ SIZES = models.options(
     """hidden_size=2048 intermediate_size=8192 num_attention_heads=16 num_key_value_heads=8 head_dim=128
     vocab_size=32000 max_position_embeddings=8192"""
 )
+# room for one call
+PIPE_BYTES = 2**20
+# a server that waits for its turn is silent too; one that is asked has this long
+LIMITS, ANSWER_LIMIT, SECONDS_BETWEEN_LOOKS = (400.0, 500.0), 60.0, 0.002
+Say = Callable[[str], None]
+
+
+class Ended(Exception):
+    """The server has ended or does not answer."""
+
+
+@dataclasses.dataclass
+class Alive:
+    """A server driven through its pipe; `why` says why it is no longer used."""
+
+    run: command.Run
+    future: concurrent.futures.Future[Outcome]
+    pipe: TextIO
+    why: str = ""
+    answered: int = 0
+    size: int = 0
+
+    def ask(self, call: cases.Call) -> dict[str, Any]:
+        print(json.dumps(dataclasses.asdict(call)), file=self.pipe, flush=True)
+        self.answered += 1
+        found: dict[str, Any] = self.wait_for(self.answered, ANSWER_LIMIT)
+        return found
+
+    def wait_for(self, number: int, limit: float) -> Any:
+        """Wait for output line `number`; the first one reports that the server has started."""
+        file, began = self.run.server.answers, time.monotonic()
+        while time.monotonic() - began < limit:
+            if file.exists() and file.stat().st_size != self.size:
+                self.size = file.stat().st_size
+                lines = lines_in(file)
+                if len(lines) > number:
+                    return lines[number]
+            if self.future.done():
+                raise Ended(self.future.result().ending)
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+        raise Ended(f"no answer within {limit:.0f} s")
+
+    def now(self) -> Outcome:
+        """Outcome so far, as if it had finished."""
+        return outcome(self.run.server, self.why or FINISHED, 0)
+
+
+def start(run: command.Run, runner: Runner, pipes: contextlib.ExitStack) -> Alive:
+    folder = run.server.folder
+    folder.mkdir(parents=True)
+    path = folder / "pipe"
+    os.mkfifo(path)
+    # opened for reading too, so that it can be written before the server reads
+    pipe = pipes.enter_context(os.fdopen(os.open(path, os.O_RDWR), "w"))
+    # a server that no longer reads must not block the writer
+    fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    job = {**{name: value for name, value in run.server.job.items() if name != "calls"}, "pipe": str(path)}
+    run = dataclasses.replace(run, server=dataclasses.replace(run.server, job=job))
+    return Alive(run, runner.start(run.server), pipe)
+
+
+def wait_until_started(alive: Sequence[Alive], say: Say) -> None:
+    for each in alive:
+        try:
+            each.wait_for(0, LIMITS[0])
+        except Ended as ended:
+            each.why = str(ended)
+            say("\n    ".join([f"{each.run.arm}: {each.why}", *each.now().tail]))
+        else:
+            say(f"{each.run.arm}: started")
 
 
 def configs() -> dict[str, dict[str, Any]]:
@@ -93,9 +166,7 @@ def runs_of(kind: str, arms: Sequence[str], source: Source, folder: pathlib.Path
         yield dataclasses.replace(run, arm=arm, server=server)
 
 
-def measure(
-    kind: str, alive: Sequence[Alive], batches: Sequence[int], rounds: int, say: servers.Say
-) -> Iterator[list[Row]]:
+def measure(kind: str, alive: Sequence[Alive], batches: Sequence[int], rounds: int, say: Say) -> Iterator[list[Row]]:
     for batch in batches:
         script = cases.Script()
         short = script.ask("short", [PROMPT] * batch, SHORT)
@@ -129,7 +200,7 @@ def name_of(arm: str) -> str:
 def answer(alive: Sequence[Alive], arm: str, call: cases.Call) -> list[list[int]] | None:
     each = next(each for each in alive if each.run.arm == arm)
     found = asked(each, call)
-    return found and [one["tokens"] for one in found["answers"]]
+    return None if found is None else [one["tokens"] for one in found["answers"]]
 
 
 def asked(each: Alive, call: cases.Call) -> dict[str, Any] | None:
@@ -189,12 +260,10 @@ def main() -> int:
             (folder / "models" / name).mkdir(parents=True)
             (folder / "models" / name / "config.json").write_text(json.dumps(config))
         stack.enter_context(ended_by_signals())
-        runner = stack.enter_context(Runner(engine, len(arms) * len(kinds), servers.LIMITS))
-        alive = {
-            kind: [servers.start(run, runner, stack) for run in runs_of(kind, arms, source, folder)] for kind in kinds
-        }
+        runner = stack.enter_context(Runner(engine, len(arms) * len(kinds), LIMITS))
+        alive = {kind: [start(run, runner, stack) for run in runs_of(kind, arms, source, folder)] for kind in kinds}
         for kind, some in alive.items():
-            servers.every_one(some, lambda each: each.wait_for(0, servers.LIMITS[0]), say, "started")
+            wait_until_started(some, say)
             for fresh in measure(kind, some, batches, options.rounds, say):
                 file.add(fresh)
                 found += fresh

@@ -12,7 +12,7 @@ Steps are those of tests/kernels/test_gdn_extend.py at a model's sizes, and rand
 tokens or without a slot, checkpoints, padding, few and many programs, spans. Memory that no kernel may touch is NaN.
 Every step runs eagerly and in a graph that was captured for another batch, and both must have the same bits, also for
 each sequence alone. States in bfloat16 are rounded where a span ends, so these steps have one. `python -m
-benchmarks.bench --layer` measures the speed.
+benchmarks.bench` measures the speed.
 
 Errors add up longest in heads that hardly forget: `--hardly-forget` compares each of them with fp64, ten seeds.
 """

@@ -7,7 +7,7 @@
 
 Steps are those of tests/kernels/test_mamba2_extend.py at a model's sizes, and random ones: prefixes, sequences without
 slots, checkpoints, states in both dtypes, NaN in all memory that must not be used. The time of a layer is
-`python -m benchmarks.bench --layer --shapes nemotron_h_8b,falcon_h1_34b`.
+`python -m benchmarks.bench --shapes nemotron_h_8b,falcon_h1_34b`.
 """
 
 from __future__ import annotations

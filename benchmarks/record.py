@@ -32,12 +32,7 @@ from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.lab.verify.servers import ended_by_signals
 from sglang_bcg_fixes.source import releases
 
-sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
-
-from benchmarks.bench import hybrid_models, mamba2_model
-
 HERE = pathlib.Path(__file__).parent
-VERIFY, BENCH = ("-m", "sglang_bcg_fixes", "verify"), ("-m", "benchmarks.bench")
 # between being told to end and being ended
 SECONDS_TO_END, SECONDS_BETWEEN_LOOKS = 20.0, 0.5
 CUT_OFF = "ended before it was done"
@@ -61,7 +56,7 @@ def script(name: str, *words: str) -> tuple[str, ...]:
 
 RECORDINGS = {
     "attention_extend": Recording(script("attention_extend.py", "--jsonl", "FILE"), "jsonl"),
-    "bench": Recording((*BENCH, "--flashinfer", "--jsonl", "FILE"), "jsonl"),
+    "bench": Recording(("-m", "benchmarks.bench", "--flashinfer", "--jsonl", "FILE"), "jsonl"),
     "fa_metadata": Recording(script("fa_metadata.py", "--forms", "cuda,triton", "--jsonl", "FILE"), "jsonl"),
     "fa_steps": Recording(script("fa_steps.py", "--jsonl", "FILE"), "jsonl"),
     "gdn_extend": Recording(script("gdn_extend.py", "--json", "FILE")),
@@ -73,7 +68,7 @@ RECORDINGS = {
         for name in ("kda_extend", "short_conv_extend")
     },
     "selfcheck_starts": Recording(script("selfcheck_starts.py", "--json", "FILE")),
-    "verify": Recording((*VERIFY, "--resume", "--json", "FILE"), resumes=True),
+    "verify": Recording(("-m", "sglang_bcg_fixes", "verify", "--resume", "--json", "FILE"), resumes=True),
     "accuracy": Recording(
         script("accuracy/evaluate.py", "--arms", "reference,stock,patched,kernels,eager,eager", "--json", "FILE")
     ),
@@ -83,10 +78,6 @@ RECORDINGS = {
             *("--family", "nemotron_h", "--arms", "reference,stock,kernels,eager", "--json", "FILE"),
         )
     ),
-    **{
-        f"bench-{name}": Recording((*BENCH, "--servers", "--model", name, "--jsonl", "FILE"), "jsonl")
-        for name in (*mamba2_model.MODELS, *hybrid_models.MODELS)
-    },
     **{
         f"serving-{name}": Recording(script("serving.py", "--model", name, "--jsonl", "FILE"), "jsonl")
         for name in ("qwen3_5_4b", "qwen3_5_35b_a3b")

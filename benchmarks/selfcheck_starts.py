@@ -35,7 +35,7 @@ from sglang_bcg_fixes.source.tree import Source
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
-from benchmarks.bench import servers as bench
+from benchmarks.bench import model_cases
 from benchmarks.bench.rows import number
 
 
@@ -46,7 +46,7 @@ def runs_of(
         often = starts // len(chosen) + (place < starts % len(chosen))
         for run in command.runs_of(case, [*[PATCHED] * often, CHECKED], known, source, cases.BUCKETS, folder):
             job, environment = {**run.server.job, "calls": []}, dict(run.server.environment)
-            if run.arm == PATCHED and case.name in bench.CASES and bench.is_admitted_by_a_fix(case, source):
+            if run.arm == PATCHED and case.name in model_cases.CASES and model_cases.is_admitted_by_a_fix(case, source):
                 environment[registry.declared_in(hybrids_without_graphs).flag] = "on"
             server = dataclasses.replace(run.server, job=job, environment=environment)
             yield dataclasses.replace(run, calls=(), server=server)
@@ -55,7 +55,7 @@ def runs_of(
 def chosen_of(names: Sequence[str], known: registry.Registry, source: Source) -> list[cases.Case]:
     if not names:
         return [case for case in command.run_by_default(known, source) if case.wants_prefill_graphs]
-    of_sizes = [dataclasses.replace(case, name=name) for name, case in bench.CASES.items()]
+    of_sizes = [dataclasses.replace(case, name=name) for name, case in model_cases.CASES.items()]
     served = {
         case.name: case for case in (*cases.CASES, *of_sizes) if case.wants_prefill_graphs and case.applies_to(source)
     }
@@ -94,7 +94,9 @@ def report(found: Sequence[command.Row]) -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--starts", type=int, default=50, help="of servers with fixes (default: %(default)s)")
-    parser.add_argument("--case", action="append", default=[], metavar="NAME", help="of verify, or a model of bench")
+    parser.add_argument(
+        "--case", action="append", default=[], metavar="NAME", help="of verify, or a model of benchmarks/bench"
+    )
     parser.add_argument("--jobs", type=int, metavar="N", help="servers at a time (default: by free memory, at most 4)")
     parser.add_argument("--json", type=pathlib.Path, default=pathlib.Path("selfcheck_starts.json"))
     options = parser.parse_args(arguments)
@@ -106,8 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     jobs = options.jobs or command.jobs_that_fit(here)
     with tempfile.TemporaryDirectory(prefix="bcg-starts-") as made:
         folder = pathlib.Path(made)
-        for module in {bench.MODELS if case.name in bench.CASES else command.MODELS for case in chosen}:
-            of_it = [case for case in chosen if (case.name in bench.CASES) == (module == bench.MODELS)]
+        for module in {model_cases.MODELS if case.name in model_cases.CASES else command.MODELS for case in chosen}:
+            of_it = [case for case in chosen if (case.name in model_cases.CASES) == (module == model_cases.MODELS)]
             command.make_models(sys.executable, of_it, folder, module)
         found = command.serve(list(runs_of(chosen, options.starts, known, source, folder)), sys.executable, jobs)
     rows = [(run, outcome, judged(run, outcome)) for run, outcome in found]

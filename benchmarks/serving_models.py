@@ -5,8 +5,8 @@
 
 qwen3_5_4b has 16 of its 32 layers and qwen3_5_35b_a3b 8 of its 40, so that several servers fit on one GPU; their
 weights are drawn on the GPU if there is one. Qwen3 is whole but for its vocabulary, gpt_oss_20b has 4 of its 24
-layers, in bfloat16, and qwen3_moe was never published. The others are those of `benchmarks.bench --servers`, with a
-tokenizer. Words of every tokenizer are numbers.
+layers, in bfloat16, and qwen3_moe was never published. The others are those of mamba2_model and hybrid_models in
+benchmarks/bench, with a tokenizer. Words of every tokenizer are numbers.
 """
 
 from __future__ import annotations

@@ -23,8 +23,9 @@ INTRODUCTION = """\
 # What was measured
 
 Every number in the docs is from a file here. `make record` repeats the main runs for your installed SGLang. Up to
-2026-11-29 `python -m benchmarks.bench` was called `bcg-fixes bench`. A program that is no longer there answered its
-question for good; a file names the commit that has it.
+2026-11-29 `python -m benchmarks.bench` was called `bcg-fixes bench`, and up to 2026-11-30 it timed servers, too, as
+`serving.py` does now. A program that is no longer there answered its question for good; a file names the commit that
+has it.
 [Answers](../../docs/answers.md) and [times](../../docs/kernel_times.md) are easier to read on their own pages."""
 
 

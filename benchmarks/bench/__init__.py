@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interleaved GPU timings of linear attention layers and whole servers; wrong answers get no time.
+"""Interleaved GPU timings of linear attention layers; wrong answers get no time. And models for servers.
 
     python -m benchmarks.bench
 

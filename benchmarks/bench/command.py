@@ -8,18 +8,15 @@ import json
 import pathlib
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from benchmarks.bench import gdn_layer, mamba2_layer, model, plots, rows, servers, timing
+from benchmarks.bench import gdn_layer, mamba2_layer, plots, rows, timing
 from benchmarks.bench.rows import COLD, GREEN, HOT, Row, find, number
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.lab.verify import command as verify
 from sglang_bcg_fixes.lab.verify import environment
-from sglang_bcg_fixes.lab.verify.arms import EAGER, REFERENCE, STOCK
 from sglang_bcg_fixes.lab.verify.servers import ended_by_signals
-from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.source.tree import Source
 
 PROGRAM = "python -m benchmarks.bench"
@@ -46,23 +43,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     command = argparse.ArgumentParser(
         prog=PROGRAM,
-        description="On a GPU: what breaks and graphs cost, in a layer and in a server. Exit status: 0 all that counts "
-        "is right and measured, 1 something is not, 2 it could not be run.",
+        description="On a GPU: what breaks and graphs cost in a linear attention layer. Exit status: 0 all is right "
+        "and measured, 1 something is not, 2 it could not be run.",
     )
-    command.add_argument("--layer", action="store_true", help="only the linear attention layers")
-    command.add_argument("--servers", action="store_true", help="only the servers")
     command.add_argument(
         "--flashinfer",
         action="store_true",
-        help="layers on FlashInfer's kernel too; it may compile for ten minutes",
+        help="FlashInfer's kernel too; it may compile for ten minutes",
     )
     command.add_argument("--quick", action="store_true", help="few sizes and few rounds")
     shapes = f"default: %(default)s; also {', '.join((*gdn_layer.BY_NAME, *mamba2_layer.SHAPES))}"
     command.add_argument("--shapes", default=",".join(gdn_layer.BY_DEFAULT), metavar="A,B", help=shapes)
-    models = "of the servers (default: %(default)s)"
-    command.add_argument("--model", default=model.NAME, choices=list(servers.CASES), help=models)
-    arms = f"of the servers (default: %(default)s; also {servers.KERNEL_TRITON})"
-    command.add_argument("--arms", default=",".join(servers.BY_DEFAULT), metavar="A,B", help=arms)
     command.add_argument("--rounds", type=int, metavar="N", help=f"default: {ROUNDS}; at least {timing.LEAST_ROUNDS}")
     command.add_argument(
         "--jsonl",
@@ -79,11 +70,11 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the benchmark; exit status 0: everything that counts is right and measured, 1: something is not."""
+    """Run the benchmark; exit status 0: everything is right and measured, 1: something is not."""
     if options.plot_only:
         show(options.plot_only, options.plots)
         return 0
-    shapes, arms, rounds = choose(options)
+    shapes, rounds = choose(options)
     here = environment.look(options.python)
     source = verify.installed_source(options, here, PROGRAM)
     if not here["gpu"]:
@@ -91,73 +82,36 @@ def run(options: argparse.Namespace) -> int:
     file = rows.File(options.jsonl, {**environment.header(here), "rounds": rounds})
     complete = True
     with ended_by_signals():
-        for name, part in parts(options, here, source, shapes, arms, rounds):
+        for name in shapes:
+            tokens, sequences = (FEW_TOKENS, FEW_SEQUENCES) if options.quick else (TOKENS, SEQUENCES)
+            job = {"shape": name, "tokens": tokens, "sequences": sequences, "rounds": rounds}
+            job["flashinfer"] = options.flashinfer
             say(f"== {name}")
             try:
-                for found in part():
+                for found in layer_rows(options.python, source, job):
                     file.add(found)
             except KeyboardInterrupt:
                 say("interrupted; this is what there is so far")
                 complete = False
                 break
             except Exception as error:
-                # the other parts do not depend on this one
+                # the other shapes do not depend on this one
                 say(f"{name} failed: {type(error).__name__}: {error}")
                 complete = False
     every = show(options.jsonl, options.plots)
-    wrong = [row for row in every if row.verdict != GREEN and row.arm != servers.ARMS[STOCK]]
+    wrong = [row for row in every if row.verdict != GREEN]
     return 0 if complete and every and not wrong else 1
 
 
-def choose(options: argparse.Namespace) -> tuple[list[str], list[str], int]:
-    shapes, arms = (
-        names_of(kind, words, known)
-        for kind, words, known in (
-            ("shape", options.shapes, [name for layers in LAYERS for name in layers.SHAPES]),
-            ("arm", options.arms, list(servers.ARMS)),
-        )
-    )
-    kernel, forms = servers.INSIDE[options.model]
-    if servers.KERNEL_TRITON in arms and servers.KERNEL_TRITON not in forms:
-        others = [name for name, (_, each) in servers.INSIDE.items() if servers.KERNEL_TRITON in each]
-        raise BenchError(
-            f"--arms {servers.KERNEL_TRITON}: {kernel.op}, which --model {options.model} has, is measured in one form, "
-            f"that of {servers.KERNEL}; leave that arm out, or choose one of {', '.join(others)} with --model"
-        )
+def choose(options: argparse.Namespace) -> tuple[list[str], int]:
+    shapes, known = options.shapes.split(","), [name for layers in LAYERS for name in layers.SHAPES]
+    for name in shapes:
+        if name not in known:
+            raise BenchError(f"no shape '{name}'{flags.nearest(name, known)}; there are {', '.join(known)}")
     rounds = options.rounds or (timing.LEAST_ROUNDS if options.quick else ROUNDS)
     if rounds < timing.LEAST_ROUNDS:
         raise BenchError(f"--rounds {rounds}: at least {timing.LEAST_ROUNDS}, or the spread says nothing")
-    return shapes, arms, rounds
-
-
-def names_of(kind: str, words: str, known: Sequence[str]) -> list[str]:
-    chosen = words.split(",")
-    for name in chosen:
-        if name not in known:
-            raise BenchError(f"no {kind} '{name}'{flags.nearest(name, known)}; there are {', '.join(known)}")
-    return chosen
-
-
-Part = Callable[[], Iterator[list[Row]]]
-
-
-def parts(
-    options: argparse.Namespace,
-    here: dict[str, Any],
-    source: Source,
-    shapes: Sequence[str],
-    arms: Sequence[str],
-    rounds: int,
-) -> Iterator[tuple[str, Part]]:
-    both = options.layer == options.servers
-    if options.layer or both:
-        for name in shapes:
-            tokens, sequences = (FEW_TOKENS, FEW_SEQUENCES) if options.quick else (TOKENS, SEQUENCES)
-            job = {"shape": name, "tokens": tokens, "sequences": sequences, "rounds": rounds}
-            job["flashinfer"] = options.flashinfer
-            yield f"layer, {name}", lambda job=job: layer_rows(options.python, source, job)  # type: ignore[misc]
-    if options.servers or both:
-        yield "servers", lambda: server_rows(options, source, here["free_gib"], rounds, arms)
+    return shapes, rounds
 
 
 def layer_rows(python: str, source: Source, job: dict[str, Any]) -> Iterator[list[Row]]:
@@ -179,28 +133,9 @@ def layer_rows(python: str, source: Source, job: dict[str, Any]) -> Iterator[lis
         raise gdn_layer.LayerBenchError(f"its process ended with exit status {process.returncode}")
 
 
-def server_rows(
-    options: argparse.Namespace, source: Source, free_gib: float, rounds: int, arms: Sequence[str]
-) -> Iterator[list[Row]]:
-    needed = servers.gib_of(options.model) * len({*arms, REFERENCE})
-    if free_gib < needed:
-        raise BenchError(
-            f"{free_gib} GiB are free on the GPU, and the servers need {needed} together: stop what runs "
-            f"there, or choose fewer with --arms"
-        )
-    with tempfile.TemporaryDirectory(prefix="bcg-bench-") as made:
-        folder, case = pathlib.Path(made), servers.CASES[options.model]
-        if not case.applies_to(source):
-            raise BenchError(
-                f"--model {options.model}: SGLang {source.version} does not serve it with prefill graphs; name "
-                f"another, or leave the option out"
-            )
-        servers.make_model(options.python, folder, case)
-        yield from servers.measure(options.python, registry.discover(), source, folder, rounds, say, case, arms)
-
-
 def show(file: pathlib.Path, plots_folder: pathlib.Path | None) -> list[Row]:
-    found = rows.read(file)[1]
+    # older files have rows of servers, too
+    found = [row for row in rows.read(file)[1] if row.part == gdn_layer.PART]
     print("\n".join(report(found)))
     try:
         drawn = plots.draw(found, plots_folder or file.parent, file.stem)
@@ -211,13 +146,7 @@ def show(file: pathlib.Path, plots_folder: pathlib.Path | None) -> list[Row]:
 
 
 def report(found: Sequence[Row]) -> Iterator[str]:
-    layers = [row for row in found if row.part == gdn_layer.PART]
-    if layers:
-        yield from layer_table(layers)
-    asked = [row for row in found if row.part == servers.PART]
-    if asked:
-        yield ""
-        yield from server_table(asked)
+    yield from layer_table(found)
     red = {(row.arm, row.why): row for row in found if row.verdict != GREEN}
     for (arm, why), row in red.items():
         yield f"red, and so without times: {arm}, {row.shape}, {row.tokens} tokens in {row.sequences}: {why}"
@@ -259,22 +188,6 @@ def layer_table(layers: Sequence[Row]) -> Iterator[str]:
                 [*map(str, case), name, *shown, number(floor, ".1f"), number(rows.speed_up(wall, replay), ".1f")]
             )
     yield from rows.table(head, lines)
-
-
-def server_table(asked: Sequence[Row]) -> Iterator[str]:
-    head = ("measured", "tokens", "sequences", "server", "median", "p20", "p80", "unit", "faster than without")
-    lines = []
-    for row in asked:
-        base = find(asked, servers.ARMS[EAGER], row.measured, row.case)
-        faster = None if row is base else rows.speed_up(base, row)
-        times = [number(each, ".2f") for each in (row.median, row.p20, row.p80)]
-        lines.append(
-            [row.measured, str(row.tokens), str(row.sequences), row.arm, *times, row.unit, number(faster, ".2f")]
-        )
-    yield from rows.table(head, lines)
-    captures = {row.arm: row.details["capture"] for row in asked if row.details.get("capture")}
-    for arm, capture in captures.items():
-        yield f"{arm}: prefill graphs captured in {capture['seconds']:.1f} s"
 
 
 def say(line: str) -> None:

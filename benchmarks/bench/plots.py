@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from benchmarks.bench import gdn_layer, servers
+from benchmarks.bench import gdn_layer
 from benchmarks.bench.rows import GREEN, HOT, Row
 
 HOW_TO_GET_THEM = "no plots: pip install matplotlib, then python -m benchmarks.bench --plot-only"
@@ -17,7 +17,6 @@ LINES = (
     (gdn_layer.EAGER, gdn_layer.WALL, "o--", "launched by the host, wall"),
     (gdn_layer.CAPTURED, gdn_layer.DEVICE, "s-", "captured, device"),
 )
-TIME_MARKS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000)
 
 
 def draw(rows: Sequence[Row], folder: pathlib.Path, stem: str) -> list[pathlib.Path]:
@@ -29,12 +28,9 @@ def draw(rows: Sequence[Row], folder: pathlib.Path, stem: str) -> list[pathlib.P
 
     folder.mkdir(parents=True, exist_ok=True)
     good, written = [row for row in rows if row.verdict == GREEN and row.median], []
-    for shape in dict.fromkeys(row.shape for row in good if row.part == gdn_layer.PART):
+    for shape in dict.fromkeys(row.shape for row in good):
         written.append(folder / f"{stem}-layer-{shape}.png")
         save(layer_figure(pyplot, [row for row in good if row.shape == shape], shape), written[-1])
-    if any(row.part == servers.PART for row in good):
-        written.append(folder / f"{stem}-servers.png")
-        save(server_figure(pyplot, [row for row in good if row.part == servers.PART]), written[-1])
     return written
 
 
@@ -47,10 +43,10 @@ def save(figure: Any, file: pathlib.Path) -> None:
 
 def layer_figure(pyplot: Any, rows: Sequence[Row], shape: str) -> Any:
     """Plot one panel per number of sequences: microseconds over tokens, with the p20 to p80 band."""
-    counts = sorted({row.sequences for row in rows if row.part == gdn_layer.PART})
+    counts = sorted({row.sequences for row in rows})
     figure, panels = pyplot.subplots(1, len(counts), figsize=(4 * len(counts), 4), sharey=True, squeeze=False)
     for panel, count in zip(panels[0], counts, strict=True):
-        mine = [row for row in rows if row.part == gdn_layer.PART and row.sequences == count and row.l2 == HOT]
+        mine = [row for row in rows if row.sequences == count and row.l2 == HOT]
         kernels = list(dict.fromkeys(row.arm.rpartition(", ")[0] for row in mine))
         for (number, kernel), (mode, measured, style, label) in itertools.product(enumerate(kernels), LINES):
             taken = [row for row in mine if (row.arm, row.measured) == (f"{kernel}, {mode}", measured)]
@@ -73,27 +69,8 @@ def marked_tokens(panel: Any, tokens: Collection[int]) -> None:
     panel.grid(alpha=0.3)
 
 
-def line(panel: Any, rows: Sequence[Row], style: str, label: str, colour: str | None = None) -> None:
+def line(panel: Any, rows: Sequence[Row], style: str, label: str, colour: str) -> None:
     if rows:
         tokens, medians, low, high = zip(*sorted((r.tokens, r.median, r.p20, r.p80) for r in rows), strict=True)
-        [drawn] = panel.plot(tokens, medians, style, label=label, markersize=4, color=colour)
-        panel.fill_between(tokens, low, high, alpha=0.2, color=drawn.get_color())
-
-
-def server_figure(pyplot: Any, rows: Sequence[Row]) -> Any:
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4))
-    for arm in dict.fromkeys(row.arm for row in rows):
-        line(left, [row for row in rows if (row.arm, row.measured) == (arm, servers.FIRST_TOKEN)], "o-", arm)
-    left.set(xscale="log", yscale="log", xlabel="tokens of the prompt", ylabel="ms", title="time to first token")
-    first_tokens = [row for row in rows if row.measured == servers.FIRST_TOKEN]
-    marked_tokens(left, {row.tokens for row in first_tokens})
-    times = [row.median for row in first_tokens if row.median]
-    marks = [mark for mark in TIME_MARKS if min(times) / 2 <= mark <= 2 * max(times)]
-    left.set_yticks(marks, map(str, marks))
-    left.legend(fontsize=8)
-    throughput = [row for row in rows if row.measured == servers.THROUGHPUT]
-    for row in throughput:
-        right.bar(row.arm, row.median)
-    # in the colours of the legend next to it
-    right.set(ylabel="output tokens/s", title="fixed output", xticks=[])
-    return figure
+        panel.plot(tokens, medians, style, label=label, markersize=4, color=colour)
+        panel.fill_between(tokens, low, high, alpha=0.2, color=colour)

@@ -309,8 +309,8 @@ def check(source: Source, typed: Command, has_other_plugins: bool) -> None:
     except command_line.RefusedError as error:
         if typed.is_one_batch:
             raise CommandLineError(
-                f"SGLang {source.version} knows no such server: {error}{where}; leave out the benchmark's own flags, such as "
-                f"--batch-size"
+                f"SGLang {source.version} knows no such server: {error}{where}; leave out the benchmark's own flags, "
+                f"such as --batch-size"
             ) from error
         raise CommandLineError(f"SGLang {source.version} refuses this command: {error}{where}") from error
 

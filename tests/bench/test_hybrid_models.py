@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.bench import hybrid_models, mamba2_layer, servers
+from benchmarks.bench import hybrid_models, mamba2_layer, model_cases
 from benchmarks.bench.hybrid_models import GRANITE, KIMI, LFM2, Experts
 from benchmarks.bench.mamba2_model import Sizes
 from sglang_bcg_fixes.lab.verify import models
@@ -56,7 +56,7 @@ def test_the_servers_have_few_gigabytes() -> None:
 def test_every_weight_is_loaded(release: str, release_root: Root, tmp_path: pathlib.Path) -> None:
     wanted = {}
     for name in SMALL:
-        assert servers.CASES[name].applies_to(in_folder(release_root(release)))
+        assert model_cases.CASES[name].applies_to(in_folder(release_root(release)))
         models.make(name, tmp_path / name, SMALL)
         wanted[name] = str(tmp_path / name)
     found, _ = processes.beside(

@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -197,7 +196,7 @@ def test_the_command_on_a_real_layer(
     if version != "0.5.12.post1":
         monkeypatch.setattr(command, "subprocess", forked.SUBPROCESS)
     file = tmp_path / "made" / "found.jsonl"
-    status = command.main(["--layer", "--quick", "--shapes", "qwen3_next", "--jsonl", str(file)])
+    status = command.main(["--quick", "--shapes", "qwen3_next", "--jsonl", str(file)])
     printed = capsys.readouterr().out
     header, found = rows.read(file)
     assert header["sglang"] == version and header["rounds"] == 5 and header["date"]
@@ -234,24 +233,47 @@ def test_without_matplotlib_the_rows_are_there_and_the_message_says_what_to_do(
 
 def test_plots_show_what_is_green(tmp_path: pathlib.Path, table: Table) -> None:
     pytest.importorskip("matplotlib")
-    found = table(sglang="", ours="forgets the state")[0]
-    server = rows.Row("server", "time to first token", "ms", "a", "tiny", 8, 1, "green", "", "", 5, 2.0, 1.0, 3.0)
-    written = plots.draw([*found, server, dataclasses.replace(server, measured="output throughput")], tmp_path, "b")
-    assert [file.name for file in written] == ["b-layer-tiny.png", "b-servers.png"]
-    assert all(file.stat().st_size > 5000 for file in written)
+    (written,) = plots.draw(table(sglang="", ours="forgets the state")[0], tmp_path, "b")
+    assert written.name == "b-layer-tiny.png" and written.stat().st_size > 5000
 
 
-def test_a_part_that_fails_leaves_the_others_alone(
-    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+def test_a_shape_that_fails_leaves_the_others_alone(
+    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, table: Table
 ) -> None:
     here = {"root": str(release_root("0.5.12.post1")), "sglang": "0.5.12.post1", "has_entry_point": True}
-    here |= {"gpu": "none", "free_gib": 140}
-    monkeypatch.setattr(environment, "look", lambda python: here)
+    monkeypatch.setattr(environment, "look", lambda python: {**here, "gpu": "none"})
     monkeypatch.setitem(command.LAYER_MODULES, gdn_layer, "tests.bench.no_such_module")
-    row = rows.Row(
-        "server", "time to first token", "ms", "no prefill graphs", "tiny", 8, 1, "green", median=2.0, p20=2.0, p80=2.0
-    )
-    monkeypatch.setattr(command, "server_rows", lambda *_: iter([[row]]))
+    found, layer_rows = table(sglang="")[0], command.layer_rows
+
+    def rows_of(python: str, source: Any, job: dict[str, Any]) -> Iterator[list[rows.Row]]:
+        return iter([found]) if job["shape"] == "nemotron_h_8b" else layer_rows(python, source, job)
+
+    monkeypatch.setattr(command, "layer_rows", rows_of)
     file = tmp_path / "found.jsonl"
-    assert command.main(["--jsonl", str(file)]) == 1
-    assert [json.loads(line).get("arm") for line in file.read_text().splitlines()] == [None, "no prefill graphs"]
+    assert command.main(["--shapes", "tiny,nemotron_h_8b", "--jsonl", str(file)]) == 1
+    assert rows.read(file)[1] == found
+
+
+def test_rows_of_servers_in_an_older_file_are_passed_over(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], table: Table
+) -> None:
+    monkeypatch.setattr(plots, "draw", lambda *_: [])
+    file = rows.File(tmp_path / "bench.jsonl", {"format": 1})
+    file.add([*table(sglang="")[0], rows.Row("server", "time to first token", "ms", "stock", "tiny", 8, 1, "red", "x")])
+    assert command.main(["--plot-only", str(file.path)]) == 0
+    printed = capsys.readouterr().out
+    assert "captured is faster" in printed and "stock" not in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--shapes", "qwen3_nxt"], "no shape 'qwen3_nxt'; did you mean qwen3_next?; there are qwen3_next, "),
+        (["--rounds", "3"], "--rounds 3: at least 5"),
+    ],
+)
+def test_what_cannot_be_run_exits_2_and_says_why(
+    capsys: pytest.CaptureFixture[str], words: list[str], why: str
+) -> None:
+    assert command.main(words) == 2
+    assert capsys.readouterr().err.startswith(f"bench: {why}")

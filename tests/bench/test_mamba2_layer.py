@@ -52,7 +52,7 @@ def test_the_command_on_a_real_layer(
     if version != FORMS[0]:
         monkeypatch.setattr(command, "subprocess", forked.SUBPROCESS)
     file = tmp_path / "found.jsonl"
-    status = command.main(["--layer", "--quick", "--shapes", "nemotron_h_8b", "--jsonl", str(file)])
+    status = command.main(["--quick", "--shapes", "nemotron_h_8b", "--jsonl", str(file)])
     assert status == 0, capsys.readouterr().out
     _, found = rows.read(file)
     assert [row.arm.split(", ")[0] for row in found] == [arm for arm in ("sglang", OURS, CUDA) for _ in range(6)]

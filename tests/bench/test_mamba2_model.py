@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.bench import mamba2_layer, mamba2_model, model, servers
+from benchmarks.bench import mamba2_layer, mamba2_model, model, model_cases
 from benchmarks.bench.mamba2_model import FALCON, FALCON_LAYERS, NEMOTRON, NEMOTRON_LAYERS, PATTERN, Sizes
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL
@@ -116,7 +116,7 @@ def test_replays_break_at_attention_only_and_answer_as_eager_prefill(
 ) -> None:
     found: dict[str, Any]
     source = in_folder(release_root(release))
-    is_admitted = servers.is_admitted_by_a_fix(servers.CASES[name], source)
+    is_admitted = model_cases.is_admitted_by_a_fix(model_cases.CASES[name], source)
     assert is_admitted == (name == NEMOTRON and release in ADMITTED)
     found, _ = processes.beside(
         release_root(release),
@@ -133,7 +133,7 @@ def test_replays_break_at_attention_only_and_answer_as_eager_prefill(
     assert found["left"] == {} and found["finite"] and found["spread"] > 0.5
     conv, state = found["pools"]
     shape = MIXERS if name == NEMOTRON else dataclasses.replace(MIXERS, groups=1)
-    assert (conv[0], state[0]) == (mixers, mixers) and servers.CASES[name].applies_to(source)
+    assert (conv[0], state[0]) == (mixers, mixers) and model_cases.CASES[name].applies_to(source)
     assert (conv[2:], state[2:]) == (
         [shape.of_kernel.channels, shape.width - 1],
         [shape.heads, shape.head, shape.states],
