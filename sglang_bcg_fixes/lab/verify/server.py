@@ -42,8 +42,7 @@ def run(job: dict[str, Any], generate: Generate, start_seconds: float, sleep: Ca
             if call.get("after_sleep"):
                 assert sleep, "this server cannot sleep"
                 sleep()
-            with_logprobs = call.get("logprobs", job["logprobs"])
-            wanted = {"return_logprob": True, "top_logprobs_num": TOP_LOGPROBS} if with_logprobs else {}
+            wanted = {"return_logprob": True, "top_logprobs_num": TOP_LOGPROBS} if job["logprobs"] else {}
             thinks = call.get("thinks", False)
             if thinks:
                 wanted["require_reasoning"] = True

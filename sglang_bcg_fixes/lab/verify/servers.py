@@ -74,8 +74,6 @@ class Outcome:
     selfcheck: dict[str, Any] | None = None
     # our kernels, and the form of each
     kernels: dict[str, str] = dataclasses.field(default_factory=dict)
-    # what each leaves to SGLang's own code, or its form in CUDA to Triton
-    left: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     # fixes whose code no process of this server has imported
     waiting: tuple[str, ...] = ()
 
@@ -195,9 +193,6 @@ def outcome(server: Server, ending: str, seconds: float) -> Outcome:
     # lost in one process is lost, though others of this server have it
     applied = {name for name, seen in states.items() if report.APPLIED in seen and not seen & {*report.MISSING}}
     kernels = {op: kernel["impl"] for content in reports for op, kernel in content["kernels"].items() if op in applied}
-    left: dict[str, list[str]] = collections.defaultdict(list)
-    for op, kernel in (pair for content in reports for pair in content["kernels"].items()):
-        left[op] += [*kernel.get("left", ()), *(f"{what}, to Triton" for what in kernel.get("to_triton", ()))]
     text = without_places(server.log.read_text(errors="replace"), server.folder)
     return Outcome(
         ending=ending,
@@ -209,7 +204,6 @@ def outcome(server: Server, ending: str, seconds: float) -> Outcome:
         tail=tail_of(text.splitlines()),
         selfcheck=next((found for content in reports if (found := content.get("selfcheck"))), None),
         kernels=kernels,
-        left=dict(left),
         waiting=tuple(sorted(name for name, seen in states.items() if seen == {report.PENDING})),
     )
 
