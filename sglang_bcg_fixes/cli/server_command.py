@@ -297,22 +297,20 @@ def check(source: Source, typed: Command, has_other_plugins: bool) -> None:
             f"`sglang serve {MODEL_PATH} {typed.words[0]}`"
         )
     arguments = [word for word in merged(typed.arguments) if word not in ("-h", "--help")]
-    file = config_in(typed.arguments)
-    # the file's settings first, so that it is named if one of them is refused; the model may be named elsewhere
-    own = [*of_file(pathlib.Path(file)), MODEL_PATH, "a"] if file else []
-    where = f" (from {file})" if file else ""
-    try:
-        if own:
-            command_line.check(source, own, with_choices=not has_other_plugins)
-        where = ""
-        command_line.check(source, arguments, with_choices=not has_other_plugins)
-    except command_line.RefusedError as error:
-        if typed.is_one_batch:
-            raise CommandLineError(
-                f"SGLang {source.version} knows no such server: {error}{where}; leave out the benchmark's own flags, "
-                f"such as --batch-size"
-            ) from error
-        raise CommandLineError(f"SGLang {source.version} refuses this command: {error}{where}") from error
+    parts = [(arguments, "")]
+    if file := config_in(typed.arguments):
+        # before the rest, so that it is named if one of its settings is refused; the model may be named elsewhere
+        parts.insert(0, ([*of_file(pathlib.Path(file)), MODEL_PATH, "a"], f" (from {file})"))
+    for words, where in parts:
+        try:
+            command_line.check(source, words, with_choices=not has_other_plugins)
+        except command_line.RefusedError as error:
+            if typed.is_one_batch:
+                raise CommandLineError(
+                    f"SGLang {source.version} knows no such server: {error}{where}; leave out the benchmark's own "
+                    f"flags, such as --batch-size"
+                ) from error
+            raise CommandLineError(f"SGLang {source.version} refuses this command: {error}{where}") from error
 
 
 def without(source: Source, words: Iterable[str], option: str) -> list[str]:
