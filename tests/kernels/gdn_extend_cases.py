@@ -15,11 +15,9 @@ import torch
 from sglang_bcg_fixes.kernels.gdn_extend import Shape
 from sglang_bcg_fixes.kernels.gdn_extend import triton as form
 from sglang_bcg_fixes.kernels.linear_extend import metadata
-from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK
 from tests.kernels import accuracy, gdn_reference, linear_extend_cases
 from tests.kernels.linear_extend_cases import (
     NAN,
-    NOTHING,
     After,
     Surroundings,
     differences,
@@ -68,21 +66,12 @@ class Step(linear_extend_cases.Step):
     A_log: Any
     dt_bias: Any
 
-    @property
-    def projections(self) -> tuple[Any, ...]:
-        return self.mixed_qkv, self.a, self.b
-
-    @property
-    def weights(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("conv_weights", "bias", "A_log", "dt_bias")}
+    of_tokens = ("mixed_qkv", "a", "b")
+    of_layer = ("conv_weights", "bias", "A_log", "dt_bias")
 
     @property
     def output_sizes(self) -> tuple[int, int]:
         return self.shape.value_heads, self.shape.values
-
-    def with_projections(self, *projections: Any, **changed: Any) -> Step:
-        mixed_qkv, a, b = projections
-        return dataclasses.replace(self, mixed_qkv=mixed_qkv, a=a, b=b, **changed)
 
     def recurrent(self, kind: Any) -> accuracy.Results:
         inputs = gdn_reference.Inputs(
@@ -127,7 +116,7 @@ def draw(
     shape: Shape,
     lengths: Sequence[int],
     *,
-    device: str,
+    device: str = "cpu",
     dtype: Any = torch.bfloat16,
     kept: Any = torch.float32,
     gates: str = "mixed",
@@ -177,15 +166,7 @@ def draw(
 class Launched(linear_extend_cases.Launched):
     """A step on the Triton form, or another one."""
 
-    def __init__(
-        self,
-        step: Step,
-        tuning: Any,
-        around: Surroundings = NOTHING,
-        chunk: int = CHUNK,
-        modules: tuple[Any, Any] = (form, metadata),
-    ) -> None:
-        super().__init__(step, tuning, around, chunk, modules)
+    modules = form, metadata
 
 
 def of_each_head(step: Step, after: After) -> dict[str, Any]:

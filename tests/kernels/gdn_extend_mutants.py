@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import functools
-import pathlib
-import sys
 from typing import Any
 
 import torch
@@ -14,19 +12,17 @@ from sglang_bcg_fixes.kernels.gdn_extend import Shape
 from sglang_bcg_fixes.kernels.gdn_extend import triton as form
 from sglang_bcg_fixes.kernels.linear_extend import convolution, delta_rule, metadata
 from tests.kernels import gdn_extend_cases as cases
-from tests.kernels import mutants
+from tests.kernels.linear_extend_mutants import AROUND, CHUNK, OF_DELTA_RULE, Table
 
 SHAPE = Shape(key_heads=1, value_heads=2, keys=16, values=16, width=4)
 # few programs, so that each has several items of work
 TUNING = form.Tuning(prepare_programs=3, advance_programs=2, strip=4)
-CHUNK = 16
-AROUND = cases.Surroundings(padding=5, more_tokens=9, max_sequences=8, columns_between=3)
 IN_SPANS = cases.Surroundings(padding=21, max_sequences=8, span=16)
 EXACT = 0.001
 
 
 def step(lengths: list[int], **options: Any) -> cases.Step:
-    return cases.draw(SHAPE, lengths, device="cpu", **{"dtype": torch.float16, **options})
+    return cases.draw(SHAPE, lengths, **{"dtype": torch.float16, **options})
 
 
 STEPS = {
@@ -40,7 +36,7 @@ STEPS = {
 PARTS = {"tables": metadata, "convolution": convolution, "delta rule": delta_rule}
 # which of them has to notice, or in which chunks or spans; and what is written instead of what
 MUTANTS = {
-    "convolution: reads a window without a prefix": ("mixed", "mask=exists & has_window", "mask=exists"),
+    **OF_DELTA_RULE,
     "convolution: forgets the window": ("mixed", "mask=earlier, other=0.0)", "mask=earlier & (row < 0), other=0.0)"),
     "convolution: looks at others": (
         "mixed",
@@ -48,36 +44,20 @@ MUTANTS = {
         "(row >= WIDTH - 1 - number)",
     ),
     "convolution: leaves the window as it was": ("mixed", "tl.store(own + in_slot, after, mask=exists)", "pass"),
-    "convolution: takes the window's old end": ("mixed", "moved = WIDTH - 1 + position - start", "moved = past"),
     "convolution: takes one input for another": ("long", "wide[number + tap]", "wide[number + tap - 1]"),
     "keeps lengths of the keys": ("long", "length = tl.sqrt(", "length = 1 + 0 * tl.sqrt("),
     "mixes rows up": ("long", "tl.permute(joined, (0, 3, 2, 1))", "tl.permute(joined, (0, 2, 3, 1))"),
-    "convolution: forgets the bias": ("biased", "mixed += tl.load(bias + channels).to(tl.float32)[None, :]", "pass"),
     "divides by what is later": (
         "far below",
         'tl.where(not_earlier, gate[:, None] - gate[None, :], -float("inf"))',
         "gate[:, None] - gate[None, :]",
     ),
-    "delta rule: lets gates run away": (
-        "far below",
-        "return tl.maximum(gate, LEAST_GATE, propagate_nan=tl.PropagateNan.ALL)",
-        "return gate * 1e37",
-    ),
-    "delta rule: stops the substitution early": ("long", "tl.static_range(row):", "tl.static_range(min(row, 3)):"),
-    "merges half of the blocks": ("long, 64", "if BLOCKS >= 4:", "if BLOCKS >= 8:"),
-    "delta rule: merges with the wrong sign": ("long, 64", "return inverse - tl.dot", "return inverse + tl.dot"),
-    "takes a long chunk for a short one": ("long, 64", "end - first_row > BLOCK", "end - first_row > 40"),
     "forgets the gain of columns": (
         "long",
         "inverse *= tl.load(own_gains + member * CHUNK + in_chunk)[None, :]",
         "pass",
     ),
     "leaves the tail": ("mixed", "(real_chunks + tail_chunks) * VALUE_HEADS", "real_chunks * VALUE_HEADS"),
-    "delta rule: writes where there is no slot": (
-        "mixed",
-        "slot = tl.full([], -1, tl.int64)",
-        "slot = tl.full([], 0, tl.int64)",
-    ),
     "counts chunks past the end": ("mixed", "tl.where(real, to_end, 0.0)", "to_end"),
     "forgets to forget": ("long", "acc=S * whole", "acc=S"),
     "leaves the state as it was": (
@@ -89,8 +69,6 @@ MUTANTS = {
     "forgets decays in the output": ("long", "known_before * minus_before[None, :]", "-known_before"),
     "takes the next chunk's decays": ("long", "tl.where(first_row > first, VALUE_HEADS * (3 * CHUNK), 0)", "0"),
     "forgets the last chunk's output": ("long", "if last_row > first:", "if last_row > first + 99:"),
-    "leaves no checkpoint": ("tracked", "if TRACK and (piece == 0)", "if TRACK and (piece == 2)"),
-    "leaves the checkpoint at the end": ("tracked", "if TRACK and (piece == 0)", "if TRACK and (piece == 1)"),
     "convolution: leaves no window with the checkpoint": (
         "tracked",
         "tl.store(conv + track_slot * conv_slot + in_slot, at_checkpoint, mask=exists)",
@@ -134,19 +112,5 @@ def faults(case: str, modules: tuple[Any, Any]) -> list[str]:
     return cases.faults(drawn, cases.Launched(drawn, TUNING, around, chunk, modules).run(), chunk, EXACT)
 
 
-def noticed(name: str, folder: pathlib.Path) -> bool:
-    case, old, new = MUTANTS[name]
-    part = PARTS.get(name.partition(": ")[0], form)
-    module = mutants.changed(part, old, new, folder)
-    if part in (convolution, delta_rule):
-        module = mutants.on(module, part, form, folder)
-    modules = (form, module) if part is metadata else (module, metadata)
-    return mutants.is_noticed(lambda: faults(case, modules))
-
-
 if __name__ == "__main__":
-    from cpu_sglang import interpreter
-
-    interpreter.install(overflow_is_an_error=True)
-    print("ready", flush=True)
-    mutants.tell(sys.argv[1:], noticed)
+    Table(form, PARTS, MUTANTS, faults).tell()

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import functools
-import pathlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -15,19 +13,17 @@ from sglang_bcg_fixes.kernels.kda_extend import Shape
 from sglang_bcg_fixes.kernels.kda_extend import triton as form
 from sglang_bcg_fixes.kernels.linear_extend import convolution, delta_rule, metadata
 from tests.kernels import kda_extend_cases as cases
-from tests.kernels import mutants
+from tests.kernels.linear_extend_mutants import AROUND, CHUNK, OF_DELTA_RULE, Table
 
 SHAPE = Shape(heads=2, keys=16, values=16, width=4)
 SAFE = Shape(heads=2, keys=16, values=16, width=4, lower_bound=-5.0)
 # few programs, so that each has several items of work
 TUNING = form.Tuning(prepare_programs=3, advance_programs=2, strip=4)
-CHUNK = 16
-AROUND = cases.Surroundings(padding=5, more_tokens=9, max_sequences=8, columns_between=3)
 EXACT = 0.001
 
 
 def step(lengths: list[int], shape: Shape = SHAPE, **options: Any) -> cases.Step:
-    return cases.draw(shape, lengths, device="cpu", **{"dtype": torch.float16, **options})
+    return cases.draw(shape, lengths, **{"dtype": torch.float16, **options})
 
 
 STEPS: dict[str, Callable[[], cases.Step]] = {
@@ -45,18 +41,7 @@ STEPS: dict[str, Callable[[], cases.Step]] = {
 PARTS = {"tables": metadata, "convolution": convolution, "delta rule": delta_rule}
 # which of them has to notice, or in which chunks or parts; and what is written instead of what
 MUTANTS = {
-    "convolution: reads a window without a prefix": ("mixed", "mask=exists & has_window", "mask=exists"),
-    "convolution: forgets the bias": ("biased", "mixed += tl.load(bias + channels).to(tl.float32)[None, :]", "pass"),
-    "convolution: takes the window's old end": ("mixed", "moved = WIDTH - 1 + position - start", "moved = past"),
-    "delta rule: lets gates run away": (
-        "far below",
-        "return tl.maximum(gate, LEAST_GATE, propagate_nan=tl.PropagateNan.ALL)",
-        "return gate * 1e37",
-    ),
-    "delta rule: stops the substitution early": ("long", "tl.static_range(row):", "tl.static_range(min(row, 3)):"),
-    "delta rule: merges with the wrong sign": ("long, 64", "return inverse - tl.dot", "return inverse + tl.dot"),
-    "merges half of the blocks": ("long, 64", "if BLOCKS >= 4:", "if BLOCKS >= 8:"),
-    "takes a long chunk for a short one": ("long, 64", "end - first_row > BLOCK", "end - first_row > 40"),
+    **OF_DELTA_RULE,
     "keeps lengths": ("long", "return mixed * (scale / tl.sqrt(", "return mixed * (scale + 0 * tl.sqrt("),
     "forgets the bias of gates": ("long", "+= tl.load(dt_bias + of_queries)", "+= 0 * tl.load(dt_bias + of_queries)"),
     "takes one head's rate for all": ("long", "tl.load(A_log + head)", "tl.load(A_log)"),
@@ -94,11 +79,6 @@ MUTANTS = {
     "forgets decays of queries": ("long", "(q * decay)", "q"),
     "forgets decays to the end": ("long", "(k * to_end)", "k"),
     "leaves the tail": ("mixed", "(real_chunks + tail_chunks) * HEADS", "real_chunks * HEADS"),
-    "delta rule: writes where there is no slot": (
-        "mixed",
-        "slot = tl.full([], -1, tl.int64)",
-        "slot = tl.full([], 0, tl.int64)",
-    ),
     "learns past the end": (
         "long",
         "mask=(rows < end)[:, None], other=0.0)\n                T",
@@ -114,8 +94,6 @@ MUTANTS = {
     ),
     "takes the next chunk's decays": ("long", "(first_row - start) // CHUNK\n", "(first_row - start) // CHUNK + 1\n"),
     "takes one part for another": ("wide, in parts", "(item % PARTS) * PART", "0 * PART"),
-    "leaves no checkpoint": ("tracked", "if TRACK and (piece == 0)", "if TRACK and (piece == 2)"),
-    "leaves the checkpoint at the end": ("tracked", "if TRACK and (piece == 0)", "if TRACK and (piece == 1)"),
     "leaves the checkpoint in the slot": ("tracked", "(track_slot - slot) * state_slot", "0 * state_slot"),
 }
 
@@ -128,19 +106,5 @@ def faults(case: str, modules: tuple[Any, Any]) -> list[str]:
     return cases.faults(drawn, cases.Launched(drawn, tuning, AROUND, chunk, modules).run(), chunk, EXACT)
 
 
-def noticed(name: str, folder: pathlib.Path) -> bool:
-    case, old, new = MUTANTS[name]
-    part = PARTS.get(name.partition(": ")[0], form)
-    module = mutants.changed(part, old, new, folder)
-    if part in (convolution, delta_rule):
-        module = mutants.on(module, part, form, folder)
-    modules = (form, module) if part is metadata else (module, metadata)
-    return mutants.is_noticed(lambda: faults(case, modules))
-
-
 if __name__ == "__main__":
-    from cpu_sglang import interpreter
-
-    interpreter.install(overflow_is_an_error=True)
-    print("ready", flush=True)
-    mutants.tell(sys.argv[1:], noticed)
+    Table(form, PARTS, MUTANTS, faults).tell()

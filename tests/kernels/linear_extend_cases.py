@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 
@@ -41,24 +41,15 @@ class Step:
     conv: Any
     state: Any
 
+    # the inputs of every token, in the order in which a form takes them, and those that all tokens share
+    of_tokens: ClassVar[tuple[str, ...]]
+    of_layer: ClassVar[tuple[str, ...]]
+
     # of each kind of layer
-
-    @property
-    def projections(self) -> tuple[Any, ...]:
-        """The inputs of every token, in the order in which a form takes them."""
-        raise NotImplementedError
-
-    @property
-    def weights(self) -> dict[str, Any]:
-        """The inputs that all tokens share, as a form names them."""
-        raise NotImplementedError
 
     @property
     def output_sizes(self) -> tuple[int, ...]:
         """Sizes of a token's output."""
-        raise NotImplementedError
-
-    def with_projections(self, *projections: Any, **changed: Any) -> Self:
         raise NotImplementedError
 
     def recurrent(self, kind: Any) -> accuracy.Results:
@@ -66,6 +57,18 @@ class Step:
         raise NotImplementedError
 
     # of all of them
+
+    @property
+    def projections(self) -> tuple[Any, ...]:
+        return tuple(getattr(self, name) for name in self.of_tokens)
+
+    @property
+    def weights(self) -> dict[str, Any]:
+        """The inputs that all tokens share, as a form names them."""
+        return {name: getattr(self, name) for name in self.of_layer}
+
+    def with_projections(self, *projections: Any, **changed: Any) -> Self:
+        return dataclasses.replace(self, **dict(zip(self.of_tokens, projections, strict=True)), **changed)
 
     @property
     def tokens(self) -> int:
@@ -153,16 +156,19 @@ def floats_between_slots(count: int) -> Callable[[Any], Any]:
 class Launched:
     """A step on its own buffers; every run starts with the same pools and with NaN everywhere else."""
 
+    # the layer's Triton form and its tables, which run where a test names no others
+    modules: tuple[Any, Any]
+
     def __init__(
         self,
         step: Step,
         tuning: Any,
-        around: Surroundings,
-        chunk: int,
-        modules: tuple[Any, Any],
+        around: Surroundings = NOTHING,
+        chunk: int = CHUNK,
+        modules: tuple[Any, Any] | None = None,
     ) -> None:
         self.step, self.tuning, self.chunk = step, tuning, chunk
-        self.form, self.metadata = modules
+        self.form, self.metadata = modules or self.modules
         rows = step.tokens + around.padding
         sequences = around.max_sequences or len(step.lengths)
         self.tables = self.metadata.Tables(rows + around.more_tokens, sequences, step.device, chunk, around.span)

@@ -13,13 +13,11 @@ from typing import Any
 import torch
 
 from sglang_bcg_fixes.kernels.linear_extend import metadata
-from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape
 from sglang_bcg_fixes.kernels.mamba2_extend import triton as form
 from tests.kernels import accuracy, linear_extend_cases, mamba2_reference
 from tests.kernels.linear_extend_cases import (
     NAN,
-    NOTHING,
     After,
     Surroundings,
     differences,
@@ -54,21 +52,12 @@ class Step(linear_extend_cases.Step):
     D: Any
     dt_bias: Any
 
-    @property
-    def projections(self) -> tuple[Any, ...]:
-        return self.inputs, self.dt
-
-    @property
-    def weights(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("conv_weights", "bias", "A", "D", "dt_bias")}
+    of_tokens = ("inputs", "dt")
+    of_layer = ("conv_weights", "bias", "A", "D", "dt_bias")
 
     @property
     def output_sizes(self) -> tuple[int, int]:
         return self.shape.heads, self.shape.head
-
-    def with_projections(self, *projections: Any, **changed: Any) -> Step:
-        inputs, dt = projections
-        return dataclasses.replace(self, inputs=inputs, dt=dt, **changed)
 
     def recurrent(self, kind: Any) -> accuracy.Results:
         given = mamba2_reference.Inputs(
@@ -81,7 +70,7 @@ def draw(
     shape: Shape,
     lengths: Sequence[int],
     *,
-    device: str,
+    device: str = "cpu",
     dtype: Any = torch.bfloat16,
     kept: Any = torch.float32,
     of_weights: Any = torch.float32,
@@ -125,12 +114,4 @@ def draw(
 class Launched(linear_extend_cases.Launched):
     """A step on the Triton form, or another one."""
 
-    def __init__(
-        self,
-        step: Step,
-        tuning: Any,
-        around: Surroundings = NOTHING,
-        chunk: int = CHUNK,
-        modules: tuple[Any, Any] = (form, metadata),
-    ) -> None:
-        super().__init__(step, tuning, around, chunk, modules)
+    modules = form, metadata

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import functools
-import pathlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +14,7 @@ from sglang_bcg_fixes.kernels.mamba2_extend import Shape, walks
 from sglang_bcg_fixes.kernels.mamba2_extend import triton as form
 from sglang_bcg_fixes.kernels.mamba2_extend.walks import Walk
 from tests.kernels import mamba2_extend_cases as cases
-from tests.kernels import mutants
+from tests.kernels.linear_extend_mutants import AROUND, CHUNK, Table
 
 SHAPE = Shape(heads=4, groups=2, head=16, states=16, width=4)
 
@@ -30,13 +28,11 @@ def tuning(part: int, **others: Any) -> form.Tuning:
 
 TUNING, IN_PARTS, RELATED = tuning(64), tuning(16), tuning(64, relates=True)
 TUNINGS = {"": TUNING, "in parts": IN_PARTS, "related": RELATED}
-CHUNK = 16
-AROUND = cases.Surroundings(padding=5, more_tokens=9, max_sequences=8, columns_between=3)
 EXACT = 0.001
 
 
 def step(lengths: list[int], **options: Any) -> cases.Step:
-    return cases.draw(SHAPE, lengths, device="cpu", **{"dtype": torch.float16, **options})
+    return cases.draw(SHAPE, lengths, **{"dtype": torch.float16, **options})
 
 
 STEPS: dict[str, Callable[[], cases.Step]] = {
@@ -47,11 +43,9 @@ STEPS: dict[str, Callable[[], cases.Step]] = {
     "long steps": functools.partial(step, [20], gates="long steps"),
     "tracked": functools.partial(step, [20, 16, 16], tracked={0: 19, 1: 16}),
     "far below": functools.partial(step, [20], gates="far below"),
-    "bounded": lambda: cases.draw(
-        Shape(4, 1, 16, 16, 4, least_step=0.1, most_step=0.3), [20], device="cpu", dtype=torch.float16
-    ),
-    "wide": lambda: cases.draw(Shape(2, 2, 32, 16, 4), [20], device="cpu", dtype=torch.float16),
-    "states of 32": lambda: cases.draw(Shape(1, 1, 16, 32, 4), [20], device="cpu", dtype=torch.float16),
+    "bounded": lambda: cases.draw(Shape(4, 1, 16, 16, 4, least_step=0.1, most_step=0.3), [20], dtype=torch.float16),
+    "wide": lambda: cases.draw(Shape(2, 2, 32, 16, 4), [20], dtype=torch.float16),
+    "states of 32": lambda: cases.draw(Shape(1, 1, 16, 32, 4), [20], dtype=torch.float16),
 }
 PARTS = {"tables": metadata, "convolution": convolution, "walks": walks}
 # which of the steps has to notice, and what is written instead of what
@@ -140,19 +134,5 @@ def faults(case: str, modules: tuple[Any, Any]) -> list[str]:
     return cases.faults(drawn, cases.Launched(drawn, TUNINGS[how], AROUND, CHUNK, modules).run(), CHUNK, EXACT)
 
 
-def noticed(name: str, folder: pathlib.Path) -> bool:
-    case, old, new = MUTANTS[name]
-    part = PARTS.get(name.partition(": ")[0], form)
-    module = mutants.changed(part, old, new, folder)
-    if part in (convolution, walks):
-        module = mutants.on(module, part, form, folder)
-    modules = (form, module) if part is metadata else (module, metadata)
-    return mutants.is_noticed(lambda: faults(case, modules))
-
-
 if __name__ == "__main__":
-    from cpu_sglang import interpreter
-
-    interpreter.install(overflow_is_an_error=True)
-    print("ready", flush=True)
-    mutants.tell(sys.argv[1:], noticed)
+    Table(form, PARTS, MUTANTS, faults).tell()

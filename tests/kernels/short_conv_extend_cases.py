@@ -13,11 +13,10 @@ from typing import Any
 import torch
 
 from sglang_bcg_fixes.kernels.linear_extend import metadata
-from sglang_bcg_fixes.kernels.linear_extend.metadata import CHUNK
 from sglang_bcg_fixes.kernels.short_conv_extend import Shape
 from sglang_bcg_fixes.kernels.short_conv_extend import triton as form
 from tests.kernels import accuracy, linear_extend_cases, short_conv_reference
-from tests.kernels.linear_extend_cases import NAN, NOTHING, Surroundings, requests, slots_of
+from tests.kernels.linear_extend_cases import NAN, requests, slots_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,20 +27,12 @@ class Step(linear_extend_cases.Step):
     conv_weights: Any
     bias: Any
 
-    @property
-    def projections(self) -> tuple[Any, ...]:
-        return (self.inputs,)
-
-    @property
-    def weights(self) -> dict[str, Any]:
-        return {"conv_weights": self.conv_weights, "bias": self.bias}
+    of_tokens = ("inputs",)
+    of_layer = ("conv_weights", "bias")
 
     @property
     def output_sizes(self) -> tuple[int, ...]:
         return (self.shape.channels,)
-
-    def with_projections(self, *projections: Any, **changed: Any) -> Step:
-        return dataclasses.replace(self, inputs=projections[0], **changed)
 
     def recurrent(self, kind: Any) -> accuracy.Results:
         given = short_conv_reference.Inputs(self.lengths, self.inputs, self.conv_weights, self.conv, self.bias)
@@ -85,15 +76,7 @@ def draw(
 class Launched(linear_extend_cases.Launched):
     """A step on the Triton form, or another one."""
 
-    def __init__(
-        self,
-        step: Step,
-        tuning: Any,
-        around: Surroundings = NOTHING,
-        chunk: int = CHUNK,
-        modules: tuple[Any, Any] = (form, metadata),
-    ) -> None:
-        super().__init__(step, tuning, around, chunk, modules)
+    modules = form, metadata
 
     def extend(self) -> None:
         step = self.step

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import functools
-import pathlib
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -14,17 +12,14 @@ import torch
 from sglang_bcg_fixes.kernels.linear_extend import convolution, metadata
 from sglang_bcg_fixes.kernels.short_conv_extend import Shape
 from sglang_bcg_fixes.kernels.short_conv_extend import triton as form
-from tests.kernels import mutants
 from tests.kernels import short_conv_extend_cases as cases
-from tests.kernels.linear_extend_cases import Surroundings
 from tests.kernels.linear_extend_cases import faults as faults_of
+from tests.kernels.linear_extend_mutants import AROUND, CHUNK, Table
 
 # the published width; three tiles
 SHAPE = Shape(channels=48, width=3)
 # few programs, so that each has several items of work
 TUNING = form.Tuning(programs=3, strip=4, tile=16)
-CHUNK = 16
-AROUND = Surroundings(padding=5, more_tokens=9, max_sequences=8, columns_between=3)
 EXACT = 0.0005
 
 
@@ -81,19 +76,5 @@ def faults(case: str, modules: tuple[Any, Any]) -> list[str]:
     )
 
 
-def noticed(name: str, folder: pathlib.Path) -> bool:
-    case, old, new = MUTANTS[name]
-    part = PARTS.get(name.partition(": ")[0], form)
-    module = mutants.changed(part, old, new, folder)
-    if part is convolution:
-        module = mutants.on(module, convolution, form, folder)
-    modules = (form, module) if part is metadata else (module, metadata)
-    return mutants.is_noticed(lambda: faults(case, modules))
-
-
 if __name__ == "__main__":
-    from cpu_sglang import interpreter
-
-    interpreter.install(overflow_is_an_error=True)
-    print("ready", flush=True)
-    mutants.tell(sys.argv[1:], noticed)
+    Table(form, PARTS, MUTANTS, faults).tell()
