@@ -2,7 +2,7 @@
 """A real release's gated delta net under prefill graphs, its layers captured with kernels of ours, on the CPU.
 
     PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 SGLANG_BCG_KERNEL_GDN_EXTEND=reference \\
-        python -m tests.releases.gdn_prefill SCENARIO
+        python -m tests.releases.gdn_prefill SCENARIO MODEL
 
 Steps run eagerly, then again with graphs; the last line is RESULT and JSON. The states that nobody has are NaN, and
 what the tables of a step were is gone before the next one.
@@ -21,7 +21,7 @@ import pathlib
 import sys
 import tempfile
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cpu_sglang import graphs, mamba, one_batch, prefill
@@ -44,16 +44,19 @@ SHORT = [[[5], [3]], [[6, 5], [0, 7]]]
 LONG = [[[70], [3, 66]], [[64], [16, 48]]]
 
 # what is wrong with a copy of the adapter, or of what it shares with others, and what is written instead of what
+OF_TABLES = {
+    "forgets prefixes": ("slots, batch.extend_prefix_lens", "slots, batch.extend_prefix_lens * 0"),
+    "takes rows for slots": ("slots = backend.forward_metadata.mamba_cache_indices", "slots = batch.req_pool_indices"),
+    "takes whole lengths": ("self.tables.fill(batch.extend_seq_lens", "self.tables.fill(batch.seq_lens"),
+}
 FILL = "        self.tables.fill(batch"
 MUTANTS = {
+    **OF_TABLES,
     "fills the tables once": (
         FILL,
         "        once = vars(self).setdefault('once', [])\n        once or once.append(1) or self.tables.fill(batch",
     ),
     "never fills the tables": (FILL, "        0 and self.tables.fill(batch"),
-    "forgets prefixes": ("slots, batch.extend_prefix_lens", "slots, batch.extend_prefix_lens * 0"),
-    "takes rows for slots": ("slots = backend.forward_metadata.mamba_cache_indices", "slots = batch.req_pool_indices"),
-    "takes whole lengths": ("self.tables.fill(batch.extend_seq_lens", "self.tables.fill(batch.seq_lens"),
     "shares one layer's states": ("mamba2_layer_cache(layer_id)", "mamba2_layer_cache(0)"),
     "keeps the first weights": (
         "conv_weights=layer.conv_weights,",
@@ -217,38 +220,6 @@ def scenario(world: World, scripts: Sequence[Any], buckets: Sequence[int]) -> Fo
     }
 
 
-def right() -> Found:
-    return scenario(World(), [*RAGGED, *CHUNKED], prefill.BUCKETS)
-
-
-def brief() -> Found:
-    return scenario(World(), [RAGGED[0], RAGGED[3], CHUNKED[-1]], prefill.BUCKETS)
-
-
-def other_backend() -> Found:
-    """Replays with another backend than the captured one, as adaptive speculation puts in its place."""
-    world = World()
-    eager = world.run(RAGGED[0])
-    breaks = world.capture(prefill.BUCKETS)
-    captured, other = world.runner.attn_backend, world.runner._get_attention_backend()
-    world.runner.attn_backend = other
-    found = [compared(eager, world.run(RAGGED[0]))]
-    # once more after a second capture, as of a reload of weights
-    world.runner.attn_backend = captured
-    world.capture(prefill.BUCKETS)
-    world.runner.attn_backend = other
-    found.append(compared(eager, world.run(RAGGED[0])))
-    return {"breaks": breaks, "scripts": found, "left": world.left()}
-
-
-def of_qwen3_5() -> Found:
-    return scenario(World("qwen3_5_text"), [RAGGED[0], RAGGED[3], CHUNKED[-1]], prefill.BUCKETS)
-
-
-def mixed() -> Found:
-    return mixed_in(World())
-
-
 def mixed_in(world: World) -> Found:
     """Run chunks mixed with decoding: requests of one new token beside those of several."""
     modes = importlib.import_module("sglang.srt.model_executor.forward_batch_info").ForwardMode
@@ -281,61 +252,17 @@ def own_eager_in(world: World, scripts: Sequence[Any]) -> Found:
     return {"breaks": breaks, "scripts": [compared(*pair) for pair in zip(replayed, eager, strict=True)]}
 
 
-def short() -> Found:
-    from sglang_bcg_fixes.kernels.gdn_extend import triton
+def warmed_in(world: World, has_checkpoints: bool = True) -> Found:
+    """Run a prompt, and its last tokens once more: from the checkpoint that it left inside, or behind its first ones.
 
-    world = World()
-    # on the interpreter every program takes its time, work or none
-    installed: Any = triton
-    installed.Tuning = functools.partial(triton.Tuning, prepare_programs=2, advance_programs=2)
-    triton.FOR_FEW_ROWS = {}
-    return scenario(world, SHORT, prefill.BUCKETS)
-
-
-def in_cuda() -> Found:
-    """The CUDA source on the host, as if there were a driver."""
-    from sglang_bcg_fixes.kernels.cuda import driver, nvrtc
-
-    driver.library = nvrtc.is_installed = lambda *_: True  # type: ignore[assignment]
-    world = World(json_model_override_args=json.dumps(EVERY_EXPERT | HEADS_OF_128))
-    from sglang_bcg_fixes.kernels.gdn_extend import cuda
-    from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
-    from tests.kernels import gdn_extend_on_host
-
-    launched: collections.Counter[str] = collections.Counter()
-    with tempfile.TemporaryDirectory() as folder:
-        kernels = gdn_extend_on_host.build(PROGRAM.file, pathlib.Path(folder))
-
-    def counted(name: str) -> dict[Any, Any]:
-        def count(launch: Any, *fields: int) -> None:
-            launched[name] += 1
-            launch(*fields)
-
-        return {kind: functools.partial(count, launch) for kind, launch in getattr(kernels, name).items()}
-
-    chosen = dataclasses.replace(kernels, prepare=counted("prepare"), advance=counted("advance"))
-    form: Any = cuda
-    form.on_device = lambda device: chosen
-    # the stand-in for graphs sees torch's and Triton's launches only
-    form.extend = graphs.opaque(form.extend)
-    serving.runs_on_the_host = lambda form: form == "cuda"
-    return {**scenario(world, SHORT, prefill.BUCKETS), "launched": launched}
-
-
-def checkpoints() -> Found:
-    """Run with the prefix cache's extra buffer, which wants states from inside an extend."""
-    one_batch.import_sglang(with_graphs=True)
-    options: dict[str, Any] = {"disable_radix_cache": False, "context_length": 256, **mamba.allow_extra_buffer()}
-    return scenario(World(**options), LONG, (80,))
-
-
-def warmed(world: World) -> Found:
-    """Run a prompt, and its last tokens once more from the checkpoint that it left inside."""
+    The states that are compared are those of the prompt's last token.
+    """
     import torch
 
     # in the smallest bucket that fits: later releases replay nothing that leaves most of one empty
     world.capture((8, 80))
     world.loaded.runner.clear()
+    before = graphs.counters.replays
     for pool in world.pools:
         pool.fill_(float("nan"))
     (text,) = prefill._prompts([70])
@@ -347,25 +274,27 @@ def warmed(world: World) -> Found:
 
     whole = world.begin(text)
     cold, slot = extend(whole)
-    wanted = [pool[0, slot].clone() for pool in world.pools]
-    state = world.pools[1]
-    (kept,) = (slot for slot in checkpoints_of(whole) if bool(state[:, slot].isfinite().all()))
+    conv, state = world.pools
+    wanted = [pool[:, slot].clone() for pool in world.pools]
+    left = [slot for slot in checkpoints_of(whole) if bool(state[:, slot].isfinite().all())]
+    assert len(left) == has_checkpoints
     prefix = world.begin(text[:64])
     _, slot = extend(prefix)
     for pool in world.pools:
-        pool[:, slot] = pool[:, kept]
+        for kept in left:
+            pool[:, slot] = pool[:, kept]
     world.go_on(prefix, text, 64)
     warmed, again = extend(prefix)
     assert again == slot
     return {
+        "replays": graphs.counters.replays - before,
         "logits": relative(warmed, cold),
-        "first layer": all(bool((pool[0, slot] == each).all()) for pool, each in zip(world.pools, wanted, strict=True)),
+        "conv": relative(conv[:, slot].float(), wanted[0].float()),
+        "first layer": all(
+            bool((pool[0, slot] == each[0]).all()) for pool, each in zip(world.pools, wanted, strict=True)
+        ),
         "left": world.left(),
     }
-
-
-def refused() -> Found:
-    return refused_in(World())
 
 
 def refused_in(world: World) -> Found:
@@ -387,41 +316,17 @@ def refused_in(world: World) -> Found:
     return {**found, "left": world.left()}
 
 
-def configured() -> Found:
-    return configured_in(World())
-
-
-def configured_in(world: World) -> Found:
-    """Run a configuration where the break is left as it is."""
+def configured_in(world: World, change: Callable[[], None] = lambda: None) -> Found:
+    """Run a configuration where the break is left as it is, from this change on."""
     # which fill their buckets: later releases replay no others that are as small
     script = [[8, 8]]
     eager = world.run(script)
-    option = "enable_deterministic_inference"
-    try:
-        setattr(world.runner.server_args, option, True)
-    except AttributeError:
-        # later releases keep what options come to elsewhere
-        context = importlib.import_module("sglang.srt.runtime_context").get_context()
-        context.override("test", **{option: True})
+    change()
     return {
         "breaks": world.capture(prefill.BUCKETS),
         "script": compared(eager, world.run(script)),
         "left": world.left(),
     }
-
-
-def nothing() -> Found:
-    """Capture where SGLang's break is missing and no fix may add it."""
-    world = World()
-    try:
-        world.capture(prefill.BUCKETS)
-    except RuntimeError as error:
-        return {"said": str(error)}
-    return {}
-
-
-def mutants() -> Found:
-    return of_mutants(World(), MUTANTS)
 
 
 def of_mutants(world: Any, mistakes: Mapping[str, tuple[str, str]]) -> Found:
@@ -444,9 +349,143 @@ def of_mutants(world: Any, mistakes: Mapping[str, tuple[str, str]]) -> Found:
     return found
 
 
-def main(name: str) -> None:
-    print("RESULT", json.dumps(globals()[name]()))
+class Scenarios:
+    """Scenarios that operations have, each in a world of its own; the command line names one of them and a model."""
+
+    world: Callable[..., World] = World
+    mistakes: Mapping[str, tuple[str, str]] = MUTANTS
+    scripts: Sequence[Any] = [*RAGGED, *CHUNKED]
+    few_scripts: Sequence[Any] = [RAGGED[0], RAGGED[3], CHUNKED[-1]]
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+
+    def start(self, **server_args: Any) -> World:
+        return type(self).world(self.model, **server_args)
+
+    def few_programs(self, **server_args: Any) -> World:
+        """Take the interpreter's time for work only: there every program takes its time, work or none."""
+        return self.start(**server_args)
+
+    def with_checkpoints(self) -> World:
+        """A server with the prefix cache's extra buffer, which wants states from inside an extend."""
+        one_batch.import_sglang(with_graphs=True)
+        options: dict[str, Any] = {"disable_radix_cache": False, "context_length": 256, **mamba.allow_extra_buffer()}
+        return self.start(**options)
+
+    def right(self) -> Found:
+        return scenario(self.start(), self.scripts, prefill.BUCKETS)
+
+    def brief(self) -> Found:
+        return scenario(self.start(), self.few_scripts, prefill.BUCKETS)
+
+    def short(self) -> Found:
+        return scenario(self.few_programs(), SHORT, prefill.BUCKETS)
+
+    def mixed(self) -> Found:
+        return mixed_in(self.start())
+
+    def own_eager(self) -> Found:
+        return own_eager_in(self.few_programs(), SHORT)
+
+    def checkpoints(self) -> Found:
+        return scenario(self.with_checkpoints(), LONG, (80,))
+
+    def warm(self) -> Found:
+        return warmed_in(self.with_checkpoints())
+
+    def refused(self) -> Found:
+        return refused_in(self.start())
+
+    def configured(self) -> Found:
+        """Run with an option with which nothing is captured."""
+        world = self.start()
+
+        def change() -> None:
+            option = "enable_deterministic_inference"
+            try:
+                setattr(world.runner.server_args, option, True)
+            except AttributeError:
+                # later releases keep what options come to elsewhere
+                context = importlib.import_module("sglang.srt.runtime_context").get_context()
+                context.override("test", **{option: True})
+
+        return configured_in(world, change)
+
+    def mutants(self) -> Found:
+        return of_mutants(self.start(), self.mistakes)
+
+    @classmethod
+    def main(cls) -> None:
+        scenario, model = sys.argv[1:]
+        print("RESULT", json.dumps(getattr(cls(model), scenario)()))
+
+
+class OfGatedDeltaNet(Scenarios):
+    """Scenarios of gated delta net alone, too."""
+
+    def few_programs(self, **server_args: Any) -> World:
+        from sglang_bcg_fixes.kernels.gdn_extend import triton
+
+        world = super().few_programs(**server_args)
+        installed: Any = triton
+        installed.Tuning = functools.partial(triton.Tuning, prepare_programs=2, advance_programs=2)
+        triton.FOR_FEW_ROWS = {}
+        return world
+
+    def other_backend(self) -> Found:
+        """Replays with another backend than the captured one, as adaptive speculation puts in its place."""
+        world = self.start()
+        eager = world.run(RAGGED[0])
+        breaks = world.capture(prefill.BUCKETS)
+        captured, other = world.runner.attn_backend, world.runner._get_attention_backend()
+        world.runner.attn_backend = other
+        found = [compared(eager, world.run(RAGGED[0]))]
+        # once more after a second capture, as of a reload of weights
+        world.runner.attn_backend = captured
+        world.capture(prefill.BUCKETS)
+        world.runner.attn_backend = other
+        found.append(compared(eager, world.run(RAGGED[0])))
+        return {"breaks": breaks, "scripts": found, "left": world.left()}
+
+    def nothing(self) -> Found:
+        """Capture where SGLang's break is missing and no fix may add it."""
+        world = self.start()
+        try:
+            world.capture(prefill.BUCKETS)
+        except RuntimeError as error:
+            return {"said": str(error)}
+        return {}
+
+    def in_cuda(self) -> Found:
+        """The CUDA source on the host, as if there were a driver."""
+        from sglang_bcg_fixes.kernels.cuda import driver, nvrtc
+
+        driver.library = nvrtc.is_installed = lambda *_: True  # type: ignore[assignment]
+        world = self.start(json_model_override_args=json.dumps(EVERY_EXPERT | HEADS_OF_128))
+        from sglang_bcg_fixes.kernels.gdn_extend import cuda
+        from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
+        from tests.kernels import gdn_extend_on_host
+
+        launched: collections.Counter[str] = collections.Counter()
+        with tempfile.TemporaryDirectory() as folder:
+            kernels = gdn_extend_on_host.build(PROGRAM.file, pathlib.Path(folder))
+
+        def counted(name: str) -> dict[Any, Any]:
+            def count(launch: Any, *fields: int) -> None:
+                launched[name] += 1
+                launch(*fields)
+
+            return {kind: functools.partial(count, launch) for kind, launch in getattr(kernels, name).items()}
+
+        chosen = dataclasses.replace(kernels, prepare=counted("prepare"), advance=counted("advance"))
+        form: Any = cuda
+        form.on_device = lambda device: chosen
+        # the stand-in for graphs sees torch's and Triton's launches only
+        form.extend = graphs.opaque(form.extend)
+        serving.runs_on_the_host = lambda form: form == "cuda"
+        return {**scenario(world, SHORT, prefill.BUCKETS), "launched": launched}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    OfGatedDeltaNet.main()

@@ -14,14 +14,13 @@ import dataclasses
 import functools
 import json
 import pathlib
-import sys
 import tempfile
 from typing import Any
 
-from cpu_sglang import graphs, mamba, one_batch, prefill
+from cpu_sglang import graphs, prefill
 from sglang_bcg_fixes.kernels.linear_extend import serving
 from tests.releases import gdn_prefill
-from tests.releases.gdn_prefill import CHUNKED, LONG, RAGGED, SHORT, Found, compared, scenario
+from tests.releases.gdn_prefill import SHORT, Found, scenario
 
 # as long as ours, so that a checkpoint may be inside an extend; by both names that configurations have
 CHUNKS = {"mamba_chunk_size": 64, "chunk_size": 64}
@@ -37,9 +36,7 @@ OF_CUDA: dict[str, dict[str, Any]] = {
 }
 
 MUTANTS = {
-    "forgets prefixes": ("slots, batch.extend_prefix_lens", "slots, batch.extend_prefix_lens * 0"),
-    "takes rows for slots": ("slots = backend.forward_metadata.mamba_cache_indices", "slots = batch.req_pool_indices"),
-    "takes whole lengths": ("self.tables.fill(batch.extend_seq_lens", "self.tables.fill(batch.seq_lens"),
+    **gdn_prefill.OF_TABLES,
     "shares one layer's states": ("mamba2_layer_cache(layer_id)", "mamba2_layer_cache(0)"),
     "keeps the first weights": (
         "conv_weights=mixer.conv1d.weight.flatten(1)",
@@ -68,149 +65,93 @@ class World(gdn_prefill.World):
                 layer.mup_vector.copy_(1 + layer.mup_vector.new_ones(layer.mup_vector.shape).cumsum(-1) / 100)
 
 
-def right(model: str) -> Found:
-    return scenario(World(model), [*RAGGED, *CHUNKED], prefill.BUCKETS)
+class Scenarios(gdn_prefill.Scenarios):
+    world = World
 
+    def __init__(self, model: str) -> None:
+        super().__init__(model)
+        self.mistakes = {**MUTANTS, **(OF_FALCON if model == "falcon_h1" else {})}
 
-def brief(model: str) -> Found:
-    return scenario(World(model), [RAGGED[0], RAGGED[3], CHUNKED[-1]], prefill.BUCKETS)
+    def few_programs(self, **server_args: Any) -> gdn_prefill.World:
+        from sglang_bcg_fixes.kernels.mamba2_extend import triton
+        from sglang_bcg_fixes.kernels.mamba2_extend.walks import Walk
 
+        world = super().few_programs(**server_args)
+        installed: Any = triton
+        walk = Walk(programs=2, warps=4, stages=1, part=64)
+        installed.tuning_for = lambda shape: triton.Tuning(
+            walk, (walk,) * bool(walk.most_sequences(shape)), prepare_programs=2
+        )
+        return world
 
-def short(model: str) -> Found:
-    return scenario(few_programs(model), SHORT, prefill.BUCKETS)
+    def in_cuda(self) -> Found:
+        """The CUDA source on the host, as if there were a driver."""
+        from sglang_bcg_fixes.kernels.cuda import driver, nvrtc
 
+        driver.library = nvrtc.is_installed = lambda *_: True  # type: ignore[assignment]
+        world = self.few_programs(json_model_override_args=json.dumps(CHUNKS | OF_CUDA[self.model]))
+        from sglang_bcg_fixes.kernels.mamba2_extend import cuda, triton
+        from sglang_bcg_fixes.kernels.mamba2_extend.program import PROGRAM
+        from tests.kernels.program_on_host import OnHost
 
-def few_programs(model: str, **server_args: Any) -> World:
-    """Take the interpreter's time for work only: there every program takes its time, work or none."""
-    from sglang_bcg_fixes.kernels.mamba2_extend import triton
-    from sglang_bcg_fixes.kernels.mamba2_extend.walks import Walk
+        with tempfile.TemporaryDirectory() as folder:
+            kernels = OnHost(cuda, PROGRAM).build(PROGRAM.file, pathlib.Path(folder))
+        launched: collections.Counter[str] = collections.Counter()
 
-    world = World(model, **server_args)
-    installed: Any = triton
-    walk = Walk(programs=2, warps=4, stages=1, part=64)
-    installed.tuning_for = lambda shape: triton.Tuning(
-        walk, (walk,) * bool(walk.most_sequences(shape)), prepare_programs=2
-    )
-    return world
+        def counted(launch: Any, *fields: int) -> None:
+            launched["advance"] += 1
+            launch(*fields)
 
+        advance = {kind: functools.partial(counted, launch) for kind, launch in kernels.advance.items()}
+        form: Any = cuda
+        form.on_device = lambda device: dataclasses.replace(kernels, advance=advance)
+        form.tuning_for = triton.tuning_for
+        launch = form.Call.advance
 
-def in_cuda(model: str) -> Found:
-    """The CUDA source on the host, as if there were a driver."""
-    from sglang_bcg_fixes.kernels.cuda import driver, nvrtc
+        def advance_again(scratch: dict[str, Any], **others: Any) -> None:
+            launch(form.Call(scratch=form.Scratch(**scratch), **others))
 
-    driver.library = nvrtc.is_installed = lambda *_: True  # type: ignore[assignment]
-    world = few_programs(model, json_model_override_args=json.dumps(CHUNKS | OF_CUDA[model]))
-    from sglang_bcg_fixes.kernels.mamba2_extend import cuda, triton
-    from sglang_bcg_fixes.kernels.mamba2_extend.program import PROGRAM
-    from tests.kernels.program_on_host import OnHost
+        # the stand-in for graphs sees torch's and Triton's launches only, and tensors in no object of ours
+        marked = graphs.opaque(advance_again)
+        form.Call.advance = lambda self: marked(**{**vars(self), "scratch": vars(self.scratch)})
+        serving.runs_on_the_host = lambda form: form == "cuda"
+        return {**scenario(world, SHORT, prefill.BUCKETS), "launched": launched}
 
-    with tempfile.TemporaryDirectory() as folder:
-        kernels = OnHost(cuda, PROGRAM).build(PROGRAM.file, pathlib.Path(folder))
-    launched: collections.Counter[str] = collections.Counter()
+    def counted(self) -> Found:
+        """Run where every batch has the numbers of tokens of all ranks, though no rank has tokens of its own."""
+        import torch
+        from sglang.srt.layers.attention import torch_native_backend
 
-    def counted(launch: Any, *fields: int) -> None:
-        launched["advance"] += 1
-        launch(*fields)
+        world = self.start(moe_dense_tp_size=1)
+        # SGLang brings neither to a CPU
+        backend: Any = torch_native_backend.TorchNativeAttnBackend
+        backend.get_cuda_graph_seq_len_fill_value = lambda self: 1
+        make: Any = torch.tensor
+        torch.tensor = lambda *given, pin_memory=False, **named: make(*given, **named)
+        return scenario(world, [[[11]]], prefill.BUCKETS)
 
-    advance = {kind: functools.partial(counted, launch) for kind, launch in kernels.advance.items()}
-    form: Any = cuda
-    form.on_device = lambda device: dataclasses.replace(kernels, advance=advance)
-    form.tuning_for = triton.tuning_for
-    launch = form.Call.advance
+    def reduced_later(self) -> Found:
+        """Run as on two ranks with equal shares, whose sum of few rows is left to the next layer's norm."""
+        from sglang.srt.layers import communicator, linear
+        from sglang.srt.models import nemotron_h_utils
 
-    def advance_again(scratch: dict[str, Any], **others: Any) -> None:
-        launch(form.Call(scratch=form.Scratch(**scratch), **others))
+        world = self.start()
+        layers: Any = communicator.LayerCommunicator
+        layers.should_fuse_mlp_allreduce_with_next_layer = lambda self, batch: (
+            len(batch.input_ids) <= prefill.BUCKETS[0] and not self.is_last_layer
+        )
+        for module in (linear, nemotron_h_utils):
+            installed: Any = module
+            installed.tensor_model_parallel_all_reduce = lambda share: 2 * share
+        for module in world.runner.model.modules():
+            if isinstance(module, linear.RowParallelLinear):
+                module.tp_size = 2
+        return scenario(world, [[[11]], [[5]]], prefill.BUCKETS)
 
-    # the stand-in for graphs sees torch's and Triton's launches only, and tensors in no object of ours
-    marked = graphs.opaque(advance_again)
-    form.Call.advance = lambda self: marked(**{**vars(self), "scratch": vars(self.scratch)})
-    serving.runs_on_the_host = lambda form: form == "cuda"
-    return {**scenario(world, SHORT, prefill.BUCKETS), "launched": launched}
-
-
-def with_checkpoints(model: str) -> World:
-    """A server with the prefix cache's extra buffer, which wants states from inside an extend."""
-    one_batch.import_sglang(with_graphs=True)
-    options: dict[str, Any] = {"disable_radix_cache": False, "context_length": 256, **mamba.allow_extra_buffer()}
-    return World(model, **options)
-
-
-def checkpoints(model: str) -> Found:
-    return scenario(with_checkpoints(model), LONG, (80,))
-
-
-def warm(model: str) -> Found:
-    return gdn_prefill.warmed(with_checkpoints(model))
-
-
-def own_eager(model: str) -> Found:
-    return gdn_prefill.own_eager_in(few_programs(model), SHORT)
-
-
-def refused(model: str) -> Found:
-    """Run batches that are not replayed: too many sequences."""
-    world = World(model)
-    scripts = [[[4], [3], [2]], [[5], [2]]]
-    eager = [world.run(script) for script in scripts]
-    serving.MOST_SEQUENCES = 2
-    found: Found = {"breaks": world.capture(prefill.BUCKETS)}
-    found["too many"] = compared(eager[0], world.run(scripts[0]))
-    found["not too many"] = compared(eager[1], world.run(scripts[1]))
-    return {**found, "left": world.left()}
-
-
-def counted(model: str) -> Found:
-    """Run where every batch has the numbers of tokens of all ranks, though no rank has tokens of its own."""
-    import torch
-    from sglang.srt.layers.attention import torch_native_backend
-
-    world = World(model, moe_dense_tp_size=1)
-    # SGLang brings neither to a CPU
-    backend: Any = torch_native_backend.TorchNativeAttnBackend
-    backend.get_cuda_graph_seq_len_fill_value = lambda self: 1
-    make: Any = torch.tensor
-    torch.tensor = lambda *given, pin_memory=False, **named: make(*given, **named)
-    return scenario(world, [[[11]]], prefill.BUCKETS)
-
-
-def reduced_later(model: str) -> Found:
-    """Run as on two ranks with equal shares, whose sum of few rows is left to the next layer's norm."""
-    from sglang.srt.layers import communicator, linear
-    from sglang.srt.models import nemotron_h_utils
-
-    world = World(model)
-    layers: Any = communicator.LayerCommunicator
-    layers.should_fuse_mlp_allreduce_with_next_layer = lambda self, batch: (
-        len(batch.input_ids) <= prefill.BUCKETS[0] and not self.is_last_layer
-    )
-    for module in (linear, nemotron_h_utils):
-        installed: Any = module
-        installed.tensor_model_parallel_all_reduce = lambda share: 2 * share
-    for module in world.runner.model.modules():
-        if isinstance(module, linear.RowParallelLinear):
-            module.tp_size = 2
-    return scenario(world, [[[11]], [[5]]], prefill.BUCKETS)
-
-
-def configured(model: str) -> Found:
-    """Run in single precision, where the break is left as it is."""
-    world = World(model, dtype="float32")
-    script = [[8, 8]]
-    eager = world.run(script)
-    return {
-        "breaks": world.capture(prefill.BUCKETS),
-        "script": compared(eager, world.run(script)),
-        "left": world.left(),
-    }
-
-
-def mutants(model: str) -> Found:
-    return gdn_prefill.of_mutants(World(model), {**MUTANTS, **(OF_FALCON if model == "falcon_h1" else {})})
-
-
-def main(name: str, model: str) -> None:
-    print("RESULT", json.dumps(globals()[name](model)))
+    def configured(self) -> Found:
+        """Run in single precision, where the break is left as it is."""
+        return gdn_prefill.configured_in(self.start(dtype="float32"))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    Scenarios.main()

@@ -4,29 +4,27 @@
 from __future__ import annotations
 
 import functools
-import pathlib
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.cuda import driver
 from sglang_bcg_fixes.kernels.gdn_extend import adapter
 from sglang_bcg_fixes.kernels.gdn_extend.declaration import KERNEL, NOT_MEASURED
 from sglang_bcg_fixes.kernels.linear_extend import serving
-from sglang_bcg_fixes.model import Choice
-from sglang_bcg_fixes.planning import plan, registry
-from sglang_bcg_fixes.source import tree
-from tests import processes, wheels
 from tests.releases import gdn_prefill
+from tests.releases.linear_extend_tests import (  # noqa: F401
+    Found,
+    Operation,
+    Root,
+    Run,
+    operation,
+    test_the_source_is_known,
+)
 from tests.wheels import NEWEST, since
-
-Root = Callable[[str], pathlib.Path]
-Found = dict[str, Any]
 
 # one of each form of runner, backend and layer that our kernels know
 RELEASES = (
@@ -34,155 +32,110 @@ RELEASES = (
     *since("0.5.17"),
 )
 ONE = "0.5.12.post1"
-# of states and windows of the first layer: SGLang's own kernels round on the way, ours do not
-FIRST = {"first conv": 0.0, "first state": 0.002, "first kept conv": 0.0, "first kept state": 0.002}
-# of what comes behind it the model's own roundings in fp16 are the larger part
-LAST = {"logits": 0.05, "conv": 0.02, "state": 0.02, "kept conv": 0.02, "kept state": 0.02}
-NOTICED = 0.2
+QWEN3_NEXT, QWEN3_5 = "qwen3next", "qwen3_5_text"
 # two roundings to bfloat16 are so far apart
 ROUNDED = 0.004
-# the model has two such layers, and one of full attention between them
-ATTENTION_LAYERS, LAYERS = 1, 3
+# of states and windows of the first layer: SGLang's own kernels round on the way, ours do not; of what comes behind it
+# the model's own roundings in fp16 are the larger part
+LIMITS = {
+    **{"first conv": 0.0, "first state": 0.002, "first kept conv": 0.0, "first kept state": 0.002},
+    **{"logits": 0.05, "conv": 0.02, "state": 0.02, "kept conv": 0.02, "kept state": 0.02},
+}
+# one has two such layers and one of attention between them, the other four layers, every second one of attention
+BREAKS = {QWEN3_NEXT: (1, 3), QWEN3_5: (2, 4)}
+ATTENTION_LAYERS, LAYERS = BREAKS[QWEN3_NEXT]
+OPERATION = Operation(KERNEL, "tests.releases.gdn_prefill", BREAKS, LIMITS)
 
 
 @pytest.fixture
-def run(release_root: Root) -> Callable[..., Found]:
-    def run(release: str, scenario: str, form: str = "reference", **environment: str) -> Found:
-        found: Found
-        found, _ = processes.beside(
-            release_root(release),
-            *("-m", "tests.releases.gdn_prefill", scenario),
-            # as the model's own, which is in half precision here
-            environment={KERNEL.flag: form, "SGLANG_MAMBA_CONV_DTYPE": "float16", **environment},
-            timeout=600,
-        )
-        return found
+def run(release_root: Root) -> Run:
+    def run(release: str, *arguments: str, **others: str) -> Found:
+        return OPERATION.run(release_root(release), *arguments, **others)
 
     return run
 
 
-def assert_right(found: Found, breaks: int = ATTENTION_LAYERS) -> None:
-    for measured, limit in {**FIRST, **LAST}.items():
-        assert found.get(measured, 0.0) <= limit, found
-    assert set(found["replays"]) == {breaks + 1} and found["nobody's"], found
-
-
-def assert_same(found: Found) -> None:
-    assert all(found[name] == 0.0 for name in (*FIRST, *LAST) if name in found), found
-    assert found["nobody's"]
-
-
-def assert_captured_and_right(report: Found, scripts: int, breaks: int = ATTENTION_LAYERS) -> None:
-    assert set(report["breaks"].values()) == {breaks}
-    assert len(report["scripts"]) == len(report["again"]) == scripts
-    for script in report["scripts"]:
-        assert_right(script, breaks)
-    # whatever the tables and the padding held before
-    for script in report["again"]:
-        assert_same(script)
-    assert report["left"] == {}
-
-
-def test_replays_are_right_and_break_at_attention_only(run: Callable[..., Found]) -> None:
-    assert_captured_and_right(run(ONE, "right"), len(gdn_prefill.RAGGED) + len(gdn_prefill.CHUNKED))
+def test_replays_are_right_and_break_at_attention_only(run: Run) -> None:
+    OPERATION.assert_captured_and_right(run(ONE, "right", QWEN3_NEXT), QWEN3_NEXT)
 
 
 @pytest.mark.parametrize("release", [release for release in RELEASES if release != ONE])
-def test_so_they_are_on_other_releases(run: Callable[..., Found], release: str) -> None:
-    assert_captured_and_right(run(release, "brief"), 3)
+def test_so_they_are_on_other_releases(run: Run, release: str) -> None:
+    OPERATION.assert_captured_and_right(run(release, "brief", QWEN3_NEXT), QWEN3_NEXT)
 
 
 @pytest.mark.parametrize("release", [ONE, NEWEST])
-def test_so_they_are_where_adaptive_speculation_has_put_another_backend_in_place(
-    run: Callable[..., Found], release: str
-) -> None:
-    report = run(release, "other_backend")
+def test_so_they_are_where_adaptive_speculation_has_put_another_backend_in_place(run: Run, release: str) -> None:
+    report = run(release, "other_backend", QWEN3_NEXT)
     for script in report["scripts"]:
-        assert_right(script)
+        OPERATION.assert_right(script, QWEN3_NEXT)
     assert report["left"] == {}
 
 
 @pytest.mark.parametrize("release", since("0.5.19"))
-def test_so_are_those_of_qwen3_5(run: Callable[..., Found], release: str) -> None:
-    # four layers, every second one of attention
-    assert_captured_and_right(run(release, "of_qwen3_5"), 3, breaks=2)
+def test_so_are_those_of_qwen3_5(run: Run, release: str) -> None:
+    OPERATION.assert_captured_and_right(run(release, "brief", QWEN3_5), QWEN3_5)
 
 
-def test_chunks_mixed_with_decoding_are_replayed_too(run: Callable[..., Found]) -> None:
-    assert_captured_and_right(run(ONE, "mixed"), 1)
+def test_chunks_mixed_with_decoding_are_replayed_too(run: Run) -> None:
+    OPERATION.assert_captured_and_right(run(ONE, "mixed", QWEN3_NEXT), QWEN3_NEXT)
 
 
 @pytest.mark.parametrize("release", [ONE, NEWEST])
-def test_states_in_bfloat16_are_captured_by_name(run: Callable[..., Found], release: str) -> None:
+def test_states_in_bfloat16_are_captured_by_name(run: Run, release: str) -> None:
     in_halves = {"SGLANG_MAMBA_SSM_DTYPE": "bfloat16"}
-    report = run(release, "brief", **in_halves)
-    assert set(report["breaks"].values()) == {ATTENTION_LAYERS} and report["left"] == {}
+    report = run(release, "brief", QWEN3_NEXT, **in_halves)
+    OPERATION.assert_breaks(report, ATTENTION_LAYERS)
     for script in report["scripts"]:
         # a state is rounded once a step, by SGLang too
-        assert all(script[name] <= max(limit, ROUNDED) for name, limit in {**FIRST, **LAST}.items() if name in script)
+        assert all(script[name] <= max(LIMITS[name], ROUNDED) for name in OPERATION.measured(script)), script
         assert set(script["replays"]) == {ATTENTION_LAYERS + 1} and script["nobody's"]
     for script in report["again"]:
-        assert_same(script)
+        OPERATION.assert_same(script)
 
 
-def test_the_triton_kernels_are_right_too(run: Callable[..., Found]) -> None:
-    assert_captured_and_right(run(ONE, "short", "triton"), len(gdn_prefill.SHORT))
+def test_the_triton_kernels_are_right_too(run: Run) -> None:
+    OPERATION.assert_captured_and_right(run(ONE, "short", QWEN3_NEXT, "triton"), QWEN3_NEXT)
 
 
 @pytest.mark.parametrize("release", ["0.5.11", ONE, "0.5.15.post1", NEWEST])
-def test_the_cuda_source_is_right_with_what_a_layer_gives_it(run: Callable[..., Found], release: str) -> None:
-    report = run(release, "in_cuda", "cuda")
-    assert_captured_and_right(report, len(gdn_prefill.SHORT))
+def test_the_cuda_source_is_right_with_what_a_layer_gives_it(run: Run, release: str) -> None:
+    report = run(release, "in_cuda", QWEN3_NEXT, "cuda")
+    OPERATION.assert_captured_and_right(report, QWEN3_NEXT)
     # none of its launches was left to Triton's kernels
     assert report["launched"]["prepare"] == report["launched"]["advance"] > 0
 
 
 # with those whose backend, runner or bookkeeping of checkpoints is another one than before
 @pytest.mark.parametrize("release", [ONE, "0.5.15.post1", "0.5.16", *since("0.5.18")])
-def test_checkpoints_for_the_prefix_cache_are_written_from_inside(run: Callable[..., Found], release: str) -> None:
-    report = run(release, "checkpoints")
-    assert_captured_and_right(report, len(gdn_prefill.LONG))
-    assert all("first kept state" in script for script in report["scripts"])
+def test_checkpoints_for_the_prefix_cache_are_written_from_inside(run: Run, release: str) -> None:
+    OPERATION.assert_checkpoints(run(release, "checkpoints", QWEN3_NEXT), QWEN3_NEXT)
 
 
 @pytest.mark.parametrize("release", [ONE, NEWEST])
-def test_batches_that_captured_kernels_cannot_serve_run_eagerly(run: Callable[..., Found], release: str) -> None:
-    report = run(release, "refused")
-    assert set(report["breaks"].values()) == {ATTENTION_LAYERS}
-    assert_right(report["not too many"])
-    for name in ("too many", "by layer"):
-        assert_same(report[name])
-        assert report[name]["replays"] == [0]
-    assert report["left"] == {"more than 2 sequences in a batch": 1, "states that are loaded layer by layer": 1}
-    assert "with the states of an earlier batch" in report["not filled"]
+def test_batches_that_captured_kernels_cannot_serve_run_eagerly(run: Run, release: str) -> None:
+    OPERATION.assert_refused_run_eagerly(run(release, "refused", QWEN3_NEXT), QWEN3_NEXT)
 
 
 @pytest.mark.parametrize("release", [ONE, NEWEST])
-def test_a_configuration_that_is_not_served_keeps_the_break(run: Callable[..., Found], release: str) -> None:
-    report = run(release, "configured")
-    assert set(report["breaks"].values()) == {LAYERS}
-    assert_same(report["script"])
+def test_a_configuration_that_is_not_served_keeps_the_break(run: Run, release: str) -> None:
+    report = run(release, "configured", QWEN3_NEXT)
+    OPERATION.assert_breaks(report, LAYERS, {"deterministic inference": 1})
+    OPERATION.assert_same(report["script"])
     assert set(report["script"]["replays"]) == {LAYERS + 1}
-    assert report["left"] == {"deterministic inference": 1}
 
 
-def test_without_the_fix_that_adds_the_break_nothing_is_captured(run: Callable[..., Found]) -> None:
-    report = run(ONE, "nothing", SGLANG_BCG_FIX_LINEAR_ATTENTION_CAPTURED="off")
+def test_without_the_fix_that_adds_the_break_nothing_is_captured(run: Run) -> None:
+    report = run(ONE, "nothing", QWEN3_NEXT, SGLANG_BCG_FIX_LINEAR_ATTENTION_CAPTURED="off")
     assert "captured nothing" in report["said"]
 
 
-def test_switched_off_the_break_stays(run: Callable[..., Found]) -> None:
-    report = run(ONE, "configured", "off")
-    assert set(report["breaks"].values()) == {LAYERS}
-    assert report["left"] == {}
+def test_switched_off_the_break_stays(run: Run) -> None:
+    OPERATION.assert_breaks(run(ONE, "configured", QWEN3_NEXT, "off"), LAYERS)
 
 
-def test_mutants_are_noticed(run: Callable[..., Found]) -> None:
-    found = run(ONE, "mutants")
-    assert set(found) == {"none", *gdn_prefill.MUTANTS}
-    assert found.pop("none") < LAST["logits"]
-    missed = {name: seen for name, seen in found.items() if not isinstance(seen, str) and seen < NOTICED}
-    assert missed == {}
+def test_mutants_are_noticed(run: Run) -> None:
+    OPERATION.assert_noticed(run(ONE, "mutants", QWEN3_NEXT), gdn_prefill.MUTANTS)
 
 
 # what is decided without a model
@@ -248,10 +201,9 @@ def test_states_in_bfloat16_keep_the_break_unless_a_form_is_named(monkeypatch: p
         assert reason == ("the layer is asked" if named or measured else unmeasured)
 
 
-def test_states_in_float16_keep_the_break(run: Callable[..., Found]) -> None:
-    report = run(ONE, "brief", SGLANG_MAMBA_SSM_DTYPE="float16")
-    assert set(report["breaks"].values()) == {LAYERS}
-    assert report["left"] == {"no kernel for states in torch.float16": 2}
+def test_states_in_float16_keep_the_break(run: Run) -> None:
+    report = run(ONE, "brief", QWEN3_NEXT, SGLANG_MAMBA_SSM_DTYPE="float16")
+    OPERATION.assert_breaks(report, LAYERS, {"no kernel for states in torch.float16": 2})
 
 
 @pytest.mark.parametrize(
@@ -314,22 +266,9 @@ def test_checkpoints_of_other_rows_are_refused() -> None:
         served(tracking=True).refuse(batch(mamba_track_mask=[True]))
 
 
-def test_the_source_is_known(release_root: Root) -> None:
-    for release in wheels.RELEASES:
-        source = tree.Source(tree.Folder(release_root(release)))
-        assert plan.ask(KERNEL, source).verdict.value == "affected", release
-
-
-def chosen(root: pathlib.Path) -> Choice:
-    found = registry.discover()
-    made = plan.make(found, flags.read(found.fixes, found.kernels, {}), tree.Source(tree.Folder(root)))
-    (choice,) = (choice for choice in made.kernels if choice.op == KERNEL.op)
-    return choice
-
-
 def test_auto_changes_nothing_without_a_driver(release_root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "library", no_driver)
-    choice = chosen(release_root(ONE))
+    choice = OPERATION.chosen(release_root(ONE))
     assert choice.impl is None
     assert "no driver here" in choice.rejected["cuda"] and NOT_MEASURED in choice.rejected["triton"]
 
@@ -340,7 +279,7 @@ def no_driver() -> None:
 
 def test_auto_is_cuda_where_there_is_a_driver(release_root: Root, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "library", lambda: None)
-    choice = chosen(release_root(ONE))
+    choice = OPERATION.chosen(release_root(ONE))
     assert choice.impl is not None and choice.impl.name == "cuda" and not choice.required
 
 

@@ -5,27 +5,31 @@ from __future__ import annotations
 
 import pathlib
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.kda_extend import Shape, adapter
 from sglang_bcg_fixes.kernels.kda_extend.declaration import KERNEL
 from sglang_bcg_fixes.kernels.linear_extend import serving
 from sglang_bcg_fixes.kernels.linear_extend.serving import FallBack
-from sglang_bcg_fixes.planning import plan, registry
+from sglang_bcg_fixes.planning import plan
 from sglang_bcg_fixes.source import tree
 from tests import processes, wheels
 from tests.kernels import accuracy
-from tests.mutated import rewritten
 from tests.releases import kda_prefill
-
-Root = Callable[[str], pathlib.Path]
-Found = dict[str, Any]
+from tests.releases.linear_extend_tests import (  # noqa: F401
+    Found,
+    Operation,
+    Root,
+    Run,
+    assert_warm_is_cold,
+    operation,
+    pytest_generate_tests,
+    test_a_drifted_source_is_unknown,
+)
 
 # where SGLang breaks at such a layer, and computes it right
 SERVED = ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21")
@@ -33,14 +37,18 @@ ONE, ANOTHER = "0.5.20", "0.5.21"
 # of each form of backend and runner; the first replays no batch behind a prefix with latent attention
 FIRST_SERVED = "0.5.17"
 RELEASES = (FIRST_SERVED, ONE, ANOTHER)
-# breaks at full attention alone, and at every layer
+KIMI = "kimi_linear"
 BREAKS = (1, 3)
 # of states and windows of the first layer, and of what is behind it
-FIRST = {"first conv": 0.0, "first state": 0.002, "first kept conv": 0.0, "first kept state": 0.002}
-LAST = {"logits": 0.02, "conv": 0.01, "state": 0.01, "kept conv": 0.01, "kept state": 0.01}
+LIMITS = {
+    **{"first conv": 0.0, "first state": 0.002, "first kept conv": 0.0, "first kept state": 0.002},
+    **{"logits": 0.02, "conv": 0.01, "state": 0.01, "kept conv": 0.01, "kept state": 0.01},
+}
 # of logits alone: latent attention is replayed in its absorbed form, and runs eagerly in the expanded one
 OTHER_FORM = 0.001
-NOTICED = 0.1
+OPERATION = Operation(
+    KERNEL, "tests.releases.kda_prefill", {KIMI: BREAKS}, LIMITS, noticed=0.1, replays_every_step=False
+)
 
 # gates of which SGLang's kernels lose none
 KEPT = ("near 0, None", "gentle, None", "mixed, -5.0")
@@ -51,121 +59,73 @@ LOST = 0.02
 
 
 @pytest.fixture
-def run(release_root: Root) -> Callable[..., Found]:
-    def run(release: str, scenario: str, form: str = "reference") -> Found:
-        found: Found
-        found, _ = processes.beside(
-            release_root(release),
-            *("-m", "tests.releases.kda_prefill", scenario),
-            # as the model's own, which is in half precision here
-            environment={KERNEL.flag: form, "SGLANG_MAMBA_CONV_DTYPE": "float16"},
-            timeout=600,
-        )
-        return found
+def run(release_root: Root) -> Run:
+    def run(release: str, *arguments: str, **others: str) -> Found:
+        return OPERATION.run(release_root(release), *arguments, **others)
 
     return run
 
 
-def assert_right(found: Found) -> None:
-    for measured, limit in {**FIRST, **LAST}.items():
-        assert found.get(measured, 0.0) <= limit, found
-    assert found["replays"][0] == BREAKS[0] + 1 and found["nobody's"], found
-
-
-def assert_same(found: Found, logits: float = 0.0) -> None:
-    assert all(found[name] == 0.0 for name in (*FIRST, *LAST) if name in found and name != "logits"), found
-    assert found["logits"] <= logits and found["nobody's"], found
-
-
-def assert_captured_and_right(report: Found) -> None:
-    assert set(report["breaks"].values()) == {BREAKS[0]}
-    assert report["scripts"] and len(report["scripts"]) == len(report["again"])
-    for script in report["scripts"]:
-        assert_right(script)
-    # whatever the tables and the padding held before
-    for script in report["again"]:
-        assert_same(script)
-    assert report["left"] == {}
-
-
-def test_replays_are_right_and_break_at_attention_only(run: Callable[..., Found]) -> None:
-    report = run(ONE, "right")
-    assert_captured_and_right(report)
+def test_replays_are_right_and_break_at_attention_only(run: Run) -> None:
+    report = run(ONE, "right", KIMI)
+    OPERATION.assert_captured_and_right(report, KIMI)
     # behind a prefix, too
     assert any(script["replays"][1:] == [BREAKS[0] + 1] * 2 for script in report["scripts"])
 
 
 @pytest.mark.parametrize("release", [release for release in RELEASES if release != ONE])
-def test_so_they_are_on_other_releases(run: Callable[..., Found], release: str) -> None:
-    assert_captured_and_right(run(release, "brief"))
+def test_so_they_are_on_other_releases(run: Run, release: str) -> None:
+    OPERATION.assert_captured_and_right(run(release, "brief", KIMI), KIMI)
 
 
 @pytest.mark.parametrize("release", [FIRST_SERVED, ANOTHER])
-def test_the_triton_kernels_are_right_too(run: Callable[..., Found], release: str) -> None:
-    assert_captured_and_right(run(release, "short", "triton"))
+def test_the_triton_kernels_are_right_too(run: Run, release: str) -> None:
+    OPERATION.assert_captured_and_right(run(release, "short", KIMI, "triton"), KIMI)
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_a_replay_has_the_bits_of_the_same_kernels_without_a_graph(run: Callable[..., Found], release: str) -> None:
-    report = run(release, "own_eager", "triton")
+def test_a_replay_has_the_bits_of_the_same_kernels_without_a_graph(run: Run, release: str) -> None:
+    report = run(release, "own_eager", KIMI, "triton")
     assert set(report["breaks"].values()) == {BREAKS[0]}
     # only the first script has no prefix
     for script in report["scripts"][: 1 if release == FIRST_SERVED else None]:
-        assert_same(script, OTHER_FORM)
+        OPERATION.assert_same(script, OTHER_FORM)
         assert set(script["replays"]) == {0}
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_checkpoints_for_the_prefix_cache_are_written_from_inside(run: Callable[..., Found], release: str) -> None:
-    report = run(release, "checkpoints")
-    assert_captured_and_right(report)
-    assert all("first kept state" in script for script in report["scripts"])
+def test_checkpoints_for_the_prefix_cache_are_written_from_inside(run: Run, release: str) -> None:
+    OPERATION.assert_checkpoints(run(release, "checkpoints", KIMI), KIMI)
 
 
 @pytest.mark.parametrize("release", [ONE, ANOTHER])
-def test_a_warm_prefix_cache_answers_as_a_cold_one(run: Callable[..., Found], release: str) -> None:
-    assert run(release, "warm") == {"logits": 0.0, "first layer": True, "left": {}}
+def test_a_warm_prefix_cache_answers_as_a_cold_one(run: Run, release: str) -> None:
+    assert_warm_is_cold(run(release, "warm", KIMI))
 
 
-def test_batches_that_captured_kernels_cannot_serve_run_eagerly(run: Callable[..., Found]) -> None:
-    report = run(ONE, "refused")
-    assert_right(report["not too many"])
-    for name in ("too many", "by layer"):
-        assert_same(report[name])
-        assert report[name]["replays"] == [0]
-    assert "replayed with the states of an earlier batch" in report["not filled"]
-    assert report["left"] == {
-        "more than 2 sequences in a batch": 1,
-        "states that are loaded layer by layer": 1,
-    }
+def test_batches_that_captured_kernels_cannot_serve_run_eagerly(run: Run) -> None:
+    OPERATION.assert_refused_run_eagerly(run(ONE, "refused", KIMI), KIMI)
 
 
 @pytest.mark.parametrize("release", [FIRST_SERVED, ANOTHER])
-def test_a_layer_that_is_not_served_keeps_the_break(run: Callable[..., Found], release: str) -> None:
-    report = run(release, "configured")
-    assert set(report["breaks"].values()) == {BREAKS[1]}
-    assert_same(report["script"], OTHER_FORM)
-    assert report["left"] == {"deterministic inference": 1}
+def test_a_layer_that_is_not_served_keeps_the_break(run: Run, release: str) -> None:
+    report = run(release, "configured", KIMI)
+    OPERATION.assert_breaks(report, BREAKS[1], {"deterministic inference": 1})
+    OPERATION.assert_same(report["script"], OTHER_FORM)
 
 
-def test_switched_off_the_break_stays(run: Callable[..., Found]) -> None:
-    report = run(ONE, "configured", "off")
-    assert set(report["breaks"].values()) == {BREAKS[1]}
-    assert report["left"] == {}
+def test_switched_off_the_break_stays(run: Run) -> None:
+    OPERATION.assert_breaks(run(ONE, "configured", KIMI, "off"), BREAKS[1])
 
 
-def test_the_self_check_calls_it_right(run: Callable[..., Found]) -> None:
-    report = run(ONE, "checked")
+def test_the_self_check_calls_it_right(run: Run) -> None:
+    report = run(ONE, "checked", KIMI)
     assert report["selfcheck"]["verdict"] == "right" and report["left"] == {}, report
     assert report["selfcheck"]["reason"].startswith("7 of 7 compared"), report
 
 
-def test_mutants_are_noticed(run: Callable[..., Found]) -> None:
-    found = run(ONE, "mutants")
-    assert set(found) == {"none", *kda_prefill.MUTANTS}
-    assert found.pop("none") < LAST["logits"]
-    missed = {name: seen for name, seen in found.items() if not isinstance(seen, str) and seen < NOTICED}
-    assert missed == {}
+def test_mutants_are_noticed(run: Run) -> None:
+    OPERATION.assert_noticed(run(ONE, "mutants", KIMI), kda_prefill.MUTANTS)
 
 
 # its error
@@ -288,19 +248,9 @@ DRIFTED = {
 }
 
 
-@pytest.mark.parametrize("drift", DRIFTED)
-def test_a_drifted_source_is_unknown(release_root: Root, drift: str) -> None:
-    release, *change = DRIFTED[drift]
-    found = plan.ask(KERNEL, tree.Source(rewritten(release_root(release), *change)))
-    assert found.verdict.value == "unknown", found
-
-
 @pytest.mark.parametrize("asked", [None, "triton", "reference"])
 def test_it_runs_by_name_alone(release_root: Root, asked: str | None) -> None:
-    found = registry.discover()
-    settings = flags.read(found.fixes, found.kernels, {} if asked is None else {KERNEL.flag: asked})
-    made = plan.make(found, settings, tree.Source(tree.Folder(release_root(ONE))))
-    (choice,) = (choice for choice in made.kernels if choice.op == KERNEL.op)
+    choice = OPERATION.chosen(release_root(ONE), asked)
     assert (choice.impl and choice.impl.name) == asked
     assert asked or choice.rejected["triton"].startswith(f"only with {KERNEL.flag}=triton: unproven on this release")
 

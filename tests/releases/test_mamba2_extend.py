@@ -3,30 +3,31 @@
 
 from __future__ import annotations
 
-import pathlib
 import sys
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.concern import Launch
 from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.linear_extend import serving
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, adapter
 from sglang_bcg_fixes.kernels.mamba2_extend.declaration import KERNEL, is_measured
-from sglang_bcg_fixes.planning import plan, registry
+from sglang_bcg_fixes.planning import plan
 from sglang_bcg_fixes.source import tree
-from tests import processes, wheels
-from tests.mutated import rewritten
 from tests.releases import gdn_prefill, mamba2_prefill
+from tests.releases.linear_extend_tests import (  # noqa: F401
+    Found,
+    Operation,
+    Root,
+    Run,
+    assert_warm_is_cold,
+    operation,
+    test_the_source_is_known,
+)
 from tests.wheels import NEWEST
-
-Root = Callable[[str], pathlib.Path]
-Found = dict[str, Any]
 
 # later ones replay no batch that leaves most of a bucket empty
 ONE = "0.5.12.post1"
@@ -38,154 +39,108 @@ WITH_CHECKPOINTS = RELEASES[1:]
 BREAKS = {"nemotron_h": (1, 3), "falcon_h1": (2, 4)}
 MODELS = tuple(BREAKS)
 # of states and windows of the first layer, and of what is behind it
-FIRST = {"first conv": 0.0, "first state": 0.002, "first kept conv": 0.0, "first kept state": 0.002}
-LAST = {"logits": 0.02, "conv": 0.01, "state": 0.01, "kept conv": 0.01, "kept state": 0.01}
-NOTICED = 0.2
+LIMITS = {
+    **{"first conv": 0.0, "first state": 0.002, "first kept conv": 0.0, "first kept state": 0.002},
+    **{"logits": 0.02, "conv": 0.01, "state": 0.01, "kept conv": 0.01, "kept state": 0.01},
+}
+OPERATION = Operation(KERNEL, "tests.releases.mamba2_prefill", BREAKS, LIMITS)
 
 
 @pytest.fixture
-def run(release_root: Root) -> Callable[..., Found]:
-    def run(release: str, scenario: str, model: str, form: str = "reference", **environment: str) -> Found:
-        found: Found
-        found, _ = processes.beside(
-            release_root(release),
-            *("-m", "tests.releases.mamba2_prefill", scenario, model),
-            # as the model's own, which is in half precision here
-            environment={KERNEL.flag: form, "SGLANG_MAMBA_CONV_DTYPE": "float16", **environment},
-            timeout=600,
-        )
-        return found
+def run(release_root: Root) -> Run:
+    def run(release: str, *arguments: str, **others: str) -> Found:
+        return OPERATION.run(release_root(release), *arguments, **others)
 
     return run
 
 
-def assert_right(found: Found, model: str) -> None:
-    for measured, limit in {**FIRST, **LAST}.items():
-        assert found.get(measured, 0.0) <= limit, found
-    assert set(found["replays"]) == {BREAKS[model][0] + 1} and found["nobody's"], found
-
-
-def assert_same(found: Found) -> None:
-    assert all(found[name] == 0.0 for name in (*FIRST, *LAST) if name in found), found
-    assert found["nobody's"]
-
-
-def assert_captured_and_right(report: Found, model: str) -> None:
-    assert set(report["breaks"].values()) == {BREAKS[model][0]}
-    assert report["scripts"] and len(report["scripts"]) == len(report["again"])
-    for script in report["scripts"]:
-        assert_right(script, model)
-    # whatever the tables and the padding held before
-    for script in report["again"]:
-        assert_same(script)
-    assert report["left"] == {}
-
-
 @pytest.mark.parametrize("model", MODELS)
-def test_replays_are_right_and_break_at_attention_only(run: Callable[..., Found], model: str) -> None:
-    assert_captured_and_right(run(ONE, "right", model), model)
+def test_replays_are_right_and_break_at_attention_only(run: Run, model: str) -> None:
+    OPERATION.assert_captured_and_right(run(ONE, "right", model), model)
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("release", RELEASES[1:])
-def test_so_they_are_on_other_releases(run: Callable[..., Found], release: str, model: str) -> None:
-    assert_captured_and_right(run(release, "brief", model), model)
+def test_so_they_are_on_other_releases(run: Run, release: str, model: str) -> None:
+    OPERATION.assert_captured_and_right(run(release, "brief", model), model)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_triton_kernels_are_right_too(run: Callable[..., Found], model: str) -> None:
-    assert_captured_and_right(run(NEWEST, "short", model, "triton"), model)
+def test_the_triton_kernels_are_right_too(run: Run, model: str) -> None:
+    OPERATION.assert_captured_and_right(run(NEWEST, "short", model, "triton"), model)
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("release", [ONE, NEWEST])
-def test_the_cuda_source_is_right_with_what_a_layer_gives_it(
-    run: Callable[..., Found], release: str, model: str
-) -> None:
+def test_the_cuda_source_is_right_with_what_a_layer_gives_it(run: Run, release: str, model: str) -> None:
     report = run(release, "in_cuda", model, "cuda")
-    assert_captured_and_right(report, model)
+    OPERATION.assert_captured_and_right(report, model)
     assert report["launched"]["advance"] > 0
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_by_default_they_take_the_families_that_were_measured(run: Callable[..., Found], model: str) -> None:
-    assert_captured_and_right(run(ONE, "short", model, "auto"), model)
+def test_by_default_they_take_the_families_that_were_measured(run: Run, model: str) -> None:
+    OPERATION.assert_captured_and_right(run(ONE, "short", model, "auto"), model)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_a_replay_has_the_bits_of_the_same_kernels_without_a_graph(run: Callable[..., Found], model: str) -> None:
+def test_a_replay_has_the_bits_of_the_same_kernels_without_a_graph(run: Run, model: str) -> None:
     report = run(NEWEST, "own_eager", model, "triton")
     for script in report["scripts"]:
-        assert_same(script)
+        OPERATION.assert_same(script)
         assert set(script["replays"]) == {0}
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("release", WITH_CHECKPOINTS)
-def test_checkpoints_for_the_prefix_cache_are_written_from_inside(
-    run: Callable[..., Found], release: str, model: str
-) -> None:
-    report = run(release, "checkpoints", model)
-    assert_captured_and_right(report, model)
-    assert all("first kept state" in script for script in report["scripts"])
+def test_checkpoints_for_the_prefix_cache_are_written_from_inside(run: Run, release: str, model: str) -> None:
+    OPERATION.assert_checkpoints(run(release, "checkpoints", model), model)
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("release", WITH_CHECKPOINTS)
-def test_a_warm_prefix_cache_answers_as_a_cold_one(run: Callable[..., Found], release: str, model: str) -> None:
-    assert run(release, "warm", model) == {"logits": 0.0, "first layer": True, "left": {}}
+def test_a_warm_prefix_cache_answers_as_a_cold_one(run: Run, release: str, model: str) -> None:
+    assert_warm_is_cold(run(release, "warm", model))
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_batches_that_captured_kernels_cannot_serve_run_eagerly(run: Callable[..., Found], model: str) -> None:
-    report = run(NEWEST, "refused", model)
-    assert_right(report["not too many"], model)
-    assert_same(report["too many"])
-    assert report["too many"]["replays"] == [0]
-    assert report["left"] == {"more than 2 sequences in a batch": 1}
+def test_batches_that_captured_kernels_cannot_serve_run_eagerly(run: Run, model: str) -> None:
+    OPERATION.assert_refused_run_eagerly(run(NEWEST, "refused", model), model)
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("release", [ONE, NEWEST])
-def test_a_layer_that_is_not_served_keeps_the_break(run: Callable[..., Found], release: str, model: str) -> None:
+def test_a_layer_that_is_not_served_keeps_the_break(run: Run, release: str, model: str) -> None:
     report = run(release, "configured", model)
-    assert set(report["breaks"].values()) == {BREAKS[model][1]}
-    assert_same(report["script"])
-    assert report["left"] == {"no kernel for projections in torch.float32": 2}
+    OPERATION.assert_breaks(report, BREAKS[model][1], {"no kernel for projections in torch.float32": 2})
+    OPERATION.assert_same(report["script"])
 
 
 # the mixer is told by an argument, and by what its caller sets
 @pytest.mark.parametrize("release", ["0.5.15.post1", "0.5.17"])
-def test_few_rows_may_be_reduced_together_with_the_next_layers(run: Callable[..., Found], release: str) -> None:
-    assert_captured_and_right(run(release, "reduced_later", "nemotron_h"), "nemotron_h")
+def test_few_rows_may_be_reduced_together_with_the_next_layers(run: Run, release: str) -> None:
+    OPERATION.assert_captured_and_right(run(release, "reduced_later", "nemotron_h"), "nemotron_h")
 
 
 # from the second on SGLang asks about ranks without its arguments
 @pytest.mark.parametrize("release", ["0.5.17", "0.5.21"])
-def test_graphs_are_replayed_where_batches_count_the_tokens_of_ranks(run: Callable[..., Found], release: str) -> None:
+def test_graphs_are_replayed_where_batches_count_the_tokens_of_ranks(run: Run, release: str) -> None:
     # alone it would count them with itself
     report = run(release, "counted", "falcon_h1", SGLANG_SCHEDULER_SKIP_ALL_GATHER="1")
-    assert set(report["breaks"].values()) == {BREAKS["falcon_h1"][1]}
+    OPERATION.assert_breaks(report, BREAKS["falcon_h1"][1], {"batches with counts of every rank's tokens": 1})
     for script in report["scripts"]:
-        assert_same(script)
+        OPERATION.assert_same(script)
         assert script["replays"] == [BREAKS["falcon_h1"][1] + 1]
-    assert report["left"] == {"batches with counts of every rank's tokens": 1}
 
 
-def test_switched_off_the_break_stays(run: Callable[..., Found]) -> None:
-    report = run(NEWEST, "configured", "nemotron_h", "off")
-    assert set(report["breaks"].values()) == {BREAKS["nemotron_h"][1]}
-    assert report["left"] == {}
+def test_switched_off_the_break_stays(run: Run) -> None:
+    OPERATION.assert_breaks(run(NEWEST, "configured", "nemotron_h", "off"), BREAKS["nemotron_h"][1])
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_mutants_are_noticed(run: Callable[..., Found], model: str) -> None:
-    found = run(ONE, "mutants", model)
+def test_mutants_are_noticed(run: Run, model: str) -> None:
     of_model = mamba2_prefill.OF_FALCON if model == "falcon_h1" else {}
-    assert set(found) == {"none", *mamba2_prefill.MUTANTS, *of_model}
-    assert found.pop("none") < LAST["logits"]
-    missed = {name: seen for name, seen in found.items() if not isinstance(seen, str) and seen < NOTICED}
-    assert missed == {}
+    OPERATION.assert_noticed(run(ONE, "mutants", model), {**mamba2_prefill.MUTANTS, **of_model})
 
 
 # what is decided without a model
@@ -323,12 +278,6 @@ def test_a_projection_of_another_kind_is_an_error() -> None:
         served().mix(wrong, HIDDEN, 0)
 
 
-def test_the_source_is_known(release_root: Root) -> None:
-    for release in wheels.RELEASES:
-        source = tree.Source(tree.Folder(release_root(release)))
-        assert plan.ask(KERNEL, source).verdict.value == "affected", release
-
-
 DRIFTED = {
     "the mixer has another step": (
         *(NEWEST, "sglang/srt/layers/attention/mamba/mamba.py"),
@@ -352,9 +301,7 @@ DRIFTED = {
 @pytest.mark.parametrize("drift", DRIFTED)
 def test_a_drifted_source_is_unknown(release_root: Root, drift: str) -> None:
     release, *change = DRIFTED[drift]
-    source = tree.Source(rewritten(release_root(release), *change))
-    found = plan.ask(KERNEL, source)
-    assert found.verdict.value == "unknown", found
+    source = OPERATION.assert_unknown(release_root(release), *change)
     # and no launch of it is called faster
     assert not is_measured(Launch(source, {"architectures": ["GraniteMoeHybridForCausalLM"]}, {}))
 
@@ -364,13 +311,7 @@ def test_a_drifted_source_is_unknown(release_root: Root, drift: str) -> None:
 def test_it_runs_by_name_and_by_default_where_it_was_measured(
     release_root: Root, release: str, asked: str | None
 ) -> None:
-    found = registry.discover()
-    settings = flags.read(found.fixes, found.kernels, {} if asked is None else {KERNEL.flag: asked})
-    made = plan.make(found, settings, tree.Source(tree.Folder(release_root(release))))
-    (choice,) = (choice for choice in made.kernels if choice.op == KERNEL.op)
-    by_default = None if release == "0.5.20" else "triton"
-    assert (choice.impl and choice.impl.name) == (asked or by_default)
-    assert asked or by_default or "unproven on this release" in choice.rejected["triton"]
+    OPERATION.assert_chosen(release_root(release), asked, None if release == "0.5.20" else "triton")
 
 
 def test_the_scripts_have_what_is_to_be_tried() -> None:
@@ -381,12 +322,4 @@ def test_the_scripts_have_what_is_to_be_tried() -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_self_check_calls_it_right(release_root: Root, model: str) -> None:
-    found, log = processes.beside(
-        release_root(NEWEST),
-        *("-m", "tests.releases.selfcheck_run", model, "--server", '{"dtype": "float16"}'),
-        environment={KERNEL.flag: "reference", "SGLANG_MAMBA_CONV_DTYPE": "float16", "SGLANG_BCG_SELFCHECK": "strict"},
-        timeout=300,
-    )
-    assert found["selfcheck"]["verdict"] == "right" and found["refused"] is None and found["touched"] == [], found
-    assert found["prefills"][0]["replays"] == BREAKS[model][0] + 1
-    assert "bcg-fixes self-check: right: 7 of 7 compared" in log
+    OPERATION.assert_checked(release_root(NEWEST), model, model)

@@ -6,28 +6,33 @@ from __future__ import annotations
 import json
 import pathlib
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from cpu_sglang import architectures
-from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.kernels.short_conv_extend import Shape, adapter
 from sglang_bcg_fixes.kernels.short_conv_extend.declaration import BACKEND, KERNEL, OLD_BACKEND
-from sglang_bcg_fixes.planning import plan, registry
-from sglang_bcg_fixes.source import tree
-from tests import processes, wheels
-from tests.mutated import rewritten
+from sglang_bcg_fixes.planning import registry
+from tests import processes
 from tests.releases import gdn_prefill, short_conv_prefill
+from tests.releases.linear_extend_tests import (  # noqa: F401
+    Found,
+    Operation,
+    Root,
+    Run,
+    assert_warm_is_cold,
+    operation,
+    pytest_generate_tests,
+    test_a_drifted_source_is_unknown,
+    test_the_source_is_known,
+)
 from tests.scenarios.admitted_hybrids import LAYERS, overrides_of
 from tests.wheels import NEWEST
 
 ADMITTING = registry.declared_in(hybrids_without_graphs)
-Root = Callable[[str], pathlib.Path]
-Found = dict[str, Any]
 
 # later ones replay no batch that leaves most of a bucket empty
 ONE = "0.5.12.post1"
@@ -38,57 +43,28 @@ DENSE, EXPERTS = "Lfm2ForCausalLM", "Lfm2MoeForCausalLM"
 BREAKS = {name: (LAYERS[name].count("full_attention"), len(LAYERS[name])) for name in (DENSE, EXPERTS)}
 # SGLang's convolution multiplies in half precision on the interpreter, ours in fp32
 LIMITS = {"first conv": 0.0, "conv": 0.005, "logits": 0.005}
-NOTICED = 0.2
+OPERATION = Operation(
+    KERNEL,
+    "tests.releases.short_conv_prefill",
+    BREAKS,
+    LIMITS,
+    # later releases replay nothing that leaves most of a bucket empty
+    replays_every_step=False,
+    environment={ADMITTING.flag: "on"},
+)
 
 
 @pytest.fixture
-def run(release_root: Root) -> Callable[..., Found]:
-    def run(
-        release: str, scenario: str, model: str, form: str = "reference", module: str = "", **environment: str
-    ) -> Found:
-        found: Found
-        found, _ = processes.beside(
-            release_root(release),
-            *("-m", module or "tests.releases.short_conv_prefill", scenario, model),
-            environment={
-                ADMITTING.flag: "on",
-                KERNEL.flag: form,
-                # as the model's own, which is in half precision here
-                "SGLANG_MAMBA_CONV_DTYPE": "float16",
-                **environment,
-            },
-            timeout=600,
-        )
-        return found
+def run(release_root: Root) -> Run:
+    def run(release: str, *arguments: str, **others: str) -> Found:
+        return OPERATION.run(release_root(release), *arguments, **others)
 
     return run
 
 
-def assert_right(script: Found, model: str) -> None:
-    for measured, limit in LIMITS.items():
-        assert script[measured] <= limit, script
-    # later releases replay nothing that leaves most of a bucket empty
-    segments = BREAKS[model][0] + 1
-    assert script["nobody's"] and set(script["replays"]) <= {0, segments} and script["replays"][0] == segments, script
-
-
-def assert_same(script: Found) -> None:
-    assert all(script[name] == 0.0 for name in LIMITS) and script["nobody's"], script
-
-
-def assert_captured_and_right(report: Found, model: str) -> None:
-    assert set(report["breaks"].values()) == {BREAKS[model][0]} and report["left"] == {}
-    assert report["scripts"] and len(report["scripts"]) == len(report["again"])
-    for script in report["scripts"]:
-        assert_right(script, model)
-    # whatever the tables and the padding held before
-    for script in report["again"]:
-        assert_same(script)
-
-
 @pytest.mark.parametrize("model", BREAKS)
-def test_replays_are_right_and_break_at_attention_only(run: Callable[..., Found], model: str) -> None:
-    assert_captured_and_right(run(ONE, "right", model), model)
+def test_replays_are_right_and_break_at_attention_only(run: Run, model: str) -> None:
+    OPERATION.assert_captured_and_right(run(ONE, "right", model), model)
 
 
 @pytest.mark.parametrize(
@@ -104,85 +80,77 @@ def test_replays_are_right_and_break_at_attention_only(run: Callable[..., Found]
         (NEWEST, EXPERTS),
     ],
 )
-def test_so_does_the_triton_form_on_other_releases(run: Callable[..., Found], release: str, model: str) -> None:
-    assert_captured_and_right(run(release, "brief", model, "triton"), model)
+def test_so_does_the_triton_form_on_other_releases(run: Run, release: str, model: str) -> None:
+    OPERATION.assert_captured_and_right(run(release, "brief", model, "triton"), model)
 
 
-def test_prompts_mixed_with_decode_are_right_too(run: Callable[..., Found]) -> None:
-    assert_captured_and_right(run("0.5.15.post1", "mixed", DENSE, "triton"), DENSE)
+def test_prompts_mixed_with_decode_are_right_too(run: Run) -> None:
+    OPERATION.assert_captured_and_right(run("0.5.15.post1", "mixed", DENSE, "triton"), DENSE)
 
 
-def test_padding_that_is_nan_reaches_no_token(run: Callable[..., Found]) -> None:
+def test_padding_that_is_nan_reaches_no_token(run: Run) -> None:
     report = run("0.5.20", "poisoned", EXPERTS, "triton")
     assert report["padded"] > 0
-    assert_captured_and_right(report, EXPERTS)
+    OPERATION.assert_captured_and_right(report, EXPERTS)
 
 
 @pytest.mark.parametrize("form", ["reference", "triton"])
 @pytest.mark.parametrize("model", BREAKS)
-def test_a_replay_has_the_bits_of_the_same_form_without_a_graph(
-    run: Callable[..., Found], model: str, form: str
-) -> None:
+def test_a_replay_has_the_bits_of_the_same_form_without_a_graph(run: Run, model: str, form: str) -> None:
     report = run("0.5.20" if model == DENSE else NEWEST, "own_eager", model, form)
     for script in report["scripts"]:
-        assert_same(script)
+        OPERATION.assert_same(script)
         assert set(script["replays"]) == {0}
 
 
 @pytest.mark.parametrize("release", [ONE, NEWEST])
-def test_behind_a_prefix_an_answer_is_that_of_the_whole_prompt(run: Callable[..., Found], release: str) -> None:
+def test_behind_a_prefix_an_answer_is_that_of_the_whole_prompt(run: Run, release: str) -> None:
     found = run(release, "warm", DENSE, "triton")
-    assert found == {"replays": 3 * (BREAKS[DENSE][0] + 1), "logits": 0.0, "conv": 0.0, "left": {}}
+    assert_warm_is_cold(found)
+    assert found["replays"] == 3 * (BREAKS[DENSE][0] + 1) and found["conv"] == 0.0, found
 
 
 @pytest.mark.parametrize("release", [ONE, NEWEST])
-def test_a_servers_prefix_cache_answers_as_without_graphs(run: Callable[..., Found], release: str) -> None:
+def test_a_servers_prefix_cache_answers_as_without_graphs(run: Run, release: str) -> None:
     found = run(release, "cached", DENSE, module="tests.scenarios.admitted_hybrids")
     assert found["breaks"] == [BREAKS[DENSE][0]]
     assert found["replays"] >= 3 * (found["breaks"][0] + 1)
     assert max(found["hits"]) >= 64 and found["same hits"] and found["off"] <= LIMITS["logits"], found
 
 
-def test_two_tensor_parallel_ranks_are_right(run: Callable[..., Found]) -> None:
+def test_two_tensor_parallel_ranks_are_right(run: Run) -> None:
     found = run(NEWEST, "two_ranks", DENSE)
     for rank in found["ranks"]:
         assert set(rank["breaks"].values()) == {BREAKS[DENSE][0]}
         for script in rank["scripts"]:
-            assert_right(script, DENSE)
+            OPERATION.assert_right(script, DENSE)
 
 
-def test_batches_that_captured_kernels_cannot_serve_run_eagerly(run: Callable[..., Found]) -> None:
-    report = run("0.5.15.post1", "refused", DENSE)
-    assert_right(report["not too many"], DENSE)
-    for name in ("too many", "by layer"):
-        assert_same(report[name])
-        assert report[name]["replays"] == [0]
-    assert report["left"] == {"more than 2 sequences in a batch": 1, "states that are loaded layer by layer": 1}
-    assert f"{KERNEL.flag}=off" in report["not filled"]
+def test_batches_that_captured_kernels_cannot_serve_run_eagerly(run: Run) -> None:
+    OPERATION.assert_refused_run_eagerly(run("0.5.15.post1", "refused", DENSE), DENSE)
 
 
 @pytest.mark.parametrize("release", [ONE, NEWEST])
-def test_a_layer_that_is_not_served_keeps_the_break(run: Callable[..., Found], release: str) -> None:
+def test_a_layer_that_is_not_served_keeps_the_break(run: Run, release: str) -> None:
     report = run(release, "configured", DENSE, SGLANG_MAMBA_CONV_DTYPE="float32")
-    assert set(report["breaks"].values()) == {BREAKS[DENSE][1]}
-    assert_same(report["script"])
     reason = "no kernel for windows in torch.float32 for hidden states in torch.float16"
-    assert report["left"] == {reason: LAYERS[DENSE].count("conv")}
+    OPERATION.assert_breaks(report, BREAKS[DENSE][1], {reason: LAYERS[DENSE].count("conv")})
+    OPERATION.assert_same(report["script"])
 
 
-def test_with_checkpoints_every_layer_keeps_the_break(run: Callable[..., Found]) -> None:
-    report = run(NEWEST, "with_checkpoints", DENSE)
-    assert set(report["breaks"].values()) == {BREAKS[DENSE][1]}
-    assert report["left"] == {"checkpoints for the prefix cache, which such layers do not write": 1}
+def test_with_checkpoints_every_layer_keeps_the_break(run: Run) -> None:
+    report = run(NEWEST, "refused_checkpoints", DENSE)
+    left = {"checkpoints for the prefix cache, which such layers do not write": 1}
+    OPERATION.assert_breaks(report, BREAKS[DENSE][1], left)
 
 
-def test_switched_off_the_break_stays(run: Callable[..., Found]) -> None:
+def test_switched_off_the_break_stays(run: Run) -> None:
     report = run(NEWEST, "configured", DENSE, "off")
-    assert set(report["breaks"].values()) == {BREAKS[DENSE][1]} and report["left"] == {}
-    assert_same(report["script"])
+    OPERATION.assert_breaks(report, BREAKS[DENSE][1])
+    OPERATION.assert_same(report["script"])
 
 
-def test_without_the_fix_there_is_nothing_to_capture(run: Callable[..., Found]) -> None:
+def test_without_the_fix_there_is_nothing_to_capture(run: Run) -> None:
     found = run(
         NEWEST,
         "admission",
@@ -193,12 +161,8 @@ def test_without_the_fix_there_is_nothing_to_capture(run: Callable[..., Found]) 
     assert "captured nothing" in found["captured"]
 
 
-def test_mutants_are_noticed(run: Callable[..., Found]) -> None:
-    found = run(ONE, "mutants", DENSE)
-    assert set(found) == {"none", *short_conv_prefill.MUTANTS}
-    assert found.pop("none") < LIMITS["logits"]
-    missed = {name: seen for name, seen in found.items() if not isinstance(seen, str) and seen < NOTICED}
-    assert missed == {}
+def test_mutants_are_noticed(run: Run) -> None:
+    OPERATION.assert_noticed(run(ONE, "mutants", DENSE), short_conv_prefill.MUTANTS)
 
 
 @pytest.mark.parametrize("release", ["0.5.11", NEWEST])
@@ -213,17 +177,7 @@ def test_the_triton_form_is_no_further_off_than_sglangs(release_root: Root, rele
 def test_the_self_check_calls_it_right(release_root: Root, tmp_path: pathlib.Path, release: str) -> None:
     config = {**architectures.CONFIGURATIONS[DENSE].config, "architectures": [DENSE]}
     (tmp_path / "config.json").write_text(json.dumps({**config, **overrides_of(DENSE)}))
-    found, log = processes.beside(
-        release_root(release),
-        *("-m", "tests.releases.selfcheck_run", str(tmp_path), "--server", '{"dtype": "float16"}'),
-        environment={
-            **{ADMITTING.flag: "on", KERNEL.flag: "reference"},
-            **{"SGLANG_MAMBA_CONV_DTYPE": "float16", "SGLANG_BCG_SELFCHECK": "strict"},
-        },
-    )
-    assert found["selfcheck"]["verdict"] == "right" and found["refused"] is None and found["touched"] == [], found
-    assert found["prefills"][0]["replays"] == BREAKS[DENSE][0] + 1
-    assert "bcg-fixes self-check: right: 7 of 7 compared" in log
+    OPERATION.assert_checked(release_root(release), str(tmp_path), DENSE)
 
 
 def test_the_scripts_have_what_is_to_be_tried() -> None:
@@ -283,19 +237,9 @@ def test_a_projection_of_another_kind_is_an_error() -> None:
         served.mix(wrong, HIDDEN)
 
 
-def test_the_source_is_known(release_root: Root) -> None:
-    for release in wheels.RELEASES:
-        source = tree.Source(tree.Folder(release_root(release)))
-        assert plan.ask(KERNEL, source).verdict.value == "affected", release
-
-
 @pytest.mark.parametrize(("release", "backend"), [("0.5.14", OLD_BACKEND), ("0.5.15", BACKEND), (NEWEST, BACKEND)])
 def test_the_step_is_prepared_by_the_backend_of_the_release(release_root: Root, release: str, backend: str) -> None:
-    found = registry.discover()
-    settings = flags.read(found.fixes, found.kernels, {KERNEL.flag: "reference"})
-    made = plan.make(found, settings, tree.Source(tree.Folder(release_root(release))))
-    (choice,) = (choice for choice in made.kernels if choice.op == KERNEL.op)
-    assert backend.partition(":")[0] in choice.places
+    assert backend.partition(":")[0] in OPERATION.chosen(release_root(release), "reference").places
 
 
 LFM2, LFM2_MOE = "sglang/srt/models/lfm2.py", "sglang/srt/models/lfm2_moe.py"
@@ -320,22 +264,9 @@ DRIFTED = {
 }
 
 
-@pytest.mark.parametrize("drift", DRIFTED)
-def test_a_drifted_source_is_unknown(release_root: Root, drift: str) -> None:
-    release, *change = DRIFTED[drift]
-    found = plan.ask(KERNEL, tree.Source(rewritten(release_root(release), *change)))
-    assert found.verdict.value == "unknown", found
-
-
 @pytest.mark.parametrize("asked", [None, "reference", "triton"])
 @pytest.mark.parametrize("release", ["0.5.20", NEWEST])
 def test_it_runs_by_name_and_by_default_where_it_was_measured(
     release_root: Root, release: str, asked: str | None
 ) -> None:
-    found = registry.discover()
-    settings = flags.read(found.fixes, found.kernels, {} if asked is None else {KERNEL.flag: asked})
-    made = plan.make(found, settings, tree.Source(tree.Folder(release_root(release))))
-    (choice,) = (choice for choice in made.kernels if choice.op == KERNEL.op)
-    by_default = "triton" if release == NEWEST else None
-    assert (choice.impl and choice.impl.name) == (asked or by_default)
-    assert asked or by_default or "unproven on this release" in choice.rejected["triton"]
+    OPERATION.assert_chosen(release_root(release), asked, "triton" if release == NEWEST else None)
