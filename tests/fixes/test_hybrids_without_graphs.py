@@ -257,8 +257,8 @@ def test_the_kernel_takes_mamba2_mixers_into_the_graph(run: Run, release: str, a
     attention = LAYERS[architecture].count("attention")
     assert set(found["breaks"].values()) == {attention} and found["left"] == {}
     for script in found["scripts"]:
-        for measured, limit in test_mamba2_extend.LIMITS.items():
-            assert script.get(measured, 0.0) <= limit, script
+        for what, limit in test_mamba2_extend.LIMITS.items():
+            assert script.get(what, 0.0) <= limit, script
         assert script["nobody's"] and max(script["replays"]) == attention + 1
 
 
