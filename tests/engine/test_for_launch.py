@@ -378,7 +378,7 @@ def test_a_refused_setting_of_a_file_is_said_to_be_the_files(
     words = ("--", "sglang", "serve", "--config")
     for setting, refused in (
         ("bogus: 3", "unrecognized arguments: --bogus 3"),
-        ("tp-size: many", "argument --tp-size/--tensor-parallel-size/--tp: invalid int value: 'many'"),
+        ("tp-size: many", "argument --tp-size/--tensor-parallel-size: invalid int value: 'many'"),
     ):
         file = tmp_path / f"{setting.partition(':')[0]}.yaml"
         file.write_text(f"{setting}\nmodel-path: {folder(tmp_path, LLAMA)}\n")
