@@ -29,9 +29,9 @@ REAL_ROWS = ("num_token_non_padded_cpu", "global_num_token_non_padded_cpu")
 
 
 def probe(source: Source) -> Finding:
-    operation = source.find(OPERATION)
-    if operation is None:
+    if source.find(OPERATION) is None and source.find(BREAK) is None:
         return absent("DeepSeek-V4 has no break of its own")
+    operation = source.need(OPERATION)
     read = (operation, source.need(BREAK))
     if operation.mentions("output[real_num_tokens:].zero_()"):
         return fixed("the break zeroes the padded rows", *read)
