@@ -366,6 +366,10 @@ DP_ATTENTION = Condition("--enable-dp-attention", attends_in_parallel)
 LORA = Condition("--enable-lora", flag("--enable-lora", "--lora-paths"))
 DECODE_CONTEXT = Condition("--dcp-size above 1", above(1, "--dcp-size", "--decode-context-parallel-size"))
 HOST_CACHE = Condition("--enable-hierarchical-cache", flag("--enable-hierarchical-cache", "--enable-hicache"))
+KEYS_FROM_ELSEWHERE = Condition(
+    "--disaggregation-mode, --enable-lmcache or --enable-hisparse",
+    flag("--disaggregation-mode", "--enable-lmcache", "--enable-hisparse"),
+)
 TWO_BATCHES = Condition("--enable-two-batch-overlap", flag("--enable-two-batch-overlap"))
 ROUTED_EXPERTS = Condition("--enable-return-routed-experts", flag("--enable-return-routed-experts"))
 MEMORY_SAVER = Condition("--enable-memory-saver", flag("--enable-memory-saver"))
