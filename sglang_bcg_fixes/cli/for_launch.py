@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import importlib.metadata
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from sglang_bcg_fixes import __version__, flags
-from sglang_bcg_fixes.anatomy.launches import AMPERE, BLACKWELL, HOPPER, PREFILL_GRAPHS
+from sglang_bcg_fixes.anatomy.launches import AMPERE, BLACKWELL, CHIPS, HOPPER, PREFILL_GRAPHS
 from sglang_bcg_fixes.cli import doctor, model_config, server_command
 from sglang_bcg_fixes.concern import Concern, Harm, Launch
 from sglang_bcg_fixes.model import Action, Choice, Decision, Fix, Workaround
@@ -31,6 +32,8 @@ OF_AMD = ("mi2", "mi3", "mi4", "gfx")
 A_MODEL = "MODEL"
 AUTO = "auto"
 FIXED, NOT_FIXED, NOT_READ, OFF, OFF_BY_DEFAULT = "fixed", "NOT FIXED", "NOT READ", "OFF", "off by default"
+# only slower, and only on some GPUs
+UNDECIDED = "UNDECIDED"
 # the harms that make the exit status 1, by what --gate names
 GATES = {
     "wrong": (Harm.WRONG,),
@@ -74,12 +77,13 @@ class Item:
     @property
     def rank(self) -> tuple[Any, ...]:
         """Put first what somebody has to act on."""
-        return (NOT_FIXED, OFF, NOT_READ, OFF_BY_DEFAULT, FIXED).index(self.state), list(Harm).index(self.harm), self.id
+        states = (NOT_FIXED, OFF, NOT_READ, UNDECIDED, OFF_BY_DEFAULT, FIXED)
+        return states.index(self.state), list(Harm).index(self.harm), self.id
 
     @property
     def is_shown(self) -> bool:
         """In full, without being asked for."""
-        return self.state in (NOT_FIXED, OFF, NOT_READ) and self.harm is not Harm.POSSIBLE
+        return self.state in (NOT_FIXED, OFF, NOT_READ, UNDECIDED) and self.harm is not Harm.POSSIBLE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +114,7 @@ class Answer:
         """The exit status: 1 to act on something, 3 if all that is left is unread source."""
         gated = [item for item in self.items if item.harm in GATES[self.gate]]
         is_bad = self.is_worse or self.refusals or self.examined.problems
-        if is_bad or any(item.state in (NOT_FIXED, OFF) for item in gated):
+        if is_bad or any(item.state in (NOT_FIXED, OFF, UNDECIDED) for item in gated):
             return doctor.TO_DO
         if self.loading and any(item.state == FIXED for item in gated):
             return doctor.TO_DO
@@ -194,8 +198,8 @@ class Answer:
 
     @property
     def verdict(self) -> str:
-        counts = [(state, sum(item.state == state for item in self.shown)) for state in (NOT_FIXED, OFF, NOT_READ)]
-        left = [f"{count} {state}" for state, count in counts if count]
+        counts = collections.Counter(item.state for item in self.shown)
+        left = [f"{count} {state}" for state, count in counts.items()]
         if self.refusals:
             left.insert(0, "no server starts")
         if self.loading:
@@ -215,6 +219,8 @@ class Answer:
             yield f"{MARGIN}{item.decision.finding.reason}"
         elif item.state == OFF:
             yield f"{MARGIN}it is off: {item.decision.reason}"
+        elif item.state == UNDECIDED:
+            yield f"{MARGIN}answers are right, and the GPU decides if it is slower: give --gpu"
         if item.way and item.state != FIXED and not everything:
             where = "avoided in `run:` by" if item.is_avoided else "avoid it:"
             yield f"{MARGIN}{where} {item.way.flags}  ({item.way.effect})"
@@ -410,7 +416,8 @@ def answer(
     changed = typed
     items = []
     for item in found:
-        if item.way and item.is_shown and item.state in (NOT_FIXED, OFF):
+        # a workaround is slower too, where a condition that is left open does not hold
+        if item.way and item.is_shown and item.state in (NOT_FIXED, OFF) and item.harm is not Harm.SLOWER:
             tried = changed.changed(source, item.way)
             if is_avoided(item, dataclasses.replace(launch, options=tried.options(source))):
                 changed, item = tried, dataclasses.replace(item, is_avoided=True)
@@ -434,8 +441,16 @@ def items_of(examined: doctor.Examination, launch: Launch) -> Iterator[Item]:
         concern = worst(decision.subject.concerns or (Concern(Harm.WRONG),), launch)
         if concern is not None:
             state = state_of(decision, launch)
-            way = None if state == FIXED else doctor.workaround(decision.subject, examined.source)
+            if state == NOT_FIXED and concern.harm is Harm.SLOWER and needs_gpu(decision.subject, launch):
+                state = UNDECIDED
+            way = None if state in (FIXED, UNDECIDED) else doctor.workaround(decision.subject, examined.source)
             yield Item(decision, concern.harm, tuple(concern.undecided(launch)), state, way)
+
+
+def needs_gpu(fix: Fix, launch: Launch) -> bool:
+    """Tell whether there are GPUs on which a defect does not concern a launch of which none is named."""
+    there = (dataclasses.replace(launch, chip=chip) for chip in CHIPS)
+    return not launch.chip and any(worst(fix.concerns, each) is None for each in there)
 
 
 def state_of(decision: Decision[Fix], launch: Launch) -> str:

@@ -17,6 +17,7 @@ COLOURS = {
     "does not start": RED,
     "NOT READ": YELLOW,
     "OFF": YELLOW,
+    "UNDECIDED": YELLOW,
     "not read": YELLOW,
     "RANKS DIFFER": RED,
     "WRONG": RED,
@@ -40,7 +41,7 @@ COLOURS = {
 STATE = re.compile(rf"^ {{0,4}}({'|'.join(COLOURS)})(?=\W|$)")
 # where a line goes on that is too long: below its last column, by what it begins with
 BELOW = {
-    r"(?:NOT FIXED|NOT READ|OFF|off by default|fixed|faster) +(?:auto|\S.{14,16} )": 28,
+    r"(?:NOT FIXED|NOT READ|OFF|UNDECIDED|off by default|fixed|faster) +(?:auto|\S.{14,16} )": 28,
     r" {28}\w": 28,
     r" {10}\w": 21,
     r"(?:affected|latent|fixed|absent|unknown) ": 10,

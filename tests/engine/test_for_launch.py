@@ -17,6 +17,7 @@ from sglang_bcg_fixes.source import releases, served
 from tests import mutated, processes, wheels
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2}
+WINDOWED = {**LLAMA, "sliding_window": 4096}
 HYBRID = {**LLAMA, "architectures": ["FalconH1ForCausalLM"], "mamba_d_ssm": 64}
 GRAPH_BREAK = "sglang/srt/model_executor/runner_backend_utils/breakable_cuda_graph/breakable_cuda_graph.py"
 
@@ -43,13 +44,40 @@ def run_line(said: str) -> str:
 
 
 def test_what_is_not_fixed_comes_first_and_the_command_to_run_avoids_it(tmp_path: pathlib.Path) -> None:
-    command = f"python -m sglang.launch_server --model-path {folder(tmp_path, LLAMA)}"
+    command = f"python -m sglang.launch_server --model-path {folder(tmp_path, WINDOWED)}"
     said = doctor(*root("0.5.11"), "--", *command.split(), status=1).splitlines()
     assert said[1] == "1 NOT FIXED" and said[2].startswith("NOT FIXED wrong answers     schedule_writes_unfenced: ")
     assert "avoided in `run:` by --disable-overlap-schedule" in said[3]
     assert run_line("\n".join(said)).startswith(f"{command} --disable-overlap-schedule ")
     avoided = doctor(*root("0.5.11"), "--", *command.split(), "--disable-overlap-schedule")
     assert "schedule_writes" not in avoided and avoided.splitlines()[1].startswith("nothing to do")
+
+
+@pytest.mark.parametrize("release", ["0.5.11", "0.5.13.post1"])
+def test_a_race_is_called_where_it_may_do_harm(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path, release: str
+) -> None:
+    def judge(config: Mapping[str, Any], *words: str) -> str:
+        status = int(config != LLAMA or bool(words))
+        return judged(capsys, "--model", folder(tmp_path, config), "--", *words, status=status, release=release)
+
+    assert judge(LLAMA).splitlines()[1].startswith("nothing to do")
+    for said in (judge(WINDOWED), judge(HYBRID), judge(LLAMA, "--disaggregation-mode", "decode")):
+        assert "NOT FIXED wrong answers     schedule_writes_unfenced: " in said
+
+
+def test_what_is_only_slower_waits_for_the_gpu_and_changes_no_command(
+    capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path
+) -> None:
+    latent = {**LLAMA, "architectures": ["KimiK25ForConditionalGeneration"], "kv_lora_rank": 512}
+    words = ("--model", folder(tmp_path, latent))
+    of_any = judged(capsys, *words)
+    assert of_any.splitlines()[1] == "1 UNDECIDED" and "give --gpu" in of_any and "avoid it" not in of_any
+    assert "ragged_attention_lost" not in judged(capsys, *words, "--gpu", "h200")
+    of_blackwell = judged(capsys, *words, "--gpu", "b200")
+    assert "avoid it: --cuda-graph-backend-prefill disabled" in of_blackwell
+    assert run_line(of_any) == run_line(of_blackwell) and "disabled" not in run_line(of_any)
+    judged(capsys, *words, "--gate", "any", status=1)
 
 
 def test_what_the_plugin_fixes_takes_one_line(tmp_path: pathlib.Path) -> None:
@@ -355,11 +383,11 @@ def test_a_configuration_alone_names_its_folder_or_no_model(tmp_path: pathlib.Pa
 
 def test_a_shortened_option_counts_as_the_whole(tmp_path: pathlib.Path) -> None:
     words = ("--tp", "2", "--disable-overlap-s", "--json-model-override-args", "{ }")
-    assert "schedule_writes" not in doctor(*root("0.5.11"), "--model", folder(tmp_path, LLAMA), "--", *words)
+    assert "schedule_writes" not in doctor(*root("0.5.11"), "--model", folder(tmp_path, WINDOWED), "--", *words)
 
 
 def test_the_settings_of_a_file_count(tmp_path: pathlib.Path) -> None:
-    model = folder(tmp_path, LLAMA)
+    model = folder(tmp_path, WINDOWED)
     file = tmp_path / "server.yaml"
     file.write_text("disable-overlap-schedule: true\ntp-size: 2\n")
     words = (*root("0.5.11"), "--model", model, "--", "--config", str(file))
@@ -390,7 +418,7 @@ def test_a_refused_setting_of_a_file_is_said_to_be_the_files(
 
 
 def test_a_workaround_that_is_not_known_to_work_is_not_said_to_be_applied(tmp_path: pathlib.Path) -> None:
-    words = ("--model", folder(tmp_path, LLAMA), "--", "--enable-breakable-cuda-graph")
+    words = ("--model", folder(tmp_path, WINDOWED), "--", "--enable-breakable-cuda-graph")
     said = doctor(*root("0.5.13"), *words, status=1)
     assert "avoid it: --piecewise-cuda-graph-tokens 512" in said and "--piecewise" not in run_line(said)
     assert "avoided in `run:` by --disable-overlap-schedule" in said
