@@ -468,20 +468,26 @@ def test_a_capture_that_cuda_ends_ends_the_server_and_says_how_to_start_it(monke
 
 @pytest.mark.parametrize(
     ("before", "free", "others", "lacks"),
-    [(8, 5, False, False), (8, 4, False, True), (2.5, 2.5, False, False), (1.9, 1.9, False, True), (8, 5, True, True)],
+    [
+        *((8, 5, False, False), (8, 4, False, True), (2.5, 2.5, False, False), (1.9, 1.9, False, True)),
+        (8, 5, True, True),
+        # other servers that start on this GPU have taken most
+        *((140, 66, False, False), (140, 12, False, False), (140, 10, False, True)),
+    ],
 )
 def test_little_memory_in_one_rank_keeps_the_breaks_in_all(
     monkeypatch: pytest.MonkeyPatch, before: float, free: float, others: bool, lacks: bool
 ) -> None:
     found, _, left = served((LLAMA,))
-    found.why_not, found.device, found.free_before = None, HOST, before * 2**30
+    found.why_not, found.device, found.free_before, found.reserved_before = None, HOST, before * 2**30, 2**30
+    monkeypatch.setattr(adapter, "reserved_memory", lambda device: 2 * 2**30)
     monkeypatch.setattr(adapter, "free_memory", lambda device: free * 2**30)
     monkeypatch.setattr(adapter, "any_rank", lambda mine: mine or others)
     captured: list[int] = []
     found.captured = lambda *words: captured.append(words[3])
     found.add_twins(Plain(), 8, lambda: None, None)
     assert captured == ([] if lacks else [1, 0])
-    assert left == (["too little free GPU memory during the capture"] if lacks else [])
+    assert left == (["too little GPU memory, during the capture"] if lacks else [])
     assert bool(found.twins) is not lacks
 
 

@@ -45,6 +45,8 @@ logger = logging.getLogger("sglang_bcg_fixes")
 MOST_ROWS = 512
 # bytes, beside as much again as SGLang's graphs took so far: others are captured later, and prefills run eagerly
 LEAST_FREE = 2 << 30
+# bytes that CUDA may hold of such graphs outside torch's memory: what is missing beyond, another process took
+MOST_OUTSIDE = 8 << 30
 
 
 @dataclasses.dataclass(eq=False)
@@ -70,7 +72,7 @@ class Served:
         # a rank whose capture fails would keep the others waiting: with the flag it ends the server instead
         if tensor_parallel_ranks() > 1 and not self.selected.required:
             raise FallBack("several ranks, unless the flag names a form")
-        self.free_before = free_memory(device)
+        self.free_before, self.reserved_before = free_memory(device), reserved_memory(device)
         self.model_runner = weakref.ref(model_runner)
         self.device, self.multiprocessors, self.dtype = device, multiprocessors(device), model_runner.dtype
         self.pages = -(-self.backend.max_context_len // self.backend.page_size)
@@ -105,7 +107,7 @@ class Served:
             if self.why_not or (bound == 0 and (self.backend.num_splits == 1 or not self.may_split(rows))):
                 break
             if any_rank(self.lacks_memory()):
-                self.refuse("too little free GPU memory during the capture")
+                self.refuse("too little GPU memory, during the capture")
                 break
             twin = self.captured(place, size, rows, bound, capture, kept)
             if twin is not None:
@@ -117,7 +119,8 @@ class Served:
 
     def lacks_memory(self) -> bool:
         free = free_memory(self.device)
-        return free < LEAST_FREE + max(0.0, self.free_before - free)
+        reserved = max(0, reserved_memory(self.device) - self.reserved_before)
+        return free < LEAST_FREE + min(max(0.0, self.free_before - free), reserved + MOST_OUTSIDE)
 
     def may_split(self, rows: int) -> bool:
         return any(splits.bound(kind, rows, self.table_keys, self.multiprocessors) > 1 for kind in self.kinds)
@@ -362,6 +365,11 @@ def replay(original: Original, self: Any) -> None:
 
 def free_memory(device: torch.device) -> float:
     return float(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else float("inf")
+
+
+def reserved_memory(device: torch.device) -> int:
+    """Return the bytes that torch has in this process, of which the memory of graphs is a part."""
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
 
 
 # where a release keeps the graph and the answer of a size
