@@ -129,7 +129,8 @@ class Report:
         kernels = [form for each, outcome in self.settled(self.plan.kernels) if (form := self.form(each, outcome))]
         begin, strict = f"bcg-fixes {__version__}: sglang {self.plan.version} ", ", strict" if self.is_strict else ""
         end = f"self-check {self.checked}; more: bcg-fixes status; off: {OFF_SWITCH}"
-        for shown in (f"kernel {', '.join(kernels) or 'none'}", f"{len(kernels)} kernels"):
+        none = (*self.no_kernel(), "kernel none")
+        for shown in (f"kernel {', '.join(kernels)}", f"{len(kernels)} kernels") if kernels else none:
             middle = f" {rank}{strict}: {told}; {shown}; {end}"
             if len(begin + model + middle) <= LONGEST:
                 return begin + model + middle
@@ -146,6 +147,14 @@ class Report:
         if not is_declared and (found["left"] or not call_counts.TALLY.sum(choice.op)):
             return ""
         return f"{choice.op}={found['impl']}{' in part' if found['left'] else ''}"
+
+    def no_kernel(self) -> Iterator[str]:
+        """The first kernel that is left to SGLang's own code, and why, up to the first comma."""
+        for choice, outcome in self.settled(self.plan.kernels):
+            found = active.so_far(choice.op) if outcome.state == APPLIED and self.concerns(choice) else {}
+            if left := found.get("left"):
+                yield f"no {choice.op}: {left[0].partition(', ')[0]}"
+                return
 
     @property
     def checked(self) -> str:

@@ -101,6 +101,22 @@ def test_a_kernel_that_runs_is_named(extra: Extra, tmp_path: pathlib.Path) -> No
     assert "; kernel extra_op=triton; " in line
 
 
+@pytest.mark.parametrize(
+    ("architecture", "reason", "shown"),
+    [
+        (LLAMA, "too little GPU memory, during the capture", "no extra_op: too little GPU memory"),
+        (LLAMA, "b" * 100, "kernel none"),
+        (LONG, "several ranks", "kernel none"),
+    ],
+)
+def test_a_kernel_that_is_left_alone_is_named_with_the_reason_where_that_fits(
+    extra: Extra, tmp_path: pathlib.Path, architecture: str, reason: str, shown: str
+) -> None:
+    text = FIXES + test_plugin.with_kernel()
+    _, [line], _ = told(extra(text=text), tmp_path, "left_alone", architecture, reason)
+    assert f"; {shown}; self-check" in line and len(line.removeprefix("INFO ")) <= 200, line
+
+
 def test_a_process_without_a_model_says_nothing(extra: Extra, tmp_path: pathlib.Path) -> None:
     for probe, second in ((AFFECTED, "Thing.method"), (UNKNOWN, "Thing.method"), (AFFECTED, "Thing.gone")):
         site = extra(probe, second) if not (tmp_path / "site").exists() else tmp_path / "site"

@@ -9,6 +9,7 @@ import types
 from typing import Any
 
 from sglang_bcg_fixes import plugin
+from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.process.selfcheck import at_start
 from tests.scenarios import named
 from tests.scenarios.fake_server import change, status
@@ -44,6 +45,13 @@ def no_model() -> None:
 
 def a_model(architecture: str = "LlamaForCausalLM", level: str = "INFO") -> str:
     begin(level)
+    serve(architecture)
+    return status()
+
+
+def left_alone(architecture: str, *reasons: str) -> str:
+    begin()
+    active.selected("extra_op").fallbacks.update(reasons)
     serve(architecture)
     return status()
 
