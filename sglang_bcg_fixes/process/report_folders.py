@@ -82,10 +82,11 @@ def running() -> str:
 def nobody(folders: list[pathlib.Path]) -> str:
     """The message if no running process reports: the folders read, and why there may be more."""
     text = f"no running process reports in {', '.join(map(str, folders))}: none has loaded the plugin, or it reports "
+    gone = f"; a logout removes XDG_RUNTIME_DIR, so start what outlives one with {flags.REPORT_DIR}=FOLDER"
     if flags.configured_report_dir():
         elsewhere = live(every())
         more = f"; {len(elsewhere)} report elsewhere" if elsewhere else ""
         return f"{text}elsewhere{more}; unset {flags.REPORT_DIR} to look wherever servers of this user can"
     if os.getuid() == 0:
-        return f"{text}from inside a container, where `bcg-fixes status` has to be asked"
-    return f"{text}as another user, whose reports that user and root see"
+        return f"{text}from inside a container, where `bcg-fixes status` has to be asked{gone}"
+    return f"{text}as another user, whose reports that user and root see{gone}"

@@ -110,6 +110,7 @@ def test_others_see_their_own_and_say_what_they_do_not_read(
     assert report_folders.live([folder]) == []
     assert "is not a private folder of this user" in (report_folders.problem(folder) or "")
     assert "as another user, whose reports that user and root see" in report_folders.nobody([folder])
+    assert "a logout removes XDG_RUNTIME_DIR" in report_folders.nobody([folder])
     assert report_folders.problem(tmp_path / "not there") is None
 
 
