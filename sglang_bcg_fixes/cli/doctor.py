@@ -56,9 +56,14 @@ class Examination:
     @property
     def status(self) -> int:
         """The exit status: 1 where nothing would be fixed or no server starts, 3 where some source is unread."""
-        if self.loading or self.problems or self.blocked:
+        if self.loading or self.problems or self.blocked or (self.faults and self.is_installed):
             return TO_DO
         return UNREAD if self.wanted_but_missing else GOOD
+
+    @property
+    def is_installed(self) -> bool:
+        """Tell whether it is the SGLang of this environment."""
+        return self.running is not None
 
     @property
     def blocked(self) -> list[str]:
@@ -110,7 +115,7 @@ class Examination:
         """By harm, the defects that would be fixed and those that would not be, on a screen."""
         yield from self.beginning()
         for harm in Harm:
-            shown = (d for d in self.plan.fixes if d.finding.verdict is Verdict.AFFECTED or d.action is Action.APPLY)
+            shown = (d for d in self.plan.fixes if d.finding.verdict is Verdict.AFFECTED)
             of_harm = [d for d in shown if catalogue.worst_harm(d.subject) is harm]
             fixed = [d.id for d in of_harm if d.action is Action.APPLY]
             left = [d for d in of_harm if d.action is not Action.APPLY]
@@ -121,10 +126,10 @@ class Examination:
                 yield f"{state:9} {harm.value}: {decision.whose}: {decision.subject.title}"
         if self.wanted_but_missing:
             yield f"NOT READ  ({len(self.wanted_but_missing)}): {', '.join(d.id for d in self.wanted_but_missing)}"
-        for fault, reason in self.faults:
-            yield f"install   {fault.id}: {fault.title}: {reason}; {fault.remedy}"
-        on = [f"{choice.op}={choice.name}" for choice in self.plan.kernels if choice.impl]
-        yield f"kernels   {', '.join(on) or 'none of ours would run here'}"
+        yield from (line_of(*found) for found in self.faults)
+        if self.is_installed:
+            on = [f"{choice.op}={choice.name}" for choice in self.plan.kernels if choice.impl]
+            yield f"kernels   {', '.join(on) or 'none of ours would run here'}"
         yield from self.end()
         yield from self.ungated()
         yield "next: bcg-fixes doctor --model FOLDER -- FLAGS says what concerns one server; --all has evidence"
@@ -133,7 +138,7 @@ class Examination:
         """Say why the exit status does not count defects without a fix."""
         left = [d for d in self.plan.fixes if d.action is Action.NO_FIX and d.finding.verdict is Verdict.AFFECTED]
         if left and self.status != TO_DO:
-            yield f"exit status {self.status}: it does not count the {len(left)} NOT FIXED, which few launches meet"
+            yield f"exit status {self.status} leaves out the {len(left)} NOT FIXED: your launch command decides on those"
 
     def everything(self) -> Iterator[str]:
         order = {Verdict.AFFECTED: 0, Verdict.UNKNOWN: 1, Verdict.LATENT: 2, Verdict.FIXED: 3, Verdict.ABSENT: 4}
@@ -168,6 +173,10 @@ class Examination:
         words = {Verdict.FIXED: "fixed by SGLang", Verdict.UNKNOWN: "not read"}
         text = ", ".join(f"{count} {words.get(verdict, verdict.value)}" for verdict, count in counts.items())
         return f"{text}; {sum(d.action is Action.APPLY for d in self.plan.fixes)} would be fixed by the plugin"
+
+
+def line_of(fault: pip_faults.InstallationFault, reason: str) -> str:
+    return f"install   {fault.id}: {fault.title}: {reason}; {fault.remedy}"
 
 
 def describe_kernel(choice: Choice) -> Iterator[str]:

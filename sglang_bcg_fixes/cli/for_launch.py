@@ -43,7 +43,8 @@ GATES = {
 BY_RAY, RAY_SCHEDULER = "--use-ray", "sglang.srt.ray.scheduler_actor:SchedulerActor.__init__"
 # the ranks of a benchmark are processes of their own
 RANKS = ("--tp-size", "--tp", "--tensor-parallel-size")
-IN_IMAGE = "the image must contain sglang-bcg-fixes: examples/deploy"
+DEPLOY = "examples/deploy/README.md"
+IN_IMAGE = f"the image must contain sglang-bcg-fixes: {DEPLOY}"
 ANSWERS = "docs/answers.md"
 NOT_CHECKED = "not checked: what SGLang refuses later, when it looks at the model and all flags together"
 # the columns of a line on a defect, and where it goes on
@@ -106,6 +107,11 @@ class Answer:
         return [item for item in self.items if item.is_shown]
 
     @property
+    def faults(self) -> list[str]:
+        """What keeps the SGLang of this environment from starting, each with its remedy."""
+        return [doctor.line_of(*found) for found in self.examined.faults] if self.is_here else []
+
+    @property
     def fixed(self) -> list[Item]:
         return [item for item in self.items if item.state == FIXED and item.harm is not Harm.POSSIBLE]
 
@@ -113,7 +119,7 @@ class Answer:
     def status(self) -> int:
         """The exit status: 1 to act on something, 3 if all that is left is unread source."""
         gated = [item for item in self.items if item.harm in GATES[self.gate]]
-        is_bad = self.is_worse or self.refusals or self.examined.problems
+        is_bad = self.is_worse or self.refusals or self.examined.problems or self.faults
         if is_bad or any(item.state in (NOT_FIXED, OFF, UNDECIDED) for item in gated):
             return doctor.TO_DO
         if self.loading and any(item.state == FIXED for item in gated):
@@ -123,12 +129,18 @@ class Answer:
     @functools.cached_property
     def loading(self) -> str | None:
         """Explain why this server would go without the plugin, or return None."""
-        if self.examined.loading or self.loading_of_one_batch or not self.launch.given(BY_RAY):
-            return self.examined.loading or self.loading_of_one_batch
-        actor = self.examined.source.find(RAY_SCHEDULER)
-        if actor is None or actor.mentions("load_plugins()"):
-            return None
-        return f"SGLang will NOT load the plugin: its schedulers load none with {BY_RAY}; start without that flag"
+        if problem := self.examined.loading or self.loading_of_one_batch:
+            return problem
+        if self.is_lost_by_ray:
+            return f"SGLang will NOT load the plugin: its schedulers load none with {BY_RAY}; `run:` goes without it"
+        if image := self.command.official_image:
+            return f"SGLang will NOT load the plugin: {image} does not contain it; build one that does: {DEPLOY}"
+        return None
+
+    @property
+    def is_lost_by_ray(self) -> bool:
+        actor = self.examined.source.find(RAY_SCHEDULER) if self.launch.given(BY_RAY) else None
+        return actor is not None and not actor.mentions("load_plugins()")
 
     @functools.cached_property
     def loading_of_one_batch(self) -> str | None:
@@ -168,7 +180,9 @@ class Answer:
             yield from age(self.examined.source.version)
         if self.fixed and not everything:
             who = "not fixed until the plugin is active" if self.loading else "fixed by the plugin"
-            yield f"{who} ({len(self.fixed)}): {', '.join(item.id for item in self.fixed)}"
+            some = sum(bool(item.conditions) for item in self.fixed)
+            only = f", {some} only under conditions that -v names" if some else ""
+            yield f"{who} ({len(self.fixed)}{only}): {', '.join(item.id for item in self.fixed)}"
         for choice, form, conditions in self.kernels:
             yield line("faster", form, choice.whose, choice.subject.title + worth(choice), conditions)
         if left_out := self.kernels_left_out:
@@ -193,6 +207,7 @@ class Answer:
         yield from (f"another SGLang is in {folder}; Python imports the first" for folder in self.examined.others)
         if self.is_here:
             yield f"active here: {'no' if self.loading else doctor.activity(self.environ)}"
+        yield from self.faults
         if self.refusals:
             yield f"does not start: the plugin refuses to, without {'; '.join(self.refusals)}"
 
@@ -200,7 +215,7 @@ class Answer:
     def verdict(self) -> str:
         counts = collections.Counter(item.state for item in self.shown)
         left = [f"{count} {state}" for state, count in counts.items()]
-        if self.refusals:
+        if self.refusals or self.faults:
             left.insert(0, "no server starts")
         if self.loading:
             left.append("the plugin is not active" if self.fixed else "nothing to do, and the plugin is not active")
@@ -239,7 +254,7 @@ class Answer:
         if is_unread(self.examined):
             return "tried: nothing, because nobody has read some of this source"
         if PREFILL_GRAPHS.holds(self.launch) is False:
-            return f"tried on {release}: nothing without prefill graphs, which this launch does not make"
+            return f"tried on {release}: nothing without breakable prefill graphs, which this launch does not make"
         found = []
         if answers := served.on_gpu(release, names):
             of, stock, patched = answers
@@ -257,7 +272,7 @@ class Answer:
     def end(self, everything: bool) -> Iterator[str]:
         if self.loading:
             yield self.loading
-        if self.command.container and self.fixed:
+        if self.command.container and self.fixed and not self.command.official_image:
             yield IN_IMAGE
         if not self.refusals:
             remark = "" if self.is_here or self.command.container else "   # where sglang-bcg-fixes is installed"
@@ -271,6 +286,8 @@ class Answer:
         command = self.command.loading(doctor.ENTRY_POINT, self.environ)
         if self.loading_of_one_batch and not self.has_several_ranks:
             command = command.run_by_us()
+        if self.is_lost_by_ray:
+            command = command.without(self.examined.source, BY_RAY)
         if flags.is_off(self.environ):
             # a variable of the shell stays there, so the command needs another value
             command = command.with_variable(flags.EVERYTHING, None if flags.EVERYTHING in command.environ else "auto")

@@ -302,11 +302,11 @@ def run_status(options: argparse.Namespace) -> int:
         notes += [] if wanted or not live else [f"process {options.pid} belongs to none of the servers that report"]
         live = [content for content in live if content["server"] in wanted]
     notes += [text for folder in folders if (text := report_folders.problem(folder))]
-    for note in notes:
-        print(note, file=sys.stderr if options.json else sys.stdout)
     if options.json:
         print(json.dumps(status.as_dict(live), indent=1))
     for server in status.servers(live) if not options.json else ():
         for line in status.lines_of(server, options.verbose):
             terminal.show(line)
+    for note in notes:
+        print(note, file=sys.stderr if options.json else sys.stdout)
     return MISSING if ranks.differences(live) or (options.require and not live) else GOOD

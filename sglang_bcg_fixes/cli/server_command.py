@@ -34,6 +34,7 @@ OF_SGLANG = (
 CONTAINERS = ("docker", "docker-compose", "podman", "nerdctl", "kubectl", "apptainer", "singularity")
 # such as lmsysorg/sglang:v0.5.12.post1-cu130
 IMAGE = re.compile(r"(?:.*/)?sglang:v?(\d+(?:\.\d+)+(?:\.?(?:post|rc|dev)\d+)?)(?:-.*)?")
+OFFICIAL = re.compile(r"(?:docker\.io/)?lmsysorg/sglang(?:[:@].*)?")
 # a command inside one word, such as that of `bash -c`
 QUOTED = re.compile(r"\bsglang\s+serve\b|\s-m\s+sglang\.\w")
 PYTHON = re.compile(r"python[\d.]*")
@@ -102,6 +103,11 @@ class Command:
         return next((word for word in self.program if pathlib.PurePath(word).name in CONTAINERS), None)
 
     @property
+    def official_image(self) -> str | None:
+        """The image of SGLang's own project that a container starts, where it does."""
+        return next((word for word in self.program if self.container and OFFICIAL.fullmatch(word)), None)
+
+    @property
     def module(self) -> str | None:
         """The module that a Python, or our own command, runs."""
         is_named = self.program[-2:-1] == ("-m",) or self.is_run_by_us
@@ -132,6 +138,9 @@ class Command:
         if not chosen or plugin in names_in(chosen):
             return self
         return self.with_variable(flags.PLUGINS, with_plugin(chosen, plugin))
+
+    def without(self, source: Source, option: str) -> Command:
+        return dataclasses.replace(self, words=tuple(without(source, self.words, option)))
 
     def with_model(self, name: str) -> Command:
         return dataclasses.replace(self, words=(MODEL_PATH, name, *self.words))

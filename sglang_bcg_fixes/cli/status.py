@@ -119,7 +119,7 @@ def summary(server: Sequence[dict[str, Any]]) -> str:
     live = sum(row["state"] == report.APPLIED for row in wanted) if first.get("verified") else 0
     off = sum(bool(row.get("switched_off") and row.get("concerns")) for row in first["fixes"])
     is_none = not wanted and not off and first.get("verified") and first.get("model")
-    parts = ["no fix needed" if is_none else f"{live} of {len(wanted)} fixes live"]
+    parts = ["none of the fixes needed" if is_none else f"{live} of {len(wanted)} fixes live"]
     parts += [f"{off} switched off"] if off else []
     check = first.get("selfcheck")
     parts.append(f"self-check {check.get('short', check['verdict'])}" if check else "no self-check")

@@ -39,7 +39,7 @@ SOMETIMES = (PENDING, FAILED, LOST, Action.BLOCKED.value)
 LONGEST = 200
 OFF_SWITCH = "SGLANG_BCG=off"
 # for this model, where nothing is lost either
-NO_FIX_NEEDED = "no fix needed, 0 unread, 0 lost"
+NO_FIX_NEEDED = "none of its fixes needed, 0 unread, 0 lost"
 # of the counts in that line, those that it names where there are none
 ALWAYS_COUNTED = ("fixes live", "unread", "lost")
 

@@ -15,6 +15,7 @@ from sglang_bcg_fixes.process import procfs, report
 NAME = "sglang-bcg-fixes"
 # what `status` shows of each; anybody can put a file into a folder of his own, and root reads that
 SHOWN = {"process", "sglang", "plan", "fixes", "kernels"}
+OF_ROW = {"state", "detail"}
 
 
 def chosen() -> list[pathlib.Path]:
@@ -55,7 +56,9 @@ def problem(folder: pathlib.Path) -> str | None:
     is_private = stat.S_ISDIR(found.st_mode) and not found.st_mode & 0o077
     if is_private and os.getuid() in (0, found.st_uid):
         return None
-    return f"{folder} is not read, because it is not a private folder of this user; servers do not report there"
+    text = f"{folder} is not read, because it is not a private folder of this user; servers do not report there"
+    is_ours = stat.S_ISDIR(found.st_mode) and os.getuid() == found.st_uid
+    return f"{text}; `chmod 700 {folder}`, and start the servers anew" if is_ours else text
 
 
 def live(folders: list[pathlib.Path]) -> list[dict[str, Any]]:
@@ -65,9 +68,18 @@ def live(folders: list[pathlib.Path]) -> list[dict[str, Any]]:
         for folder in folders
         if not problem(folder)
         for _, content in report.read_all(folder)
-        if report.is_live(content) and content.keys() >= SHOWN
+        if is_whole(content) and report.is_live(content)
     ]
     return list({content["pid"]: content for content in found}.values())
+
+
+def is_whole(content: dict[str, Any]) -> bool:
+    """Tell whether a report has what `status` shows."""
+    fixes, kernels = content.get("fixes"), content.get("kernels")
+    if not (content.keys() >= SHOWN and isinstance(fixes, list) and isinstance(kernels, dict)):
+        return False
+    every = [*((row, {"id", *OF_ROW}) for row in fixes), *((row, OF_ROW) for row in kernels.values())]
+    return all(isinstance(row, dict) and row.keys() >= wanted for row, wanted in every)
 
 
 def running() -> str:
@@ -81,7 +93,10 @@ def running() -> str:
 
 def nobody(folders: list[pathlib.Path]) -> str:
     """The message if no running process reports: the folders read, and why there may be more."""
-    text = f"no running process reports in {', '.join(map(str, folders))}: none has loaded the plugin, or it reports "
+    ended = [file for folder in folders if not problem(folder) for file, _ in report.read_all(folder)]
+    dead = f" (reports of processes that have ended: {len(ended)}; see their logs)" if ended else ""
+    where = f"{', '.join(map(str, folders))}{dead}"
+    text = f"no running process reports in {where}: none has loaded the plugin, or it reports "
     gone = f"; a logout removes XDG_RUNTIME_DIR, so start what outlives one with {flags.REPORT_DIR}=FOLDER"
     if flags.configured_report_dir():
         elsewhere = live(every())

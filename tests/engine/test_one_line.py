@@ -127,7 +127,7 @@ def test_a_draft_is_not_the_model_that_is_served(extra: Extra, tmp_path: pathlib
     assert told(extra(UNKNOWN), tmp_path, "a_draft")[:2] == ([], [])
 
 
-@pytest.mark.parametrize(("drafts", "count"), [("PhiForCausalLM", "1 fix live"), (LLAMA, "no fix needed")])
+@pytest.mark.parametrize(("drafts", "count"), [("PhiForCausalLM", "1 fix live"), (LLAMA, "none of its fixes needed")])
 def test_what_concerns_the_model_of_drafts_concerns_its_server(
     extra: Extra, tmp_path: pathlib.Path, drafts: str, count: str
 ) -> None:
@@ -155,8 +155,8 @@ def test_what_is_missing_is_a_warning_where_it_concerns_the_model(
         status.startswith(f"{verdict}  {LLAMA} :30000  0 of 1 fixes live, ") and f"    {state:11} extra_fix: " in status
     )
     warnings, [line], status = told(site, tmp_path, "a_model", "PhiForCausalLM")
-    assert warnings == [] and "no fix needed, 0 unread, 0 lost; " in line, (warnings, line)
-    assert status.startswith("OK     PhiForCausalLM :30000  no fix needed, ") and "extra_fix" not in status, status
+    assert warnings == [] and "none of its fixes needed, 0 unread, 0 lost; " in line, (warnings, line)
+    assert status.startswith("OK     PhiForCausalLM :30000  none of the fixes needed, ") and "extra_fix" not in status, status
 
 
 def test_what_is_not_known_of_a_model_hides_nothing(extra: Extra, tmp_path: pathlib.Path) -> None:

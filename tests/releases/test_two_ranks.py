@@ -100,7 +100,7 @@ def test_both_ranks_report_and_what_one_has_lost_is_said(
     lines = sorted(line for line in re.findall(r"bcg-fixes .*", log) if "bcg-fixes: " not in line)
     assert [line.partition("; ")[0] for line in lines] == [
         f"bcg-fixes 0.1.0: sglang {RELEASE} LlamaForCausalLM TP{rank}: {found}"
-        for rank, found in enumerate(("no fix needed, 0 unread, 0 lost", "0 fixes live, 0 unread, 1 lost"))
+        for rank, found in enumerate(("none of its fixes needed, 0 unread, 0 lost", "0 fixes live, 0 unread, 1 lost"))
     ]
     assert text.stdout.startswith("WRONG  LlamaForCausalLM :"), text.stdout
 
