@@ -66,7 +66,7 @@ class Flag:
     doc: str
 
 
-# of ours; docs/compatibility.md has the rules
+# of ours; docs/flags.md has the rules
 RETIRED: tuple[Retired, ...] = (
     Retired(
         "SGLANG_BCG_KERNEL_LIGHTNING_EXTEND",

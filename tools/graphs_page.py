@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generate docs/graphs_by_model.md: every architecture of the newest release, and why it has prefill graphs or none."""
+"""Generate docs/graphs_by_model.md: each architecture of the newest release, and why it has prefill graphs or none."""
 
 from __future__ import annotations
 
@@ -259,10 +259,11 @@ def wrapped(items: Iterable[str]) -> list[str]:
 
 def introduction(release: str, count: int) -> str:
     return (
-        f"Find your architecture (`architectures` in its `config.json`) with Ctrl-F: these are all {count} of the "
+        f"Find your architecture (`architectures` in its `config.json`) with Ctrl-F. These are all {count} of the "
         f"registry of SGLang {release}, on one NVIDIA GPU. Without a graph prefill runs eagerly: right, "
-        "and slower on short prompts. Other flags switch prefill graphs off for every model: "
-        "[decided at start-up](kinds_of_request.md#decided-at-start-up)."
+        "and slower on short prompts. Some flags [switch prefill graphs off](#decided-at-start-up) for every model. "
+        "Below you find [what the plugin changes for each model](#does-the-plugin-do-harm), and "
+        "[what each kind of request gets](#what-each-kind-of-request-gets-from-breakable-prefill-graphs)."
     )
 
 
@@ -276,8 +277,9 @@ def in_text_only(names: list[str]) -> str:
 
 
 HOW_IT_IS_KNOWN = (
-    f"No mark: the real server ran on a CPU with a tiny model, eagerly and with graphs ([harm](harm.md)). {BUILT} "
-    f"built without weights, up to where the capture would begin. {READ} read in its source, not run. "
+    "No mark: the real server ran on a CPU with a tiny model, eagerly and with graphs "
+    f"([harm](#does-the-plugin-do-harm)). {BUILT} built without weights, up to where the capture would begin. {READ} "
+    "read in its source, not run. "
     "`python -m tests.releases.test_registry_graphs` repeats it."
 )
 ADMITTING = declared_in(hybrids_without_graphs)
@@ -345,4 +347,7 @@ OF_DRAFTS = {
     NO_LAYERS: "None: no `layers`",
     NEVER: "None: no graphs with DFlash, DSpark or a frozen KV cache",
 }
-OLDER = "Recorded [servers](harm.md) that have graphs above, and none where they were started with an older release:"
+OLDER = (
+    "Recorded [servers](#does-the-plugin-do-harm) that have graphs above, and none where they were started with an "
+    "older release:"
+)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Generate docs/harm.md and its picture from the servers recorded by tests/harm."""
+"""Generate the part on harm of docs/graphs_by_model.md, and its picture, from the servers recorded by tests/harm."""
 
 from __future__ import annotations
 
@@ -77,41 +77,50 @@ def names_in(table: Table) -> list[str]:
     return sorted({name for rows in table.values() for name in rows}, key=str.lower)
 
 
-def page(table: Table) -> str:
+def section(table: Table) -> str:
     names = names_in(table)
     kinds = {
         (name, release): kind_of(release, name, table[release].get(name, {})) for name in names for release in RELEASES
     }
-    lines = ["# Does the plugin do harm?", "", *introduction(table), "", "![the matrix](harm.svg)", ""]
     counted = {kind: sum(found is kind for found in kinds.values()) for kind in KINDS}
+    lines = ["## Does the plugin do harm?", "", *verdict(counted), "", *introduction(table), ""]
+    lines += ["![the matrix](harm.svg)", ""]
     lines += ["| | rows | patched compared with stock |", "|---|---|---|"]
     lines += [f"| `{kind[0]}` | {counted[kind]} | {kind[2]} |" for kind in KINDS if kind is not ABSENT]
     lines += ["", "| architecture | " + " | ".join(RELEASES) + " |", "|---|" + "---|" * len(RELEASES)]
     lines += [f"| {name} | " + " | ".join(kinds[name, release][0] for release in RELEASES) + " |" for name in names]
-    lines += ["", "## What SGLang refuses", "", *admitted(table)]
-    lines += ["", "## Linear layers inside", "", *inside(table)]
-    lines += ["", "## Exceptions", "", *excused(), "", "## What is better", "", *better(table, kinds)]
-    lines += ["", "## Time", "", *time_of_steps(speed.recorded())]
-    lines += ["", "## Other names of the registries", "", *others()]
+    lines += ["", "### What SGLang refuses", "", *admitted(table)]
+    lines += ["", "### Linear layers inside", "", *inside(table)]
+    lines += ["", "### Exceptions", "", *excused(), "", "### What is better", "", *better(table, kinds)]
+    lines += ["", "### Time of a step", "", *time_of_steps(speed.recorded())]
+    lines += ["", "### Other names of the registries", "", *others()]
     return "\n".join(lines) + "\n"
+
+
+def verdict(counted: dict[tuple[str, str, str], int]) -> list[str]:
+    recorded_rows = sum(count for kind, count in counted.items() if kind is not ABSENT)
+    text = (
+        f"**Patched, {counted[WORSE] or 'none'} of {recorded_rows} recorded servers is worse off, and "
+        f"{counted[MENDED]} are better.** {counted[EXCUSED]} replay less than stock, to prevent a wrong answer. "
+        "A server is a model on a release, on a CPU."
+    )
+    return [textwrap.fill(text, 120, break_on_hyphens=False)]
 
 
 def introduction(table: Table) -> list[str]:
     rows = [row for of in table.values() for arms in of.values() for row in arms.values()]
     codes = sorted({row["key"].split()[1] for row in rows if row["arm"] == "patched"})
     text = (
-        f"{len(rows)} servers of {len([release for release in RELEASES if table[release]])} releases were started on "
-        "the CPU, with a stand-in for CUDA graphs and a tiny model of each architecture: stock, with the plugin at "
-        "its defaults, and, in the oldest and newest releases (some architectures: in all), with "
-        "`SGLANG_BCG_FIXES=off`; [what SGLang refuses](#what-sglang-refuses), with a fix that they are asked for; and "
-        "hybrids with [their linear layers inside](#linear-layers-inside). "
-        "Each answered four batches, with a decode step after each, eagerly and then with prefill graphs, and every "
-        "tensor of the answers was compared. Patched, no server may "
-        "capture fewer buckets, break a graph more often, replay fewer batches or differ more from eager than stock, "
-        "unless an exception below names the wrong answer that this prevents. Switched off, it must equal stock in "
-        "everything. `make test` asserts both for the recorded rows, and repeats some of them in each "
-        "release; `make harm` repeats those whose inputs have changed. "
-        f"{len(matrix.IN_EVERY_RELEASE)} architectures are recorded in every release, the others in "
+        f"{len(rows)} servers of {len([release for release in RELEASES if table[release]])} releases ran on the CPU, "
+        "with a stand-in for CUDA graphs and a tiny model of each architecture. They ran stock, with the plugin at its "
+        "defaults and, in some releases, with `SGLANG_BCG_FIXES=off`. Some also ran with a fix for "
+        "[what SGLang refuses](#what-sglang-refuses), or with [their linear layers inside](#linear-layers-inside). "
+        "Each answered four batches, with a decode step after each, eagerly and then with prefill graphs. "
+        "Every tensor of the answers was compared. Patched, no server may capture fewer buckets, break a graph more "
+        "often, replay fewer batches or differ more from eager than stock. An [exception](#exceptions) names the wrong "
+        "answer that it prevents. Switched off, a server must equal stock in everything. `make test` asserts both for "
+        "the recorded rows, and repeats some of them in each release. `make harm` repeats those whose inputs have "
+        f"changed. {len(matrix.IN_EVERY_RELEASE)} architectures are recorded in every release, the others in "
         f"{', '.join(matrix.EVERY_ARCHITECTURE_IN)}. "
         f"The patched rows were recorded with package code {', '.join(codes)}."
     )

@@ -250,7 +250,8 @@ def introduction() -> Iterator[str]:
     yield from said(
         "`tools/kernel_times_page.py` computes this page from [benchmarks/results](../benchmarks/results/README.md), "
         "which has the command of each file. A link names the SGLang, the GPU and the day. Only what answered right "
-        "has a time. [bench](bench.md) says how it is measured, [kernels](kernels.md) what runs by default, and where."
+        "has a time. [verify](verify.md#times) says how it is measured, [kernels](kernels.md) what runs by default, "
+        "and where."
     )
     yield from said(
         "Layers: device us of one replayed layer, without projections; `8,192 in 8` are 8,192 tokens in 8 sequences. "
@@ -320,8 +321,8 @@ def of_servers(files: str) -> Iterator[str]:
 def served() -> Iterator[str]:
     yield from ["", "## As users serve"]
     yield from said(
-        "[HTTP servers](bench.md#as-users-serve) with and without the plugin, asked in turn. Without it there are most "
-        "often three: two alike, and one with prefill graphs turned off. The plugin without its kernels counts as "
+        "[HTTP servers](verify.md#as-users-serve) with and without the plugin, asked in turn. Without it there are "
+        "most often three: two alike, and one with prefill graphs turned off. The plugin without its kernels counts as "
         "one of them. A cell has ours, the middle one of the others, and the share."
     )
     prompts = {file: of_prompts(file) for file in SERVED}
@@ -399,7 +400,7 @@ def two_ranks() -> str:
 def attention() -> Iterator[str]:
     yield from ["", "## Attention inside the graph"]
     yield from said(
-        "[Servers](bench.md#as-users-serve) of random weights, ms to the first token of so many new tokens, alone and "
+        "[Servers](verify.md#as-users-serve) of random weights, ms to the first token of so many new tokens, alone and "
         "behind a cached prefix. The two servers that are SGLang's show what is chance. SGLang's graphs without breaks "
         "are an experiment of its own. Above 512 tokens the plugin replays SGLang's graph: its time is SGLang's, and "
         "[three servers of each](#servers-of-one-command) show the chance. Qwen3.5-4B has 16 of its 32 layers; with "

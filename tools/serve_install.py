@@ -83,7 +83,7 @@ def create(folder: pathlib.Path) -> None:
 
 def install_on_cpu(python: pathlib.Path, release: str) -> None:
     torch = pinned("torch")
-    pip(python, torch, torch, size=" (200 MB from PyTorch's index of CPU builds, else 3 GB: docs/trying.md)")
+    pip(python, torch, torch, size=" (200 MB from PyTorch's index of CPU builds, else 3 GB: README.md)")
     # without dependencies: the list is complete, and torch's CUDA build wants other versions
     pip(python, "what SGLang imports", "--no-deps", "--requirement", str(REQUIREMENTS_ON_CPU))
     pip(python, f"sglang {release}", "--no-deps", f"sglang=={release}")

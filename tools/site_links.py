@@ -28,8 +28,8 @@ else:
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 DOCS = REPOSITORY / "docs"
-# the first page, and the list of pages, whose name in docs/ would make it the first
-RENAMED = {REPOSITORY / "README.md": "index.md", DOCS / "README.md": "pages.md"}
+# the first page
+FIRST = REPOSITORY / "README.md"
 CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
 LINK = re.compile(r"(!?)\[([^][]*)\]\((?!\w+:)([^)\s#]+)(#[^)\s]*)?\)")
 OF_TEXT = re.compile(r'href="(?!\w+:)([^"#]+\.md)(#[^"]*)?"')
@@ -46,8 +46,7 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    files.remove(files.get_file_from_path("README.md"))
-    pages = [*RENAMED, *(pathlib.Path(file.abs_src_path) for file in files if file.is_documentation_page())]
+    pages = [FIRST, *(pathlib.Path(file.abs_src_path) for file in files if file.is_documentation_page())]
     # grows while it is read
     for page in pages:
         add(files, config, page)
@@ -117,8 +116,8 @@ def is_elsewhere(target: pathlib.Path, repository: str | None) -> bool:
 
 def place_of(target: pathlib.Path) -> str:
     """Say where the site has a file or folder of the repository, among what its pages are made of."""
-    if target in RENAMED:
-        return RENAMED[target]
+    if target == FIRST:
+        return "index.md"
     place = target.relative_to(DOCS if target.is_relative_to(DOCS) else REPOSITORY)
     return (place / "index.md" if target.is_dir() else place).as_posix()
 

@@ -65,7 +65,7 @@ def test_more_than_four_are_too_many() -> None:
 
 
 def test_the_page_says_how_many_runs_it_takes() -> None:
-    page = (processes.REPOSITORY / "docs" / "trying.md").read_text()
+    page = (processes.REPOSITORY / "docs" / "troubleshooting.md").read_text()
     runs = ALWAYS + max(counted({name})[1] for name in NAMES)
     assert runs == 13 and "One of seventy takes thirteen runs" in page
 

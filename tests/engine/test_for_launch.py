@@ -465,7 +465,7 @@ def test_what_is_recorded_of_graphs_is_found(release: str, architecture: str, gr
     assert served.graphs(release, [architecture]) == graphs
 
 
-PAGE = processes.REPOSITORY / "docs" / "launches.md"
+PAGE = processes.REPOSITORY / "docs" / "doctor.md"
 TOUR = re.compile(r"^```\n\$ bcg-fixes (doctor .+)\n((?:(?!```|\$).+\n)*)\$ echo \$\?\n(\d)\n```$", re.MULTILINE)
 TOURS = TOUR.findall(PAGE.read_text())
 # sizes play no part: a tiny model of the same kind stands in for the published one

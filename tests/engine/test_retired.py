@@ -194,6 +194,6 @@ def test_other_commands_warn(extra: Extra, tmp_path: pathlib.Path) -> None:
 
 
 def test_the_page_names_the_table() -> None:
-    page = " ".join((processes.REPOSITORY / "docs" / "compatibility.md").read_text().split())
+    page = " ".join((processes.REPOSITORY / "docs" / "flags.md").read_text().split())
     assert "`RETIRED` in `sglang_bcg_fixes/flags.py`" in page
     assert ("None is retired today." in page) is (not flags.RETIRED)

@@ -54,7 +54,7 @@ def test_a_module_is_run_with_the_plugin(extra: Extra, tmp_path: pathlib.Path) -
     mine, childs = map(json.loads, done.stdout.splitlines())
     assert mine[0] == [str(programs / "a_program.py"), "--flag", "-v", "--", "x"] and mine[1] == "a_program"
     assert mine[2][0] == "around"
-    assert childs == ["__mp_main__", ["function", 1, 1]], "as docs/status.md says"
+    assert childs == ["__mp_main__", ["function", 1, 1]], "as docs/selfcheck.md says"
     assert "processes that a_program starts have the plugin only where" in done.stderr
 
 

@@ -105,7 +105,7 @@ def test_what_an_earlier_build_has_left_is_not_packed(checkout: pathlib.Path, tm
     there = {file.relative_to(checkout) for file in (checkout / "sglang_bcg_fixes" / "fixes").rglob("*.py")}
     assert {file.relative_to(packed.parent) for file in (packed / "fixes").rglob("*.py")} == there
     for name in ("prometheus_rules.yml", "grafana_dashboard.json"):
-        assert (packed / name).is_file(), "what docs/status.md tells to load"
+        assert (packed / name).is_file(), "what docs/selfcheck.md tells to load"
 
 
 def test_beside_a_kernel_lies_nothing_that_only_tests_and_benchmarks_use() -> None:

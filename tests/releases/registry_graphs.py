@@ -71,7 +71,7 @@ def asked_for(model_runner: Any, name: str, said: Said) -> Row:
     except ValueError as error:
         if SHARED not in str(error):
             raise
-        # the layers were found; docs/harm.md says how stock ends there, and shared_layers_refused mends it
+        # the layers were found; docs/graphs_by_model.md says how stock ends there, and shared_layers_refused fixes it
         answer = CAPTURED
     row: Row = {"asked for": answer if answer.startswith(REFUSED) else CAPTURED}
     if answer == NO_ATTENTION:

@@ -36,7 +36,7 @@ def test_every_release_counts_replays_itself_and_gives_no_reason(
 ) -> None:
     srt = release_root(release) / "sglang" / "srt"
     collector = (srt / "observability" / "metrics_collector.py").read_text()
-    # so there is no counter of ours for it, as docs/status.md says
+    # so there is no counter of ours for it, as docs/selfcheck.md says
     assert 'name="sglang:cuda_graph_passes_total"' in collector
     assert 'mode = "prefill_cuda_graph" if value else "prefill_none"' in collector
     batch = (srt / "model_executor" / "forward_batch_info.py").read_text()
