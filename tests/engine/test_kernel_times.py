@@ -100,8 +100,8 @@ def test_what_granite_and_lfm2_gain_under_load_is_what_was_recorded() -> None:
     assert [len(each) for each in (first, later, varied, by_default, of_lfm2, varied_of_lfm2)] == [2, 4, 4, 2, 5, 2]
     # by default LFM2 is left without graphs
     assert max(of_lfm2) < 1 < min(varied_of_lfm2)
-    assert f"one length: Granite {page.span([*first, *later])}, LFM2 {page.span(of_lfm2)}." in PAGE
-    assert f"Varied lengths: Granite {page.span([*varied, *by_default])}, LFM2 {page.span(varied_of_lfm2)}." in PAGE
+    assert min(*first, *later) < 1 < max(*first, *later) < min(*varied, *by_default)
+    assert "prompts of one length lose or gain little, varied lengths gain. LFM2 loses with one length" in PAGE
 
 
 def test_what_is_captured_by_default_gained_and_long_prompts_may_lose_by_breaks() -> None:
