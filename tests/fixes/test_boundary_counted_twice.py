@@ -3,17 +3,15 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import pathlib
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from sglang_bcg_fixes.fixes import boundary_counted_twice as fix
-from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
 FIX = "boundary_counted_twice"
@@ -31,27 +29,19 @@ BOUNDARY, NEXT = 4, 20
 ARRIVALS = [(2, 8), (3, 8), (BOUNDARY, 8), (5, 8), (BOUNDARY, 19), (BOUNDARY, NEXT), (BOUNDARY, 22)]
 # those that are wrong, one that is not, and the one whose boundary is passed by
 TELLING = [(3, 8), (BOUNDARY, 8), (BOUNDARY, 19), (BOUNDARY, 22)]
-Run = Callable[..., Any]
 
 
-def arriving(release_root: Callable[[str], pathlib.Path], fix: str) -> Run:
+def arriving(fix: str, release: str, arrivals: list[tuple[int, int]], **server: Any) -> Any:
     """Run requests that arrive one after the other, without this fix alone and with it."""
-
-    def run(release: str, arrivals: list[tuple[int, int]], **server: Any) -> Any:
-        given = json.dumps(SERVER | server | {"arrivals": arrivals})
-        arguments = ("-m", "tests.scenarios.arriving_requests", "falcon_h1", given)
-        return processes.beside(release_root(release), *arguments, timeout=600, **settings.only(fix))[0]
-
-    return run
+    given = json.dumps(SERVER | server | {"arrivals": arrivals})
+    return alone.found(fix, release, "tests.scenarios.arriving_requests", "falcon_h1", given)
 
 
-@pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Run:
-    return arriving(release_root, FIX)
+run = functools.partial(arriving, FIX)
 
 
 @pytest.mark.parametrize("release", AFFECTED)
-def test_a_boundary_counts_once(run: Run, release: str, everything: bool) -> None:
+def test_a_boundary_counts_once(release: str, everything: bool) -> None:
     arrivals = ARRIVALS if everything or release == AFFECTED[0] else TELLING
     found = run(release, arrivals)
     assert found["applied"] == [FIX]
@@ -67,7 +57,7 @@ def test_a_boundary_counts_once(run: Run, release: str, everything: bool) -> Non
     }
 
 
-def test_a_mixed_step_is_not_counted(run: Run) -> None:
+def test_a_mixed_step_is_not_counted() -> None:
     found = run("0.5.17", [(3, 8), (3, 19), (4, 8)], **MIXED)
     assert found["applied"] == [FIX]
     assert found["without"] == [[16, False], [16, False], [16, True]]
@@ -76,7 +66,7 @@ def test_a_mixed_step_is_not_counted(run: Run) -> None:
 
 
 @pytest.mark.parametrize("release", ["0.5.18", NEWEST])
-def test_releases_that_count_it_once_are_left_as_they_are(run: Run, release: str) -> None:
+def test_releases_that_count_it_once_are_left_as_they_are(release: str) -> None:
     found = run(release, [(3, 8), (BOUNDARY, 8)])
     assert found == {"applied": [], "without": [[16, True], [16, True]]}
 

@@ -3,21 +3,19 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests import processes
+from tests import processes, wheels
 
 
 @pytest.mark.parametrize("release", ["0.5.15.post1", "0.5.17"])
-def test_a_rank_stores_its_own_tokens_only(release_root: Callable[[str], pathlib.Path], release: str) -> None:
+def test_a_rank_stores_its_own_tokens_only(release: str) -> None:
     names = ["attention_tail_uninitialised", "break_positions_padded"]
     flags: dict[str, Any] = {f"SGLANG_BCG_FIX_{name.upper()}": "on" for name in names}
     found, _ = processes.beside(
-        release_root(release), "-m", "tests.scenarios.context_parallel_break", SGLANG_BCG_FIXES="off", **flags
+        wheels.unpacked(release), "-m", "tests.scenarios.context_parallel_break", SGLANG_BCG_FIXES="off", **flags
     )
     # both change this break where both are needed
     assert found["applied"] == (names if release == "0.5.15.post1" else names[1:])

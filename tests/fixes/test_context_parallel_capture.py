@@ -3,15 +3,10 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
-
 import pytest
 
-from sglang_bcg_fixes.fixes import context_parallel_capture as fix
 from sglang_bcg_fixes.source.finding import Verdict
-from sglang_bcg_fixes.source.tree import Source
-from tests.mutated import rewritten
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
 FILE = "sglang/srt/models/deepseek_common/attention_forward_methods/forward_mla.py"
@@ -20,8 +15,5 @@ ASKS = GATHERS.replace("is_extend():", "is_extend() and forward_batch.attn_dcp_m
 
 
 @pytest.mark.parametrize(("new", "verdict"), [(GATHERS, Verdict.AFFECTED), (ASKS, Verdict.FIXED)])
-def test_only_indices_that_are_taken_unasked_are_told_of(
-    release_root: Callable[[str], pathlib.Path], new: str, verdict: Verdict
-) -> None:
-    changed = rewritten(release_root(NEWEST), FILE, GATHERS, new)
-    assert fix.probe(Source(changed)).verdict is verdict
+def test_only_indices_that_are_taken_unasked_are_told_of(new: str, verdict: Verdict) -> None:
+    assert alone.verdict("context_parallel_capture", NEWEST, FILE, GATHERS, new) is verdict

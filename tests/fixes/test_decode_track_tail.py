@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
 FIX = "decode_track_tail"
@@ -50,20 +47,14 @@ STOCK = {
     ]
     for batch, steps in AT_A_BOUNDARY.items()
 }
-Run = Callable[[str], Any]
 
 
-@pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Run:
-    def run(release: str) -> Any:
-        root = release_root(release)
-        return processes.beside(root, "-m", "tests.scenarios.decode_checkpoints", timeout=600, **settings.only(FIX))[0]
-
-    return run
+def run(release: str) -> Any:
+    return alone.found(FIX, release, "tests.scenarios.decode_checkpoints")
 
 
 @pytest.mark.parametrize("release", AFFECTED)
-def test_a_replayed_decode_saves_states_where_the_scheduler_looks_for_them(run: Run, release: str) -> None:
+def test_a_replayed_decode_saves_states_where_the_scheduler_looks_for_them(release: str) -> None:
     found = run(release)
     assert found["applied"] == [FIX]
     assert found["without"] == STOCK
@@ -71,5 +62,5 @@ def test_a_replayed_decode_saves_states_where_the_scheduler_looks_for_them(run: 
 
 
 @pytest.mark.parametrize("release", ["0.5.14", "0.5.17", NEWEST])
-def test_releases_that_save_them_there_are_left_as_they_are(run: Run, release: str) -> None:
+def test_releases_that_save_them_there_are_left_as_they_are(release: str) -> None:
     assert run(release) == {"applied": [], "without": RIGHT}

@@ -3,48 +3,40 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from sglang_bcg_fixes.fixes import dots3_attention_captured as fix
-from sglang_bcg_fixes.planning.registry import declared_in
-from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
-FIX = declared_in(fix)
-Root = Callable[[str], pathlib.Path]
+FIX = "dots3_attention_captured"
 RELEASES = ("0.5.19", "0.5.21", NEWEST)
 EXPANDED = {"0.5.19": "is invalid for input of size", "0.5.21": "is invalid for input of size", NEWEST: "einsum()"}
 
 
-def served(root: pathlib.Path, flag: str, module: str, *arguments: str) -> tuple[dict[str, Any], str]:
+def served(release: str, flag: str, module: str, *arguments: str) -> tuple[dict[str, Any], str]:
     """The findings, and the log."""
-    return processes.beside(root, "-m", module, *arguments, **settings.only(FIX.id, flag))
+    return alone.logged(FIX, release, module, *arguments, flag=flag)
 
 
 @pytest.mark.parametrize("layers", ["full,sliding", "sliding,full"])
 @pytest.mark.parametrize("release", RELEASES)
-def test_the_first_replay_ends_the_server_without_and_nothing_is_captured_with(
-    release_root: Root, release: str, layers: str
-) -> None:
-    found, log = served(release_root(release), "on", "tests.scenarios.dots3", layers)
-    stock, stock_log = served(release_root(release), "off", "tests.scenarios.dots3", layers)
+def test_the_first_replay_ends_the_server_without_and_nothing_is_captured_with(release: str, layers: str) -> None:
+    found, log = served(release, "on", "tests.scenarios.dots3", layers)
+    stock, stock_log = served(release, "off", "tests.scenarios.dots3", layers)
     assert found["applied"] and "captured nothing" in found["capture"], found
     assert found["right"] == [True] * 3 and not found["replays"] and "error" not in found, found
-    assert log.count(f"bcg-fixes {FIX.id}: no prefill graphs for sglang.srt.models.dots3") == 1
+    assert log.count(f"bcg-fixes {FIX}: no prefill graphs for sglang.srt.models.dots3") == 1
     # the tables of the dummy batch are freed, and hold no index any more
     error = EXPANDED[release] if layers.startswith("full") else "is out of bounds"
     assert not stock["applied"] and stock["replays"] and not stock["right"] and error in stock["error"], stock
-    assert f"bcg-fixes {FIX.id}:" not in stock_log
+    assert f"bcg-fixes {FIX}:" not in stock_log
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_other_models_keep_their_graphs(release_root: Root, release: str) -> None:
-    found, log = served(release_root(release), "on", "tests.scenarios.expanded_form", "--off-cuda")
+def test_other_models_keep_their_graphs(release: str) -> None:
+    found, log = served(release, "on", "tests.scenarios.expanded_form", "--off-cuda")
     # Sarvam has latent attention, too
     assert found["replays"] and found["same"] == [True] * 3, found
-    assert f"bcg-fixes {FIX.id}:" not in log
+    assert f"bcg-fixes {FIX}:" not in log

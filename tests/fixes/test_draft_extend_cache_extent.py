@@ -5,8 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import pathlib
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,10 +20,9 @@ from sglang_bcg_fixes.planning.plan import ask, decide
 from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Folder, Source
-from tests.mutated import rewritten
+from tests import wheels
+from tests.fixes import alone
 from tests.wheels import NEWEST
-
-Root = Callable[[str], pathlib.Path]
 
 TRITON = "sglang/srt/layers/attention/triton_backend.py"
 FLASH = "sglang/srt/layers/attention/flashattention_backend.py"
@@ -52,9 +49,8 @@ DRIFTED = {
 
 
 @pytest.mark.parametrize("drift", DRIFTED)
-def test_a_backend_that_drifted_is_unknown(drift: str, release_root: Root) -> None:
-    release, *change = DRIFTED[drift]
-    assert ask(declared_in(extent), Source(rewritten(release_root(release), *change))).verdict is Verdict.UNKNOWN
+def test_a_backend_that_drifted_is_unknown(drift: str) -> None:
+    assert alone.asked(declared_in(extent), *DRIFTED[drift]).verdict is Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize(
@@ -64,17 +60,17 @@ def test_a_backend_that_drifted_is_unknown(drift: str, release_root: Root) -> No
         (RUNNER, "forward_batch.seq_lens,\n", "whole_lengths(forward_batch),\n"),
     ],
 )
-def test_a_release_that_counts_by_itself_is_unknown(change: tuple[str, str, str], release_root: Root) -> None:
-    assert ask(declared_in(prefix_only), Source(rewritten(release_root(NEWEST), *change))).verdict is Verdict.UNKNOWN
+def test_a_release_that_counts_by_itself_is_unknown(change: tuple[str, str, str]) -> None:
+    assert alone.asked(declared_in(prefix_only), NEWEST, *change).verdict is Verdict.UNKNOWN
 
 
 @pytest.mark.parametrize(
     ("value", "action"), [(None, Action.NOT_NEEDED), ("auto", Action.NOT_NEEDED), ("on", Action.APPLY)]
 )
-def test_a_prefix_alone_is_looked_for_only_on_request(value: str | None, action: Action, release_root: Root) -> None:
+def test_a_prefix_alone_is_looked_for_only_on_request(value: str | None, action: Action) -> None:
     fix = declared_in(prefix_only)
     settings = read([fix], [], {fix.flag: value} if value else {})
-    decision = decide(fix, settings.fixes[fix.id], ask(fix, Source(Folder(release_root(NEWEST)))))
+    decision = decide(fix, settings.fixes[fix.id], ask(fix, Source(Folder(wheels.unpacked(NEWEST)))))
     assert decision.action is action
 
 

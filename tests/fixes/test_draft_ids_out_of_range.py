@@ -6,19 +6,17 @@ from __future__ import annotations
 import json
 import pathlib
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from sglang_bcg_fixes.fixes import draft_ids_out_of_range as fix
-from sglang_bcg_fixes.planning.registry import declared_in
 from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
-FIX = declared_in(fix)
+FIX = "draft_ids_out_of_range"
 MODELS = processes.REPOSITORY / "cpu_sglang" / "models"
 EAGLE3 = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1}
 EAGLE3 |= {"draft_vocab_size": 128, "target_hidden_size": 64}
@@ -34,15 +32,12 @@ REPLAYED, ENDED = [True, 2, True], ["index out of range in self"]
 @pytest.mark.parametrize(
     ("release", "draft"), [("0.5.16", "EAGLE3"), ("0.5.21", "EAGLE3"), ("0.5.22", "NemotronH"), (NEWEST, "NemotronH")]
 )
-def test_a_replay_with_an_image_ends_the_server_without(
-    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, release: str, draft: str
-) -> None:
+def test_a_replay_with_an_image_ends_the_server_without(tmp_path: pathlib.Path, release: str, draft: str) -> None:
     target, changed, algorithm = DRAFTS[draft]
     config = json.loads((MODELS / target / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | changed))
-    program = ("-m", "tests.scenarios.draft_ids", target, str(tmp_path), algorithm)
-    found, _ = processes.beside(release_root(release), *program, **settings.only(FIX.id))
-    assert found["applied"] == [FIX.id]
+    found = alone.found(FIX, release, "tests.scenarios.draft_ids", target, str(tmp_path), algorithm)
+    assert found["applied"] == [FIX]
     assert found["without"] == [REPLAYED, ENDED, ENDED, REPLAYED]
     # the draft does not see the image
     assert found["with"] == [REPLAYED, [False, 2, True], [False, 2, True], REPLAYED]

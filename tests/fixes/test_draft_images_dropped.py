@@ -6,13 +6,12 @@ from __future__ import annotations
 import json
 import pathlib
 import types
-from collections.abc import Callable
 
 import pytest
 
 from sglang_bcg_fixes.fixes import draft_images_dropped
-from tests import processes
-from tests.fixes import settings
+from tests import processes, wheels
+from tests.fixes import alone
 
 MODELS = processes.REPOSITORY / "cpu_sglang" / "models"
 
@@ -27,20 +26,17 @@ def eagle3(tmp_path: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.mark.parametrize("release", ["0.5.16", "0.5.21"])
-def test_a_draft_sees_the_images_of_its_target(
-    release_root: Callable[[str], pathlib.Path], eagle3: pathlib.Path, release: str
-) -> None:
-    program = ("-m", "tests.scenarios.draft_images", str(eagle3))
-    found = processes.beside(release_root(release), *program, **settings.only("draft_images_dropped"))[0]
+def test_a_draft_sees_the_images_of_its_target(eagle3: pathlib.Path, release: str) -> None:
+    found = alone.found("draft_images_dropped", release, "tests.scenarios.draft_images", str(eagle3))
     assert found["applied"] == ["draft_images_dropped"]
     # texts are replayed still
     assert found["with"] == [[True, 2], [True, 0], [True, 0], [True, 2]]
     assert found["without"] == [[True, 2], [False, 2], [False, 2], [True, 2]]
 
 
-def test_the_next_release_does_so_by_itself(release_root: Callable[[str], pathlib.Path], eagle3: pathlib.Path) -> None:
+def test_the_next_release_does_so_by_itself(eagle3: pathlib.Path) -> None:
     found = processes.beside(
-        release_root("0.5.22"), "-m", "tests.scenarios.draft_images", str(eagle3), SGLANG_BCG_FIXES="off"
+        wheels.unpacked("0.5.22"), "-m", "tests.scenarios.draft_images", str(eagle3), SGLANG_BCG_FIXES="off"
     )[0]
     assert found["without"] == [[True, 2]] * 4
 

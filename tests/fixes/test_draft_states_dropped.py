@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone
 from tests.releases.test_hybrid_routing import QWEN3_5
 from tests.wheels import NEWEST
 
@@ -32,19 +31,14 @@ CASES = {
 
 @pytest.mark.parametrize(("release", "model", "stock"), CASES.values(), ids=CASES)
 def test_a_replayed_draft_knows_the_states_of_its_target(
-    release_root: Callable[[str], pathlib.Path],
-    tmp_path: pathlib.Path,
-    release: str,
-    model: str | dict[str, Any],
-    stock: list[list[Any]],
+    tmp_path: pathlib.Path, release: str, model: str | dict[str, Any], stock: list[list[Any]]
 ) -> None:
     if isinstance(model, str):
         folder = MODELS / model
     else:
         folder = tmp_path
         (folder / "config.json").write_text(json.dumps(model))
-    program = ("-m", "tests.scenarios.draft_states", str(folder))
-    found = processes.beside(release_root(release), *program, **settings.only("draft_states_dropped"))[0]
+    found = alone.found("draft_states_dropped", release, "tests.scenarios.draft_states", str(folder))
     assert found["applied"] == ["draft_states_dropped"]
     assert found["with"] == RIGHT
     assert found["without"] == stock

@@ -3,22 +3,14 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
-
 import pytest
 
-from sglang_bcg_fixes.fixes import draft_window_unlisted as fix
-from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
-from sglang_bcg_fixes.source.tree import Source
-from tests import processes
-from tests.fixes import settings
-from tests.mutated import rewritten
+from tests.fixes import alone
 from tests.scenarios.draft_extend_extent import ACCEPTED
 from tests.wheels import NEWEST
 
-FIX = declared_in(fix)
+FIX = "draft_window_unlisted"
 BACKEND = "sglang/srt/layers/attention/triton_backend.py"
 # both sides compute in 32 bits; without the window they are a tenth and more apart
 TOLERANCE = 1e-5
@@ -30,13 +22,11 @@ COUNTED_ONCE = {"SGLANG_BCG_FIX_DRAFT_EXTEND_CACHE_EXTENT": "on"}
 @pytest.mark.parametrize(
     "release", ["0.5.11", "0.5.12.post1", "0.5.13", "0.5.15", "0.5.17", "0.5.19", "0.5.20", "0.5.22", NEWEST]
 )
-def test_a_layer_with_a_window_attends_to_it_in_the_graph(
-    release_root: Callable[[str], pathlib.Path], release: str
-) -> None:
-    environment = settings.only(FIX.id) | (COUNTED_ONCE if release < "0.5.13" else {})
-    found, _ = processes.beside(release_root(release), "-m", "tests.scenarios.window_drafts", **environment)
+def test_a_layer_with_a_window_attends_to_it_in_the_graph(release: str) -> None:
+    beside = COUNTED_ONCE if release < "0.5.13" else {}
+    found = alone.found(FIX, release, "tests.scenarios.window_drafts", **beside)
     is_right = release == NEWEST
-    assert (FIX.id in found["applied"]) is not is_right
+    assert (FIX in found["applied"]) is not is_right
     for step in found["without" if is_right else "with"].values():
         assert step["eager"] < TOLERANCE
         assert step["graph"] < TOLERANCE
@@ -48,11 +38,6 @@ def test_a_layer_with_a_window_attends_to_it_in_the_graph(
         assert (found["without"].keys() >= ACCEPTED.keys()) is (release in ("0.5.11", "0.5.12.post1"))
 
 
-def test_a_list_made_in_another_way_is_not_judged(release_root: Callable[[str], pathlib.Path]) -> None:
-    changed = rewritten(
-        release_root("0.5.22"),
-        BACKEND,
-        "    token_to_kv_pool=None,\n    window_kv_indices=None,",
-        "    token_to_kv_pool=None,",
-    )
-    assert fix.probe(Source(changed)).verdict is Verdict.UNKNOWN
+def test_a_list_made_in_another_way_is_not_judged() -> None:
+    kept, cut = "    token_to_kv_pool=None,", "\n    window_kv_indices=None,"
+    assert alone.verdict(FIX, "0.5.22", BACKEND, kept + cut, kept) is Verdict.UNKNOWN

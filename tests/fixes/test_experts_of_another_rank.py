@@ -3,21 +3,13 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
-
 import pytest
 
-from sglang_bcg_fixes.fixes import experts_of_another_rank as fix
-from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
-from sglang_bcg_fixes.source.tree import Source
-from tests import processes
-from tests.fixes import settings
-from tests.mutated import rewritten
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
-FIX = declared_in(fix)
+FIX = "experts_of_another_rank"
 RUNNER = "sglang/srt/model_executor/model_runner.py"
 # without a replayed decode graph, with one of fewer rows than the prompt's, and with one of more than the buffer's
 RIGHT = ["replayed, right"] * 3
@@ -25,19 +17,10 @@ NO_ROWS = "TypeError: unsupported operand type(s) for *: 'int' and 'NoneType'"
 
 
 @pytest.mark.parametrize("release", ["0.5.16", "0.5.17", "0.5.19", "0.5.20", "0.5.22", NEWEST])
-def test_a_rank_returns_the_experts_of_its_own_tokens(
-    release_root: Callable[[str], pathlib.Path], release: str
-) -> None:
-    found = processes.beside(
-        release_root(release),
-        "-m",
-        "tests.scenarios.returned_experts",
-        timeout=600,
-        **settings.only(FIX.id),
-        # 0.5.16 reads freed memory without it
-        SGLANG_BCG_FIX_DP_COUNTS_FREED="on",
-    )[0]
-    assert FIX.id in found["applied"]
+def test_a_rank_returns_the_experts_of_its_own_tokens(release: str) -> None:
+    # 0.5.16 reads freed memory without the other one
+    found = alone.found(FIX, release, "tests.scenarios.returned_experts", SGLANG_BCG_FIX_DP_COUNTS_FREED="on")
+    assert FIX in found["applied"]
     assert found["with"] == {"data parallel attention": [RIGHT, RIGHT], "none": [RIGHT, RIGHT]}
     assert found["without"]["none"] == [RIGHT, RIGHT]
     first, second = found["without"]["data parallel attention"]
@@ -47,10 +30,6 @@ def test_a_rank_returns_the_experts_of_its_own_tokens(
     assert second[2].startswith("RuntimeError: shape mismatch")
 
 
-def test_a_source_that_looks_them_up_in_another_way_is_not_guessed(
-    release_root: Callable[[str], pathlib.Path],
-) -> None:
-    changed = rewritten(
-        release_root(NEWEST), RUNNER, 'getattr(self.decode_cuda_graph_runner, "bs", None)', "output.cuda_graph_batch"
-    )
-    assert fix.probe(Source(changed)).verdict is Verdict.UNKNOWN
+def test_a_source_that_looks_them_up_in_another_way_is_not_guessed() -> None:
+    old = 'getattr(self.decode_cuda_graph_runner, "bs", None)'
+    assert alone.verdict(FIX, NEWEST, RUNNER, old, "output.cuda_graph_batch") is Verdict.UNKNOWN

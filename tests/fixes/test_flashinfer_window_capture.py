@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
-
 import pytest
 
 from sglang_bcg_fixes.fixes import flashinfer_window_capture as fix
 from sglang_bcg_fixes.source.finding import Verdict
-from sglang_bcg_fixes.source.tree import Source
-from tests import processes
-from tests.mutated import rewritten
+from tests import processes, wheels
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
 BACKEND = "sglang/srt/layers/attention/flashinfer_backend.py"
@@ -21,13 +17,12 @@ MISSING = "'FlashInferAttnBackend' object has no attribute 'cuda_graph_swa_out_c
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_a_capture_ends_where_the_cache_has_a_window(release_root: Callable[[str], pathlib.Path], release: str) -> None:
+def test_a_capture_ends_where_the_cache_has_a_window(release: str) -> None:
     arguments = ("-m", "tests.scenarios.window_capture", "capture")
-    found, _ = processes.beside(release_root(release), *arguments, SGLANG_PLUGINS="__none__")
+    found, _ = processes.beside(wheels.unpacked(release), *arguments, SGLANG_PLUGINS="__none__")
     assert found == {"plain": "prepared", "window": MISSING}
 
 
-def test_a_source_that_makes_the_buffer_is_not_told_of(release_root: Callable[[str], pathlib.Path]) -> None:
+def test_a_source_that_makes_the_buffer_is_not_told_of() -> None:
     for new, verdict in ((fix.FILL, Verdict.AFFECTED), ("self.slots_of(forward_mode)[n:].zero_()", Verdict.FIXED)):
-        changed = rewritten(release_root(NEWEST), BACKEND, fix.FILL, new)
-        assert fix.probe(Source(changed)).verdict is verdict
+        assert alone.verdict("flashinfer_window_capture", NEWEST, BACKEND, fix.FILL, new) is verdict

@@ -3,32 +3,21 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
-
 import pytest
 
 from sglang_bcg_fixes.fixes import gathering_graph_unequal as fix
-from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
-from sglang_bcg_fixes.source.tree import Source
-from tests import processes
-from tests.fixes import settings
-from tests.mutated import rewritten
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
-FIX = declared_in(fix)
+FIX = "gathering_graph_unequal"
 RULES = "sglang/srt/model_executor/forward_batch_info.py"
 
 
 @pytest.mark.parametrize("release", ["0.5.19"])
-def test_graphs_that_gather_tokens_are_replayed_in_one_size(
-    release_root: Callable[[str], pathlib.Path], release: str
-) -> None:
-    found = processes.beside(
-        release_root(release), "-m", "tests.scenarios.gathering_graph", timeout=600, **settings.only(FIX.id)
-    )[0]
-    assert found["applied"] == [FIX.id]
+def test_graphs_that_gather_tokens_are_replayed_in_one_size(release: str) -> None:
+    found = alone.found(FIX, release, "tests.scenarios.gathering_graph")
+    assert found["applied"] == [FIX]
     # replayed, and right
     assert found["with"] == [[True, True]] * 2
     # one rank gathers 8 tokens of each and the other one 16: gloo ends one of them, and NCCL would wait
@@ -48,7 +37,6 @@ def test_only_a_capture_that_gathers_makes_the_sizes_equal(monkeypatch: pytest.M
     assert not fix.tolerates(False)
 
 
-def test_a_later_release_without_the_rule_is_affected(release_root: Callable[[str], pathlib.Path]) -> None:
+def test_a_later_release_without_the_rule_is_affected() -> None:
     old = "if get_flags().dp.prefill_graph_has_dp_gather:"
-    changed = rewritten(release_root(NEWEST), RULES, old, "if False:")
-    assert fix.probe(Source(changed)).verdict is Verdict.AFFECTED
+    assert alone.verdict(FIX, NEWEST, RULES, old, "if False:") is Verdict.AFFECTED

@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import pathlib
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from sglang_bcg_fixes.fixes import mamba_tracking_dropped
-from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
 KINDS = (
@@ -53,20 +50,13 @@ STALE_ADAPTERS = {
 }
 
 
-@pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Callable[..., tuple[dict[str, Any], str]]:
-    def run(release: str, what: str, fix: str, flag: str) -> tuple[dict[str, Any], str]:
-        """The findings, and the log."""
-        program = ("-m", "tests.releases.graph_admission", what)
-        return processes.beside(release_root(release), *program, **settings.only(fix, flag))
-
-    return run
+def run(release: str, what: str, fix: str, flag: str) -> tuple[dict[str, Any], str]:
+    """The findings, and the log."""
+    return alone.logged(fix, release, "tests.releases.graph_admission", what, flag=flag)
 
 
 @pytest.mark.parametrize("release", LOST)
-def test_without_the_fix_a_replay_loses_the_embeddings(
-    run: Callable[..., tuple[dict[str, Any], str]], release: str
-) -> None:
+def test_without_the_fix_a_replay_loses_the_embeddings(release: str) -> None:
     found, log = run(release, "images", "vlm_embeds_dropped", "off")
     lost = [ERROR, False] if release == "0.5.13.post1" else ["wrong", True]
     assert found == {kind: lost if kind in LOST[release] else ["right", True] for kind in KINDS}
@@ -74,9 +64,7 @@ def test_without_the_fix_a_replay_loses_the_embeddings(
 
 
 @pytest.mark.parametrize("release", LOST)
-def test_with_the_fix_only_what_would_be_lost_runs_without_a_graph(
-    run: Callable[..., tuple[dict[str, Any], str]], release: str
-) -> None:
+def test_with_the_fix_only_what_would_be_lost_runs_without_a_graph(release: str) -> None:
     found, log = run(release, "images", "vlm_embeds_dropped", "on")
     assert found == {kind: ["right", kind not in LOST[release]] for kind in KINDS}
     # one for each thing that is lost
@@ -86,7 +74,7 @@ def test_with_the_fix_only_what_would_be_lost_runs_without_a_graph(
 
 
 @pytest.mark.parametrize("release", LOST)
-def test_ranks_decide_alike_where_one_has_images(run: Callable[..., tuple[dict[str, Any], str]], release: str) -> None:
+def test_ranks_decide_alike_where_one_has_images(release: str) -> None:
     found, _ = run(release, "ranks", "vlm_embeds_dropped", "on")
     # a rank that replays alone waits for the others without end
     for text, image in zip(KINDS[::2], KINDS[1::2], strict=True):
@@ -99,9 +87,7 @@ def test_ranks_decide_alike_where_one_has_images(run: Callable[..., tuple[dict[s
 
 @pytest.mark.parametrize("flag", ["off", "on"])
 @pytest.mark.parametrize("release", CHECKPOINTS)
-def test_a_checkpoint_is_written_where_the_layers_ask_the_batch(
-    run: Callable[..., tuple[dict[str, Any], str]], release: str, flag: str
-) -> None:
+def test_a_checkpoint_is_written_where_the_layers_ask_the_batch(release: str, flag: str) -> None:
     found, log = run(release, "checkpoints", "mamba_tracking_dropped", flag)
     # the mask does not come through a replay, and does in an eager run
     assert found.pop(MAMBA2) == ([True, False] if flag == "on" else [False, True])
@@ -112,9 +98,7 @@ def test_a_checkpoint_is_written_where_the_layers_ask_the_batch(
 
 
 @pytest.mark.parametrize(("release", "flag"), [("0.5.11", "on"), ("0.5.16", "off"), ("0.5.16", "on")])
-def test_adapters_are_those_of_the_batch(
-    run: Callable[..., tuple[dict[str, Any], str]], release: str, flag: str
-) -> None:
+def test_adapters_are_those_of_the_batch(release: str, flag: str) -> None:
     found, log = run(release, "adapters", "lora_batch_stale", flag)
     if flag == "off":
         assert found == {kind: [answer, True] for kind, answer in STALE_ADAPTERS.items()}

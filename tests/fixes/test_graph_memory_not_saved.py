@@ -3,21 +3,13 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
-
 import pytest
 
-from sglang_bcg_fixes.fixes import graph_memory_not_saved as fix
-from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
-from sglang_bcg_fixes.source.tree import Source
-from tests import processes
-from tests.fixes import settings
-from tests.mutated import rewritten
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
-FIX = declared_in(fix)
+FIX = "graph_memory_not_saved"
 BACKEND = "sglang/srt/model_executor/runner_backend/full_cuda_graph_backend.py"
 RIGHT = [[30.0, 60.0]] * 2
 RIGHT_BY_ITSELF = "0.5.21"
@@ -25,14 +17,12 @@ RIGHT_BY_ITSELF = "0.5.21"
 
 # 0.5.14 is the first with a backend for these graphs, 0.5.20 the last without a copy, and 0.5.21 right by itself
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.13", "0.5.14", "0.5.17", "0.5.20", RIGHT_BY_ITSELF])
-def test_a_replay_after_sleep_answers_as_before(release_root: Callable[[str], pathlib.Path], release: str) -> None:
-    found, _ = processes.beside(
-        release_root(release), "-m", "tests.scenarios.released_graph_memory", **settings.only(FIX.id)
-    )
+def test_a_replay_after_sleep_answers_as_before(release: str) -> None:
+    found = alone.found(FIX, release, "tests.scenarios.released_graph_memory")
     if release == RIGHT_BY_ITSELF:
         assert found == {"applied": [], "without": RIGHT}
         return
-    assert found["applied"] == [FIX.id]
+    assert found["applied"] == [FIX]
     assert found["with"] == RIGHT
     before, after = found["without"]
     assert before == RIGHT[0]
@@ -46,7 +36,5 @@ def test_a_replay_after_sleep_answers_as_before(release_root: Callable[[str], pa
         ("_memory_saver_adapter.cuda_graph", "_memory_saver_adapter.graph", Verdict.UNKNOWN),
     ],
 )
-def test_a_copy_is_looked_for_where_graphs_are_captured(
-    release_root: Callable[[str], pathlib.Path], old: str, new: str, verdict: Verdict
-) -> None:
-    assert fix.probe(Source(rewritten(release_root(NEWEST), BACKEND, old, new))).verdict is verdict
+def test_a_copy_is_looked_for_where_graphs_are_captured(old: str, new: str, verdict: Verdict) -> None:
+    assert alone.verdict(FIX, NEWEST, BACKEND, old, new) is verdict

@@ -4,22 +4,17 @@
 from __future__ import annotations
 
 import json
-import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from sglang_bcg_fixes.anatomy import attention_break
-from sglang_bcg_fixes.fixes import heads_not_joined as fix
-from sglang_bcg_fixes.planning.registry import declared_in
-from tests import processes
-from tests.fixes import settings
+from tests import processes, wheels
+from tests.fixes import alone, settings
 from tests.wheels import NEWEST, RELEASES
 
-FIX = declared_in(fix)
-Root = Callable[[str], pathlib.Path]
+FIX = "heads_not_joined"
 # earlier releases cannot build the model
 BUILT = RELEASES[RELEASES.index("0.5.14") :]
 WITH_MIXERS = RELEASES[RELEASES.index("0.5.19") :]
@@ -27,7 +22,7 @@ ERROR = "mat1 and mat2 shapes cannot be multiplied"
 # layers that share a KV cache have a defect of their own
 APART = json.dumps({"num_kv_shared_layers": 0})
 BY_TRITON = json.dumps({"num_kv_shared_layers": 0, "server": {"attention_backend": "triton"}})
-PROGRAM = ("-m", "tests.scenarios.warm_replays", "Gemma3nForCausalLM")
+PROGRAM = "tests.scenarios.warm_replays"
 MIXERS = {
     "mixer_types": ["minicpm4", "lightning-attn", "lightning-attn"],
     **{"lightning_nh": 2, "lightning_nkv": 2, "lightning_head_dim": 128},
@@ -40,38 +35,34 @@ SALA = {
 }
 
 
-def answered(root: pathlib.Path, given: str, flag: str = "on", program: tuple[str, ...] = PROGRAM) -> dict[str, Any]:
-    found: dict[str, Any] = processes.beside(root, *program, given, **settings.only(FIX.id, flag))[0]
-    return found
+def answered(release: str, given: str, flag: str = "on", model: str = "Gemma3nForCausalLM") -> Any:
+    return alone.found(FIX, release, PROGRAM, model, given, flag=flag)
 
 
 @pytest.mark.parametrize("release", BUILT)
-def test_replays_are_the_eager_answers_and_the_capture_ends_the_server_without(
-    release_root: Root, release: str
-) -> None:
-    found, stock = answered(release_root(release), APART), answered(release_root(release), APART, "off")
-    assert found["applied"] == [FIX.id] and found["replays"], found
+def test_replays_are_the_eager_answers_and_the_capture_ends_the_server_without(release: str) -> None:
+    found, stock = answered(release, APART), answered(release, APART, "off")
+    assert found["applied"] == [FIX] and found["replays"], found
     assert all(found["same"]) and found["again"] == found["found"] and any(found["found"]), found
     assert not stock["applied"] and ERROR in stock["error"], stock
 
 
 @pytest.mark.parametrize("error", SALA)
 @pytest.mark.parametrize("release", WITH_MIXERS)
-def test_so_are_those_of_lightning_attention(release_root: Root, release: str, error: str) -> None:
-    given, program = json.dumps(SALA[error]), (*PROGRAM[:2], "MiniCPMSALAForCausalLM")
-    found = answered(release_root(release), given, program=program)
+def test_so_are_those_of_lightning_attention(release: str, error: str) -> None:
+    given, model = json.dumps(SALA[error]), "MiniCPMSALAForCausalLM"
+    found = answered(release, given, model=model)
     # its states are cached at boundaries that no prompt of these reaches
-    assert found["applied"] == [FIX.id] and found["replays"] and all(found["same"]), found
-    stock = answered(release_root(release), given, "off", program)
+    assert found["applied"] == [FIX] and found["replays"] and all(found["same"]), found
+    stock = answered(release, given, "off", model)
     assert not stock["applied"] and error in stock["error"], stock
 
 
-def test_triton_gives_its_output_by_heads_eagerly_too(release_root: Root) -> None:
-    found = answered(release_root(NEWEST), BY_TRITON)
+def test_triton_gives_its_output_by_heads_eagerly_too() -> None:
+    found = answered(NEWEST, BY_TRITON)
     assert found["replays"] and all(found["same"]), found
-    stock = processes.on_cpu(
-        release_root(NEWEST), *PROGRAM, BY_TRITON, environment=settings.only(FIX.id, "off"), timeout=300
-    )
+    program, off = ("-m", PROGRAM, "Gemma3nForCausalLM", BY_TRITON), settings.only(FIX, "off")
+    stock = processes.on_cpu(wheels.unpacked(NEWEST), *program, environment=off)
     assert stock.returncode and ERROR in stock.stderr, stock.stderr[-2000:]
 
 

@@ -4,62 +4,50 @@
 from __future__ import annotations
 
 import json
-import pathlib
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sglang_bcg_fixes.fixes import host_states_left_behind as fix
-from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
-from sglang_bcg_fixes.source.tree import Source
-from tests import processes
-from tests.fixes import settings
-from tests.mutated import rewritten
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
-FIX = declared_in(fix).id
+FIX = "host_states_left_behind"
 KINDS = "states", "qsa", "dsa"
 # tokens that are found, whether what is beside them is theirs, and whether the answer of the layers is the cold one
 FOUND, COLD, WRONG = [128, True, True], [0, True, True], [128, False, True]
 SAID = "HiCache keeps no prefix of this model on the host"
-Run = Callable[..., tuple[Any, str]]
 
 
-@pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Run:
-    def run(release: str, kind: str, **server: Any) -> tuple[Any, str]:
-        arguments = ("-m", "tests.scenarios.host_hits", kind, json.dumps(server))
-        return processes.beside(release_root(release), *arguments, timeout=600, **settings.only(FIX))
-
-    return run
+def run(release: str, kind: str, **server: Any) -> tuple[Any, str]:
+    return alone.logged(FIX, release, "tests.scenarios.host_hits", kind, json.dumps(server))
 
 
 @pytest.mark.parametrize(("release", "trees"), [("0.5.20", ["python"]), ("0.5.21", ["python", "rust"])])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_prefix_that_has_left_the_gpu_is_computed_anew(run: Run, release: str, kind: str, trees: list[str]) -> None:
+def test_a_prefix_that_has_left_the_gpu_is_computed_anew(release: str, kind: str, trees: list[str]) -> None:
     found, log = run(release, kind)
     assert found["trees"] == trees and found["applied"] == [FIX] and SAID in log
     assert found["with"] == {"device": FOUND, "on the host": False, "host": COLD}
     assert found["without"] == {"device": FOUND, "on the host": True, "host": WRONG}
 
 
-def test_neither_is_it_written_when_it_leaves_the_gpu(run: Run) -> None:
+def test_neither_is_it_written_when_it_leaves_the_gpu() -> None:
     found, _ = run("0.5.21", "states", hicache_write_policy="write_back")
     assert found["with"] == {"device": FOUND, "on the host": False, "host": COLD}
     assert found["without"] == {"device": FOUND, "on the host": True, "host": WRONG}
 
 
-def test_other_hybrid_models_keep_their_host_hits(run: Run) -> None:
+def test_other_hybrid_models_keep_their_host_hits() -> None:
     found, log = run("0.5.21", "nothing")
     assert found["applied"] == [FIX] and SAID not in log
     assert found["with"] == found["without"] == {"device": FOUND, "on the host": True, "host": FOUND}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_newest_release_carries_it_and_is_left_as_it_is(run: Run, kind: str) -> None:
+def test_the_newest_release_carries_it_and_is_left_as_it_is(kind: str) -> None:
     found, _ = run(NEWEST, kind)
     assert found["applied"] == []
     assert found["without"] == {"device": FOUND, "on the host": True, "host": FOUND}
@@ -97,8 +85,5 @@ def test_pools_are_judged_and_not_names_of_models(of: Any, names: list[str]) -> 
         ("0.5.21", "unified_radix_cache.py", "if host_indices is None:", "if not host_indices:"),
     ],
 )
-def test_a_later_source_is_read_and_not_guessed(
-    release_root: Callable[[str], pathlib.Path], release: str, file: str, old: str, new: str
-) -> None:
-    root = rewritten(release_root(release), f"sglang/srt/mem_cache/{file}", old, new)
-    assert fix.probe(Source(root)).verdict is Verdict.UNKNOWN
+def test_a_later_source_is_read_and_not_guessed(release: str, file: str, old: str, new: str) -> None:
+    assert alone.verdict(FIX, release, f"sglang/srt/mem_cache/{file}", old, new) is Verdict.UNKNOWN

@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import pathlib
 import types
-from collections.abc import Callable
 
 import pytest
 
@@ -15,11 +13,11 @@ from sglang_bcg_fixes.planning.plan import ask, decide
 from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Folder, Source
-from tests.mutated import rewritten
+from tests import wheels
+from tests.fixes import alone
 from tests.wheels import RELEASES
 
 FIX = declared_in(fix)
-Root = Callable[[str], pathlib.Path]
 CONFIG = "sglang/srt/configs/model_config.py"
 CACHED = "sglang/srt/utils/hf_transformers/config.py"
 
@@ -44,15 +42,14 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_drifted_source_is_unknown(release_root: Root, mutant: str) -> None:
-    release, *change = MUTANTS[mutant]
-    finding = ask(FIX, Source(rewritten(release_root(release), *change)))
+def test_a_drifted_source_is_unknown(mutant: str) -> None:
+    finding = alone.asked(FIX, *MUTANTS[mutant])
     assert finding.verdict is Verdict.UNKNOWN, finding
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_only_where_the_configuration_is_shared_is_it_copied(release_root: Root, release: str) -> None:
-    source = Source(Folder(release_root(release)))
+def test_only_where_the_configuration_is_shared_is_it_copied(release: str) -> None:
+    source = Source(Folder(wheels.unpacked(release)))
     decision = decide(FIX, "auto", ask(FIX, source))
     shared = RELEASES.index(release) < RELEASES.index("0.5.14")
     assert decision.finding.verdict is (Verdict.AFFECTED if shared else Verdict.FIXED)

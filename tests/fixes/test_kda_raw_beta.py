@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,7 +14,7 @@ from sglang_bcg_fixes.fixes import kda_raw_beta
 from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source import releases, served
 from tests import processes, wheels
-from tests.fixes import settings
+from tests.fixes import alone
 
 FIX = "kda_raw_beta"
 MODELS = ("KimiLinearForCausalLM", "KimiK3LinearForCausalLM")
@@ -26,12 +24,9 @@ REPLAYS, REPLAYED = 8, 4
 
 @pytest.mark.parametrize("release", ["0.5.22", "0.5.23"])
 @pytest.mark.parametrize("model", MODELS)
-def test_replays_answer_as_the_eager_layers_do(
-    release_root: Callable[[str], pathlib.Path], model: str, release: str
-) -> None:
+def test_replays_answer_as_the_eager_layers_do(model: str, release: str) -> None:
     def answers(flag: str) -> dict[str, Any]:
-        scenario = ("-m", "tests.scenarios.kda_in_graph", "answers", model)
-        found, _ = processes.beside(release_root(release), *scenario, timeout=600, **settings.only(FIX, flag))
+        found = alone.found(FIX, release, "tests.scenarios.kda_in_graph", "answers", model, flag=flag)
         assert found["before"] == {"graphs": "disabled", "captures": 0}
         assert found["in graph"] and found["breaks"] == {"16": 1, "8": 1} and found["replays"] == REPLAYS, found
         assert found["differences"][REPLAYED:] == [0.0]
@@ -44,12 +39,10 @@ def test_replays_answer_as_the_eager_layers_do(
 
 
 @pytest.mark.parametrize("release", ["0.5.22", "0.5.23"])
-def test_one_rule_keeps_such_graphs_from_default_flags(
-    release_root: Callable[[str], pathlib.Path], release: str
-) -> None:
+def test_one_rule_keeps_such_graphs_from_default_flags(release: str) -> None:
     """Without it, as pull request 39495 would have it, they have the graphs whose replays are compared above."""
     scenario = ("-m", "tests.scenarios.kda_in_graph", "by_default", *MODELS)
-    found, _ = processes.beside(release_root(release), *scenario, timeout=600)
+    found, _ = processes.beside(wheels.unpacked(release), *scenario, timeout=600)
     assert found["as it is"] == dict.fromkeys(MODELS, "off: KDA hybrid linear attention")
     assert found["without the rule"] == dict.fromkeys(MODELS, "breakable")
 

@@ -3,21 +3,15 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from sglang_bcg_fixes.fixes import latent_prefix_captured as fix
-from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
-from sglang_bcg_fixes.source.tree import Source
-from tests import processes
-from tests.fixes import settings
-from tests.mutated import rewritten
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
-FIX = declared_in(fix)
+FIX = "latent_prefix_captured"
 RUNNER = "sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py"
 # without a captured prefix, and with one
 RELEASES = ("0.5.16", "0.5.17", "0.5.20", "0.5.22", NEWEST)
@@ -28,30 +22,27 @@ BEHIND = ("as long a prefix", "a longer prefix", "a shorter prefix")
 THRESHOLD = "SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD"
 
 
-def found(root: pathlib.Path, flag: str, threshold: str = "1") -> dict[str, list[object]]:
-    environment = {**settings.only(FIX.id, flag), THRESHOLD: threshold}
-    told, _ = processes.beside(root, "-m", "tests.scenarios.full_prefill", "latent_prefixes", **environment)
-    assert told["applied"] == ([FIX.id] if flag == "on" else [])
-    batches: dict[str, list[object]] = told["found"]
-    return batches
+def found(release: str, flag: str, threshold: str = "1") -> Any:
+    arguments = ("tests.scenarios.full_prefill", "latent_prefixes")
+    told = alone.found(FIX, release, *arguments, flag=flag, **{THRESHOLD: threshold})
+    assert told["applied"] == ([FIX] if flag == "on" else [])
+    return told["found"]
 
 
 @pytest.mark.parametrize("release", RELEASES)
 @pytest.mark.parametrize("flag", ["on", "off"])
-def test_a_prefix_that_the_graph_does_not_take_runs_eagerly(
-    release_root: Callable[[str], pathlib.Path], release: str, flag: str
-) -> None:
+def test_a_prefix_that_the_graph_does_not_take_runs_eagerly(release: str, flag: str) -> None:
     behind = EAGER if flag == "on" else WRONG
     expected = {**dict.fromkeys(WITHOUT, REPLAYED), **dict.fromkeys(BEHIND, behind)}
-    assert found(release_root(release), flag) == expected
+    assert found(release, flag) == expected
 
 
 @pytest.mark.parametrize("release", ["0.5.17", NEWEST])
-def test_a_prefix_in_the_absorbed_form_is_replayed(release_root: Callable[[str], pathlib.Path], release: str) -> None:
-    assert found(release_root(release), "on", threshold="4096") == dict.fromkeys((*WITHOUT, *BEHIND), REPLAYED)
+def test_a_prefix_in_the_absorbed_form_is_replayed(release: str) -> None:
+    assert found(release, "on", threshold="4096") == dict.fromkeys((*WITHOUT, *BEHIND), REPLAYED)
 
 
-def test_a_source_that_captures_the_length_of_a_prefix_is_fixed(release_root: Callable[[str], pathlib.Path]) -> None:
+def test_a_source_that_captures_the_length_of_a_prefix_is_fixed() -> None:
     old = "        forward_batch.extend_prefix_lens_cpu = prefix_lens_cpu\n"
     new = old + "        forward_batch.seq_lens_cpu = sum(prefix_lens_cpu)\n"
-    assert fix.probe(Source(rewritten(release_root(NEWEST), RUNNER, old, new))).verdict is Verdict.FIXED
+    assert alone.verdict(FIX, NEWEST, RUNNER, old, new) is Verdict.FIXED

@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone
 
 FIX = "layer_loads_unawaited"
 LAYERS = 2
@@ -19,32 +16,26 @@ NEVER = {"0": {"waited for": [], "right": False}, "2": {"waited for": [], "right
 NOTHING_LOADED = {"-1": {"waited for": [], "right": True}}
 STOCK = {**NEVER, **NOTHING_LOADED}
 RIGHT = {**{load: {"waited for": [LAYERS - 1], "right": True} for load in NEVER}, **NOTHING_LOADED}
-Run = Callable[..., Any]
 
 
-@pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Run:
-    def run(release: str, graph: str) -> Any:
-        root = release_root(release)
-        return processes.beside(root, "-m", "tests.scenarios.loaded_layers", graph, **settings.only(FIX))[0]
-
-    return run
+def run(release: str, graph: str) -> Any:
+    return alone.found(FIX, release, "tests.scenarios.loaded_layers", graph)
 
 
 @pytest.mark.parametrize("release", ["0.5.15", "0.5.16", "0.5.17", "0.5.19", "0.5.20", "0.5.21", "0.5.22"])
-def test_a_replay_without_breaks_waits_for_the_last_layer(run: Run, release: str) -> None:
+def test_a_replay_without_breaks_waits_for_the_last_layer(release: str) -> None:
     assert run(release, "whole") == {"layers": LAYERS, "applied": [FIX], "with": RIGHT, "without": STOCK}
 
 
 @pytest.mark.parametrize("release", ["0.5.15", "0.5.16", "0.5.17", "0.5.19", "0.5.20"])
-def test_lmcache_loads_every_layer_before_a_replay_without_breaks(run: Run, release: str) -> None:
+def test_lmcache_loads_every_layer_before_a_replay_without_breaks(release: str) -> None:
     found = run(release, "lmcache")
     every_layer = list(range(LAYERS))
     assert found["with"] == {load: {"waited for": every_layer, "right": True} for load in STOCK}
     assert found["without"] == STOCK
 
 
-def test_breakable_graphs_wait_layer_by_layer_as_before(run: Run) -> None:
+def test_breakable_graphs_wait_layer_by_layer_as_before() -> None:
     found = run("0.5.22", "breakable")
     by_layer = {load: {"waited for": [0, 0, 1, 1], "right": True} for load in NEVER}
     assert found == {
@@ -55,5 +46,5 @@ def test_breakable_graphs_wait_layer_by_layer_as_before(run: Run) -> None:
     }
 
 
-def test_a_release_that_waits_is_left_as_it_is(run: Run) -> None:
+def test_a_release_that_waits_is_left_as_it_is() -> None:
     assert run("0.5.23", "whole") == {"layers": LAYERS, "applied": [], "with": RIGHT, "without": RIGHT}

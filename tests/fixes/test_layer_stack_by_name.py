@@ -14,13 +14,12 @@ import pytest
 from torch import nn
 
 from sglang_bcg_fixes.fixes import layer_stack_by_name as fix
-from tests import processes
+from tests import processes, wheels
 from tests.engine.test_layer_stack import EmbeddingsAskedFor, OtherOrder, Stack, attention_in, blocks, causal
 from tests.releases.layer_stacks import MODELS
 from tests.releases.test_layer_stack import by_name, examined, table
 from tests.wheels import NEWEST
 
-Root = Callable[[str], pathlib.Path]
 ON = {"SGLANG_PLUGINS": "bcg_fixes", "SGLANG_BCG_FIXES": "off", fix.FLAG: "on"}
 UNSET = {"SGLANG_PLUGINS": "bcg_fixes"}
 
@@ -38,10 +37,8 @@ UNSET = {"SGLANG_PLUGINS": "bcg_fixes"}
         ),
     ],
 )
-def test_real_models_keep_their_layers_or_one_warning_says_why_not(
-    release_root: Root, release: str, warned: dict[str, str]
-) -> None:
-    found = examined(release_root(release), **ON)
+def test_real_models_keep_their_layers_or_one_warning_says_why_not(release: str, warned: dict[str, str]) -> None:
+    found = examined(wheels.unpacked(release), **ON)
     warnings = {model: row["warnings"] for model, row in found.items() if row.get("warnings")}
     assert warnings.keys() == warned.keys()
     for model, (warning,) in warnings.items():
@@ -120,21 +117,13 @@ def test_agreement_is_silent(caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.fixture
-def misled(release_root: Root, tmp_path: pathlib.Path) -> Callable[..., tuple[dict[str, Any], str]]:
+def misled(tmp_path: pathlib.Path) -> Callable[..., tuple[dict[str, Any], str]]:
     def run(release: str, environ: dict[str, str]) -> tuple[dict[str, Any], str]:
         report = tmp_path / "report.json"
         done = processes.on_cpu(
-            release_root(release),
-            *(
-                "-m",
-                "tests.scenarios.misleading_llama",
-                "--model",
-                "llama",
-                "--freed-memory",
-                "kept",
-                "--json",
-                str(report),
-            ),
+            wheels.unpacked(release),
+            *("-m", "tests.scenarios.misleading_llama", "--model", "llama"),
+            *("--freed-memory", "kept", "--json", str(report)),
             environment=environ,
         )
         assert done.returncode == 0, done.stderr[-4000:]

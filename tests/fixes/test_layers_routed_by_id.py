@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import pathlib
 import types
-from collections.abc import Callable
 
 import pytest
 
@@ -15,11 +13,11 @@ from sglang_bcg_fixes.planning.plan import ask, decide, with_needed_points
 from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Folder, Source
-from tests.mutated import rewritten
+from tests import wheels
+from tests.fixes import alone
 from tests.wheels import NEWEST, RELEASES
 
 FIX = declared_in(fix)
-Root = Callable[[str], pathlib.Path]
 BACKEND = "sglang/srt/layers/attention/hybrid_linear_attn_backend.py"
 BAILING = "sglang/srt/models/bailing_moe_linear.py"
 BY_ID = "return layer_id in self.full_attn_layers"
@@ -53,15 +51,14 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_drifted_source_is_unknown(release_root: Root, mutant: str) -> None:
-    release, *change = MUTANTS[mutant]
-    finding = ask(FIX, Source(rewritten(release_root(release), *change)))
+def test_a_drifted_source_is_unknown(mutant: str) -> None:
+    finding = alone.asked(FIX, *MUTANTS[mutant])
     assert finding.verdict is Verdict.UNKNOWN, finding
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_routing_is_patched_only_where_it_is_asked_for(release_root: Root, release: str) -> None:
-    source = Source(Folder(release_root(release)))
+def test_routing_is_patched_only_where_it_is_asked_for(release: str) -> None:
+    source = Source(Folder(wheels.unpacked(release)))
     finding = ask(FIX, source)
     assert finding.verdict is Verdict.LATENT
     assert decide(FIX, "auto", finding).action is decide(FIX, "off", finding).action is Action.NOT_NEEDED

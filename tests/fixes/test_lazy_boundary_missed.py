@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
+import functools
 import json
-import pathlib
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone
 from tests.fixes.test_boundary_counted_twice import BOUNDARY, MIXED, NEXT, SERVER, arriving
 from tests.wheels import NEWEST
 
@@ -30,16 +27,13 @@ GDN = {
     "conversations": [BEHIND_A_PROMPT],
     "poisoned": True,
 }
-Run = Callable[..., Any]
 
 
-@pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Run:
-    return arriving(release_root, FIX)
+run = functools.partial(arriving, FIX)
 
 
 @pytest.mark.parametrize("release", AFFECTED)
-def test_a_boundary_is_found_where_a_prompt_arrives_beside_it(run: Run, release: str) -> None:
+def test_a_boundary_is_found_where_a_prompt_arrives_beside_it(release: str) -> None:
     found = run(release, ARRIVALS, **LAZY)
     assert found["applied"] == [FIX]
     # the first has no state before that boundary, and so none is wrong
@@ -48,18 +42,15 @@ def test_a_boundary_is_found_where_a_prompt_arrives_beside_it(run: Run, release:
 
 
 @pytest.mark.parametrize("release", AFFECTED)
-def test_a_prompt_that_ends_before_a_boundary_keeps_its_state(
-    release_root: Callable[[str], pathlib.Path], release: str
-) -> None:
-    arguments = ("-m", "tests.scenarios.warm_answers", "qwen3next", json.dumps(GDN | LAZY))
-    found = processes.beside(release_root(release), *arguments, timeout=600, **settings.only(FIX))[0]
+def test_a_prompt_that_ends_before_a_boundary_keeps_its_state(release: str) -> None:
+    found = alone.found(FIX, release, "tests.scenarios.warm_answers", "qwen3next", json.dumps(GDN | LAZY))
     assert found["applied"] == [FIX]
     assert found["without"] == {BEHIND_A_PROMPT: [[[64, False], [128, True]], [[192, False], [192, True]]]}
     assert found["with"] == {BEHIND_A_PROMPT: [[[128, True], [128, True]], [[192, True], [192, True]]]}
 
 
 @pytest.mark.parametrize("release", [AFFECTED[0], AFFECTED[-1]])
-def test_a_mixed_step_is_not_counted(run: Run, release: str) -> None:
+def test_a_mixed_step_is_not_counted(release: str) -> None:
     found = run(release, [(3, 8), (3, 19), (19, 35), (4, 8)], **LAZY, **MIXED)
     assert found["applied"] == [FIX]
     assert found["without"] == [[16, False], [16, False], [32, False], [16, True]]
@@ -68,19 +59,16 @@ def test_a_mixed_step_is_not_counted(run: Run, release: str) -> None:
 
 
 @pytest.mark.parametrize("release", [AFFECTED[0], AFFECTED[-1]])
-def test_a_state_that_a_step_in_flight_overwrites_is_not_cached(
-    release_root: Callable[[str], pathlib.Path], release: str
-) -> None:
+def test_a_state_that_a_step_in_flight_overwrites_is_not_cached(release: str) -> None:
     # the second answer ends in the step before a boundary, the last one in the step at it
     given = json.dumps(SERVER | LAZY | {"arrivals": [(2, 8), (2, NEXT), (BOUNDARY, NEXT + 2), (2, BOUNDARY + 1)]})
-    arguments = ("-m", "tests.scenarios.arriving_requests", "falcon_h1", given)
-    flags = settings.only(FIX) | {"SGLANG_TEST_MAMBA_LAZY_ALLOC_FAIL": "1"}
-    found = processes.beside(release_root(release), *arguments, timeout=600, **flags)[0]
+    program = ("tests.scenarios.arriving_requests", "falcon_h1", given)
+    found = alone.found(FIX, release, *program, SGLANG_TEST_MAMBA_LAZY_ALLOC_FAIL="1")
     assert found["applied"] == [FIX]
     assert found["with"] == found["without"] == [[16, True], [0, True], [32, True], [16, True]]
 
 
 @pytest.mark.parametrize("release", ["0.5.18", NEWEST])
-def test_releases_that_remember_the_slot_are_left_as_they_are(run: Run, release: str) -> None:
+def test_releases_that_remember_the_slot_are_left_as_they_are(release: str) -> None:
     found = run(release, [(BOUNDARY, 8), (NEXT - 1, 24)], **LAZY)
     assert found == {"applied": [], "without": [[16, True], [32, True]]}

@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import json
-import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone, settings
 from tests.wheels import NEWEST
 
 FIX = "lightning_checkpoint_late"
@@ -60,16 +57,10 @@ STOCK = {
     "three": [[[64, False], [192, True], [64, False]]],
     "five around a boundary": [[[64, False], [64, True], [64, False], [64, False], [128, False]]],
 }
-Run = Callable[..., Any]
 
 
-@pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Run:
-    def run(release: str, *arguments: str, beside: str | None = None) -> Any:
-        flags = settings.only(FIX) | (settings.only(beside) if beside else {})
-        return processes.beside(release_root(release), "-m", *arguments, timeout=600, **flags)[0]
-
-    return run
+def run(release: str, *arguments: str, beside: str | None = None) -> Any:
+    return alone.found(FIX, release, *arguments, **(settings.only(beside) if beside else {}))
 
 
 def conversations(**server: Any) -> tuple[str, ...]:
@@ -85,7 +76,7 @@ def found_in(answers: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("release", COPIES)
-def test_a_hit_goes_on_from_the_state_of_its_boundary(run: Run, release: str) -> None:
+def test_a_hit_goes_on_from_the_state_of_its_boundary(release: str) -> None:
     answers = run(release, *conversations())
     assert answers["applied"] == [FIX]
     assert answers["without"] == STOCK
@@ -93,7 +84,7 @@ def test_a_hit_goes_on_from_the_state_of_its_boundary(run: Run, release: str) ->
 
 
 @pytest.mark.parametrize("release", COPIES_NOTHING)
-def test_so_it_does_where_the_state_has_to_be_copied_first(run: Run, release: str) -> None:
+def test_so_it_does_where_the_state_has_to_be_copied_first(release: str) -> None:
     answers = run(release, *conversations(), beside=COPIED)
     assert answers["applied"] == sorted([FIX, COPIED])
     assert answers["without"] == all_of(EVERY_64, right=False)
@@ -101,7 +92,7 @@ def test_so_it_does_where_the_state_has_to_be_copied_first(run: Run, release: st
 
 
 @pytest.mark.parametrize("server", SERVERS)
-def test_pages_chunks_and_pieces_of_other_sizes(run: Run, server: str) -> None:
+def test_pages_chunks_and_pieces_of_other_sizes(server: str) -> None:
     given, found = SERVERS[server]
     answers = run(COPIES[-1], *conversations(**given))
     assert answers["with"] == all_of(found, right=True)
@@ -110,12 +101,12 @@ def test_pages_chunks_and_pieces_of_other_sizes(run: Run, server: str) -> None:
     assert answers["without"]["one"] == all_of(found, right=False)["one"]
 
 
-def test_a_release_that_saves_the_right_states_is_left_as_it_is(run: Run) -> None:
+def test_a_release_that_saves_the_right_states_is_left_as_it_is() -> None:
     assert run(NEWEST, *conversations()) == {"applied": [], "without": all_of(EVERY_64, right=True)}
 
 
 @pytest.mark.parametrize("release", ["0.5.14", *COPIES])
-def test_a_replayed_decode_saves_states_where_the_scheduler_looks_for_them(run: Run, release: str) -> None:
+def test_a_replayed_decode_saves_states_where_the_scheduler_looks_for_them(release: str) -> None:
     found = run(release, "tests.scenarios.decode_checkpoints", "bailing_full")
     assert found["applied"] == [FIX]
     for arm, saved in (("with", True), ("without", False)):

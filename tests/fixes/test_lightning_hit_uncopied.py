@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import json
-import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
 FIX = "lightning_hit_uncopied"
@@ -24,16 +21,10 @@ FOUND = {
     "five around a boundary": [[66, 67, 68, 64, 133]],
 }
 NO_BUFFER = dict.fromkeys(("mamba_scheduler_strategy", "mamba_radix_cache_strategy"), "no_buffer")
-Run = Callable[[str], Any]
 
 
-@pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Run:
-    def run(release: str) -> Any:
-        arguments = ("-m", "tests.scenarios.warm_answers", "bailing_full", json.dumps(NO_BUFFER))
-        return processes.beside(release_root(release), *arguments, timeout=600, **settings.only(FIX))[0]
-
-    return run
+def run(release: str) -> Any:
+    return alone.found(FIX, release, "tests.scenarios.warm_answers", "bailing_full", json.dumps(NO_BUFFER))
 
 
 def answers(right: bool) -> dict[str, Any]:
@@ -41,7 +32,7 @@ def answers(right: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("release", AFFECTED)
-def test_a_hit_starts_from_the_state_that_was_cached(run: Run, release: str) -> None:
+def test_a_hit_starts_from_the_state_that_was_cached(release: str) -> None:
     found = run(release)
     assert found["applied"] == [FIX]
     assert found["without"] == answers(right=False)
@@ -49,5 +40,5 @@ def test_a_hit_starts_from_the_state_that_was_cached(run: Run, release: str) -> 
 
 
 @pytest.mark.parametrize("release", ["0.5.15.post1", NEWEST])
-def test_releases_that_copy_the_state_are_left_as_they_are(run: Run, release: str) -> None:
+def test_releases_that_copy_the_state_are_left_as_they_are(release: str) -> None:
     assert run(release) == {"applied": [], "without": answers(right=True)}

@@ -6,7 +6,6 @@ from __future__ import annotations
 import pathlib
 import sys
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,6 +17,8 @@ from sglang_bcg_fixes.planning.plan import ask
 from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Folder, Source
+from tests import wheels
+from tests.fixes import alone
 from tests.mutated import rewritten
 from tests.wheels import NEWEST, RELEASES
 
@@ -47,21 +48,20 @@ FIXED_MUTANTS = {
 
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.12", "0.5.12.post1"])
 @pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_drifted_source_is_unknown(release_root: Callable[[str], pathlib.Path], release: str, mutant: str) -> None:
-    finding = ask(FIX, Source(rewritten(release_root(release), *MUTANTS[mutant])))
+def test_a_drifted_source_is_unknown(release: str, mutant: str) -> None:
+    finding = alone.asked(FIX, release, *MUTANTS[mutant])
     assert finding.verdict is Verdict.UNKNOWN, finding
 
 
 @pytest.mark.parametrize("mutant", FIXED_MUTANTS)
-def test_a_mended_source_that_drifts_is_unknown(release_root: Callable[[str], pathlib.Path], mutant: str) -> None:
-    release, *change = FIXED_MUTANTS[mutant]
-    finding = ask(FIX, Source(rewritten(release_root(release), *change)))
+def test_a_mended_source_that_drifts_is_unknown(mutant: str) -> None:
+    finding = alone.asked(FIX, *FIXED_MUTANTS[mutant])
     assert finding.verdict is Verdict.UNKNOWN, finding
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_a_comment_is_no_drift(release_root: Callable[[str], pathlib.Path], release: str) -> None:
-    root = release_root(release)
+def test_a_comment_is_no_drift(release: str) -> None:
+    root = wheels.unpacked(release)
     plain = ask(FIX, Source(Folder(root)))
     changed = ask(FIX, Source(rewritten(root, FILE, "    def forward(", "    # a comment\n    def forward(")))
     assert plain.verdict is changed.verdict is not Verdict.UNKNOWN

@@ -3,26 +3,20 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
-
 import numpy
 import pytest
 import torch
 
 from sglang_bcg_fixes.fixes import local_attention_pages as fix
-from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone
 
 EAGER_IS_WRONG = ("0.5.11",)
 ONLY_REPLAY_IS_WRONG = ("0.5.21",)
 
 
 @pytest.mark.parametrize("release", (*EAGER_IS_WRONG, *ONLY_REPLAY_IS_WRONG))
-def test_local_layers_see_their_chunk(release_root: Callable[[str], pathlib.Path], release: str) -> None:
-    found = processes.beside(
-        release_root(release), "-m", "tests.scenarios.local_attention", **settings.only("local_attention_pages")
-    )[0]
+def test_local_layers_see_their_chunk(release: str) -> None:
+    found = alone.found("local_attention_pages", release, "tests.scenarios.local_attention")
     assert found["applied"] == ["local_attention_pages"]
     assert found["with"] == {"eager": True, "long": True, "short": True, "own pool": True}
     right = release in ONLY_REPLAY_IS_WRONG

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import itertools
 import json
-import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +13,7 @@ import pytest
 import torch
 
 from sglang_bcg_fixes.fixes import mamba2_checkpoint_grid
-from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
 FIX = "mamba2_checkpoint_grid"
@@ -40,20 +38,14 @@ RIGHT = {name: [[[found, True] for found, _ in turn] for turn in turns] for name
 # most of what is wrong, and what is not
 TELLING = ("two, each turn ends in another chunk", "five around a boundary")
 ARMS = ("with", "without")
-Run = Callable[..., Any]
 
 
-@pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Run:
-    def run(release: str, **server: Any) -> Any:
-        arguments = ("-m", "tests.scenarios.warm_answers", "falcon_h1", json.dumps(SERVER | server))
-        return processes.beside(release_root(release), *arguments, timeout=600, **settings.only(FIX))[0]
-
-    return run
+def run(release: str, **server: Any) -> Any:
+    return alone.found(FIX, release, "tests.scenarios.warm_answers", "falcon_h1", json.dumps(SERVER | server))
 
 
 @pytest.mark.parametrize("release", AFFECTED)
-def test_a_checkpoint_is_the_state_of_its_own_prompt(run: Run, release: str, everything: bool) -> None:
+def test_a_checkpoint_is_the_state_of_its_own_prompt(release: str, everything: bool) -> None:
     conversations = [*STOCK] if everything or release == AFFECTED[0] else [*TELLING]
     found = run(release, conversations=conversations)
     assert found["applied"] == [FIX]
@@ -62,7 +54,7 @@ def test_a_checkpoint_is_the_state_of_its_own_prompt(run: Run, release: str, eve
 
 
 @pytest.mark.parametrize("server", OTHERS)
-def test_pages_chunks_and_pieces_of_other_sizes(run: Run, server: str) -> None:
+def test_pages_chunks_and_pieces_of_other_sizes(server: str) -> None:
     found = run("0.5.16", **OTHERS[server])
     with_it, without = ([each for turns in found[arm].values() for turn in turns for each in turn] for arm in ARMS)
     assert [length for length, _ in with_it] == [length for length, _ in without]
@@ -71,7 +63,7 @@ def test_pages_chunks_and_pieces_of_other_sizes(run: Run, server: str) -> None:
     assert not all(right for _, right in without)
 
 
-def test_a_release_that_looks_them_up_right_is_left_as_it_is(run: Run) -> None:
+def test_a_release_that_looks_them_up_right_is_left_as_it_is() -> None:
     assert run(NEWEST) == {"applied": [], "without": RIGHT}
 
 

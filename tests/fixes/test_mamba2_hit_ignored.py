@@ -4,14 +4,12 @@
 from __future__ import annotations
 
 import json
-import pathlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone, settings
 
 FIX = "mamba2_hit_ignored"
 # the other defect of that release, which conversations held together meet too
@@ -24,17 +22,11 @@ FOUND = {
     "three": [[64, 192, 64]],
     "five around a boundary": [[64, 64, 64, 64, 128]],
 }
-Run = Callable[[str], Any]
 
 
-@pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Run:
-    def run(release: str) -> Any:
-        arguments = ("-m", "tests.scenarios.warm_answers", "falcon_h1", json.dumps(SERVER))
-        flags = settings.only(FIX) | settings.only(OF_THE_BATCH)
-        return processes.beside(release_root(release), *arguments, timeout=600, **flags)[0]
-
-    return run
+def run(release: str) -> Any:
+    arguments = ("tests.scenarios.warm_answers", "falcon_h1", json.dumps(SERVER))
+    return alone.found(FIX, release, *arguments, **settings.only(OF_THE_BATCH))
 
 
 def answers(right: Callable[[str, int], bool]) -> dict[str, Any]:
@@ -44,7 +36,7 @@ def answers(right: Callable[[str, int], bool]) -> dict[str, Any]:
     }
 
 
-def test_a_short_prompt_starts_from_the_state_of_its_prefix(run: Run) -> None:
+def test_a_short_prompt_starts_from_the_state_of_its_prefix() -> None:
     found = run("0.5.14")
     assert sorted(found["applied"]) == sorted([FIX, OF_THE_BATCH])
     # a turn of a whole chunk starts from its state, and that of the first of a batch is the right one
@@ -53,7 +45,7 @@ def test_a_short_prompt_starts_from_the_state_of_its_prefix(run: Run) -> None:
 
 
 @pytest.mark.parametrize("release", ["0.5.13", "0.5.15"])
-def test_releases_that_start_from_it_are_left_as_they_are(run: Run, release: str) -> None:
+def test_releases_that_start_from_it_are_left_as_they_are(release: str) -> None:
     found = run(release)
     assert found["applied"] == [OF_THE_BATCH]
     assert found["with"] == answers(lambda name, row: True)

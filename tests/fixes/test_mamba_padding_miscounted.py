@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
 GUESSED_FOR_ALL = ("0.5.11", "0.5.12", "0.5.12.post1", "0.5.13", "0.5.13.post1")
@@ -35,37 +32,23 @@ RIGHT = {
     "decode": rows(3, tokens=1),
 }
 # one real request is lost for each that has length 1
-GUESSED = RIGHT | {
-    "one of length one": rows(3),
-    "all of length one": rows(0),
-    "one of length one, padded": rows(1),
-}
-Run = Callable[[str, str], Any]
+GUESSED = RIGHT | {"one of length one": rows(3), "all of length one": rows(0), "one of length one, padded": rows(1)}
 FAMILIES = ("MambaAttnBackendBase", "Mamba2AttnBackend", "LightningAttentionBackend")
 
 
-@pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Run:
-    def run(release: str, flag: str) -> Any:
-        return processes.beside(
-            release_root(release),
-            "-m",
-            "tests.scenarios.mamba_padding",
-            **settings.only("mamba_padding_miscounted", flag),
-        )[0]
-
-    return run
+def run(release: str, flag: str) -> Any:
+    return alone.found("mamba_padding_miscounted", release, "tests.scenarios.mamba_padding", flag=flag)
 
 
 @pytest.mark.parametrize("release", (*GUESSED_FOR_ALL, *GUESSED_FOR_LIGHTNING))
-def test_without_the_fix_a_request_of_length_one_costs_the_last_one_its_state(run: Run, release: str) -> None:
+def test_without_the_fix_a_request_of_length_one_costs_the_last_one_its_state(release: str) -> None:
     guessed = FAMILIES if release in GUESSED_FOR_ALL else FAMILIES[-1:]
     expected = {family: GUESSED if family in guessed else RIGHT for family in FAMILIES}
     assert run(release, "off") == {**expected, "touched": []}
 
 
 @pytest.mark.parametrize("release", (*GUESSED_FOR_ALL, *GUESSED_FOR_LIGHTNING, *HANDED_DOWN))
-def test_with_the_fix_requests_keep_their_state_and_padded_rows_have_none(run: Run, release: str) -> None:
+def test_with_the_fix_requests_keep_their_state_and_padded_rows_have_none(release: str) -> None:
     shared, lightning = release in GUESSED_FOR_ALL, release in GUESSED_FOR_LIGHTNING
     touched = FAMILIES[:1] if shared else FAMILIES[-1:] if lightning else ()
     assert run(release, "on") == {**dict.fromkeys(FAMILIES, RIGHT), "touched": list(touched)}

@@ -3,20 +3,14 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
-
 import pytest
 
-from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone
 
 
 @pytest.mark.parametrize("release", ["0.5.14", "0.5.22"])
-def test_a_mixed_batch_writes_no_checkpoint(release_root: Callable[[str], pathlib.Path], release: str) -> None:
-    found = processes.beside(
-        release_root(release), "-m", "tests.scenarios.mamba_tracking", **settings.only("mamba_tracking_stale")
-    )[0]
+def test_a_mixed_batch_writes_no_checkpoint(release: str) -> None:
+    found = alone.found("mamba_tracking_stale", release, "tests.scenarios.mamba_tracking")
     assert found["applied"] == ["mamba_tracking_stale"]
     assert found["mixing_drops_the_mask"] is True
     replayed, earlier = True, [[True, True], [5, 6]]

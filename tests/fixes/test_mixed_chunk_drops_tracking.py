@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import json
-import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone, settings
 from tests.wheels import NEWEST
 
 FIX = "mixed_chunk_drops_tracking"
@@ -28,10 +25,7 @@ LIGHTNING = {"conversations": [TWO, THREE]}
 OVERLAPPED = {"disable_overlap_schedule": False}
 # the first batch has the first prompt and a piece of the second: 1 token of 130, or 28 of 192. What follows has running
 # requests in it, and a boundary is counted from the beginning of the piece
-STOCK = {
-    TWO: [[[64, True], [65, False]], [[192, True], [129, False]]],
-    THREE: [[[64, True], [92, False], [64, False]]],
-}
+STOCK = {TWO: [[[64, True], [65, False]], [[192, True], [129, False]]], THREE: [[[64, True], [92, False], [64, False]]]}
 RIGHT = {name: [[[found, True] for found, _ in turn] for turn in turns] for name, turns in STOCK.items()}
 # Mamba2 layers of 0.5.14 forget every state where the mask says that there is nothing to save
 NOTHING_FOUND = {name: [[[found, False] for found, _ in turn] for turn in turns] for name, turns in STOCK.items()}
@@ -43,21 +37,16 @@ OTHERS: dict[tuple[str, str], tuple[dict[str, Any], list[str], Any]] = {
     ("falcon_h1", "0.5.22"): (MAMBA2, [], STOCK),
     ("bailing_full", "0.5.16"): (LIGHTNING, [LATE], NOTHING_FOUND),
 }
-Run = Callable[..., Any]
 
 
-@pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Run:
-    def run(release: str, model: str, server: dict[str, Any], *beside: str) -> Any:
-        arguments = ("-m", "tests.scenarios.warm_answers", model, json.dumps(MIXED | server))
-        flags = settings.only(FIX) | {name: flag for other in beside for name, flag in settings.only(other).items()}
-        return processes.beside(release_root(release), *arguments, timeout=600, **flags)[0]
-
-    return run
+def run(release: str, model: str, server: dict[str, Any], *beside: str) -> Any:
+    arguments = ("tests.scenarios.warm_answers", model, json.dumps(MIXED | server))
+    others = {name: flag for other in beside for name, flag in settings.only(other).items()}
+    return alone.found(FIX, release, *arguments, **others)
 
 
 @pytest.mark.parametrize("release", AFFECTED)
-def test_prompts_that_others_are_mixed_into_save_their_states(run: Run, release: str) -> None:
+def test_prompts_that_others_are_mixed_into_save_their_states(release: str) -> None:
     found = run(release, "qwen3next", GDN)
     assert found["applied"] == [FIX]
     assert found["without"] == {THREE: STOCK[THREE]}
@@ -65,7 +54,7 @@ def test_prompts_that_others_are_mixed_into_save_their_states(run: Run, release:
 
 
 @pytest.mark.parametrize(("model", "release"), OTHERS)
-def test_models_whose_states_are_saved_by_other_layers(run: Run, model: str, release: str) -> None:
+def test_models_whose_states_are_saved_by_other_layers(model: str, release: str) -> None:
     server, beside, stock = OTHERS[model, release]
     found = run(release, model, server, *beside)
     assert sorted(found["applied"]) == sorted([FIX, *beside])
@@ -73,5 +62,5 @@ def test_models_whose_states_are_saved_by_other_layers(run: Run, model: str, rel
     assert found["with"] == RIGHT
 
 
-def test_a_release_that_keeps_them_is_left_as_it_is(run: Run) -> None:
+def test_a_release_that_keeps_them_is_left_as_it_is() -> None:
     assert run(NEWEST, "qwen3next", GDN | OVERLAPPED) == {"applied": [], "without": {THREE: RIGHT[THREE]}}

@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
-
 import pytest
 
-from tests import processes
+from tests import processes, wheels
 
 # one of each form of the handlers, of what plans, and of the runner
 RELEASES = ("0.5.11", "0.5.12.post1", "0.5.13.post1", "0.5.14", "0.5.15.post1")
@@ -17,11 +14,9 @@ RELEASES = ("0.5.11", "0.5.12.post1", "0.5.13.post1", "0.5.14", "0.5.15.post1")
 @pytest.mark.parametrize(
     ("release", "several_requests"), [*((release, "off") for release in RELEASES), ("0.5.11", "auto")]
 )
-def test_latent_attention_is_captured_in_the_form_that_the_break_can_run(
-    release_root: Callable[[str], pathlib.Path], release: str, several_requests: str
-) -> None:
+def test_latent_attention_is_captured_in_the_form_that_the_break_can_run(release: str, several_requests: str) -> None:
     found, _ = processes.beside(
-        release_root(release),
+        wheels.unpacked(release),
         *("-m", "tests.scenarios.mla_dispatch"),
         SGLANG_BCG_FIX_MLA_DISPATCH_UNAWARE="on",
         SGLANG_BCG_FIX_SINGLE_REQUEST_CAPTURE=several_requests,

@@ -3,27 +3,20 @@
 
 from __future__ import annotations
 
-import pathlib
 import types
-from collections.abc import Callable
 
 import pytest
 
 from sglang_bcg_fixes.fixes import mla_replay_prepared_as_mha as fix
-from sglang_bcg_fixes.planning.registry import declared_in
-from tests import processes
-from tests.fixes import settings
+from tests import processes, wheels
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
-FIX = declared_in(fix)
+FIX = "mla_replay_prepared_as_mha"
 
 
-def test_the_first_replay_is_answered_and_ends_the_server_without(
-    release_root: Callable[[str], pathlib.Path],
-) -> None:
-    found, _ = processes.beside(
-        release_root("0.5.17"), "-m", "tests.scenarios.mla_replay", "--undo", **settings.only(FIX.id)
-    )
+def test_the_first_replay_is_answered_and_ends_the_server_without() -> None:
+    found = alone.found(FIX, "0.5.17", "tests.scenarios.mla_replay", "--undo")
     # the two forms round differently, in float16 and with logits of about 2
     assert found["applied"] and found["same"] and 0 < found["off"] < 0.005, found
     assert "is invalid for input of size" in found["error"]
@@ -32,21 +25,15 @@ def test_the_first_replay_is_answered_and_ends_the_server_without(
     assert found["stock plans"] == {"eager": [False], "under a graph": [False]}
 
 
-def test_a_model_that_asks_no_handler_is_replayed_in_the_form_that_it_was_captured_in(
-    release_root: Callable[[str], pathlib.Path],
-) -> None:
-    found, _ = processes.beside(
-        release_root("0.5.17"), "-m", "tests.scenarios.mla_replay", "--sarvam", **settings.only(FIX.id)
-    )
+def test_a_model_that_asks_no_handler_is_replayed_in_the_form_that_it_was_captured_in() -> None:
+    found = alone.found(FIX, "0.5.17", "tests.scenarios.mla_replay", "--sarvam")
     # without a prefix, eager prefill is of the same form
     assert found["applied"] and found["same"] and found["replays"] and found["off"] == 0, found
 
 
 @pytest.mark.parametrize(("release", "form"), [("0.5.16", "expanded"), ("0.5.18", "absorbed"), (NEWEST, "absorbed")])
-def test_the_releases_round_it_need_no_fix(
-    release_root: Callable[[str], pathlib.Path], release: str, form: str
-) -> None:
-    found, _ = processes.beside(release_root(release), "-m", "tests.scenarios.mla_replay", SGLANG_BCG_FIXES="off")
+def test_the_releases_round_it_need_no_fix(release: str, form: str) -> None:
+    found, _ = processes.beside(wheels.unpacked(release), "-m", "tests.scenarios.mla_replay", SGLANG_BCG_FIXES="off")
     assert not found["applied"] and found["same"] and found["replays"], found
     # eager prefill is of the expanded form
     assert found["off"] == 0 if form == "expanded" else 0 < found["off"] < 0.005, found

@@ -3,34 +3,30 @@
 
 from __future__ import annotations
 
-import pathlib
 import types
-from collections.abc import Callable
 
 import pytest
 import torch
 
 from sglang_bcg_fixes.fixes import ngram_gather_unpadded as fix
-from sglang_bcg_fixes.planning.registry import declared_in
-from tests import processes
-from tests.fixes import settings
+from tests import processes, wheels
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
-FIX = declared_in(fix)
-Root = Callable[[str], pathlib.Path]
+FIX = "ngram_gather_unpadded"
 BUSY = {"replayed": True, "normed": [11] * 3 + [5] * 3, "right": [True, True]}
 
 
-def test_ranks_answer_as_eagerly_and_end_without(release_root: Root) -> None:
-    found, _ = processes.beside(
-        release_root("0.5.22"), "-m", "tests.scenarios.idle_rank", "busy", **settings.only(FIX.id)
-    )
-    assert found["applied"] == [FIX.id] and found["with"] == [BUSY, BUSY]
+def test_ranks_answer_as_eagerly_and_end_without() -> None:
+    found = alone.found(FIX, "0.5.22", "tests.scenarios.idle_rank", "busy")
+    assert found["applied"] == [FIX] and found["with"] == [BUSY, BUSY]
     assert all("allgather: invalid tensor size" in error for error in found["without"]), found
 
 
-def test_the_next_release_counts_so_by_itself(release_root: Root) -> None:
-    found, _ = processes.beside(release_root(NEWEST), "-m", "tests.scenarios.idle_rank", "busy", SGLANG_BCG_FIXES="off")
+def test_the_next_release_counts_so_by_itself() -> None:
+    found, _ = processes.beside(
+        wheels.unpacked(NEWEST), "-m", "tests.scenarios.idle_rank", "busy", SGLANG_BCG_FIXES="off"
+    )
     assert found["without"] == [BUSY, BUSY]
 
 

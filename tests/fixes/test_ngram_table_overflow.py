@@ -3,14 +3,11 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
-
-from tests import processes
+from tests import processes, wheels
 
 
-def test_the_last_request_has_a_row(release_root: Callable[[str], pathlib.Path]) -> None:
-    found, _ = processes.beside(release_root("0.5.11"), "-m", "tests.scenarios.ngram_table")
+def test_the_last_request_has_a_row() -> None:
+    found, _ = processes.beside(wheels.unpacked("0.5.11"), "-m", "tests.scenarios.ngram_table")
     assert found["last"] == 3 and found["without"] == [3, 16]
     assert found["with"] == [4, 16] and found["dtype"] == "torch.int32"
     assert found["none"] is None

@@ -3,21 +3,15 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
-
 import pytest
 
-from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
 
 @pytest.mark.parametrize("release", ["0.5.17", NEWEST])
-def test_the_server_starts_and_is_eager(release_root: Callable[[str], pathlib.Path], release: str) -> None:
-    found = processes.beside(
-        release_root(release), "-m", "tests.scenarios.oversized_buckets", **settings.only("no_bucket_fits")
-    )[0]
+def test_the_server_starts_and_is_eager(release: str) -> None:
+    found = alone.found("no_bucket_fits", release, "tests.scenarios.oversized_buckets")
     assert found["applied"] == ["no_bucket_fits"]
     assert found["with"] == ["EagerRunner", True]
     assert found["without"] == "'EagerRunner' object has no attribute 'runner'"

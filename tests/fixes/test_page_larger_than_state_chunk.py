@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import json
-import pathlib
 import sys
-from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -14,8 +12,7 @@ import pytest
 import torch
 
 from sglang_bcg_fixes.fixes import page_larger_than_state_chunk
-from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
 FIX = "page_larger_than_state_chunk"
@@ -33,20 +30,14 @@ STOCK = {
 RIGHT = {name: [[[found, True] for found, _ in turn] for turn in turns] for name, turns in STOCK.items()}
 # most of what is wrong, and what is not
 TELLING = ("two, each turn ends in another chunk", "five around a boundary")
-Run = Callable[..., Any]
 
 
-@pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Run:
-    def run(release: str, **server: Any) -> Any:
-        arguments = ("-m", "tests.scenarios.warm_answers", "qwen3next", json.dumps(SERVER | server))
-        return processes.beside(release_root(release), *arguments, timeout=600, **settings.only(FIX))[0]
-
-    return run
+def run(release: str, **server: Any) -> Any:
+    return alone.found(FIX, release, "tests.scenarios.warm_answers", "qwen3next", json.dumps(SERVER | server))
 
 
 @pytest.mark.parametrize("release", AFFECTED)
-def test_a_checkpoint_is_the_state_of_its_boundary(run: Run, release: str, everything: bool) -> None:
+def test_a_checkpoint_is_the_state_of_its_boundary(release: str, everything: bool) -> None:
     conversations = [*STOCK] if everything or release == AFFECTED[0] else [*TELLING]
     found = run(release, conversations=conversations, **LARGE)
     assert found["applied"] == [FIX]
@@ -54,14 +45,14 @@ def test_a_checkpoint_is_the_state_of_its_boundary(run: Run, release: str, every
     assert found["with"] == {name: RIGHT[name] for name in conversations}
 
 
-def test_with_pages_as_large_as_the_chunk_nothing_changes(run: Run) -> None:
+def test_with_pages_as_large_as_the_chunk_nothing_changes() -> None:
     found = run(AFFECTED[-1], page_size=64)
     assert found["applied"] == [FIX]
     assert found["with"] == found["without"]
     assert all(right for turns in found["with"].values() for turn in turns for _, right in turn)
 
 
-def test_a_release_that_looks_it_up_right_is_left_as_it_is(run: Run) -> None:
+def test_a_release_that_looks_it_up_right_is_left_as_it_is() -> None:
     assert run(NEWEST, **LARGE) == {"applied": [], "without": RIGHT}
 
 

@@ -3,31 +3,21 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
-
 import pytest
 
-from sglang_bcg_fixes.fixes import pooled_indexer_padded as fix
-from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
-from sglang_bcg_fixes.source.tree import Source
-from tests import processes
-from tests.fixes import settings
-from tests.mutated import rewritten
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
-FIX = declared_in(fix)
+FIX = "pooled_indexer_padded"
 BRIDGE = "sglang/srt/layers/attention/dsa/kpool_prefill_cuda_graph.py"
 REFUSED = "Pooled-indexer prefill returned an unexpected top-k shape"
 
 
 @pytest.mark.parametrize("release", ["0.5.20"])
-def test_a_choice_for_real_tokens_is_filled_up(release_root: Callable[[str], pathlib.Path], release: str) -> None:
-    found = processes.beside(
-        release_root(release), "-m", "tests.scenarios.pooled_indexer", timeout=600, **settings.only(FIX.id)
-    )[0]
-    assert found["applied"] == [FIX.id]
+def test_a_choice_for_real_tokens_is_filled_up(release: str) -> None:
+    found = alone.found(FIX, release, "tests.scenarios.pooled_indexer")
+    assert found["applied"] == [FIX]
     assert found["with"] == {
         "as many": [0, 1, 2, 3, 4, 5, -1, -1],
         "fewer": [0, 1, 2, 3, -1, -1, -1, -1],
@@ -48,8 +38,6 @@ def test_a_choice_for_real_tokens_is_filled_up(release_root: Callable[[str], pat
     ("new", "verdict"),
     [("result.shape != (n, output.shape[1])", Verdict.AFFECTED), ("not fits(result, n)", Verdict.UNKNOWN)],
 )
-def test_a_later_source_is_read_and_not_guessed(
-    release_root: Callable[[str], pathlib.Path], new: str, verdict: Verdict
-) -> None:
+def test_a_later_source_is_read_and_not_guessed(new: str, verdict: Verdict) -> None:
     old = "not num_logical <= result.shape[0] <= n"
-    assert fix.probe(Source(rewritten(release_root(NEWEST), BRIDGE, old, new))).verdict is verdict
+    assert alone.verdict(FIX, NEWEST, BRIDGE, old, new) is verdict

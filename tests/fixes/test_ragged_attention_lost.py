@@ -3,16 +3,12 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
-
 import pytest
 
 from sglang_bcg_fixes.fixes import ragged_attention_lost as fix
 from sglang_bcg_fixes.source.finding import Verdict
-from sglang_bcg_fixes.source.tree import Source
-from tests import processes
-from tests.mutated import rewritten
+from tests import processes, wheels
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
 RULES = "sglang/srt/arg_groups/cuda_graph_hook.py"
@@ -24,9 +20,9 @@ EVERY_MODEL = "        not model_config_of(server_args).hf_config.architectures\
 
 
 @pytest.mark.parametrize("release", ["0.5.22", NEWEST])
-def test_only_deepseek_has_no_graphs_by_default(release_root: Callable[[str], pathlib.Path], release: str) -> None:
+def test_only_deepseek_has_no_graphs_by_default(release: str) -> None:
     scenario = ("-m", "tests.scenarios.tensorrt_prefill", "by_default", fix.DEEPSEEK, *MODELS)
-    found, _ = processes.beside(release_root(release), *scenario, SGLANG_PLUGINS="__none__")
+    found, _ = processes.beside(wheels.unpacked(release), *scenario, SGLANG_PLUGINS="__none__")
     assert found == {fix.DEEPSEEK: "disabled", **dict.fromkeys(MODELS, "breakable")}
 
 
@@ -38,7 +34,5 @@ def test_only_deepseek_has_no_graphs_by_default(release_root: Callable[[str], pa
         (BACKEND, "                or is_in_breakable_cuda_graph()\n", "", Verdict.ABSENT),
     ],
 )
-def test_only_a_rule_for_one_model_is_told_of(
-    release_root: Callable[[str], pathlib.Path], file: str, old: str, new: str, verdict: Verdict
-) -> None:
-    assert fix.probe(Source(rewritten(release_root(NEWEST), file, old, new))).verdict is verdict
+def test_only_a_rule_for_one_model_is_told_of(file: str, old: str, new: str, verdict: Verdict) -> None:
+    assert alone.verdict("ragged_attention_lost", NEWEST, file, old, new) is verdict

@@ -3,45 +3,36 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone
 
 DECODE, DRAFT = "decode_read_done_early", "draft_read_done_early"
 # how often an event is recorded in a step, and whether the step gives what it gives where nothing is written
 EARLY, EARLY_AND_RIGHT, LATE = [1, False], [1, True], [2, True]
-Run = Callable[..., Any]
 
 
-@pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Run:
-    def run(release: str, fix: str, *arguments: str) -> Any:
-        root = release_root(release)
-        return processes.beside(root, "-m", "tests.scenarios.early_read_done", *arguments, **settings.only(fix))[0]
-
-    return run
+def run(release: str, fix: str, *arguments: str) -> Any:
+    return alone.found(fix, release, "tests.scenarios.early_read_done", *arguments)
 
 
 @pytest.mark.parametrize("release", ["0.5.14", "0.5.15", "0.5.16", "0.5.17"])
-def test_a_decode_that_prepares_in_its_graph_records_its_event_after_it(run: Run, release: str) -> None:
+def test_a_decode_that_prepares_in_its_graph_records_its_event_after_it(release: str) -> None:
     assert run(release, DECODE, "decode", "in the graph") == {"applied": [DECODE], "with": LATE, "without": EARLY}
 
 
-def test_a_decode_that_prepares_before_its_graph_keeps_the_early_event(run: Run) -> None:
+def test_a_decode_that_prepares_before_its_graph_keeps_the_early_event() -> None:
     found = run("0.5.17", DECODE, "decode", "before it")
     assert found == {"applied": [DECODE], "with": EARLY_AND_RIGHT, "without": EARLY_AND_RIGHT}
 
 
 @pytest.mark.parametrize("release", ["0.5.16", "0.5.17", "0.5.18", "0.5.20", "0.5.21"])
-def test_a_draft_on_flash_attention_records_its_event_after_its_graph(run: Run, release: str) -> None:
+def test_a_draft_on_flash_attention_records_its_event_after_its_graph(release: str) -> None:
     assert run(release, DRAFT, "draft") == {"applied": [DRAFT], "with": LATE, "without": EARLY}
 
 
 @pytest.mark.parametrize("release", ["0.5.14", "0.5.21"])
-def test_names_of_flashinfers_kernels_are_not_taken_for_backends(run: Run, release: str) -> None:
+def test_names_of_flashinfers_kernels_are_not_taken_for_backends(release: str) -> None:
     assert run(release, DECODE, "flashinfer") == []

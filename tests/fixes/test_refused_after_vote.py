@@ -3,23 +3,17 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sglang_bcg_fixes.fixes import refused_after_vote as fix
-from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
-from sglang_bcg_fixes.source.tree import Source
-from tests import processes
-from tests.fixes import settings
-from tests.mutated import rewritten
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
-FIX = declared_in(fix)
+FIX = "refused_after_vote"
 # that batch, and the next one of plain prompts
 RIGHT = [[["eager", True], ["replayed", True]]] * 2
 VOTE = "sglang/srt/managers/scheduler_components/dp_attn.py"
@@ -27,14 +21,10 @@ RUNNER = "sglang/srt/model_executor/runner/prefill_cuda_graph_runner.py"
 
 
 @pytest.mark.parametrize("release", ["0.5.17", "0.5.18", "0.5.21", "0.5.22"])
-def test_all_ranks_prefill_eagerly_where_one_of_them_must(
-    release_root: Callable[[str], pathlib.Path], release: str
-) -> None:
+def test_all_ranks_prefill_eagerly_where_one_of_them_must(release: str) -> None:
     batch = "embeddings" if release < "0.5.19" else "long context"
-    found = processes.beside(
-        release_root(release), "-m", "tests.scenarios.refused_graph", batch, timeout=600, **settings.only(FIX.id)
-    )[0]
-    assert found["applied"] == [FIX.id]
+    found = alone.found(FIX, release, "tests.scenarios.refused_graph", batch)
+    assert found["applied"] == [FIX]
     assert found["with"] == {batch: RIGHT}
     # one rank gathers 11 tokens of each and the other one 16: gloo ends one of them, and NCCL would wait
     assert found["without"][batch].startswith("not every rank has answered")
@@ -64,7 +54,5 @@ def test_only_a_prefill_has_new_tokens(is_extend: bool) -> None:
         ("0.5.21", RUNNER, "not backend_can_run(forward_batch)", "False", Verdict.FIXED),
     ],
 )
-def test_a_later_source_is_read_and_not_guessed(
-    release_root: Callable[[str], pathlib.Path], release: str, path: str, old: str, new: str, verdict: Verdict
-) -> None:
-    assert fix.probe(Source(rewritten(release_root(release), path, old, new))).verdict is verdict
+def test_a_later_source_is_read_and_not_guessed(release: str, path: str, old: str, new: str, verdict: Verdict) -> None:
+    assert alone.verdict(FIX, release, path, old, new) is verdict

@@ -3,21 +3,17 @@
 
 from __future__ import annotations
 
-import pathlib
 import types
-from collections.abc import Callable
 
 import pytest
 
 from sglang_bcg_fixes.fixes import registered_layers_unknown as fix
-from tests import processes
+from tests import processes, wheels
 
 
 @pytest.mark.parametrize("release", ["0.5.18", "0.5.20"])
-def test_a_registered_model_says_which_layers_are_full(
-    release_root: Callable[[str], pathlib.Path], release: str
-) -> None:
-    found, _ = processes.beside(release_root(release), "-m", "tests.scenarios.registered_model")
+def test_a_registered_model_says_which_layers_are_full(release: str) -> None:
+    found, _ = processes.beside(wheels.unpacked(release), "-m", "tests.scenarios.registered_model")
     assert found["without"] == ["'Config' object has no attribute 'full_attention_layer_ids'", None]
     assert found["with a window, without"] == [[2], [2]]
     assert found["with"] == [[1, 3], None]

@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +10,7 @@ import pytest
 
 from sglang_bcg_fixes.fixes import reload_keeps_prefill_graphs as fix
 from sglang_bcg_fixes.source.finding import Verdict
-from sglang_bcg_fixes.source.tree import Source
-from tests import processes
-from tests.fixes import settings
-from tests.mutated import rewritten
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
 REPLAYED, EAGER, STALE = (["replayed, right"] * 2, ["eager, right"] * 2, ["replayed, wrong"] * 2)
@@ -38,15 +33,8 @@ def outcome(runner: str, answers: list[str], updated: bool = True) -> dict[str, 
 
 # 0.5.15 is the first that makes prefill graphs by default, and each of those before it keeps them elsewhere
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.13", "0.5.14", "0.5.15", "0.5.16", "0.5.19", NEWEST])
-def test_prefill_graphs_have_the_weights_that_were_loaded(
-    release_root: Callable[[str], pathlib.Path], release: str
-) -> None:
-    found, log = processes.beside(
-        release_root(release),
-        "-m",
-        "tests.scenarios.reloaded_weights",
-        **settings.only("reload_keeps_prefill_graphs"),
-    )
+def test_prefill_graphs_have_the_weights_that_were_loaded(release: str) -> None:
+    found, log = alone.logged("reload_keeps_prefill_graphs", release, "tests.scenarios.reloaded_weights")
     assert found["applied"] == ["reload_keeps_prefill_graphs"]
     untouched = {
         "at start": REPLAYED,
@@ -99,7 +87,5 @@ def test_the_old_graphs_are_there_while_the_new_ones_are_captured() -> None:
         (UPDATER, "self.recapture_cuda_graph()", "self.something_else()", Verdict.UNKNOWN),
     ],
 )
-def test_a_later_source_is_read_and_not_guessed(
-    release_root: Callable[[str], pathlib.Path], path: str, old: str, new: str, verdict: Verdict
-) -> None:
-    assert fix.probe(Source(rewritten(release_root(NEWEST), path, old, new))).verdict is verdict
+def test_a_later_source_is_read_and_not_guessed(path: str, old: str, new: str, verdict: Verdict) -> None:
+    assert alone.verdict("reload_keeps_prefill_graphs", NEWEST, path, old, new) is verdict

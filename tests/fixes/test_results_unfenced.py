@@ -3,30 +3,21 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone
 
 FIX = "results_unfenced"
-Run = Callable[[str], Any]
 
 
-@pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Run:
-    def run(release: str) -> Any:
-        root = release_root(release)
-        return processes.beside(root, "-m", "tests.scenarios.fenced_results", **settings.only(FIX))[0]
-
-    return run
+def run(release: str) -> Any:
+    return alone.found(FIX, release, "tests.scenarios.fenced_results")
 
 
 @pytest.mark.parametrize("release", ["0.5.14", "0.5.15", "0.5.15.post1"])
-def test_results_are_processed_behind_the_reads_of_the_step_that_was_launched(run: Run, release: str) -> None:
+def test_results_are_processed_behind_the_reads_of_the_step_that_was_launched(release: str) -> None:
     found = run(release)
     assert found["applied"] == [FIX]
     assert found["without"]["beside"] == {"next batch": 0, "results": 1}
@@ -43,13 +34,13 @@ def test_results_are_processed_behind_the_reads_of_the_step_that_was_launched(ru
         ("0.5.13.post1", {"next batch": 0, "results": 1}),
     ],
 )
-def test_releases_of_schedule_writes_unfenced_write_beside_steps(run: Run, release: str, beside: Any) -> None:
+def test_releases_of_schedule_writes_unfenced_write_beside_steps(release: str, beside: Any) -> None:
     found = run(release)
     assert found["applied"] == []
     assert found["without"]["beside"] == beside
 
 
-def test_a_release_that_waits_there_is_left_as_it_is(run: Run) -> None:
+def test_a_release_that_waits_there_is_left_as_it_is() -> None:
     found = run("0.5.16")
     assert found["applied"] == []
     assert found["without"]["beside"] == {"next batch": 0, "results": 0}

@@ -4,54 +4,41 @@
 from __future__ import annotations
 
 import json
-import pathlib
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from sglang_bcg_fixes.fixes import heads_not_joined
 from sglang_bcg_fixes.fixes import shared_layers_refused as fix
 from sglang_bcg_fixes.planning.registry import declared_in
-from tests import processes
-from tests.fixes import settings
+from tests import processes, wheels
 from tests.wheels import NEWEST, RELEASES
 
-Root = Callable[[str], pathlib.Path]
+FIX = "heads_not_joined"
 LISTED_BY_ID = RELEASES[RELEASES.index("0.5.19") :]
-GEMMA4 = {
-    "num_hidden_layers": 4,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "num_kv_shared_layers": 2,
-}
+GEMMA4 = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}
 SIZES = dict.fromkeys(fix.ALIKE, 8)
 
 
-def answered(root: pathlib.Path, architecture: str, given: dict[str, Any], *on: str) -> dict[str, Any]:
-    environment = {"SGLANG_BCG_FIXES": "off"}
-    for one in on:
-        environment |= settings.only(one)
-    found: dict[str, Any] = processes.beside(
-        root, "-m", "tests.scenarios.warm_replays", architecture, json.dumps(given), environment=environment
-    )[0]
-    return found
+def answered(release: str, architecture: str, given: dict[str, Any], *on: str) -> Any:
+    flags = dict.fromkeys((f"SGLANG_BCG_FIX_{one.upper()}" for one in on), "on")
+    program = ("-m", "tests.scenarios.warm_replays", architecture, json.dumps(given))
+    return processes.beside(wheels.unpacked(release), *program, SGLANG_BCG_FIXES="off", environment=flags)[0]
 
 
 @pytest.mark.parametrize("release", LISTED_BY_ID)
-def test_replays_are_the_eager_answers_and_the_server_ends_without(release_root: Root, release: str) -> None:
-    root = release_root(release)
-    found, stock = (answered(root, "Gemma4ForCausalLM", GEMMA4, *on) for on in ((declared_in(fix).id,), ()))
+def test_replays_are_the_eager_answers_and_the_server_ends_without(release: str) -> None:
+    found, stock = (answered(release, "Gemma4ForCausalLM", GEMMA4, *on) for on in ((declared_in(fix).id,), ()))
     assert found["applied"] == [declared_in(fix).id] and found["replays"], found
     assert all(found["same"]) and found["again"] == found["found"] and any(found["found"]), found
     assert not stock["applied"] and "duplicate attention layer_id: 0" in stock["error"], stock
 
 
-def test_gemma3n_needs_both_of_its_fixes(release_root: Root) -> None:
-    both = declared_in(fix).id, declared_in(heads_not_joined).id
-    found = answered(release_root(NEWEST), "Gemma3nForCausalLM", {}, *both)
+def test_gemma3n_needs_both_of_its_fixes() -> None:
+    both = declared_in(fix).id, FIX
+    found = answered(NEWEST, "Gemma3nForCausalLM", {}, *both)
     assert found["replays"] and all(found["same"]), found
-    alone = [answered(release_root(NEWEST), "Gemma3nForCausalLM", {}, one)["error"] for one in both]
+    alone = [answered(NEWEST, "Gemma3nForCausalLM", {}, one)["error"] for one in both]
     assert "cannot be multiplied" in alone[0] and "duplicate attention layer_id" in alone[1]
 
 

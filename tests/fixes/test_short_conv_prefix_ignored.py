@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,9 +11,8 @@ from sglang_bcg_fixes.fixes import short_conv_prefix_ignored
 from sglang_bcg_fixes.fixes.short_conv_prefix_ignored import probe
 from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.tree import Folder, Source
-from tests import processes
-from tests.fixes import settings
-from tests.mutated import rewritten
+from tests import wheels
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
 FIX = declared_in(short_conv_prefix_ignored)
@@ -25,16 +22,10 @@ LFM2, LFM2_MOE = "Lfm2ForCausalLM", "Lfm2MoeForCausalLM"
 FILE = "sglang/srt/models/lfm2.py"
 # of logits of about one, in half precision
 NEAR, FAR = 0.02, 0.05
-Run = Callable[..., Any]
 
 
-@pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Run:
-    def run(release: str, architecture: str = LFM2) -> Any:
-        arguments = ("-m", "tests.scenarios.convolution_windows", architecture)
-        return processes.beside(release_root(release), *arguments, timeout=300, **settings.only(FIX.id))[0]
-
-    return run
+def run(release: str, architecture: str = LFM2) -> Any:
+    return alone.found(FIX.id, release, "tests.scenarios.convolution_windows", architecture)
 
 
 def assert_as_in_one_piece(found: Any) -> None:
@@ -43,7 +34,7 @@ def assert_as_in_one_piece(found: Any) -> None:
 
 
 @pytest.mark.parametrize("architecture", [LFM2, LFM2_MOE])
-def test_a_prompt_goes_on_behind_its_prefix(run: Run, architecture: str) -> None:
+def test_a_prompt_goes_on_behind_its_prefix(architecture: str) -> None:
     found = run(ONE, architecture)
     assert found["applied"] == [FIX.id]
     without = found["without"]
@@ -54,22 +45,20 @@ def test_a_prompt_goes_on_behind_its_prefix(run: Run, architecture: str) -> None
 
 
 @pytest.mark.parametrize("release", ["0.5.12", "0.5.17", NEWEST])
-def test_releases_that_tell_the_convolution_are_left_as_they_are(run: Run, release: str) -> None:
+def test_releases_that_tell_the_convolution_are_left_as_they_are(release: str) -> None:
     found = run(release)
     assert found["applied"] == []
     assert_as_in_one_piece(found["without"])
 
 
-def test_a_release_with_one_of_them_mended_is_patched_in_the_other_alone(
-    release_root: Callable[[str], pathlib.Path],
-) -> None:
-    half = Source(rewritten(release_root(ONE), FILE, "has_initial_state=None", "has_initial_state=has_prefix"))
+def test_a_release_with_one_of_them_mended_is_patched_in_the_other_alone() -> None:
+    half = alone.changed(ONE, FILE, "has_initial_state=None", "has_initial_state=has_prefix")
     assert probe(half).verdict.value == "affected"
     assert [point.needed(half) for point in FIX.patches] == [False, True]
-    whole = Source(Folder(release_root(ONE)))
+    whole = Source(Folder(wheels.unpacked(ONE)))
     assert [point.needed(whole) for point in FIX.patches] == [True, True]
 
 
-def test_a_layer_that_convolves_otherwise_is_unknown(release_root: Callable[[str], pathlib.Path]) -> None:
-    other = Source(rewritten(release_root(ONE), FILE, "causal_conv1d_fn(", "another_convolution("))
-    assert probe(other).verdict.value == "unknown"
+def test_a_layer_that_convolves_otherwise_is_unknown() -> None:
+    other = alone.verdict("short_conv_prefix_ignored", ONE, FILE, "causal_conv1d_fn(", "another_convolution(")
+    assert other.value == "unknown"

@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import logging
-import pathlib
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +12,7 @@ import torch
 
 from sglang_bcg_fixes.anatomy import layer_stack
 from sglang_bcg_fixes.fixes import single_request_capture as fix
-from tests import processes
+from tests import processes, wheels
 
 # in a process of its own on the real 0.5.11, whose enumerations and layers are wanted
 PARTS = ("-m", "tests.scenarios.single_request_parts")
@@ -255,8 +253,8 @@ def test_no_answer_lies_in_the_buffers(captured: fix.CapturedLayers) -> None:
     assert kept_logits is logits
 
 
-def test_a_replay_takes_the_smallest_graph_that_fits(release_root: Callable[[str], pathlib.Path]) -> None:
-    found, _ = processes.beside(release_root("0.5.11"), "-m", "tests.scenarios.replayed_sizes")
+def test_a_replay_takes_the_smallest_graph_that_fits() -> None:
+    found, _ = processes.beside(wheels.unpacked("0.5.11"), "-m", "tests.scenarios.replayed_sizes")
     smallest = {1: 4, 3: 4, 4: 4, 5: 8, 8: 8, 9: 16, 15: 16, 16: 16}
     assert found == [[tokens, [size], True] for tokens, size in smallest.items()]
 
@@ -306,8 +304,8 @@ def test_what_cannot_be_captured_rightly_is_not_captured(
     assert "SGLANG_BCG_FIX_SINGLE_REQUEST_CAPTURE=off" in caplog.text
 
 
-def test_on_the_release_modes_and_fields_are_told_apart(release_root: Callable[[str], pathlib.Path]) -> None:
-    found, _ = processes.beside(release_root("0.5.11"), *PARTS, "admitted", timeout=120)
+def test_on_the_release_modes_and_fields_are_told_apart() -> None:
+    found, _ = processes.beside(wheels.unpacked("0.5.11"), *PARTS, "admitted", timeout=120)
     modes, left_out, refused, images, unresolved, asked = found
     assert modes == ["EXTEND", "MIXED"]
     assert left_out and not any(left_out.values())
@@ -315,10 +313,8 @@ def test_on_the_release_modes_and_fields_are_told_apart(release_root: Callable[[
     assert asked == [1]
 
 
-def test_on_the_release_what_a_model_hands_its_layers_is_told_by_the_buffers(
-    release_root: Callable[[str], pathlib.Path],
-) -> None:
-    found, _ = processes.beside(release_root("0.5.11"), *PARTS, "handed over", timeout=120)
+def test_on_the_release_what_a_model_hands_its_layers_is_told_by_the_buffers() -> None:
+    found, _ = processes.beside(wheels.unpacked("0.5.11"), *PARTS, "handed over", timeout=120)
     assert found["embeddings"] == [HANDED, None]
     assert found["computed"] == [EMBEDDED, [16, 2, "torch.float64", 0.0]]
     assert found["text"] == [TEXT, None]

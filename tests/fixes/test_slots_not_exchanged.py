@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
+import functools
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,7 @@ import pytest
 from sglang_bcg_fixes.engine import wrappers
 from sglang_bcg_fixes.fixes import slots_not_exchanged
 from sglang_bcg_fixes.planning.registry import declared_in
-from tests.fixes.test_boundary_counted_twice import MIXED, Run, arriving
+from tests.fixes.test_boundary_counted_twice import MIXED, arriving
 from tests.wheels import NEWEST
 
 FIX = "slots_not_exchanged"
@@ -25,13 +24,11 @@ ENDS = 20
 ARRIVALS = [(BEFORE, ENDS), (AFTER, ENDS), (LATER, ENDS), (AFTER, 19), (AFTER, 22)]
 
 
-@pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Run:
-    return arriving(release_root, FIX)
+run = functools.partial(arriving, FIX)
 
 
 @pytest.mark.parametrize("release", AFFECTED)
-def test_the_next_boundary_leaves_the_last_checkpoint_alone(run: Run, release: str, everything: bool) -> None:
+def test_the_next_boundary_leaves_the_last_checkpoint_alone(release: str, everything: bool) -> None:
     # those that are wrong, and one that is not
     number = len(ARRIVALS) if everything or release == AFFECTED[0] else 3
     found = run(release, ARRIVALS[:number])
@@ -40,7 +37,7 @@ def test_the_next_boundary_leaves_the_last_checkpoint_alone(run: Run, release: s
     assert found["with"] == [[16, True], [16, True], [16, True], [16, True], [32, True]][:number]
 
 
-def test_a_mixed_step_exchanges_nothing(run: Run) -> None:
+def test_a_mixed_step_exchanges_nothing() -> None:
     # the first request is at the boundary of 32 in a mixed step, and at that of 48 when it ends
     arrivals = [(19, 36), (19, 35)]
     found = run(NEWEST, arrivals, **MIXED)
@@ -49,7 +46,7 @@ def test_a_mixed_step_exchanges_nothing(run: Run) -> None:
     assert found["with"] == [[16, True], [16, True]]
 
 
-def test_a_release_that_exchanges_them_once_is_left_as_it_is(run: Run) -> None:
+def test_a_release_that_exchanges_them_once_is_left_as_it_is() -> None:
     assert run("0.5.17", [(LATER, 22)]) == {"applied": [], "without": [[32, True]]}
 
 

@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
-
 import pytest
 
-from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
 CAPTURED = ("0.5.16", "0.5.21")
@@ -17,12 +13,8 @@ BROKEN_OUT = (NEWEST,)
 
 
 @pytest.mark.parametrize("release", (*CAPTURED, *BROKEN_OUT))
-def test_sparse_layers_attend_to_the_requests_of_the_replay(
-    release_root: Callable[[str], pathlib.Path], release: str
-) -> None:
-    found = processes.beside(
-        release_root(release), "-m", "tests.scenarios.sparse_attention", **settings.only("sparse_attention_captured")
-    )[0]
+def test_sparse_layers_attend_to_the_requests_of_the_replay(release: str) -> None:
+    found = alone.found("sparse_attention_captured", release, "tests.scenarios.sparse_attention")
     assert found["applied"] == ["sparse_attention_captured"] * (release in CAPTURED)
     real = [[count] * 4 + [True] for count in (11, 9, 7, 11) for _ in range(found["layers"])]
     right = {"equal": [True] * 4, "seen": real}

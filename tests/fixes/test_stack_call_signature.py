@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 import functools
-import pathlib
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +15,8 @@ from sglang_bcg_fixes.planning.plan import ask
 from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Folder, Source
+from tests import wheels
+from tests.fixes import alone
 from tests.mutated import rewritten
 from tests.wheels import NEWEST
 
@@ -183,19 +183,18 @@ DRIFTED = {
 
 
 @pytest.mark.parametrize("drift", DRIFTED)
-def test_a_drifted_runner_is_unknown(release_root: Callable[[str], pathlib.Path], drift: str) -> None:
-    release, file, old, new = DRIFTED[drift]
-    finding = ask(FIX, Source(rewritten(release_root(release), file, old, new)))
+def test_a_drifted_runner_is_unknown(drift: str) -> None:
+    finding = alone.asked(FIX, *DRIFTED[drift])
     assert finding.verdict is Verdict.UNKNOWN, finding
 
 
-def test_two_calls_are_unknown_in_any_form(release_root: Callable[[str], pathlib.Path]) -> None:
+def test_two_calls_are_unknown_in_any_form() -> None:
     release, file, old, new = DRIFTED["the layers are called twice"]
-    assert fix.probe(Source(rewritten(release_root(release), file, old, new))).verdict is Verdict.UNKNOWN
+    assert alone.verdict("stack_call_signature", release, file, old, new) is Verdict.UNKNOWN
 
 
-def test_a_model_that_is_mended_is_no_longer_named(release_root: Callable[[str], pathlib.Path]) -> None:
-    root = release_root("0.5.23")
+def test_a_model_that_is_mended_is_no_longer_named() -> None:
+    root = wheels.unpacked("0.5.23")
     before, after = "forward_batch: ForwardBatch,\n        positions: torch.Tensor,", "positions, forward_batch,"
     mended = rewritten(root, "sglang/srt/models/phi.py", before + "\n        inputs_embeds", after + " inputs_embeds")
     assert "PhiModel" in ask(FIX, Source(Folder(root))).reason

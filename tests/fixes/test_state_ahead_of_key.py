@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import pathlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -12,15 +11,11 @@ from typing import Any
 import pytest
 
 from sglang_bcg_fixes.fixes import state_ahead_of_key as fix
-from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
-from sglang_bcg_fixes.source.tree import Source
-from tests import processes
-from tests.fixes import settings
-from tests.mutated import rewritten
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
-FIX = declared_in(fix).id
+FIX = "state_ahead_of_key"
 PROMPT, BEYOND = 100, 3
 FALCON_H1 = {"attention_backend": "triton", "model": {"mamba_chunk_size": 16}, "mamba_track_interval": 16}
 # in float32 the kernels refuse to run
@@ -32,28 +27,16 @@ TOKENS = (8, 30)
 ENDING = ("0.5.13", "0.5.13.post1", "0.5.14", "0.5.15", "0.5.15.post1")
 WRONG = ("0.5.16", "0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21")
 RESULTS = "sglang/srt/managers/scheduler_components/batch_result_processor.py"
-Run = Callable[..., Any]
 
 
-@pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Run:
-    def run(release: str, ends: str, model: str = "falcon_h1", **server: Any) -> Any:
-        model_arguments = QWEN3_NEXT if model == "qwen3next" else FALCON_H1
-        asked = {
-            **model_arguments,
-            "ends": ends,
-            "tokens": TOKENS,
-            "strip_thinking_cache": ends == "thinking",
-            **server,
-        }
-        arguments = ("-m", "tests.scenarios.shortened_keys", model, json.dumps(asked))
-        return processes.beside(release_root(release), *arguments, timeout=600, **settings.only(FIX))[0]
-
-    return run
+def run(release: str, ends: str, model: str = "falcon_h1", **server: Any) -> Any:
+    model_arguments = QWEN3_NEXT if model == "qwen3next" else FALCON_H1
+    asked = {**model_arguments, "ends": ends, "tokens": TOKENS, "strip_thinking_cache": ends == "thinking", **server}
+    return alone.found(FIX, release, "tests.scenarios.shortened_keys", model, json.dumps(asked))
 
 
 @pytest.mark.parametrize("release", ENDING)
-def test_the_server_goes_on_and_keeps_the_checkpoint_of_the_prompt(run: Run, release: str) -> None:
+def test_the_server_goes_on_and_keeps_the_checkpoint_of_the_prompt(release: str) -> None:
     found = run(release, "thinking")
     assert found["applied"] == [FIX] and found["with"] == [[96, True], [96, True]]
     short, long = found["without"]
@@ -61,27 +44,27 @@ def test_the_server_goes_on_and_keeps_the_checkpoint_of_the_prompt(run: Run, rel
 
 
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.12.post1"])
-def test_the_first_releases_have_such_checkpoints_of_one_family(run: Run, release: str) -> None:
+def test_the_first_releases_have_such_checkpoints_of_one_family(release: str) -> None:
     found = run(release, "thinking", "qwen3next")
     assert found["applied"] == [FIX] and found["with"] == [[64, True], [64, True]]
     assert "It is required cache_len=128, page_aligned_len=100" in found["without"][1]
 
 
 @pytest.mark.parametrize("release", WRONG)
-def test_a_later_state_does_not_pass_for_that_of_the_prompt(run: Run, release: str) -> None:
+def test_a_later_state_does_not_pass_for_that_of_the_prompt(release: str) -> None:
     found = run(release, "thinking")
     assert found["applied"] == [FIX] and found["with"] == [[96, True], [96, True]]
     assert found["without"] == [[96, True], [PROMPT, False]]
 
 
-def test_a_state_after_a_stop_does_not_pass_for_that_of_the_stop(run: Run) -> None:
+def test_a_state_after_a_stop_does_not_pass_for_that_of_the_stop() -> None:
     found = run("0.5.22", "stop", **NO_BUFFER)
     assert found["applied"] == [FIX] and found["with"] == [[PROMPT, True], [PROMPT, True]]
     assert found["without"] == [[PROMPT + tokens - BEYOND, False] for tokens in TOKENS]
 
 
 @pytest.mark.parametrize("release", ["0.5.14", "0.5.17", "0.5.20", "0.5.22"])
-def test_a_state_after_a_grammar_does_not_pass_for_that_of_its_end(run: Run, release: str) -> None:
+def test_a_state_after_a_grammar_does_not_pass_for_that_of_its_end(release: str) -> None:
     # SGLang asserts that nothing is cut off where nothing speculates, but not with that flag
     # the newest token is not computed yet
     found = run(release, "grammar", **NO_BUFFER, strip_thinking_cache=True)
@@ -93,9 +76,9 @@ def test_a_state_after_a_grammar_does_not_pass_for_that_of_its_end(run: Run, rel
     ("release", "without"),
     [*((release, [112, False]) for release in ("0.5.14", "0.5.17", "0.5.21")), ("0.5.22", [112, True])],
 )
-def test_a_checkpoint_is_not_counted_twice_at_the_end_of_a_grammar(run: Run, release: str, without: list[Any]) -> None:
+def test_a_checkpoint_is_not_counted_twice_at_the_end_of_a_grammar(release: str, without: list[Any]) -> None:
     # of the last four tokens one is kept, and the checkpoint lies among the three before them; there are two slots
-    overlapped = {"strip_thinking_cache": True, "disable_overlap_schedule": False}
+    overlapped: dict[str, Any] = {"strip_thinking_cache": True, "disable_overlap_schedule": False}
     found = run(release, "grammar", tokens=[18], **overlapped)
     assert found["applied"] == [FIX] and found["without"] == [without]
     assert found["with"] == [[96, True] if without == [112, False] else without]
@@ -103,13 +86,13 @@ def test_a_checkpoint_is_not_counted_twice_at_the_end_of_a_grammar(run: Run, rel
 
 # with no_buffer a prompt keeps the state that it has been cached with, and a key is not cut at a stop yet
 @pytest.mark.parametrize(("release", "ends"), [("0.5.13", "thinking"), ("0.5.21", "thinking"), ("0.5.21", "stop")])
-def test_live_states_of_earlier_releases_are_right_and_stay(run: Run, release: str, ends: str) -> None:
+def test_live_states_of_earlier_releases_are_right_and_stay(release: str, ends: str) -> None:
     found = run(release, ends, **NO_BUFFER)
     assert found["applied"] == [FIX] and found["with"] == found["without"] == [[PROMPT, True], [PROMPT, True]]
 
 
 @pytest.mark.parametrize(("ends", "strategy"), [("thinking", {}), ("thinking", NO_BUFFER), ("stop", NO_BUFFER)])
-def test_the_newest_release_is_left_as_it_is(run: Run, ends: str, strategy: dict[str, str]) -> None:
+def test_the_newest_release_is_left_as_it_is(ends: str, strategy: dict[str, str]) -> None:
     found = run(NEWEST, ends, **strategy)
     assert found == {"applied": [], "without": [[PROMPT if strategy else 96, True]] * 2}
 
@@ -178,7 +161,5 @@ def test_only_what_a_grammar_has_cut_is_kept_out(
         ("def _mamba_can_cache_finished_req(", "def _mamba_may_cache_finished_req(", Verdict.AFFECTED),
     ],
 )
-def test_a_later_source_is_read_and_not_guessed(
-    release_root: Callable[[str], pathlib.Path], old: str, new: str, verdict: Verdict
-) -> None:
-    assert fix.probe(Source(rewritten(release_root(NEWEST), RESULTS, old, new))).verdict is verdict
+def test_a_later_source_is_read_and_not_guessed(old: str, new: str, verdict: Verdict) -> None:
+    assert alone.verdict(FIX, NEWEST, RESULTS, old, new) is verdict

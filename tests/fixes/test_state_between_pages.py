@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 import json
-import pathlib
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sglang_bcg_fixes.fixes import state_between_pages as fix
-from tests import processes
-from tests.fixes import settings, test_mixed_chunk_drops_tracking
+from tests.fixes import alone, settings, test_mixed_chunk_drops_tracking
 from tests.wheels import NEWEST
 
 FIX, MIXED = "state_between_pages", "mixed_chunk_drops_tracking"
@@ -22,32 +19,26 @@ LONG = "four chunks beside another"
 SERVER = {**test_mixed_chunk_drops_tracking.MIXED, "page_size": 16, "conversations": [LONG]}
 GDN = {"attention_backend": "triton", "dtype": "float16"}
 RIGHT, WRONG = {LONG: [[[64, True], [80, True]]]}, {LONG: [[[64, True], [320, False]]]}
-Run = Callable[..., Any]
 
 
-@pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Run:
-    def run(release: str, architecture: str, **server: Any) -> Any:
-        arguments = ("-m", "tests.scenarios.warm_answers", architecture, json.dumps(SERVER | server))
-        flags = settings.only(FIX) | settings.only(MIXED)
-        found: dict[str, Any] = processes.beside(release_root(release), *arguments, timeout=600, **flags)[0]
-        assert FIX in found["applied"] and found["with"] == RIGHT
-        return found["without"]
-
-    return run
+def run(release: str, architecture: str, **server: Any) -> Any:
+    arguments = ("tests.scenarios.warm_answers", architecture, json.dumps(SERVER | server))
+    found = alone.found(FIX, release, *arguments, **settings.only(MIXED))
+    assert FIX in found["applied"] and found["with"] == RIGHT
+    return found["without"]
 
 
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.15.post1"])
-def test_earlier_servers_go_on_and_answer(run: Run, release: str) -> None:
+def test_earlier_servers_go_on_and_answer(release: str) -> None:
     assert "page_aligned_len" in run(release, "qwen3next", **GDN)["asserts"]
 
 
 @pytest.mark.parametrize("release", ["0.5.16", "0.5.18", "0.5.19", NEWEST])
-def test_a_key_is_as_long_as_its_state(run: Run, release: str) -> None:
+def test_a_key_is_as_long_as_its_state(release: str) -> None:
     assert run(release, "qwen3next", **GDN) == WRONG
 
 
-def test_states_of_other_layers(run: Run) -> None:
+def test_states_of_other_layers() -> None:
     assert run(NEWEST, "falcon_h1", attention_backend="triton", model={"mamba_chunk_size": 64}) == WRONG
 
 

@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 import json
-import pathlib
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from sglang_bcg_fixes.fixes import state_copied_too_early as fix
-from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone
 
 FIX = "state_copied_too_early"
 AFFECTED = ("0.5.11", "0.5.12", "0.5.12.post1")
@@ -28,27 +25,21 @@ SERVER = {
 # that is copied before the rest of 36 tokens is computed
 STOCK = {"one": [[[192, True]]], "three": [[[64, True], [156, False], [64, True]]]}
 RIGHT = {name: [[[found, True] for found, _ in turn] for turn in turns] for name, turns in STOCK.items()}
-Run = Callable[[str], Any]
 
 
-@pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Run:
-    def run(release: str) -> Any:
-        arguments = ("-m", "tests.scenarios.late_writes", "qwen3next", json.dumps(SERVER))
-        return processes.beside(release_root(release), *arguments, timeout=600, **settings.only(FIX))[0]
-
-    return run
+def run(release: str) -> Any:
+    return alone.found(FIX, release, "tests.scenarios.late_writes", "qwen3next", json.dumps(SERVER))
 
 
 @pytest.mark.parametrize("release", AFFECTED)
-def test_a_copy_waits_for_the_step_that_writes_the_state(run: Run, release: str) -> None:
+def test_a_copy_waits_for_the_step_that_writes_the_state(release: str) -> None:
     found = run(release)
     assert found["applied"] == [FIX]
     assert found["without"] == STOCK
     assert found["with"] == RIGHT
 
 
-def test_a_release_that_copies_on_the_stream_of_the_layers_is_left_as_it_is(run: Run) -> None:
+def test_a_release_that_copies_on_the_stream_of_the_layers_is_left_as_it_is() -> None:
     assert run("0.5.13") == {"applied": [], "without": RIGHT}
 
 

@@ -3,20 +3,18 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from sglang_bcg_fixes.fixes import swa_slots_of_whole_batch as fix
-from tests import processes
+from tests import processes, wheels
 
 
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.12.post1"])
-def test_each_half_goes_to_its_own_slots(release_root: Callable[[str], pathlib.Path], release: str) -> None:
-    found, _ = processes.beside(release_root(release), "-m", "tests.scenarios.window_pool")
+def test_each_half_goes_to_its_own_slots(release: str) -> None:
+    found, _ = processes.beside(wheels.unpacked(release), "-m", "tests.scenarios.window_pool")
     # slot n of the one pool is slot 16 - n of the other
     right = [float(16 - row) if 16 - row in range(3, 8) else 0.0 for row in range(17)]
     same = {"whole": right, "kept": [13, 12, 11, 10, 9]}

@@ -3,20 +3,14 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
-
 import pytest
 
-from tests import processes
-from tests.fixes import settings
+from tests.fixes import alone
 
 
 @pytest.mark.parametrize("release", ["0.5.14", "0.5.20"])
-def test_a_replay_has_the_embeddings_of_its_own_text(release_root: Callable[[str], pathlib.Path], release: str) -> None:
-    found = processes.beside(
-        release_root(release), "-m", "tests.scenarios.text_embeddings", **settings.only("text_embeds_stale")
-    )[0]
+def test_a_replay_has_the_embeddings_of_its_own_text(release: str) -> None:
+    found = alone.found("text_embeds_stale", release, "tests.scenarios.text_embeddings")
     assert found["applied"] == ["text_embeds_stale"]
     assert found["with"] == [True, True, True]
     # the buffer keeps what the last replay before left there: the embeddings of the second batch
@@ -39,10 +33,8 @@ WITHOUT = {
 
 
 @pytest.mark.parametrize("release", ["0.5.14", "0.5.16", "0.5.17", "0.5.18", "0.5.19", "0.5.20"])
-def test_every_batch_is_embedded_once(release_root: Callable[[str], pathlib.Path], release: str) -> None:
-    found = processes.beside(
-        release_root(release), "-m", "tests.scenarios.multimodal_llama", **settings.only("text_embeds_stale")
-    )[0]
+def test_every_batch_is_embedded_once(release: str) -> None:
+    found = alone.found("text_embeds_stale", release, "tests.scenarios.multimodal_llama")
     assert found["applied"] == ["text_embeds_stale"]
     assert found["without"] == WITHOUT
     # a table that is asked twice is one more all-reduce, and the ids of images are no rows of it

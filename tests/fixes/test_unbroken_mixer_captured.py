@@ -184,9 +184,7 @@ def test_so_is_linear_attention(radix_linear_attention: type[nn.Module]) -> None
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [Plain, BreaksByItself, HasABreak, HasABreakInside, MakesABreak, ChoosesInABreak],
-    ids=lambda k: k.__name__,
+    "kind", [Plain, BreaksByItself, HasABreak, HasABreakInside, MakesABreak, ChoosesInABreak], ids=lambda k: k.__name__
 )
 def test_what_has_a_break_is_not(kind: type[nn.Module]) -> None:
     assert unbroken(kind(), LinearBackend()) == []

@@ -3,21 +3,16 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from sglang_bcg_fixes.fixes import unequal_token_shares as fix
-from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
-from sglang_bcg_fixes.source.tree import Source
-from tests import processes
-from tests.fixes import settings
-from tests.mutated import rewritten
+from tests.fixes import alone, settings
 from tests.wheels import NEWEST
 
+FIX = "unequal_token_shares"
 ODD, EVEN, ALONE, WITHOUT = (
     "groups of two, odd sizes",
     "groups of two, even sizes",
@@ -38,17 +33,8 @@ def right(release: str, ranks: int, sizes: list[int], votes: bool = True) -> lis
 
 @pytest.mark.parametrize("release", ["0.5.14", "0.5.16", "0.5.18", "0.5.19", "0.5.21", "0.5.22", NEWEST])
 @pytest.mark.parametrize("flag", ["off", "on"])
-def test_ranks_capture_and_replay_the_same_sizes(
-    release_root: Callable[[str], pathlib.Path], release: str, flag: str
-) -> None:
-    found = processes.beside(
-        release_root(release),
-        "-m",
-        "tests.scenarios.token_shares",
-        timeout=900,
-        # without it 0.5.16 ends at the first replay
-        **settings.only("dp_counts_freed") | settings.only(declared_in(fix).id, flag),
-    )[0]
+def test_ranks_capture_and_replay_the_same_sizes(release: str, flag: str) -> None:
+    found = alone.found("dp_counts_freed", release, "tests.scenarios.token_shares", **settings.only(FIX, flag))
     odd = found.pop(ODD)
     assert found == {
         EVEN: right(release, 4, [6, 16]),
@@ -80,7 +66,5 @@ def test_a_size_is_rounded_down_only_where_it_would_not_fit() -> None:
         (BATCH, "<= max(prefill_cg.bs)", "<= self.largest_size()", Verdict.FIXED),
     ],
 )
-def test_a_later_source_is_read_and_not_guessed(
-    release_root: Callable[[str], pathlib.Path], path: str, old: str, new: str, verdict: Verdict
-) -> None:
-    assert fix.probe(Source(rewritten(release_root(NEWEST), path, old, new))).verdict is verdict
+def test_a_later_source_is_read_and_not_guessed(path: str, old: str, new: str, verdict: Verdict) -> None:
+    assert alone.verdict(FIX, NEWEST, path, old, new) is verdict

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests import processes
+from tests import processes, wheels
 
 ATTENTION, LINEAR = "attention_tail_uninitialised", "linear_tail_uninitialised"
 # release, and which of the two fixes it needs; one for each form of the patched breaks, and where each is mended
@@ -26,14 +24,12 @@ RELEASES = {
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_padded_rows_are_zero_and_real_rows_as_before(
-    release_root: Callable[[str], pathlib.Path], release: str
-) -> None:
+def test_padded_rows_are_zero_and_real_rows_as_before(release: str) -> None:
     # what is undone must be outermost, and the tails of single models have tests of their own
     alone = ("BREAK_POSITIONS_PADDED", "FUSED_MLA_TAIL_UNINITIALISED", "DEEPSEEK_V4_TAIL_UNINITIALISED")
     others: dict[str, Any] = {f"SGLANG_BCG_FIX_{name}": "off" for name in alone}
     # the scope is replaced before anything has imported it by name
-    found, _ = processes.beside(release_root(release), "-m", "tests.scenarios.padded_tails", cold=True, **others)
+    found, _ = processes.beside(wheels.unpacked(release), "-m", "tests.scenarios.padded_tails", cold=True, **others)
     needed = RELEASES[release]
     assert found["applied"] == list(needed)
     # nothing but the breaks: decode, eager and piecewise runs never call them

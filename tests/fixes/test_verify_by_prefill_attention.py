@@ -3,34 +3,22 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
-
 import pytest
 
-from sglang_bcg_fixes.fixes import verify_by_prefill_attention as fix
-from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
-from sglang_bcg_fixes.source.tree import Source
-from tests import processes
-from tests.fixes import settings
-from tests.mutated import rewritten
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
-FIX = declared_in(fix)
+FIX = "verify_by_prefill_attention"
 BACKEND = "sglang/srt/layers/attention/trtllm_mla_backend.py"
 LEFT, OWN = "FlashInfer", "TensorRT-LLM"
 
 
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.13", "0.5.15.post1"])
-def test_a_verification_takes_the_backends_own_attention(
-    release_root: Callable[[str], pathlib.Path], release: str
-) -> None:
-    found = processes.beside(
-        release_root(release), "-m", "tests.scenarios.verify_attention", timeout=600, **settings.only(FIX.id)
-    )[0]
+def test_a_verification_takes_the_backends_own_attention(release: str) -> None:
+    found = alone.found(FIX, release, "tests.scenarios.verify_attention")
     assert found == {
-        "applied": [FIX.id],
+        "applied": [FIX],
         "with": {"EXTEND": LEFT, "TARGET_VERIFY": OWN, "DRAFT_EXTEND_V2": OWN},
         "without": {"EXTEND": LEFT, "TARGET_VERIFY": LEFT, "DRAFT_EXTEND_V2": LEFT},
     }
@@ -43,7 +31,5 @@ def test_a_verification_takes_the_backends_own_attention(
         ("self.forward_prefill_metadata.fallback_to_flashinfer_impl", "self.leaves_it(forward_batch)", Verdict.UNKNOWN),
     ],
 )
-def test_a_later_source_is_read_and_not_guessed(
-    release_root: Callable[[str], pathlib.Path], old: str, new: str, verdict: Verdict
-) -> None:
-    assert fix.probe(Source(rewritten(release_root(NEWEST), BACKEND, old, new))).verdict is verdict
+def test_a_later_source_is_read_and_not_guessed(old: str, new: str, verdict: Verdict) -> None:
+    assert alone.verdict(FIX, NEWEST, BACKEND, old, new) is verdict
