@@ -7,9 +7,10 @@ import gc
 import json
 import pathlib
 import tempfile
+from collections.abc import Callable
 from typing import Any
 
-from cpu_sglang import architectures, one_batch, prefill, ranks
+from cpu_sglang import architectures, graphs, one_batch, prefill, ranks
 from tests.releases import kinds_of_request
 
 # of the prompts of each data parallel rank
@@ -35,6 +36,21 @@ def load(rank: ranks.Rank, architecture: str, **server_args: Any) -> one_batch.L
         loaded = rank.load(folder, **{"dp_size": len(LENGTHS), "enable_dp_attention": True} | server_args)
     one_batch.randomize(loaded.model_runner.model)
     return loaded
+
+
+def of_each(number: int, serve: Callable[[ranks.Rank], Any], *seconds: int) -> Any:
+    """What each rank gives, or why there is nothing."""
+    try:
+        return ranks.each(number, serve, *seconds)
+    except ranks.NotAllAnswered as error:
+        return str(error)
+
+
+def judged(act: Callable[[], Any], expected: Any) -> tuple[bool, bool]:
+    """Whether a graph is replayed for it, and whether it gives what is expected."""
+    before = graphs.counters.replays
+    right = bool((act() == expected).all())
+    return graphs.counters.replays > before, right
 
 
 def answer(loaded: one_batch.LoadedModel, rank: ranks.Rank, steps: int) -> Any:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from cpu_sglang import graphs, prefill, ranks
+from cpu_sglang import prefill, ranks
 from tests.scenarios import data_parallel, telling
 
 # both ranks load in half of it; then they wait for each other
@@ -35,21 +35,12 @@ def serve(rank: ranks.Rank) -> list[Any]:
     expected = data_parallel.answer(loaded, rank, 1)
     # of 5 tokens and of 11
     prefill.capture_prefill(loaded.model_runner, [8, 16])
-    before = graphs.counters.replays
-    found = data_parallel.answer(loaded, rank, 1)
-    return [graphs.counters.replays > before, bool((found == expected).all())]
-
-
-def of_both() -> Any:
-    try:
-        return ranks.each(2, serve, SECONDS)
-    except ranks.NotAllAnswered as error:
-        return str(error)
+    return [*data_parallel.judged(lambda: data_parallel.answer(loaded, rank, 1), expected)]
 
 
 def main() -> None:
     data_parallel.prepare()
-    telling.with_and_without(of_both)
+    telling.with_and_without(lambda: data_parallel.of_each(2, serve, SECONDS))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from cpu_sglang import graphs, one_batch, prefill, ranks
+from cpu_sglang import one_batch, prefill, ranks
 from tests.scenarios import data_parallel, telling
 
 # both ranks load in half of it; then they wait for each other
@@ -35,9 +35,8 @@ def serve(batch: str, rank: ranks.Rank) -> list[Any]:
 
 
 def told(act: Callable[[], Any], expected: Any) -> list[Any]:
-    before = graphs.counters.replays
-    found = act()
-    return ["replayed" if graphs.counters.replays > before else "eager", bool((found == expected).all())]
+    is_replayed, right = data_parallel.judged(act, expected)
+    return ["replayed" if is_replayed else "eager", right]
 
 
 def answer(loaded: one_batch.LoadedModel, rank: ranks.Rank, batch: str) -> Any:
@@ -74,13 +73,7 @@ def limit(runner: Any, longest: int | None) -> None:
 
 
 def of_each(batches: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for batch in batches:
-        try:
-            found[batch] = ranks.each(2, functools.partial(serve, batch), SECONDS)
-        except ranks.NotAllAnswered as error:
-            found[batch] = str(error)
-    return found
+    return {batch: data_parallel.of_each(2, functools.partial(serve, batch), SECONDS) for batch in batches}
 
 
 def main() -> None:

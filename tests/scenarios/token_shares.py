@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from cpu_sglang import graphs, prefill, ranks
+from cpu_sglang import prefill, ranks
 from tests.scenarios import data_parallel, telling
 
 WITHOUT = {"dp_size": 1, "enable_dp_attention": False}
@@ -24,24 +24,13 @@ def serve(server: str, rank: ranks.Rank) -> dict[str, Any]:
     loaded = data_parallel.load(rank, "Qwen3ForCausalLM", **server_args)
     expected = data_parallel.answer(loaded, rank, 2)
     runner = prefill.capture_prefill(loaded.model_runner, sizes)
-    before = graphs.counters.replays
-    found = data_parallel.answer(loaded, rank, 2)
-    return {
-        "sizes": sorted(prefill.captured_graphs(runner)),
-        "replayed": graphs.counters.replays > before,
-        "right": bool((found == expected).all()),
-    }
+    is_replayed, right = data_parallel.judged(lambda: data_parallel.answer(loaded, rank, 2), expected)
+    return {"sizes": sorted(prefill.captured_graphs(runner)), "replayed": is_replayed, "right": right}
 
 
 def main() -> None:
     data_parallel.prepare()
-    found: dict[str, Any] = {}
-    for server, (number, *_) in SERVERS.items():
-        try:
-            found[server] = ranks.each(number, functools.partial(serve, server))
-        except ranks.NotAllAnswered as error:
-            found[server] = str(error)
-    telling.result(found)
+    telling.result({name: data_parallel.of_each(of[0], functools.partial(serve, name)) for name, of in SERVERS.items()})
 
 
 if __name__ == "__main__":
