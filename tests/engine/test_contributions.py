@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-import pathlib
 import subprocess
 
 import pytest
@@ -13,7 +12,7 @@ from sglang_bcg_fixes.model import Fix, Kernel, Retired
 from sglang_bcg_fixes.planning import registry, well_formed
 from tests import processes
 from tests.engine import test_plugin
-from tests.engine.test_plugin import AFFECTED, EXTRA, OTHERS_OFF, Extra, load, with_kernel
+from tests.engine.test_plugin import AFFECTED, EXTRA, OTHERS_OFF, Extra, with_kernel
 
 extra = test_plugin.extra
 NAMED = "extra-fixes contributes extra_fix, which cannot be used: "
@@ -41,10 +40,10 @@ WRONG = [
 ]
 
 
-def command(site: pathlib.Path, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    whole = {"FAKE_FORM": "enable", "SGLANG_BCG_REPORT_DIR": str(site / "reports"), **OTHERS_OFF, **environ}
+def command(extra: Extra, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    whole = {"FAKE_FORM": "enable", "SGLANG_BCG_REPORT_DIR": str(extra.site / "reports"), **OTHERS_OFF, **environ}
     return processes.python(
-        *("-m", "sglang_bcg_fixes", *arguments), paths=[processes.FAKE_SGLANG, site], environment=whole
+        *("-m", "sglang_bcg_fixes", *arguments), paths=[processes.FAKE_SGLANG, extra.site], environment=whole
     )
 
 
@@ -53,9 +52,7 @@ def healthy(done: subprocess.CompletedProcess[str], code: int = 0) -> None:
 
 
 @pytest.mark.parametrize(("old", "new", "words"), WRONG, ids=[words[-40:] for *_, words in WRONG])
-def test_a_fix_that_is_declared_wrongly_is_named_with_its_package(
-    extra: Extra, tmp_path: pathlib.Path, old: str, new: str, words: str
-) -> None:
+def test_a_fix_that_is_declared_wrongly_is_named_with_its_package(extra: Extra, old: str, new: str, words: str) -> None:
     assert old in EXTRA
     site = extra(text=EXTRA.replace(old, new))
     for arguments in (["list"], ["status"], ["explain", "linear_attention_captured"]):
@@ -67,8 +64,8 @@ def test_a_fix_that_is_declared_wrongly_is_named_with_its_package(
     assert "known defects" in examined.stdout and words in examined.stdout, examined.stdout
     [problem] = json.loads(command(site, "doctor", "--json").stdout)["problems"]
     assert words in problem
-    refused = load(site, tmp_path / "reports")
-    assert refused.returncode == 1 and "Traceback" not in refused.stderr, refused.stderr
+    refused = site.load(status=1)
+    assert "Traceback" not in refused.stderr, refused.stderr
     assert refused.stderr.startswith("bcg-fixes refuses to start: ") and words in refused.stderr
 
 
@@ -108,7 +105,7 @@ def test_the_flag_of_a_fix_that_was_refused_is_said_beside_why(extra: Extra) -> 
     assert "SGLANG_BCG_FIX_EXTRA_FIX is not a flag" in asked.stderr and words in asked.stderr, asked.stderr
 
 
-def test_a_missing_section_concerns_its_own_page_alone(extra: Extra, tmp_path: pathlib.Path) -> None:
+def test_a_missing_section_concerns_its_own_page_alone(extra: Extra) -> None:
     site = extra()
     asked = command(site, "explain", "extra_fix")
     healthy(asked, 2)
@@ -119,10 +116,11 @@ def test_a_missing_section_concerns_its_own_page_alone(extra: Extra, tmp_path: p
         done = command(site, *arguments)
         healthy(done)
         assert done.stderr == "", done.stderr
-    assert load(site, tmp_path / "reports").returncode == 0, "a server needs no page"
+    # a server needs no page
+    site.load()
 
 
-def test_a_probe_that_gives_no_finding_is_unknown(extra: Extra, tmp_path: pathlib.Path) -> None:
+def test_a_probe_that_gives_no_finding_is_unknown(extra: Extra) -> None:
     site = extra("None")
     done = command(site, "doctor")
     healthy(done, 3)
@@ -151,7 +149,7 @@ def test_a_kernel_that_is_declared_wrongly_is_named_and_the_fixes_are_used(extra
 def test_what_is_right_is_used_and_its_package_known(extra: Extra) -> None:
     site = extra(text=with_kernel(), probe=AFFECTED)
     code = "from sglang_bcg_fixes.planning import registry; print(sorted(registry.discover().owners.items()))"
-    done = processes.python("-c", code, paths=[processes.FAKE_SGLANG, site])
+    done = processes.python("-c", code, paths=[processes.FAKE_SGLANG, site.site])
     assert done.stdout.strip() == "[('extra_fix', 'extra-fixes'), ('extra_op', 'extra-fixes')]", done.stderr
 
 

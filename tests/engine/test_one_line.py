@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import pathlib
+from typing import Any
 
 import pytest
 
@@ -14,7 +14,7 @@ from sglang_bcg_fixes.process import log, report
 from sglang_bcg_fixes.source.finding import Finding, Verdict
 from tests import processes
 from tests.engine import bodies, test_plugin
-from tests.engine.test_plugin import AFFECTED, UNKNOWN, Extra, scenario
+from tests.engine.test_plugin import AFFECTED, UNKNOWN, Extra
 
 extra = test_plugin.extra
 LLAMA, LONG = "LlamaForCausalLM", f"A{'n' * 150}ForCausalLM"
@@ -32,17 +32,16 @@ def concerning(architecture: str, text: str = test_plugin.EXTRA) -> str:
     return FIXES + text.replace("known={},", f"known={{}}, concerns=wrong(named({architecture!r})),", 1)
 
 
-def told(site: pathlib.Path, folder: pathlib.Path, *arguments: str, **environ: str) -> tuple[list[str], list[str], str]:
+def told(extra: Extra, *arguments: str, **environ: Any) -> tuple[list[str], list[str], str]:
     """The lines that are a warning or worse, the others of ours, and the answer of the process."""
-    done = scenario(site, folder / "reports", "one_line", *arguments, **environ)
-    assert done.returncode == 0, done.stderr
+    done = extra.scenario("one_line", *arguments, **environ)
     ours = [line for line in done.stderr.splitlines() if "bcg-fixes" in line]
     warnings = [line for line in ours if line.startswith(("WARNING", "ERROR"))]
     return warnings, [line for line in ours if line not in warnings], str(processes.result(done))
 
 
-def test_a_model_has_one_line_of_at_most_200_characters(extra: Extra, tmp_path: pathlib.Path) -> None:
-    warnings, lines, status = told(extra(), tmp_path, "a_model")
+def test_a_model_has_one_line_of_at_most_200_characters(extra: Extra) -> None:
+    warnings, lines, status = told(extra(), "a_model")
     words = "LlamaForCausalLM MainProcess: 1 fix live, 0 unread, 0 lost; kernel none; self-check none; "
     assert warnings == [] and lines == [f"INFO bcg-fixes 0.1.0: sglang unknown {words}{END}"]
     [told_of_it] = status.splitlines()
@@ -70,8 +69,8 @@ def test_warnings_are_seen_where_a_logging_configuration_disables_our_logger(
     assert capsys.readouterr().err == "a fix is LOST\n"
 
 
-def test_a_long_name_is_cut_and_nothing_else(extra: Extra, tmp_path: pathlib.Path) -> None:
-    _, [line], _ = told(extra(text=KERNEL), tmp_path, "a_model", LONG)
+def test_a_long_name_is_cut_and_nothing_else(extra: Extra) -> None:
+    _, [line], _ = told(extra(text=KERNEL), "a_model", LONG)
     message = line.removeprefix("INFO ")
     assert len(message) == 200 and f"{LONG[:20]}" in message and message.endswith(END), message
     assert "... MainProcess: 1 fix live, 0 unread, 0 lost; 1 kernels; " in message, message
@@ -87,17 +86,15 @@ def test_a_long_name_is_cut_and_nothing_else(extra: Extra, tmp_path: pathlib.Pat
         ("no bucket fits into the memory for keys and values", "no bucket fits into the memory for..."),
     ],
 )
-def test_a_self_check_that_was_not_made_says_why_in_either_line(
-    extra: Extra, tmp_path: pathlib.Path, reason: str, shown: str
-) -> None:
-    _, [line], status = told(extra(text=KERNEL), tmp_path, "unchecked", LONG, reason)
+def test_a_self_check_that_was_not_made_says_why_in_either_line(extra: Extra, reason: str, shown: str) -> None:
+    _, [line], status = told(extra(text=KERNEL), "unchecked", LONG, reason)
     assert line.endswith(f"; self-check not made: {shown}; {END}") and len(line.removeprefix("INFO ")) <= 200, line
     [told_of_it] = status.splitlines()
     assert told_of_it.startswith("OK ") and f", self-check not made: {shown}, " in told_of_it, told_of_it
 
 
-def test_a_kernel_that_runs_is_named(extra: Extra, tmp_path: pathlib.Path) -> None:
-    _, [line], _ = told(extra(text=KERNEL), tmp_path, "a_model")
+def test_a_kernel_that_runs_is_named(extra: Extra) -> None:
+    _, [line], _ = told(extra(text=KERNEL), "a_model")
     assert "; kernel extra_op=triton; " in line
 
 
@@ -110,28 +107,25 @@ def test_a_kernel_that_runs_is_named(extra: Extra, tmp_path: pathlib.Path) -> No
     ],
 )
 def test_a_kernel_that_is_left_alone_is_named_with_the_reason_where_that_fits(
-    extra: Extra, tmp_path: pathlib.Path, architecture: str, reason: str, shown: str
+    extra: Extra, architecture: str, reason: str, shown: str
 ) -> None:
     text = FIXES + test_plugin.with_kernel()
-    _, [line], _ = told(extra(text=text), tmp_path, "left_alone", architecture, reason)
+    _, [line], _ = told(extra(text=text), "left_alone", architecture, reason)
     assert f"; {shown}; self-check" in line and len(line.removeprefix("INFO ")) <= 200, line
 
 
-def test_a_process_without_a_model_says_nothing(extra: Extra, tmp_path: pathlib.Path) -> None:
+def test_a_process_without_a_model_says_nothing(extra: Extra) -> None:
     for probe, second in ((AFFECTED, "Thing.method"), (UNKNOWN, "Thing.method"), (AFFECTED, "Thing.gone")):
-        site = extra(probe, second) if not (tmp_path / "site").exists() else tmp_path / "site"
-        assert told(site, tmp_path, "no_model")[:2] == ([], [])
+        assert told(extra(probe, second), "no_model")[:2] == ([], [])
 
 
-def test_a_draft_is_not_the_model_that_is_served(extra: Extra, tmp_path: pathlib.Path) -> None:
-    assert told(extra(UNKNOWN), tmp_path, "a_draft")[:2] == ([], [])
+def test_a_draft_is_not_the_model_that_is_served(extra: Extra) -> None:
+    assert told(extra(UNKNOWN), "a_draft")[:2] == ([], [])
 
 
 @pytest.mark.parametrize(("drafts", "count"), [("PhiForCausalLM", "1 fix live"), (LLAMA, "none of its fixes needed")])
-def test_what_concerns_the_model_of_drafts_concerns_its_server(
-    extra: Extra, tmp_path: pathlib.Path, drafts: str, count: str
-) -> None:
-    _, [line], status = told(extra(text=concerning("Phi*")), tmp_path, "a_model_with_drafts", LLAMA, drafts)
+def test_what_concerns_the_model_of_drafts_concerns_its_server(extra: Extra, drafts: str, count: str) -> None:
+    _, [line], status = told(extra(text=concerning("Phi*")), "a_model_with_drafts", LLAMA, drafts)
     assert f" {LLAMA} MainProcess: {count}, 0 unread, 0 lost; " in line and f"OK     {LLAMA} :30000  " in status, line
 
 
@@ -143,10 +137,10 @@ def test_what_concerns_the_model_of_drafts_concerns_its_server(
     ],
 )
 def test_what_is_missing_is_a_warning_where_it_concerns_the_model(
-    extra: Extra, tmp_path: pathlib.Path, probe: str, second: str, state: str, count: str
+    extra: Extra, probe: str, second: str, state: str, count: str
 ) -> None:
     site = extra(probe, second, concerning("Llama*"))
-    [warning], [line], status = told(site, tmp_path, "a_model", LLAMA)
+    [warning], [line], status = told(site, "a_model", LLAMA)
     for words in (f"extra_fix of extra-fixes is not applied ({state}): ", "bcg-fixes doctor", "_EXTRA_FIX=off"):
         assert words in warning, warning
     assert count in line, line
@@ -154,22 +148,24 @@ def test_what_is_missing_is_a_warning_where_it_concerns_the_model(
     assert (
         status.startswith(f"{verdict}  {LLAMA} :30000  0 of 1 fixes live, ") and f"    {state:11} extra_fix: " in status
     )
-    warnings, [line], status = told(site, tmp_path, "a_model", "PhiForCausalLM")
+    warnings, [line], status = told(site, "a_model", "PhiForCausalLM")
     assert warnings == [] and "none of its fixes needed, 0 unread, 0 lost; " in line, (warnings, line)
-    assert status.startswith("OK     PhiForCausalLM :30000  none of the fixes needed, ") and "extra_fix" not in status, status
+    assert (
+        status.startswith("OK     PhiForCausalLM :30000  none of the fixes needed, ") and "extra_fix" not in status
+    ), status
 
 
-def test_what_is_not_known_of_a_model_hides_nothing(extra: Extra, tmp_path: pathlib.Path) -> None:
+def test_what_is_not_known_of_a_model_hides_nothing(extra: Extra) -> None:
     broken = concerning("Phi*").replace("wrong(named('Phi*'))", "wrong(Condition('odd', lambda launch: 1 / 0))")
-    [warning], [line], _ = told(extra(UNKNOWN, text=broken), tmp_path, "a_model", LLAMA)
+    [warning], [line], _ = told(extra(UNKNOWN, text=broken), "a_model", LLAMA)
     assert "(unread)" in warning and "1 unread" in line
 
 
-def test_what_is_lost_is_a_warning_whoever_it_concerns(extra: Extra, tmp_path: pathlib.Path) -> None:
-    [warning], [line], status = told(extra(text=concerning("Phi*")), tmp_path, "lost", LLAMA)
+def test_what_is_lost_is_a_warning_whoever_it_concerns(extra: Extra) -> None:
+    [warning], [line], status = told(extra(text=concerning("Phi*")), "lost", LLAMA)
     assert "extra_fix of extra-fixes was applied and is LOST: " in warning and "1 lost; " in line, line
     assert status.startswith(f"WRONG  {LLAMA} ") and "    lost        extra_fix: " in status, status
 
 
-def test_a_server_that_logs_warnings_only_has_no_line(extra: Extra, tmp_path: pathlib.Path) -> None:
-    assert told(extra(), tmp_path, "a_model", LLAMA, "WARNING")[:2] == ([], [])
+def test_a_server_that_logs_warnings_only_has_no_line(extra: Extra) -> None:
+    assert told(extra(), "a_model", LLAMA, "WARNING")[:2] == ([], [])

@@ -15,14 +15,13 @@ import pytest
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.process import procfs, report_folders
-from tests import processes
+from tests import processes, wheels
 from tests.engine import test_plugin
 from tests.engine.test_plugin import OTHERS_OFF, Extra
 
 extra = test_plugin.extra
 SERVER = "from sglang_bcg_fixes import plugin; plugin.load(); print('ready', flush=True); input()"
 WITHOUT_HOME = ("-m", "tests.scenarios.without_home")
-Root = Callable[[str], pathlib.Path]
 Start = Callable[..., int]
 
 
@@ -33,7 +32,7 @@ def status(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def server(extra: Extra, tmp_path: pathlib.Path) -> Iterator[Start]:
     """Start a process with the plugin and this environment; gives its number."""
-    site = extra()
+    site = extra().site
     started: list[subprocess.Popen[str]] = []
 
     def start(**environ: str) -> int:
@@ -151,7 +150,7 @@ def test_doctor_tells_of_running_servers_or_where_it_looked(server: Start, tmp_p
 def test_a_server_without_a_home_and_a_known_user_starts_and_reports(extra: Extra, tmp_path: pathlib.Path) -> None:
     done = processes.python(
         *(*WITHOUT_HOME, "server"),
-        paths=[processes.FAKE_SGLANG, extra()],
+        paths=[processes.FAKE_SGLANG, extra().site],
         environment={"FAKE_FORM": "enable", "TMPDIR": str(tmp_path), **OTHERS_OFF},
     )
     assert done.returncode == 0 and done.stderr == "", done.stderr
@@ -161,15 +160,15 @@ def test_a_server_without_a_home_and_a_known_user_starts_and_reports(extra: Extr
 def test_a_server_without_any_folder_to_write_to_starts_and_says_so(extra: Extra, tmp_path: pathlib.Path) -> None:
     done = processes.python(
         *(*WITHOUT_HOME, "server_without_a_folder"),
-        paths=[processes.FAKE_SGLANG, extra()],
+        paths=[processes.FAKE_SGLANG, extra().site],
         environment={"FAKE_FORM": "enable", **OTHERS_OFF},
     )
     assert done.returncode == 0 and "will not see this process: " in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("arguments", [["doctor", "--root", "ROOT"], ["list"], ["status"]])
-def test_commands_need_no_home(release_root: Root, arguments: list[str]) -> None:
-    told = [str(release_root("0.5.12.post1")) if each == "ROOT" else each for each in arguments]
+def test_commands_need_no_home(arguments: list[str]) -> None:
+    told = [str(wheels.unpacked("0.5.12.post1")) if each == "ROOT" else each for each in arguments]
     done = processes.python(*WITHOUT_HOME, "command", *told)
     assert done.returncode == 0, done.stderr
 

@@ -154,7 +154,7 @@ def with_a_retired_flag(extra: Extra, reports: pathlib.Path, version: str, *comm
     """
     environment = {"FAKE_FORM": "enable", "SGLANG_BCG_REPORT_DIR": str(reports), OLD: "off", **OTHERS_OFF}
     done = processes.python(
-        "-c", processes.code(program), *command, paths=[processes.FAKE_SGLANG, extra()], environment=environment
+        "-c", processes.code(program), *command, paths=[processes.FAKE_SGLANG, extra().site], environment=environment
     )
     return done.returncode, done.stdout, done.stderr
 

@@ -6,11 +6,10 @@ from __future__ import annotations
 import json
 import pathlib
 import subprocess
-from collections.abc import Callable
 
 import pytest
 
-from tests import processes
+from tests import processes, wheels
 from tests.engine import test_plugin
 from tests.engine.test_plugin import OTHERS_OFF, Extra
 
@@ -49,7 +48,7 @@ def test_a_module_is_run_with_the_plugin(extra: Extra, tmp_path: pathlib.Path) -
             sys.exit(3)
     """
     programs = module(tmp_path, text)
-    done = run_module(extra(), programs, tmp_path / "r", "--", "a_program", "--flag", "-v", "--", "x")
+    done = run_module(extra().site, programs, tmp_path / "r", "--", "a_program", "--flag", "-v", "--", "x")
     assert done.returncode == 3, done.stderr
     mine, childs = map(json.loads, done.stdout.splitlines())
     assert mine[0] == [str(programs / "a_program.py"), "--flag", "-v", "--", "x"] and mine[1] == "a_program"
@@ -65,14 +64,12 @@ def test_a_module_is_run_with_the_plugin(extra: Extra, tmp_path: pathlib.Path) -
 def test_a_module_that_is_none_is_an_error(
     extra: Extra, tmp_path: pathlib.Path, arguments: list[str], words: str
 ) -> None:
-    done = run_module(extra(), tmp_path, tmp_path / "r", "--", *arguments)
+    done = run_module(extra().site, tmp_path, tmp_path / "r", "--", *arguments)
     assert done.returncode == 2 and words in done.stderr and "Traceback" not in done.stderr, done.stderr
     assert done.stdout == ""
 
 
-def test_sglang_s_own_benchmark_of_one_batch_is_run_with_the_plugin(
-    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
-) -> None:
+def test_sglang_s_own_benchmark_of_one_batch_is_run_with_the_plugin(tmp_path: pathlib.Path) -> None:
     # it loads no plugins itself
     text = """
         import runpy, sys
@@ -86,7 +83,7 @@ def test_sglang_s_own_benchmark_of_one_batch_is_run_with_the_plugin(
     """
     done = processes.python(
         *("-m", "sglang_bcg_fixes", "--", "a_program", "--help"),
-        paths=[release_root("0.5.12.post1"), module(tmp_path, text)],
+        paths=[wheels.unpacked("0.5.12.post1"), module(tmp_path, text)],
         environment={"TRITON_INTERPRET": "1", "SGLANG_BCG_REPORT_DIR": str(tmp_path / "reports")},
         timeout=120,
     )
