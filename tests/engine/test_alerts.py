@@ -16,13 +16,12 @@ import sglang_bcg_fixes
 from sglang_bcg_fixes.model import Action
 from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.process import report
-from tests import processes
+from tests import processes, wheels
 from tests.engine import test_plugin
 from tests.engine.test_metrics import with_metrics
 from tests.engine.test_plugin import AFFECTED, UNKNOWN, Extra
 
 extra = test_plugin.extra
-Root = Callable[[str], pathlib.Path]
 RULES = pathlib.Path(sglang_bcg_fixes.__file__).with_name("prometheus_rules.yml")
 # a selector compared with a number, which is all that these rules are made of
 EXPRESSION = re.compile(r"(?P<name>\w+)\{(?P<matchers>.*)\} == (?P<value>\d+)")
@@ -93,11 +92,9 @@ def test_an_alert_fires_for_a_fix_that_is_not_there(
 
 
 @pytest.mark.parametrize(("fixes", "alerts"), [("off", [("BcgSelfCheckWrong", "selfcheck")]), ("auto", [])])
-def test_an_alert_fires_for_graphs_that_the_self_check_finds_wrong(
-    release_root: Root, fixes: str, alerts: list[tuple[str, str]]
-) -> None:
+def test_an_alert_fires_for_graphs_that_the_self_check_finds_wrong(fixes: str, alerts: list[tuple[str, str]]) -> None:
     found, _ = processes.beside(
-        release_root("0.5.12.post1"),
+        wheels.unpacked("0.5.12.post1"),
         *("-m", "tests.releases.selfcheck_run", "qwen3next", "--freed-memory", "kept", "--metrics"),
         SGLANG_BCG_SELFCHECK="warn",
         SGLANG_BCG_FIXES=fixes,
@@ -108,10 +105,10 @@ def test_an_alert_fires_for_graphs_that_the_self_check_finds_wrong(
     assert list(firing(found["metrics"])) == alerts
 
 
-def test_an_alert_fires_for_graphs_that_the_canary_finds_wrong(release_root: Root) -> None:
+def test_an_alert_fires_for_graphs_that_the_canary_finds_wrong() -> None:
     options = ("--no-check", "--prefills", "3", "--freed-memory", "kept", "--metrics")
     found, _ = processes.beside(
-        release_root("0.5.12.post1"),
+        wheels.unpacked("0.5.12.post1"),
         *("-m", "tests.releases.selfcheck_run", "qwen3next", *options),
         SGLANG_BCG_FIXES="off",
         SGLANG_BCG_CANARY="1",

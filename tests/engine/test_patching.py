@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
-
 import pytest
 
-from tests import processes
+from tests import processes, wheels
 from tests.wheels import NEWEST
 
 KINDS = (
@@ -110,10 +107,7 @@ def test_looking_for_holders_asks_nothing_of_strange_objects() -> None:
 
 @pytest.mark.parametrize(
     ("path", "alias"),
-    [
-        ("function", "sglang.srt.tables:BY_NAME['function']"),
-        ("Thing.method", "sglang.srt.class_alias:Other.borrowed"),
-    ],
+    [("function", "sglang.srt.tables:BY_NAME['function']"), ("Thing.method", "sglang.srt.class_alias:Other.borrowed")],
 )
 def test_declared_aliases_are_changed_and_restored(path: str, alias: str) -> None:
     check("declared_alias", path, alias)
@@ -183,10 +177,8 @@ def test_patching_a_function_that_a_break_holds_is_an_error() -> None:
 @pytest.mark.parametrize("release", ["0.5.12.post1", NEWEST])
 @pytest.mark.parametrize("path", ["function", "Thing.method"])
 @pytest.mark.parametrize("first", ["theirs", "ours"])
-def test_another_plugin_on_the_same_target(
-    release_root: Callable[[str], pathlib.Path], release: str, path: str, first: str
-) -> None:
-    check("another_plugin", str(release_root(release) / "sglang/srt/plugins/hook_registry.py"), path, first)
+def test_another_plugin_on_the_same_target(release: str, path: str, first: str) -> None:
+    check("another_plugin", str(wheels.unpacked(release) / "sglang/srt/plugins/hook_registry.py"), path, first)
 
 
 def test_a_forked_child_has_the_patch_and_its_undo_stays_there() -> None:

@@ -3,22 +3,17 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
-
 import pytest
 
-from tests import processes
+from tests import processes, wheels
 from tests.wheels import NEWEST
 
 
 @pytest.mark.parametrize("release", ["0.5.12.post1", "0.5.17", NEWEST])
-def test_one_by_one_and_all_at_once_they_are_the_same(
-    release_root: Callable[[str], pathlib.Path], release: str
-) -> None:
+def test_one_by_one_and_all_at_once_they_are_the_same(release: str) -> None:
     program = ("-m", "tests.scenarios.registered_models")
     found, whole = (
-        processes.beside(release_root(release), *program, way, SGLANG_PLUGINS="none")[0]
+        processes.beside(wheels.unpacked(release), *program, way, SGLANG_PLUGINS="none")[0]
         for way in ("one_by_one", "whole")
     )
     assert found["rest"] == whole["rest"]

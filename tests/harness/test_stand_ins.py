@@ -4,11 +4,10 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable
 
 import pytest
 
-from tests import processes
+from tests import processes, wheels
 from tests.wheels import NEWEST
 
 ASKED = processes.code("""
@@ -22,9 +21,7 @@ ASKED = processes.code("""
 
 # the first one whose kernels are built by a module of their own
 @pytest.mark.parametrize("release", ["0.5.18", "0.5.21", NEWEST])
-def test_no_compiler_is_started_for_a_cuda_kernel(
-    release_root: Callable[[str], pathlib.Path], release: str, tmp_path: pathlib.Path
-) -> None:
-    done = processes.on_cpu(release_root(release), "-c", ASKED, environment={"HOME": str(tmp_path)})
+def test_no_compiler_is_started_for_a_cuda_kernel(release: str, tmp_path: pathlib.Path) -> None:
+    done = processes.on_cpu(wheels.unpacked(release), "-c", ASKED, environment={"HOME": str(tmp_path)})
     assert processes.result(done) == 0
     assert "exists only in a CUDA build" in done.stdout + done.stderr

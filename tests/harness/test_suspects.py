@@ -6,12 +6,11 @@ from __future__ import annotations
 import pathlib
 import sys
 import textwrap
-from collections.abc import Callable
 
 import pytest
 
 from sglang_bcg_fixes.planning import registry
-from tests import processes
+from tests import processes, wheels
 from tests.wheels import NEWEST
 
 sys.path.insert(0, str(processes.REPOSITORY / "tools"))
@@ -124,10 +123,8 @@ def test_beside_another_release_only_what_is_new_is_shown(
     ]
 
 
-def test_every_judgement_is_about_a_suspect_and_holds_in_the_newest_release(
-    release_root: Callable[[str], pathlib.Path],
-) -> None:
-    source = suspects.source_of(str(release_root(NEWEST)))
+def test_every_judgement_is_about_a_suspect_and_holds_in_the_newest_release() -> None:
+    source = suspects.source_of(str(wheels.unpacked(NEWEST)))
     found = suspects.suspects(source)
     for judgement in suspects.judgements():
         assert judgement.holds(source), judgement

@@ -7,12 +7,11 @@ import json
 import pathlib
 import signal
 import subprocess
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests import processes, programs, warm
+from tests import processes, programs, warm, wheels
 from tests.wheels import NEWEST, RELEASES
 
 ABOUT = """
@@ -109,8 +108,8 @@ print("RESULT", json.dumps({
 
 
 @pytest.fixture(params=[RELEASES[0], NEWEST])
-def root(release_root: Callable[[str], pathlib.Path], request: pytest.FixtureRequest) -> pathlib.Path:
-    return release_root(request.param)
+def root(request: pytest.FixtureRequest) -> pathlib.Path:
+    return wheels.unpacked(request.param)
 
 
 def test_with_sglang_imported_it_is_given_what_a_cold_one_is(root: pathlib.Path) -> None:
@@ -142,10 +141,8 @@ def parent(root: pathlib.Path, code: str = "", **environment: str) -> int:
     return found
 
 
-def test_the_releases_used_last_are_kept_and_nothing_is_left_behind(
-    release_root: Callable[[str], pathlib.Path],
-) -> None:
-    root = release_root(RELEASES[0])
+def test_the_releases_used_last_are_kept_and_nothing_is_left_behind() -> None:
+    root = wheels.unpacked(RELEASES[0])
     first = parent(root, "sglang.left = 1")
     assert parent(root, "assert not hasattr(sglang, 'left')", SGLANG_BCG_FIXES="off") == first
     assert parent(root, SGLANG_PLUGINS="__none__", SGLANG_MAMBA_CONV_DTYPE="float16") == first
@@ -166,11 +163,11 @@ UNLIKE = {
 
 
 @pytest.mark.parametrize("code", UNLIKE.values(), ids=UNLIKE)
-def test_what_must_not_have_sglang_imported_is_refused(release_root: Callable[[str], pathlib.Path], code: str) -> None:
+def test_what_must_not_have_sglang_imported_is_refused(code: str) -> None:
     program = f"from cpu_sglang import one_batch\n{code}"
-    done = processes.on_cpu(release_root(RELEASES[0]), "-c", program)
+    done = processes.on_cpu(wheels.unpacked(RELEASES[0]), "-c", program)
     assert done.returncode == 1 and "run this program with cold=True" in done.stderr
-    assert processes.on_cpu(release_root(RELEASES[0]), "-c", program, cold=True).returncode == 0
+    assert processes.on_cpu(wheels.unpacked(RELEASES[0]), "-c", program, cold=True).returncode == 0
 
 
 def test_a_release_that_cannot_be_imported_says_why(tmp_path: pathlib.Path) -> None:
@@ -228,7 +225,5 @@ print(first is again, ast.dump(first) == plain, ast.dump(other) == plain, ast.pa
 """
 
 
-def test_what_the_plugin_reads_is_parsed_and_nothing_is_taken_for_it(
-    release_root: Callable[[str], pathlib.Path],
-) -> None:
-    assert processes.on_cpu(release_root(NEWEST), "-c", PARSED).stdout == "True True False False\n"
+def test_what_the_plugin_reads_is_parsed_and_nothing_is_taken_for_it() -> None:
+    assert processes.on_cpu(wheels.unpacked(NEWEST), "-c", PARSED).stdout == "True True False False\n"

@@ -3,18 +3,15 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from sglang_bcg_fixes.kernels.attention_extend.declaration import KERNEL
-from tests import processes
+from tests import processes, wheels
 from tests.releases import attention_prefill
 from tests.wheels import NEWEST
 
-Root = Callable[[str], pathlib.Path]
 Found = dict[str, Any]
 
 # whose capture returns the graph and the answer
@@ -33,19 +30,15 @@ LINEAR_INSIDE = {"SGLANG_BCG_KERNEL_GDN_EXTEND": "triton", "SGLANG_MAMBA_CONV_DT
 ROUNDED = 0.05
 
 
-@pytest.fixture
-def run(release_root: Root) -> Callable[..., Found]:
-    def run(release: str, scenario: str, *arguments: str, **environment: str) -> Found:
-        found: Found
-        found, _ = processes.beside(
-            release_root(release),
-            *("-m", "tests.releases.attention_prefill", scenario, *arguments),
-            environment={KERNEL.flag: "fa3", **environment},
-            timeout=600,
-        )
-        return found
-
-    return run
+def run(release: str, scenario: str, *arguments: str, **environment: str) -> Found:
+    found: Found
+    found, _ = processes.beside(
+        wheels.unpacked(release),
+        *("-m", "tests.releases.attention_prefill", scenario, *arguments),
+        environment={KERNEL.flag: "fa3", **environment},
+        timeout=600,
+    )
+    return found
 
 
 def wrong_in(report: Found) -> list[str]:
@@ -65,16 +58,14 @@ def wrong_in(report: Found) -> list[str]:
 
 
 @pytest.mark.parametrize("case", RUN, ids=" ".join)
-def test_replays_have_no_break_and_the_bits_of_graphs_with_breaks_and_of_eager(
-    run: Callable[..., Found], case: tuple[str, ...]
-) -> None:
+def test_replays_have_no_break_and_the_bits_of_graphs_with_breaks_and_of_eager(case: tuple[str, ...]) -> None:
     release, *model = case
     report = run(release, "right", *model)
     assert set(report["breaks"].values()) == {LAYERS} and TOO_MANY in report["batches"]
     assert wrong_in(report) == []
 
 
-def test_what_a_captured_layer_cannot_read_is_replayed_with_breaks(run: Callable[..., Found]) -> None:
+def test_what_a_captured_layer_cannot_read_is_replayed_with_breaks() -> None:
     report = run(NEWEST, "others", "llama")
     waits = report["loaded by layer"].pop()
     assert report == {
@@ -83,10 +74,7 @@ def test_what_a_captured_layer_cannot_read_is_replayed_with_breaks(run: Callable
         "another backend": LAYERS + 1,
         "afterwards": 1,
         # the prefix is a batch, too
-        "left": {
-            "keys that are loaded layer by layer": 2,
-            "another attention backend than the captured one": 2,
-        },
+        "left": {"keys that are loaded layer by layer": 2, "another attention backend than the captured one": 2},
     }
     # the cache was told of every layer
     assert waits >= 2 * LAYERS
@@ -109,16 +97,14 @@ def assert_breaks_stay(report: Found, breaks: int) -> None:
     ],
     ids=["another backend", "linear layers outside"],
 )
-def test_refused_servers_answer_as_before(
-    run: Callable[..., Found], model: tuple[str, ...], reason: str | None
-) -> None:
+def test_refused_servers_answer_as_before(model: tuple[str, ...], reason: str | None) -> None:
     report = run(NEWEST, "brief", *model)
     assert_breaks_stay(report, 2 * LAYERS if HYBRID in model else LAYERS)
     assert report["left"] == ({reason: 1} if reason else {})
 
 
 @pytest.mark.parametrize("release", ["0.5.17", NEWEST])
-def test_with_linear_attention_inside_too_a_hybrid_has_no_break(run: Callable[..., Found], release: str) -> None:
+def test_with_linear_attention_inside_too_a_hybrid_has_no_break(release: str) -> None:
     report = run(release, "brief", HYBRID, **LINEAR_INSIDE)
     assert set(report["breaks"].values()) == {LAYERS} and report["left"] == {}
     assert report["twins"] == [[16, 1], [8, 1]] and len(report["batches"]) == len(attention_prefill.BRIEF)
@@ -136,7 +122,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("case", MISTAKES, ids=" ".join)
-def test_mutants_are_noticed(run: Callable[..., Found], case: tuple[str, ...]) -> None:
+def test_mutants_are_noticed(case: tuple[str, ...]) -> None:
     release, *model = case
     found = run(release, "mutants", *model)
     assert set(found) == {"none", *attention_prefill.MUTANTS}

@@ -3,12 +3,9 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
-
 from tests import processes, wheels
 
 
-def test_a_longer_prefill_frees_the_buffers_of_decode(release_root: Callable[[str], pathlib.Path]) -> None:
-    told, _ = processes.beside(release_root(wheels.RELEASES[-1]), "-m", "tests.scenarios.dsa_metadata")
+def test_a_longer_prefill_frees_the_buffers_of_decode() -> None:
+    told, _ = processes.beside(wheels.unpacked(wheels.RELEASES[-1]), "-m", "tests.scenarios.dsa_metadata")
     assert told == {"kept for as many": True, "kept for more": False, "made anew": True}

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,11 +15,10 @@ from sglang_bcg_fixes.planning.plan import ask
 from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
 from sglang_bcg_fixes.source.tree import Source
-from tests import processes
+from tests import processes, wheels
 from tests.mutated import rewritten
 from tests.wheels import NEWEST, RELEASES
 
-Root = Callable[[str], pathlib.Path]
 CONFIGURATION_IS_SHARED = RELEASES[: RELEASES.index("0.5.14")]
 ONE_METHOD_IS_ASKED = RELEASES[RELEASES.index("0.5.13") :]
 INKLING = RELEASES[RELEASES.index("0.5.17") :]
@@ -142,7 +140,7 @@ def wrong(routes: dict[str, Any]) -> set[str]:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_every_layer_goes_where_it_belongs(release_root: Root, release: str, tmp_path: pathlib.Path) -> None:
+def test_every_layer_goes_where_it_belongs(release: str, tmp_path: pathlib.Path) -> None:
     one_method = release in ONE_METHOD_IS_ASKED
     given = (
         TARGET_LAYERS,
@@ -152,7 +150,7 @@ def test_every_layer_goes_where_it_belongs(release_root: Root, release: str, tmp
         WITHOUT_CUTLASS.get(release, []),
     )
     found = run(
-        release_root(release),
+        wheels.unpacked(release),
         tmp_path / "reports",
         declared_in(layers_routed_by_id),
         *("hybrid_routing", "routing", *map(json.dumps, given)),
@@ -187,17 +185,15 @@ def test_every_layer_goes_where_it_belongs(release_root: Root, release: str, tmp
 
 @pytest.mark.parametrize("release", ["0.5.13", NEWEST])
 @pytest.mark.parametrize("body", MISROUTED, ids=["by kind", "by mark"])
-def test_a_build_between_releases_is_known(release_root: Root, release: str, body: str) -> None:
+def test_a_build_between_releases_is_known(release: str, body: str) -> None:
     text = "return layer_id in self.full_attn_layers"
     file = layers_routed_by_id.MODULE.replace(".", "/") + ".py"
-    finding = ask(declared_in(layers_routed_by_id), Source(rewritten(release_root(release), file, text, body)))
+    finding = ask(declared_in(layers_routed_by_id), Source(rewritten(wheels.unpacked(release), file, text, body)))
     assert finding.verdict is Verdict.LATENT and "routed by kind" in finding.reason, finding
 
 
 @pytest.mark.parametrize("release", CONFIGURATION_IS_SHARED)
-def test_a_draft_leaves_its_targets_configuration_alone(
-    release_root: Root, release: str, tmp_path: pathlib.Path
-) -> None:
+def test_a_draft_leaves_its_targets_configuration_alone(release: str, tmp_path: pathlib.Path) -> None:
     models = processes.REPOSITORY / "cpu_sglang" / "models"
     folders = {name: models / name for name in ("qwen3next", "bailing_full")}
     for name, config in (("qwen3_5", QWEN3_5), ("nemotron_h", NEMOTRON_H)):
@@ -206,7 +202,7 @@ def test_a_draft_leaves_its_targets_configuration_alone(
         (folders[name] / "config.json").write_text(json.dumps(config))
     pairs = [f"{name}={folder}" for name, folder in folders.items()]
     found = run(
-        release_root(release),
+        wheels.unpacked(release),
         tmp_path / "reports",
         declared_in(hybrid_layer_misrouted),
         *("draft_beside_target", "configuration", *pairs),

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import pathlib
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -58,10 +57,8 @@ def column(release: str, plugins: str) -> str:
 
 
 @pytest.mark.parametrize(("release", "plugins", "server"), SAMPLE)
-def test_outcomes_are_those_of_the_table(
-    release: str, plugins: str, server: str, release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
-) -> None:
-    found = outcomes(release_root(release), plugins, server, tmp_path)
+def test_outcomes_are_those_of_the_table(release: str, plugins: str, server: str, tmp_path: pathlib.Path) -> None:
+    found = outcomes(wheels.unpacked(release), plugins, server, tmp_path)
     assert found == json.loads(TABLE.read_text())[column(release, plugins)][server]
 
 

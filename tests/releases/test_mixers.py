@@ -36,7 +36,6 @@ GRANITE = [f"model.layers.{layer} (GraniteMoeHybridMambaDecoderLayer)" for layer
 # its indexer breaks from 0.5.15 on, and the pooled one has since there is one
 DEEPSEEK = [f"model.layers.{layer}.self_attn.indexer (Indexer)" for layer in range(4)]
 SPARSE = {"DeepseekV32ForCausalLM": DEEPSEEK, "DeepseekV32ForCausalLM pooled": DEEPSEEK}
-DELTA_NET = [f"model.layers.{layer}.linear_attn.attn (RadixLinearAttention)" for layer in (0, 2)]
 LFM2 = [f"model.layers.{layer}.conv (Lfm2ShortConv)" for layer in (0, 2)]
 
 
@@ -46,9 +45,7 @@ def run(release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path) -> 
         out = tmp_path / "report.json"
         options = (*options, "--json", str(out)) if module == "cpu_sglang.prefill" else (str(out), *options)
         process = processes.on_cpu(
-            release_root(release),
-            *("-m", module, *options),
-            environment={"SGLANG_PLUGINS": plugins, **environment},
+            release_root(release), *("-m", module, *options), environment={"SGLANG_PLUGINS": plugins, **environment}
         )
         assert process.returncode == 0, process.stderr[-4000:]
         found: Found = json.loads(out.read_text())
@@ -112,11 +109,7 @@ def test_a_mixer_without_a_break_is_refused_and_served_eagerly(run: Run, release
         (NEWEST, {}, {"Lfm2ForCausalLM": LFM2}),
         # the fix has its break round LFM2's convolutions
         (NEWEST, {declared_in(hybrids_without_graphs).flag: "on"}, {}),
-        (
-            NEWEST,
-            OFF,
-            {"FalconH1ForCausalLM": FALCON, "GraniteMoeHybridForCausalLM": GRANITE, "Lfm2ForCausalLM": LFM2},
-        ),
+        (NEWEST, OFF, {"FalconH1ForCausalLM": FALCON, "GraniteMoeHybridForCausalLM": GRANITE, "Lfm2ForCausalLM": LFM2}),
         (
             "0.5.12.post1",
             LINEAR_OFF,

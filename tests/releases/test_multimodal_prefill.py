@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests import processes
+from tests import processes, wheels
 from tests.releases import layer_stacks, multimodal_prefill
 
-Root = Callable[[str], pathlib.Path]
 RELEASE = "0.5.11"
 IMAGES = {"an image", "another image", "an image next to text"}
 CASES = {*multimodal_prefill.TEXT, *multimodal_prefill.CHANGED}
@@ -60,24 +58,17 @@ def replayed(found: dict[str, Any]) -> set[str]:
 
 @pytest.mark.parametrize(
     ("model", "environment"),
-    [
-        *((model, {}) for model in multimodal_prefill.MODELS),
-        ("dense", {"SGLANG_BCG_FIX_VLM_EMBEDS_DROPPED": "off"}),
-    ],
+    [*((model, {}) for model in multimodal_prefill.MODELS), ("dense", {"SGLANG_BCG_FIX_VLM_EMBEDS_DROPPED": "off"})],
 )
-def test_text_replays_and_images_do_not(
-    model: str, environment: dict[str, str], release_root: Root, tmp_path: pathlib.Path
-) -> None:
-    found = outcomes(release_root(RELEASE), tmp_path, model, **environment)
+def test_text_replays_and_images_do_not(model: str, environment: dict[str, str], tmp_path: pathlib.Path) -> None:
+    found = outcomes(wheels.unpacked(RELEASE), tmp_path, model, **environment)
     assert right(found) == CASES
     assert replayed(found) == CASES - IMAGES
     assert set(found["breaks"].values()) == {multimodal_prefill.SHARED["num_hidden_layers"]}
 
 
-def test_without_the_plugin_images_are_lost_and_several_requests_are_eager(
-    release_root: Root, tmp_path: pathlib.Path
-) -> None:
-    found = outcomes(release_root(RELEASE), tmp_path, "no states", SGLANG_PLUGINS="__none__")
+def test_without_the_plugin_images_are_lost_and_several_requests_are_eager(tmp_path: pathlib.Path) -> None:
+    found = outcomes(wheels.unpacked(RELEASE), tmp_path, "no states", SGLANG_PLUGINS="__none__")
     assert CASES - right(found) == {"an image", "another image"} <= replayed(found)
     # all of these replay with the plugin too
     assert right(found) & replayed(found) == {
@@ -85,13 +76,15 @@ def test_without_the_plugin_images_are_lost_and_several_requests_are_eager(
     }
 
 
-def test_without_the_plugin_a_hybrid_answers_no_batch_that_replays(release_root: Root, tmp_path: pathlib.Path) -> None:
-    found = outcomes(release_root(RELEASE), tmp_path, "dense", SGLANG_PLUGINS="__none__")
+def test_without_the_plugin_a_hybrid_answers_no_batch_that_replays(tmp_path: pathlib.Path) -> None:
+    found = outcomes(wheels.unpacked(RELEASE), tmp_path, "dense", SGLANG_PLUGINS="__none__")
     assert replayed(found) and not right(found) & replayed(found)
 
 
-def test_every_multimodal_model_hands_its_layers_what_is_in_the_buffers(release_root: Root) -> None:
-    handed, log = processes.beside(release_root(RELEASE), "-m", "tests.scenarios.handed_layers", "of_multimodal_models")
+def test_every_multimodal_model_hands_its_layers_what_is_in_the_buffers() -> None:
+    handed, log = processes.beside(
+        wheels.unpacked(RELEASE), "-m", "tests.scenarios.handed_layers", "of_multimodal_models"
+    )
     assert set(handed) == CAPTURED <= set(layer_stacks.MODELS)
     assert {fields["input_embeds"] for fields in handed.values()} == {"input_embeds"}
     assert {fields["input_ids"] for fields in handed.values()} == {None}

@@ -6,18 +6,14 @@ Every test of answers from a warm prefix cache runs with both trees: see tests/s
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
-
 import pytest
 
 from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.source import forms
-from tests import processes
+from tests import processes, wheels
 from tests.scenarios import trees
 from tests.wheels import NEWEST, since
 
-Root = Callable[[str], pathlib.Path]
 PROGRAM = ("-m", "tests.scenarios.tree_calls")
 CACHE = "sglang.srt.mem_cache"
 TREE, COMPONENTS = f"{CACHE}.unified_cache.unified_tree_core:", f"{CACHE}.unified_cache.components."
@@ -42,8 +38,8 @@ def rested_on(release: str) -> set[str]:
 
 
 @pytest.mark.parametrize("release", since("0.5.21"))
-def test_no_fix_rests_on_what_the_tree_in_rust_does_not_call(release_root: Root, release: str) -> None:
-    given, _ = processes.beside(release_root(release), *PROGRAM)
+def test_no_fix_rests_on_what_the_tree_in_rust_does_not_call(release: str) -> None:
+    given, _ = processes.beside(wheels.unpacked(release), *PROGRAM)
     assert [*given] == ["python", "rust"]
     python, rust = (set(found["called"]) for found in given.values())
     assert python & rust >= SHARED and python - rust >= OF_PYTHON
@@ -51,14 +47,14 @@ def test_no_fix_rests_on_what_the_tree_in_rust_does_not_call(release_root: Root,
     assert not skipped, f"with the tree that users have, SGLang {release} does not call {', '.join(sorted(skipped))}"
 
 
-def test_until_then_the_tree_is_pythons(release_root: Root) -> None:
-    given, _ = processes.beside(release_root("0.5.20"), *PROGRAM)
+def test_until_then_the_tree_is_pythons() -> None:
+    given, _ = processes.beside(wheels.unpacked("0.5.20"), *PROGRAM)
     assert [*given] == ["python"] and set(given["python"]["called"]) >= OF_PYTHON
 
 
-def test_a_tree_that_sglang_takes_in_place_of_that_in_rust_is_no_silent_one(release_root: Root) -> None:
+def test_a_tree_that_sglang_takes_in_place_of_that_in_rust_is_no_silent_one() -> None:
     # asks for a build from sources, which no wheel has
-    done = processes.on_cpu(release_root(NEWEST), *PROGRAM, environment={"SGLANG_RUST_BUILD_MODE": "force"})
+    done = processes.on_cpu(wheels.unpacked(NEWEST), *PROGRAM, environment={"SGLANG_RUST_BUILD_MODE": "force"})
     assert done.returncode and "SGLang was to take the tree in rust, and took that in python" in done.stderr
 
 

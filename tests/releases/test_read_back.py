@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import pathlib
 import types
-from collections.abc import Callable
 from typing import cast
 
 import pytest
@@ -14,15 +12,13 @@ from sglang_bcg_fixes.anatomy import runners
 from sglang_bcg_fixes.process import watch
 from sglang_bcg_fixes.process.process import Process
 from sglang_bcg_fixes.source.tree import Folder, Source
-from tests import processes
+from tests import processes, wheels
 from tests.wheels import NEWEST, RELEASES
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_every_release_has_the_places_that_are_watched(
-    release: str, release_root: Callable[[str], pathlib.Path]
-) -> None:
-    source = Source(Folder(release_root(release)))
+def test_every_release_has_the_places_that_are_watched(release: str) -> None:
+    source = Source(Folder(wheels.unpacked(release)))
     # the source is all that they are made from
     process = cast(Process, types.SimpleNamespace(source=source))
     places = [place for hook in watch.hooks(process) for point in hook.patches for place in point.where]
@@ -31,10 +27,8 @@ def test_every_release_has_the_places_that_are_watched(
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_every_release_counts_replays_itself_and_gives_no_reason(
-    release: str, release_root: Callable[[str], pathlib.Path]
-) -> None:
-    srt = release_root(release) / "sglang" / "srt"
+def test_every_release_counts_replays_itself_and_gives_no_reason(release: str) -> None:
+    srt = wheels.unpacked(release) / "sglang" / "srt"
     collector = (srt / "observability" / "metrics_collector.py").read_text()
     # so there is no counter of ours for it, as docs/selfcheck.md says
     assert 'name="sglang:cuda_graph_passes_total"' in collector
@@ -45,11 +39,9 @@ def test_every_release_counts_replays_itself_and_gives_no_reason(
 
 
 @pytest.mark.parametrize("release", ["0.5.12.post1", NEWEST])
-def test_a_real_runner_is_read_back_and_its_fixes_are_reached(
-    release: str, release_root: Callable[[str], pathlib.Path]
-) -> None:
+def test_a_real_runner_is_read_back_and_its_fixes_are_reached(release: str) -> None:
     arguments = ("-m", "tests.scenarios.runner_read_back", "one_prefill")
-    found, log = processes.beside(release_root(release), *arguments, SGLANG_BCG_FIXES="auto")
+    found, log = processes.beside(wheels.unpacked(release), *arguments, SGLANG_BCG_FIXES="auto")
     assert found["built"] == f"{found['runner']} was built" and found["found"]["occasion"] == "the first batch came"
     assert found["found"]["lost"] == {} == found["found"]["wrapped"]
     assert found["found"]["live"] == found["applied"] and found["batches"] == 1, found

@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from tests import processes
+from tests import processes, wheels
 from tests.wheels import NEWEST
 
 RIGHT = (
@@ -32,24 +30,15 @@ DEFECTS = (
 )
 
 
-@pytest.fixture
-def checked(release_root: Callable[[str], pathlib.Path]) -> Callable[..., tuple[dict[str, Any], str]]:
-    def run(release: str, model: str, *options: str, mode: str = "warn", **environ: str) -> tuple[dict[str, Any], str]:
-        arguments = ("-m", "tests.releases.selfcheck_run", model, *options)
-        return processes.beside(
-            release_root(release),
-            *arguments,
-            timeout=300,
-            environment={"SGLANG_BCG_SELFCHECK": mode, **environ},
-        )
-
-    return run
+def checked(release: str, model: str, *options: str, mode: str = "warn", **environ: str) -> tuple[dict[str, Any], str]:
+    arguments = ("-m", "tests.releases.selfcheck_run", model, *options)
+    return processes.beside(
+        wheels.unpacked(release), *arguments, timeout=300, environment={"SGLANG_BCG_SELFCHECK": mode, **environ}
+    )
 
 
 @pytest.mark.parametrize("server", RIGHT, ids=lambda server: "-".join(server[:2]))
-def test_right_graphs_are_called_right_and_nothing_is_left_behind(
-    checked: Callable[..., tuple[dict[str, Any], str]], server: tuple[str, ...]
-) -> None:
+def test_right_graphs_are_called_right_and_nothing_is_left_behind(server: tuple[str, ...]) -> None:
     release, model, arguments = (*server, "{}")[:3]
     found, log = checked(release, model, "--server", arguments, mode="strict")
     verdicts = {row["batch"].partition(" (")[0]: row["verdict"] for row in found["selfcheck"]["batches"]}
@@ -62,7 +51,7 @@ def test_right_graphs_are_called_right_and_nothing_is_left_behind(
 
 @pytest.mark.parametrize(("release", "model", "freed_memory", "where"), DEFECTS)
 def test_released_defects_are_found_without_knowing_them_and_prefill_runs_eagerly(
-    checked: Callable[..., tuple[dict[str, Any], str]], release: str, model: str, freed_memory: str, where: str
+    release: str, model: str, freed_memory: str, where: str
 ) -> None:
     found, log = checked(release, model, "--freed-memory", freed_memory, SGLANG_BCG_FIXES="off")
     assert found["selfcheck"]["verdict"] == "wrong" and where in found["selfcheck"]["reason"], found["selfcheck"]
@@ -72,7 +61,7 @@ def test_released_defects_are_found_without_knowing_them_and_prefill_runs_eagerl
     assert "Prefill runs eagerly in this server from now on" in log and "`bcg-fixes explain " in log
 
 
-def test_strict_refuses_to_serve(checked: Callable[..., tuple[dict[str, Any], str]]) -> None:
+def test_strict_refuses_to_serve() -> None:
     options = ("--freed-memory", "kept")
     found, _log = checked("0.5.12.post1", "qwen3next", *options, mode="strict", SGLANG_BCG_FIXES="off")
     assert "bcg-fixes refuses to serve (SGLANG_BCG_SELFCHECK=strict): self-check: wrong" in found["refused"]
@@ -87,9 +76,7 @@ def test_strict_refuses_to_serve(checked: Callable[..., tuple[dict[str, Any], st
         ("earlier bucket", 5, "replaying ended in RuntimeError"),
     ],
 )
-def test_what_no_release_does_wrong_is_found_too(
-    checked: Callable[..., tuple[dict[str, Any], str]], broken: str, right: int, words: str
-) -> None:
+def test_what_no_release_does_wrong_is_found_too(broken: str, right: int, words: str) -> None:
     found, _log = checked(NEWEST, "llama", "--break", broken)
     verdicts = [row["verdict"] for row in found["selfcheck"]["batches"]]
     assert found["selfcheck"]["verdict"] == "wrong" and words in found["selfcheck"]["reason"], found["selfcheck"]
@@ -98,7 +85,7 @@ def test_what_no_release_does_wrong_is_found_too(
 
 @pytest.mark.parametrize(("broken", "replays"), [((), 1), (("--break", "attention inside"), 3)], ids=["right", "wrong"])
 def test_graphs_with_attention_inside_are_checked_beside_those_with_breaks(
-    checked: Callable[..., tuple[dict[str, Any], str]], broken: tuple[str, ...], replays: int
+    broken: tuple[str, ...], replays: int
 ) -> None:
     options = ("--server", '{"attention_backend": "fa3"}', *broken)
     found, log = checked(NEWEST, "llama", *options, mode="strict", SGLANG_BCG_KERNEL_ATTENTION_EXTEND="fa3")
@@ -109,16 +96,14 @@ def test_graphs_with_attention_inside_are_checked_beside_those_with_breaks(
 
 
 @pytest.mark.parametrize("mode", ["warn", "strict"])
-def test_a_check_that_cannot_run_says_so_and_changes_nothing(
-    checked: Callable[..., tuple[dict[str, Any], str]], mode: str
-) -> None:
+def test_a_check_that_cannot_run_says_so_and_changes_nothing(mode: str) -> None:
     found, log = checked(NEWEST, "llama", "--break", "eager", mode=mode)
     assert found["selfcheck"]["verdict"] == "not checked" and "TypeError" in found["selfcheck"]["reason"]
     assert (found["refused"] is None) == (mode == "warn")
     assert found["touched"] == [] and "Traceback" in log
 
 
-def test_without_time_for_all_the_cheapest_is_checked(checked: Callable[..., tuple[dict[str, Any], str]]) -> None:
+def test_without_time_for_all_the_cheapest_is_checked() -> None:
     found, _log = checked(NEWEST, "llama", "--seconds", "0")
     assert found["selfcheck"]["verdict"] == "right"
     assert [row["batch"].partition(" (")[0] for row in found["selfcheck"]["batches"]] == ["smallest bucket"]
@@ -127,16 +112,12 @@ def test_without_time_for_all_the_cheapest_is_checked(checked: Callable[..., tup
 
 
 @pytest.mark.parametrize("broken", ["slots stay taken", "slots stay written"])
-def test_a_check_that_left_traces_would_be_seen(
-    checked: Callable[..., tuple[dict[str, Any], str]], broken: str
-) -> None:
+def test_a_check_that_left_traces_would_be_seen(broken: str) -> None:
     found, _log = checked(NEWEST, "llama", "--break", broken)
     assert found["touched"], found
 
 
-def test_the_canary_answers_rightly_and_turns_wrong_graphs_off(
-    checked: Callable[..., tuple[dict[str, Any], str]],
-) -> None:
+def test_the_canary_answers_rightly_and_turns_wrong_graphs_off() -> None:
     options = ("--no-check", "--prefills", "5", "--freed-memory", "kept")
     environ = {"SGLANG_BCG_FIXES": "off", "SGLANG_BCG_CANARY": "2"}
     found, log = checked("0.5.12.post1", "qwen3next", *options, mode="off", **environ)
@@ -147,18 +128,14 @@ def test_the_canary_answers_rightly_and_turns_wrong_graphs_off(
     assert "`bcg-fixes explain linear_attention_captured`" in log
 
 
-def test_the_check_sees_what_is_replayed_also_where_every_prefill_is_compared(
-    checked: Callable[..., tuple[dict[str, Any], str]],
-) -> None:
+def test_the_check_sees_what_is_replayed_also_where_every_prefill_is_compared() -> None:
     environ = {"SGLANG_BCG_FIXES": "off", "SGLANG_BCG_CANARY": "1"}
     found, _log = checked("0.5.12.post1", "qwen3next", "--freed-memory", "kept", mode="warn", **environ)
     assert found["selfcheck"]["verdict"] == "wrong" and not found["canary"], found
 
 
 @pytest.mark.parametrize(("release", "model"), [("0.5.12.post1", "qwen3next"), (NEWEST, "llama")])
-def test_the_canary_leaves_right_graphs_alone(
-    checked: Callable[..., tuple[dict[str, Any], str]], release: str, model: str
-) -> None:
+def test_the_canary_leaves_right_graphs_alone(release: str, model: str) -> None:
     found, log = checked(release, model, "--no-check", "--prefills", "5", mode="off", SGLANG_BCG_CANARY="2")
     assert all(row["equal"] and row["replays"] for row in found["prefills"]), found["prefills"]
     assert found["canary"] == {"every": 2, "compared": 2} and "self-check: wrong" not in log
@@ -171,9 +148,7 @@ def test_the_canary_leaves_right_graphs_alone(
         ("refused, then replayed", "a graph was replayed although it was refused"),
     ],
 )
-def test_the_canary_has_compared_nothing_where_one_run_was_not_what_it_should_be(
-    checked: Callable[..., tuple[dict[str, Any], str]], broken: str, said: str
-) -> None:
+def test_the_canary_has_compared_nothing_where_one_run_was_not_what_it_should_be(broken: str, said: str) -> None:
     options = ("--no-check", "--prefills", "3", "--break", broken)
     found, log = checked("0.5.12.post1", "llama", *options, mode="off", SGLANG_BCG_CANARY="1")
     assert all(row["equal"] for row in found["prefills"]), found["prefills"]

@@ -3,15 +3,13 @@
 
 from __future__ import annotations
 
-import pathlib
-from collections.abc import Callable
-
 import pytest
 
 from sglang_bcg_fixes.lab.verify import cases, models
 from sglang_bcg_fixes.lab.verify.cases import BUCKETS, CASES, FEW_BUCKETS, Case
 from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.source.tree import Folder, Source
+from tests import wheels
 from tests.wheels import NEWEST, RELEASES
 
 FIXES = {fix.id: fix for fix in registry.discover().fixes}
@@ -49,8 +47,8 @@ def test_a_case_says_what_it_shows_of_a_model_that_can_be_made(case: Case) -> No
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_the_release_knows_every_flag(release: str, release_root: Callable[[str], pathlib.Path]) -> None:
-    source = Source(Folder(release_root(release)))
+def test_the_release_knows_every_flag(release: str) -> None:
+    source = Source(Folder(wheels.unpacked(release)))
     for case in CASES:
         is_there = RELEASES.index(release) >= RELEASES.index(FIRST.get(case.name, RELEASES[0]))
         assert case.applies_to(source) is is_there, f"{case.name} on {release}"
@@ -62,10 +60,8 @@ def test_the_release_knows_every_flag(release: str, release_root: Callable[[str]
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_prefill_graphs_are_breakable_of_these_sizes_or_off(
-    release: str, release_root: Callable[[str], pathlib.Path]
-) -> None:
-    source = Source(Folder(release_root(release)))
+def test_prefill_graphs_are_breakable_of_these_sizes_or_off(release: str) -> None:
+    source = Source(Folder(wheels.unpacked(release)))
     for case in CASES:
         if case.by_default:
             continue
@@ -80,9 +76,9 @@ def test_prefill_graphs_are_breakable_of_these_sizes_or_off(
 
 @pytest.mark.parametrize("release", RELEASES)
 def test_attention_is_sglangs_choice_where_the_first_layer_is_a_mixer_of_mamba2_or_a_short_convolution(
-    release: str, release_root: Callable[[str], pathlib.Path]
+    release: str,
 ) -> None:
-    source = Source(Folder(release_root(release)))
+    source = Source(Folder(wheels.unpacked(release)))
     chosen = {
         case.name
         for case in CASES
@@ -98,10 +94,8 @@ def test_attention_is_sglangs_choice_where_the_first_layer_is_a_mixer_of_mamba2_
         assert flags["--max-mamba-cache-size"] and not {"--attention-backend", "--disable-radix-cache"} & flags.keys()
 
 
-def test_by_default_only_sizes_are_given_and_only_eager_says_a_word_of_graphs(
-    release_root: Callable[[str], pathlib.Path],
-) -> None:
-    source = Source(Folder(release_root(NEWEST)))
+def test_by_default_only_sizes_are_given_and_only_eager_says_a_word_of_graphs() -> None:
+    source = Source(Folder(wheels.unpacked(NEWEST)))
     mine = [case for case in CASES if case.by_default]
     assert [case.name for case in mine] == ["qwen3_5_text_by_default", "qwen3_5_by_default"]
     for case in mine:

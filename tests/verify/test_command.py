@@ -46,10 +46,10 @@ CASE = cases.Case("a_case", "A test.", "llama", script=four_calls, watches=(regi
 
 
 @pytest.fixture
-def here(release_root: Callable[[str], pathlib.Path], monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
+def here(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
     """The interpreter's properties; tests change them."""
     found: dict[str, object] = {
-        "root": str(release_root(RELEASE)),
+        "root": str(wheels.unpacked(RELEASE)),
         "sglang": RELEASE,
         "has_entry_point": True,
         "gpu": "a GPU",
@@ -135,13 +135,9 @@ def test_what_has_ended_stands_in_the_file_before_the_last_server_ends(
 
 
 def test_a_case_whose_difference_is_asked_about_waits_for_the_answer(
-    here: dict[str, object],
-    release_root: Callable[[str], pathlib.Path],
-    verify: Verify,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    here: dict[str, object], verify: Verify, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here.update(root=str(release_root("0.5.15.post1")), sglang="0.5.15.post1")
+    here.update(root=str(wheels.unpacked("0.5.15.post1")), sglang="0.5.15.post1")
     written: list[Any] = []
     monkeypatch.setattr(command, "write", lambda _, content: written.append(len(content["servers"])))
     assert verify("--once", misbehaviour="patched=wrong tokens") == 1
@@ -405,15 +401,11 @@ def test_a_fix_alone_that_was_not_applied_shows_nothing(
 
 
 def test_a_fix_that_sglang_does_not_need_is_not_tried_alone(
-    here: dict[str, object],
-    verify: Verify,
-    release_root: Callable[[str], pathlib.Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    here: dict[str, object], verify: Verify, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cases, "CASES", (dataclasses.replace(CASE, name="llama_several_requests"),))
     # later releases do not have the defect
-    here.update(root=str(release_root("0.5.23")), sglang="0.5.23")
+    here.update(root=str(wheels.unpacked("0.5.23")), sglang="0.5.23")
     words = ("--once", "--case", "llama_several_requests", "--fix", "single_request_capture", "--arms", "alone")
     assert verify(*words) == 2
     assert "so none can be alone" in capsys.readouterr().err
@@ -535,15 +527,9 @@ def test_an_end_that_stock_comes_to_as_well_is_said_to_be_so(verify: Verify, row
     ],
 )
 def test_only_the_same_code_on_the_padded_batch_explains_a_difference(
-    here: dict[str, object],
-    verify: Verify,
-    rows: Rows,
-    release_root: Callable[[str], pathlib.Path],
-    misbehaviour: str,
-    verdict: str,
-    said: str,
+    here: dict[str, object], verify: Verify, rows: Rows, misbehaviour: str, verdict: str, said: str
 ) -> None:
-    here.update(root=str(release_root("0.5.15.post1")), sglang="0.5.15.post1")
+    here.update(root=str(wheels.unpacked("0.5.15.post1")), sglang="0.5.15.post1")
     assert verify("--quick", misbehaviour=misbehaviour) == (verdict == "red")
     found = rows()
     assert found["patched 1"]["verdict"] == verdict and said in found["patched 1"]["why"], found["patched 1"]
@@ -602,11 +588,7 @@ def test_a_fix_alone_is_the_only_one_that_is_on(
     [
         ({"gpu": None, "why": "torch sees none"}, [], "replay can be verified only with a GPU: torch sees none. Run"),
         ({"root": None}, [], "has no SGLang. In a checkout of sglang-bcg-fixes: python3 -m venv"),
-        (
-            {},
-            ["--release", "0.5.11"],
-            f"has SGLang {RELEASE}, not 0.5.11, and nothing is installed unasked. In a",
-        ),
+        ({}, ["--release", "0.5.11"], f"has SGLang {RELEASE}, not 0.5.11, and nothing is installed unasked. In a"),
         ({"has_entry_point": False}, [], "would not find this plugin"),
         ({"free_gib": 2.0}, [], "2.0 GiB are free on a GPU"),
         ({}, ["--case", "a_cas"], "no case 'a_cas'; did you mean a_case?"),
@@ -626,8 +608,8 @@ def test_what_cannot_be_run_is_said_with_what_to_do(
     assert said in capsys.readouterr().err
 
 
-def test_an_interpreter_without_a_gpu_says_so(release_root: Callable[[str], pathlib.Path]) -> None:
-    done = processes.python("-m", "sglang_bcg_fixes", "verify", paths=[release_root(RELEASE)])
+def test_an_interpreter_without_a_gpu_says_so() -> None:
+    done = processes.python("-m", "sglang_bcg_fixes", "verify", paths=[wheels.unpacked(RELEASE)])
     assert done.returncode == 2 and "only with a GPU: torch" in done.stderr, done.stderr
 
 
@@ -636,14 +618,10 @@ def test_an_interpreter_without_a_gpu_says_so(release_root: Callable[[str], path
     [("patched=hangs at start", "patched-1"), ("patched=wrong tokens,stock=hangs at start", "stock-1")],
 )
 def test_an_end_from_outside_ends_the_servers_and_leaves_no_files(
-    here: dict[str, object],
-    tmp_path: pathlib.Path,
-    release_root: Callable[[str], pathlib.Path],
-    misbehaviour: str,
-    hangs: str,
+    here: dict[str, object], tmp_path: pathlib.Path, misbehaviour: str, hangs: str
 ) -> None:
     # where a difference would be asked about in one more server
-    here.update(root=str(release_root("0.5.15.post1")), sglang="0.5.15.post1")
+    here.update(root=str(wheels.unpacked("0.5.15.post1")), sglang="0.5.15.post1")
     own = {"TMPDIR": str(tmp_path), "PYTHONPATH": str(processes.REPOSITORY), "MISBEHAVIOUR": misbehaviour}
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.scenarios.verify_one_case", json.dumps(here)],

@@ -43,13 +43,9 @@ def port() -> int:
 
 @pytest.fixture
 def verify(
-    release_root: Callable[[str], pathlib.Path],
-    port: int,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    port: int, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Verify:
-    source = in_folder_once(release_root(RELEASE))
+    source = in_folder_once(wheels.unpacked(RELEASE))
     monkeypatch.setattr(releases, "installed", lambda: source)
     monkeypatch.setattr(server, "SECONDS_BETWEEN_LOOKS", 0.02)
     for name in [name for name in os.environ if name.startswith("SGLANG")]:
@@ -369,14 +365,12 @@ def test_made_prompts_leave_room_and_stay_in_the_vocabulary() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_end_from_outside_leaves_no_process(
-    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path, port: int, number: signal.Signals
-) -> None:
+def test_an_end_from_outside_leaves_no_process(tmp_path: pathlib.Path, port: int, number: signal.Signals) -> None:
     folder, sleeper = tmp_path / "runs", f"time.sleep({SLEEPS})"
     words = ["verify", "--folder", str(folder), "--", "MISBEHAVIOUR=fixes=hangs at start"]
     process = subprocess.Popen(
         [sys.executable, "-m", "sglang_bcg_fixes", *words, sys.executable, SERVER, "--port", str(port)],
-        env=processes.environment_of([release_root(RELEASE)], {}),
+        env=processes.environment_of([wheels.unpacked(RELEASE)], {}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         # a shell ignores it for what runs in its background, and this would be inherited

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Callable
 
 import pytest
 
@@ -13,6 +12,7 @@ from benchmarks import selfcheck_starts
 from sglang_bcg_fixes.fixes import hybrids_without_graphs
 from sglang_bcg_fixes.planning import registry
 from sglang_bcg_fixes.source import releases
+from tests import wheels
 from tests.verify.test_command import RELEASE, here, verify
 
 __all__ = ["here", "verify"]
@@ -21,14 +21,13 @@ __all__ = ["here", "verify"]
 @pytest.mark.parametrize(("said", "status"), [("right", 0), ("wrong", 1), ("not checked", 1), ("", 1)])
 def test_a_start_with_fixes_that_is_not_right_is_red(
     here: dict[str, object],
-    release_root: Callable[[str], pathlib.Path],
     tmp_path: pathlib.Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     said: str,
     status: int,
 ) -> None:
-    monkeypatch.setattr(releases, "installed", lambda: releases.in_folder(release_root(RELEASE)))
+    monkeypatch.setattr(releases, "installed", lambda: releases.in_folder(wheels.unpacked(RELEASE)))
     monkeypatch.setenv("PATCHED_SAYS", said)
     file = tmp_path / "found.json"
     assert selfcheck_starts.main(["--starts", "3", "--jobs", "4", "--json", str(file)]) == status
@@ -42,12 +41,9 @@ def test_a_start_with_fixes_that_is_not_right_is_red(
 
 
 def test_cases_are_chosen_by_name(
-    here: dict[str, object],
-    release_root: Callable[[str], pathlib.Path],
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    here: dict[str, object], tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(releases, "installed", lambda: releases.in_folder(release_root(RELEASE)))
+    monkeypatch.setattr(releases, "installed", lambda: releases.in_folder(wheels.unpacked(RELEASE)))
     with pytest.raises(SystemExit, match=f"--case gpt_oss_decode_padding: none of {RELEASE} with prefill graphs"):
         selfcheck_starts.main(["--case", "gpt_oss_decode_padding", "--json", str(tmp_path / "none.json")])
     monkeypatch.setenv("PATCHED_SAYS", "right")
@@ -57,10 +53,8 @@ def test_cases_are_chosen_by_name(
     assert {row["case"] for row in json.loads(file.read_text())["servers"]} == {"a_case"}
 
 
-def test_a_model_of_bench_starts_with_the_fix_that_gives_it_graphs(
-    release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
-) -> None:
-    known, source = registry.discover(), releases.in_folder(release_root(RELEASE))
+def test_a_model_of_bench_starts_with_the_fix_that_gives_it_graphs(tmp_path: pathlib.Path) -> None:
+    known, source = registry.discover(), releases.in_folder(wheels.unpacked(RELEASE))
     (granite,) = selfcheck_starts.chosen_of(["granite_4_h_micro"], known, source)
     runs = list(selfcheck_starts.runs_of([granite], 1, known, source, tmp_path))
     flag = registry.declared_in(hybrids_without_graphs).flag
