@@ -79,12 +79,7 @@ def beside(
         done = on_cpu(
             root,
             *arguments,
-            environment={
-                "SGLANG_BCG_REPORT_DIR": reports,
-                **WITHOUT_KERNELS,
-                **(environment or {}),
-                **settings,
-            },
+            environment={"SGLANG_BCG_REPORT_DIR": reports, **WITHOUT_KERNELS, **(environment or {}), **settings},
             timeout=timeout,
             cold=cold,
         )

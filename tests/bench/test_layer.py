@@ -91,8 +91,7 @@ def test_what_is_right_is_timed(table: Table) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    ["forgets the state", "raises", "reads another's slot", "leaves the state of the last layer"],
+    "wrong", ["forgets the state", "raises", "reads another's slot", "leaves the state of the last layer"]
 )
 def test_a_wrong_arm_has_no_time_and_no_speed_up(table: Table, wrong: str) -> None:
     found, printed = table(sglang="", ours=wrong)

@@ -99,8 +99,7 @@ def test_schedulers_of_ray_are_not_said_to_have_the_plugin(release: str, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("release", "module"),
-    [("0.5.16", "sglang.bench_one_batch"), (wheels.NEWEST, "sglang.benchmark.one_batch")],
+    ("release", "module"), [("0.5.16", "sglang.bench_one_batch"), (wheels.NEWEST, "sglang.benchmark.one_batch")]
 )
 def test_a_benchmark_that_loads_no_plugins_is_run_by_our_command(
     release: str, module: str, tmp_path: pathlib.Path

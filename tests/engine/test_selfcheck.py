@@ -249,9 +249,7 @@ def test_a_pool_that_shows_no_keys_is_not_read() -> None:
         assert pools.can_be_read(types.SimpleNamespace(token_to_kv_pool=pool)) is answer
 
 
-def test_a_pool_is_asked_only_where_all_layers_are_here_and_once_by_the_canary(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_pool_is_asked_only_where_all_layers_are_here_and_once_by_the_canary(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
     stages = [2]
     state = types.ModuleType("parallel_state")

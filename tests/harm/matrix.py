@@ -60,9 +60,7 @@ BREAKS_OUTSIDE = {
     "KimiLinearForCausalLM": 1,
 }
 # where the kernel is not known for every release, or the model does not start on a CPU
-INSIDE_IN = {
-    "KimiLinearForCausalLM": ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21"),
-}
+INSIDE_IN = {"KimiLinearForCausalLM": ("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21")}
 # an interrupted recording has these first
 FIRST_RELEASES = (wheels.NEWEST, wheels.RELEASES[0], "0.5.15.post1", "0.5.19")
 FIRST_ARCHITECTURES = (

@@ -43,10 +43,7 @@ def operand(dtype: Any, shape: tuple[int, ...]) -> Any:
     return tl.tensor(triton_interpreter.TensorHandle(values, dtype), tl.block_type(dtype, [*shape]) if shape else dtype)
 
 
-OPERANDS = [
-    *(operand(dtype, shape) for dtype in (*TYPES, *POINTERS) for shape in SHAPES),
-    *NUMBERS,
-]
+OPERANDS = [*(operand(dtype, shape) for dtype in (*TYPES, *POINTERS) for shape in SHAPES), *NUMBERS]
 
 
 def told(check: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:

@@ -104,11 +104,7 @@ def test_a_grid_is_asked_with_the_arguments_and_may_be_empty() -> None:
 
 @pytest.mark.parametrize(
     ("args", "kwargs", "said"),
-    [
-        ((), {}, "missing"),
-        ((1,) * 9, {}, "positional"),
-        ((5, 0), {"x": 1}, "multiple values"),
-    ],
+    [((), {}, "missing"), ((1,) * 9, {}, "positional"), ((5, 0), {"x": 1}, "multiple values")],
     ids=["too few", "too many", "twice"],
 )
 @pytest.mark.usefixtures("is_once")

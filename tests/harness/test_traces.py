@@ -44,10 +44,7 @@ def scaled(x: Any, factor: Any, out: Any, shift: tl.constexpr, WIDTH: tl.constex
     tl.store(out + row * WIDTH + at, tl.load(x + at) * factor + shift)
 
 
-KERNELS: dict[Any, tuple[int, ...]] = {
-    **TOGETHER,
-    **dict.fromkeys((*APART, written_then_seen, peeks), (ROWS,)),
-}
+KERNELS: dict[Any, tuple[int, ...]] = {**TOGETHER, **dict.fromkeys((*APART, written_then_seen, peeks), (ROWS,))}
 
 
 @pytest.fixture(autouse=True)

@@ -33,11 +33,7 @@ QWEN3_NEXT = {"KEY_HEADS": 16, "VALUE_HEADS": 32, "KEYS": 128, "VALUES": 128, "C
 
 
 def compiled(
-    kernel: Any,
-    constants: dict[str, Any],
-    pointers: Mapping[str, str] = POINTERS,
-    capability: int = 90,
-    **options: Any,
+    kernel: Any, constants: dict[str, Any], pointers: Mapping[str, str] = POINTERS, capability: int = 90, **options: Any
 ) -> dict[str, Any]:
     constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     types, attributes = {}, {}

@@ -38,11 +38,7 @@ PARTS = {"tables": metadata, "convolution": convolution, "delta rule": delta_rul
 MUTANTS = {
     **OF_DELTA_RULE,
     "convolution: forgets the window": ("mixed", "mask=earlier, other=0.0)", "mask=earlier & (row < 0), other=0.0)"),
-    "convolution: looks at others": (
-        "mixed",
-        "(row >= start + (WIDTH - 1 - number))",
-        "(row >= WIDTH - 1 - number)",
-    ),
+    "convolution: looks at others": ("mixed", "(row >= start + (WIDTH - 1 - number))", "(row >= WIDTH - 1 - number)"),
     "convolution: leaves the window as it was": ("mixed", "tl.store(own + in_slot, after, mask=exists)", "pass"),
     "convolution: takes one input for another": ("long", "wide[number + tap]", "wide[number + tap - 1]"),
     "keeps lengths of the keys": ("long", "length = tl.sqrt(", "length = 1 + 0 * tl.sqrt("),
@@ -60,11 +56,7 @@ MUTANTS = {
     "leaves the tail": ("mixed", "(real_chunks + tail_chunks) * VALUE_HEADS", "real_chunks * VALUE_HEADS"),
     "counts chunks past the end": ("mixed", "tl.where(real, to_end, 0.0)", "to_end"),
     "forgets to forget": ("long", "acc=S * whole", "acc=S"),
-    "leaves the state as it was": (
-        "long",
-        "tl.store(of_state, S.to(state.dtype.element_ty), mask=is_here)",
-        "pass",
-    ),
+    "leaves the state as it was": ("long", "tl.store(of_state, S.to(state.dtype.element_ty), mask=is_here)", "pass"),
     "adds instead of correcting": ("long", "-tl.exp2(gate)", "tl.exp2(gate)"),
     "forgets decays in the output": ("long", "known_before * minus_before[None, :]", "-known_before"),
     "takes the next chunk's decays": ("long", "tl.where(first_row > first, VALUE_HEADS * (3 * CHUNK), 0)", "0"),

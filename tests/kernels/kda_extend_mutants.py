@@ -52,11 +52,7 @@ MUTANTS = {
     "takes squashed betas for raw ones": ("squashed", "if not IS_SQUASHED:", "if KEYS > 0:"),
     "counts gates past the end": ("long", "tl.where(real[:, None], bounded(gate), 0.0)", "bounded(gate)"),
     "takes the first token for the last": ("long", "own_sums + (CHUNK - 1) * KEYS + key", "own_sums + key"),
-    "takes the start for every reference": (
-        "long",
-        "token // (2 * half) * (2 * half) + half - 1",
-        "0 * token",
-    ),
+    "takes the start for every reference": ("long", "token // (2 * half) * (2 * half) + half - 1", "0 * token"),
     "takes an earlier token for the reference": (
         "long",
         "token // (2 * half) * (2 * half) + half - 1",

@@ -115,11 +115,7 @@ MUTANTS = {
     "takes one part for another": ("wide, in parts", "(item % PARTS) * PART", "0 * PART"),
     "convolution: reads a window without a prefix": ("mixed", "mask=exists & has_window", "mask=exists"),
     "convolution: forgets the bias": ("long", "mixed += tl.load(bias + channels).to(tl.float32)[None, :]", "pass"),
-    "tables: has a prefix always": (
-        "mixed",
-        "tl.where(own & (prefix > 0)[None, :], 1, 0)",
-        "tl.where(own, 1, 0)",
-    ),
+    "tables: has a prefix always": ("mixed", "tl.where(own & (prefix > 0)[None, :], 1, 0)", "tl.where(own, 1, 0)"),
     "tables: takes the wrong first chunk": (
         "mixed",
         "tl.where(own, chunk_start[None, :], 0)",

@@ -80,11 +80,7 @@ class OnHost:
             return self.cuda.on_device.__wrapped__(0)
 
     def library(
-        self,
-        header: pathlib.Path,
-        folder: pathlib.Path,
-        kernels: Collection[str],
-        is_checked: bool = True,
+        self, header: pathlib.Path, folder: pathlib.Path, kernels: Collection[str], is_checked: bool = True
     ) -> ctypes.CDLL:
         """Compile some kernels of a header: what others need beside them is not compiled."""
         if not on_host.compiler():

@@ -582,11 +582,7 @@ def found_in(
 
 @pytest.mark.parametrize("is_mutated", [False, True], ids=["checked", "compiled as mutants are"])
 def test_without_a_mistake_nothing_is_noticed(
-    is_mutated: bool,
-    kernels: cuda.Kernels,
-    right: ctypes.CDLL,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    is_mutated: bool, kernels: cuda.Kernels, right: ctypes.CDLL, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = ON_HOST.mutated(right, PROGRAM.file, tmp_path, SIGNATURES) if is_mutated else kernels
     assert list(found_in(made, [SHORT, TRACKED, LONG, IN_SEGMENTS], monkeypatch)) == []

@@ -462,11 +462,7 @@ CASES: dict[str, Case] = {
     "groups": Case(GROUPS),
     "nine heads": Case(
         functools.partial(
-            step,
-            [2, 70, 20],
-            Shape(9, 1, 64, 128, 4, least_step=0.05, most_step=0.2),
-            gone=[2],
-            tracked={0: 1, 1: 3},
+            step, [2, 70, 20], Shape(9, 1, 64, 128, 4, least_step=0.05, most_step=0.2), gone=[2], tracked={0: 1, 1: 3}
         )
     ),
     # in five segments each, of two chunks
@@ -532,11 +528,7 @@ def found_in(made: cuda.Kernels, names: Iterable[str], monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("is_mutated", [False, True], ids=["checked", "compiled as mutants are"])
 def test_without_a_mistake_nothing_is_noticed(
-    is_mutated: bool,
-    kernels: cuda.Kernels,
-    right: ctypes.CDLL,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
+    is_mutated: bool, kernels: cuda.Kernels, right: ctypes.CDLL, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = ON_HOST.mutated(right, PROGRAM.file, tmp_path, OF_CASES) if is_mutated else kernels
     assert list(found_in(made, CASES, monkeypatch)) == []

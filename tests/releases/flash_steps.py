@@ -85,12 +85,7 @@ def odd_attention(release: Release) -> Iterator[Step]:
             if not graph:
                 yield Step(f"{name}, draft decode", "DECODE", topk=1, drafts=True, step=1, **more)
     for graph in (False, True):
-        more = {
-            "graph": graph,
-            "page_size": 1,
-            "encoder": True,
-            "rows": 5 if release.many_encoders else 1,
-        }
+        more = {"graph": graph, "page_size": 1, "encoder": True, "rows": 5 if release.many_encoders else 1}
         yield Step(f"{'replay' if graph else 'eager'}, encoder, decode", "DECODE", **more)
     yield Step("eager, encoder, extend", "EXTEND", **{**more, "graph": False})
 

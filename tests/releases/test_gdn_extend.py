@@ -27,10 +27,7 @@ from tests.releases.linear_extend_tests import (  # noqa: F401
 from tests.wheels import NEWEST, since
 
 # one of each form of runner, backend and layer that our kernels know
-RELEASES = (
-    *("0.5.11", "0.5.12.post1", "0.5.13.post1", "0.5.14", "0.5.15.post1", "0.5.16"),
-    *since("0.5.17"),
-)
+RELEASES = (*("0.5.11", "0.5.12.post1", "0.5.13.post1", "0.5.14", "0.5.15.post1", "0.5.16"), *since("0.5.17"))
 ONE = "0.5.12.post1"
 QWEN3_NEXT, QWEN3_5 = "qwen3next", "qwen3_5_text"
 # two roundings to bfloat16 are so far apart

@@ -204,12 +204,7 @@ def test_mixers_that_are_refused(given: tuple[Any, ...], reason: str) -> None:
 )
 @pytest.mark.parametrize("named", [False, True], ids=["auto", "by name"])
 def test_by_default_another_family_keeps_its_breaks(
-    release_root: Root,
-    monkeypatch: pytest.MonkeyPatch,
-    release: str,
-    architecture: str,
-    by_default: bool,
-    named: bool,
+    release_root: Root, monkeypatch: pytest.MonkeyPatch, release: str, architecture: str, by_default: bool, named: bool
 ) -> None:
     left: list[str] = []
     found = plan.ask(KERNEL, tree.Source(tree.Folder(release_root(release))))

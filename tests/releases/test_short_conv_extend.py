@@ -151,13 +151,7 @@ def test_switched_off_the_break_stays(run: Run) -> None:
 
 
 def test_without_the_fix_there_is_nothing_to_capture(run: Run) -> None:
-    found = run(
-        NEWEST,
-        "admission",
-        DENSE,
-        module="tests.scenarios.admitted_hybrids",
-        **{ADMITTING.flag: "off"},
-    )
+    found = run(NEWEST, "admission", DENSE, module="tests.scenarios.admitted_hybrids", **{ADMITTING.flag: "off"})
     assert "captured nothing" in found["captured"]
 
 

@@ -21,10 +21,7 @@ def main() -> None:
     from sglang.srt.layers.attention.triton_backend import TritonAttnBackend
 
     batch = types.SimpleNamespace(
-        num_token_non_padded_cpu=REAL,
-        positions=torch.arange(ROWS),
-        dcp_kv_mask=None,
-        out_cache_loc=torch.arange(ROWS),
+        num_token_non_padded_cpu=REAL, positions=torch.arange(ROWS), dcp_kv_mask=None, out_cache_loc=torch.arange(ROWS)
     )
     padded_break.enter(radix_attention, batch, ROWS, REAL)
     stored = []

@@ -57,10 +57,7 @@ STEPS = {
     # the second prefix is shorter than they are and passed as 0: prefix and new tokens are more than the length
     "front tokens": counted(20, 1, wider=2),
 }
-ACCEPTED = {
-    "accepted": accepted((20, 5, 9), (2, 4, 1)),
-    "accepted, no padding": accepted((20, 5, 9, 1), (2, 4, 1, 1)),
-}
+ACCEPTED = {"accepted": accepted((20, 5, 9), (2, 4, 1)), "accepted, no padding": accepted((20, 5, 9, 1), (2, 4, 1, 1))}
 PREFIX_ALONE = {"prefix alone": dataclasses.replace(STEPS["padded"], seq_lens=STEPS["padded"].prefix)}
 # from 0.5.16 on a worker need not know its lengths on the host
 ON_DEVICE = {"prefix alone, on the device": dataclasses.replace(PREFIX_ALONE["prefix alone"], on_host=False)}

@@ -11,10 +11,7 @@ from cpu_sglang import stand_ins
 from sglang_bcg_fixes.source import releases
 from tests.scenarios import telling
 
-MODULES = (
-    "sglang.kernels.ops.attention.linear.lightning_attn",
-    "sglang.srt.layers.attention.linear.lightning_attn",
-)
+MODULES = ("sglang.kernels.ops.attention.linear.lightning_attn", "sglang.srt.layers.attention.linear.lightning_attn")
 BLOCK, HEAD, TOKENS, DECAY = 256, 64, 300, 0.3
 
 

@@ -69,9 +69,7 @@ class LocalAttention:
         backend.decode_cuda_graph_metadata = {"cu_seqlens_q": torch.zeros(4, dtype=torch.int32)}
         captured = types.SimpleNamespace(local_max_query_len=0, local_max_seq_len=0)
         metadata = types.SimpleNamespace(
-            page_table=TABLE,
-            cache_seqlens_int32=torch.tensor(lengths, dtype=torch.int32),
-            local_attn_metadata=captured,
+            page_table=TABLE, cache_seqlens_int32=torch.tensor(lengths, dtype=torch.int32), local_attn_metadata=captured
         )
         backend._maybe_update_local_attn_metadata_for_replay(metadata, 3)
         backend.use_sliding_window_kv_pool, backend.token_to_kv_pool = False, ordinary

@@ -57,12 +57,7 @@ def refused(call: Callable[[], Any], *words: str) -> None:
 
 def every_kind(path: str, how: str) -> None:
     call, plain = CALLS[path], CALLS[path]()
-    expected = {
-        "around": ["around", *plain],
-        "after": [*plain, "after"],
-        "replace": ["replaced"],
-        "before": plain,
-    }[how]
+    expected = {"around": ["around", *plain], "after": [*plain, "after"], "replace": ["replaced"], "before": plain}[how]
     slot: Any = vars(target.Thing if "." in path else target)
     name = path.rpartition(".")[2]
     original, base = slot.get(name, "inherited"), dict(vars(target.Base))

@@ -18,11 +18,7 @@ from tests.scenarios.fake_server import batch, begin, build, change
 
 Process = subprocess.Popen[bytes]
 READY = ("build", "batch")
-STEPS: dict[str, Callable[[], Any]] = {
-    "build": build,
-    "batch": batch,
-    "lose": lambda: change("replaced function"),
-}
+STEPS: dict[str, Callable[[], Any]] = {"build": build, "batch": batch, "lose": lambda: change("replaced function")}
 
 
 def rank(title: str, *steps: str) -> None:

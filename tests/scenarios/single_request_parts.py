@@ -106,10 +106,7 @@ def handed_over(call: Callable[[Any, Any], Any]) -> Any:
         assert "forward" not in vars(model.model) and model.model.calls == 0
 
 
-PARTS: dict[str, Callable[[], Any]] = {
-    "admitted": what_is_admitted,
-    "handed over": what_is_handed_over,
-}
+PARTS: dict[str, Callable[[], Any]] = {"admitted": what_is_admitted, "handed over": what_is_handed_over}
 
 if __name__ == "__main__":
     telling.result(PARTS[sys.argv[1]]())

@@ -39,10 +39,7 @@ def table(has_pool: bool) -> list[Any]:
     # slot n of all tokens is slot 100 + n of the window's cache
     pool = types.SimpleNamespace(translate_loc_from_full_to_swa=lambda slots: (slots + 100).to(torch.int32))
     backend = types.SimpleNamespace(
-        page_size=1,
-        speculative_num_draft_tokens=DRAFTS,
-        token_to_kv_pool=pool,
-        use_sliding_window_kv_pool=has_pool,
+        page_size=1, speculative_num_draft_tokens=DRAFTS, token_to_kv_pool=pool, use_sliding_window_kv_pool=has_pool
     )
     before, drafts = part([[1, 2, 3], [4, 5, 0]], [3, 2]), part([[7, 0], [7, 8], [9, 0], [9, 6]], [1, 2, 1, 2])
     module.FlashAttentionBackend._init_sliding_window_attn_spec_metadata(backend, before, drafts)

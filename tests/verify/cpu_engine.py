@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> None:
             {
                 "output_ids": row,
                 "meta_info": {
-                    "output_token_logprobs": [[logprobs[index, step, token].item()] for step, token in enumerate(row)],
+                    "output_token_logprobs": [[logprobs[index, step, token].item()] for step, token in enumerate(row)]
                 },
             }
             for index, row in enumerate(tokens)
