@@ -35,7 +35,13 @@ FIXES = {module.__name__.rpartition(".")[2]: declared_in(module) for module in M
 TEXTS = [pathlib.Path(str(module.__file__)).read_text() for module in MODULES]
 Root = Callable[[str], pathlib.Path]
 # no case of `bcg-fixes verify` starts a server with their flags yet
-ON_NO_GPU = {"host_states_left_behind", "latent_prefix_captured", "local_attention_captured", "state_between_pages"}
+ON_NO_GPU = {
+    "empty_states_copied",
+    "host_states_left_behind",
+    "latent_prefix_captured",
+    "local_attention_captured",
+    "state_between_pages",
+}
 Mutation = Callable[[str, ast.FunctionDef], str]
 
 

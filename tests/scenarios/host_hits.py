@@ -9,6 +9,7 @@ device are written in torch, as SGLang has kernels for a GPU alone.
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import random
 import sys
@@ -68,6 +69,9 @@ def install_copies() -> None:
     for name in ("_cuda_host_register", "_cuda_host_unregister"):
         setattr(common, name, lambda *_, **__: None)
     for name in ("pool_host.mha", "pool_host.mla", "pool_host.mamba", "pool_host.dsa", "memory_pool_host"):
+        # some pools have had a module of their own since 0.5.18
+        if importlib.util.find_spec(f"{CACHE}.{name}") is None:
+            continue
         module: Any = importlib.import_module(f"{CACHE}.{name}")
         module.transfer_kv_per_layer_direct_pf_lf = copy_by_layer
         module.transfer_kv_all_layer_direct_lf_pf = copy_layers
