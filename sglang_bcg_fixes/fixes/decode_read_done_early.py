@@ -2,11 +2,12 @@
 """Rare wrong tokens under overlap scheduling (TensorRT-LLM attention, DeepSeek-V4)
 
 Symptom: With overlap scheduling, a decode rarely attends to slots of another request: wrong tokens that no second run
-repeats. TensorRT-LLM's attention, the default on Blackwell, from 0.5.15; DeepSeek-V4 from 0.5.14. Nothing in the log;
-default flags.
+repeats. TensorRT-LLM's attention, the default on Blackwell, from 0.5.15; DeepSeek-V4 from 0.5.14; MiniMax-M3 from
+0.5.16, where only a cached prefix may be wrong. Nothing in the log; default flags.
 Cause: Once a step has read the tables of slots, the scheduler may write them: rows for new tokens and for what it puts
 into the prefix cache, and the mapping to a sliding window's slots. The decode graph runner records that moment in an
-event before the replay, and these backends read the tables inside the graph, to prepare their metadata.
+event before the replay, and these backends read the tables inside the graph, to prepare their metadata. MiniMax-M3's
+sparse layers read them one after the other.
 Change: The event is recorded again after the replay of a graph that prepares its metadata itself. What the scheduler
 then does on the device waits for that graph, as it does for every prefill. Other backends keep the early event.
 Remove when: No release before 0.5.18 has to be served.
@@ -16,7 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_bcg_fixes.anatomy.launches import DEEPSEEK_V4, OVERLAP, TRTLLM
+from sglang_bcg_fixes.anatomy.launches import DEEPSEEK_V4, MINIMAX_M3, OVERLAP, TRTLLM
 from sglang_bcg_fixes.anatomy.read_done import BARRIER, DECLARED, RECORDED, preparing_in_graph, record_again
 from sglang_bcg_fixes.anatomy.runners import DECODE, DECODE_MODULE
 from sglang_bcg_fixes.anatomy.workarounds import NO_OVERLAP
@@ -51,5 +52,5 @@ FIX = Fix(
     patches=(PatchPoint((EXECUTE,), How.AFTER, execute),),
     workarounds=NO_OVERLAP,
     verify=("gpt_oss_decode_padding",),
-    concerns=wrong(OVERLAP, TRTLLM | DEEPSEEK_V4),
+    concerns=wrong(OVERLAP, TRTLLM | DEEPSEEK_V4 | MINIMAX_M3),
 )

@@ -46,6 +46,7 @@ NOT_NEEDED = (
     "shared_layers_refused",
     "short_conv_prefix_ignored",
     "sparse_attention_captured",
+    "sparse_read_done_early",
     "ssm_mixer_captured",
     "unequal_token_shares",
 )

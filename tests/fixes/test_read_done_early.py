@@ -9,7 +9,7 @@ import pytest
 
 from tests.fixes import alone
 
-DECODE, DRAFT = "decode_read_done_early", "draft_read_done_early"
+DECODE, DRAFT, SPARSE = "decode_read_done_early", "draft_read_done_early", "sparse_read_done_early"
 # how often an event is recorded in a step, and whether the step gives what it gives where nothing is written
 EARLY, EARLY_AND_RIGHT, LATE = [1, False], [1, True], [2, True]
 
@@ -23,9 +23,38 @@ def test_a_decode_that_prepares_in_its_graph_records_its_event_after_it(release:
     assert run(release, DECODE, "decode", "in the graph") == {"applied": [DECODE], "with": LATE, "without": EARLY}
 
 
-def test_a_decode_that_prepares_before_its_graph_keeps_the_early_event() -> None:
-    found = run("0.5.17", DECODE, "decode", "before it")
-    assert found == {"applied": [DECODE], "with": EARLY_AND_RIGHT, "without": EARLY_AND_RIGHT}
+@pytest.mark.parametrize(("release", "fix"), [("0.5.17", DECODE), ("0.5.18", SPARSE), ("0.5.23", SPARSE)])
+def test_a_decode_that_prepares_before_its_graph_keeps_the_early_event(release: str, fix: str) -> None:
+    found = run(release, fix, "decode", "before it")
+    assert found == {"applied": [fix], "with": EARLY_AND_RIGHT, "without": EARLY_AND_RIGHT}
+
+
+@pytest.mark.parametrize("release", ["0.5.16", "0.5.17"])
+def test_sparse_layers_that_read_the_table_get_their_event_after_them(release: str) -> None:
+    assert run(release, DECODE, "decode", "nothing") == {"applied": [DECODE], "with": LATE, "without": EARLY}
+
+
+@pytest.mark.parametrize("release", ["0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"])
+def test_sparse_layers_that_read_the_table_end_their_reads_after_them(release: str) -> None:
+    assert run(release, SPARSE, "decode", "nothing") == {"applied": [SPARSE], "with": LATE, "without": EARLY}
+
+
+@pytest.mark.parametrize(
+    ("release", "changed"),
+    [
+        ("0.5.18", ["MiniMaxHybridAttnBackend", "MiniMaxSparseAttnBackend"]),
+        ("0.5.20", ["MiniMaxHybridAttnBackend", "MiniMaxSparseAttnBackend", "QwenSparseAttnBackend"]),
+        ("0.5.23", ["MiniMaxHybridAttnBackend", "MiniMaxSparseAttnBackend", "QwenSparseAttnBackend"]),
+    ],
+)
+def test_only_sparse_backends_declare_another_end(release: str, changed: list[str]) -> None:
+    found = run(release, SPARSE, "declared")
+    both = found["with"], found["without"]
+    assert {name for name in both[0] if both[0][name] != both[1][name]} == set(changed)
+    assert all(both[0][name] == ["POST_REPLAY", "POST_REPLAY", "UNKNOWN"] for name in changed)
+    # it plans outside of the graph
+    assert both[0].get("MiniMaxSparseNvfp4AttnBackend", ["PRE_REPLAY"] * 3) == ["PRE_REPLAY"] * 3
+    assert both[0]["TritonAttnBackend"] == ["IN_REPLAY", "IN_REPLAY", "UNKNOWN"]
 
 
 @pytest.mark.parametrize("release", ["0.5.16", "0.5.17", "0.5.18", "0.5.20", "0.5.21"])
