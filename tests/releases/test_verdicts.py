@@ -37,6 +37,7 @@ Root = Callable[[str], pathlib.Path]
 # no case of `bcg-fixes verify` starts a server with their flags yet
 ON_NO_GPU = {
     "empty_states_copied",
+    "host_copies_unfenced",
     "host_states_left_behind",
     "latent_prefix_captured",
     "local_attention_captured",
