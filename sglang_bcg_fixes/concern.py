@@ -9,6 +9,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from sglang_bcg_fixes.source import graph_settings
 from sglang_bcg_fixes.source.syntax import Drifted
 from sglang_bcg_fixes.source.tree import Source
 
@@ -53,12 +54,17 @@ class Launch:
         """The values of a key, at any depth."""
         return [value for found, value in settings_in(self.config) if found == key]
 
+    @functools.cached_property
+    def flags(self) -> Mapping[str, Sequence[str]]:
+        """The options, with those in the JSON of another one."""
+        return graph_settings.apart(self.source, self.options)
+
     def given(self, *names: str) -> bool:
-        return any(name in self.options for name in names)
+        return any(name in self.flags for name in names)
 
     def word(self, *names: str) -> str | None:
         """The word after the first of these flags that is given with one."""
-        return next((self.options[name][0] for name in names if self.options.get(name)), None)
+        return next((self.flags[name][0] for name in names if self.flags.get(name)), None)
 
     def number(self, *names: str) -> int | None:
         word = self.word(*names)

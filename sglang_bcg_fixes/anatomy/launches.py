@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sglang_bcg_fixes.concern import Condition, Launch, parts_in, settings_of
-from sglang_bcg_fixes.source import served
+from sglang_bcg_fixes.source import graph_settings, served
 from sglang_bcg_fixes.source.tree import Source
 
-BACKEND, CONFIG, ENABLE = "--cuda-graph-backend-prefill", "--cuda-graph-config", "--enable-breakable-cuda-graph"
+BACKEND, CONFIG = "--cuda-graph-backend-prefill", graph_settings.OPTION
+ENABLE = "--enable-breakable-cuda-graph"
+DECODE_BACKEND, NO_GRAPHS = "--cuda-graph-backend-decode", "--disable-cuda-graph"
 GRAPHS_SAVED = "SGLANG_MEMORY_SAVER_CUDA_GRAPH"
 # they name another backend, or none
 OTHER_BACKENDS = (BACKEND, "--disable-piecewise-cuda-graph", "--enforce-piecewise-cuda-graph")
@@ -204,7 +206,7 @@ def wants_prefill_graphs(launch: Launch) -> bool | None:
     asked = is_asked_for(launch)
     if asked is not False:
         return asked
-    if launch.given("--disable-cuda-graph", "--disable-prefill-cuda-graph", *OTHER_BACKENDS):
+    if launch.given(NO_GRAPHS, "--disable-prefill-cuda-graph", *OTHER_BACKENDS):
         return False
     if not (launch.word("--device") or "cuda").startswith("cuda"):
         return False
@@ -245,8 +247,14 @@ def makes_compiled_prefill_graphs(launch: Launch) -> bool | None:
 
 
 def makes_decode_graphs(launch: Launch) -> bool | None:
-    off = launch.given("--disable-cuda-graph", "--disable-decode-cuda-graph")
-    return not (off or launch.word("--cuda-graph-backend-decode") == "disabled")
+    backend = launch.word(DECODE_BACKEND)
+    if backend is not None:
+        return backend != "disabled"
+    return not launch.given(NO_GRAPHS, "--disable-decode-cuda-graph")
+
+
+def pads_decode(launch: Launch) -> bool | None:
+    return False if launch.given("--disable-cuda-graph-padding") or not makes_decode_graphs(launch) else None
 
 
 def overlaps(launch: Launch) -> bool | None:
@@ -352,9 +360,7 @@ PREFILL_SIZES = Condition(
     "--cuda-graph-bs-prefill", flag("--cuda-graph-bs-prefill", "--piecewise-cuda-graph-tokens", CONFIG)
 )
 DECODE_GRAPHS = Condition("CUDA graphs for decode", makes_decode_graphs)
-DECODE_PADDING = Condition(
-    "padded CUDA graphs for decode", without("--disable-cuda-graph-padding", "--disable-cuda-graph")
-)
+DECODE_PADDING = Condition("padded CUDA graphs for decode", pads_decode)
 OVERLAP = Condition("overlap scheduling", overlaps)
 PREFIX_CACHE = Condition("prefix caching", without("--disable-radix-cache"))
 EXTRA_BUFFERS = Condition("--mamba-radix-cache-strategy extra_buffer", keeps_extra_buffers)

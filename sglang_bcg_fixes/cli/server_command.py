@@ -15,7 +15,7 @@ from typing import Any
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.model import Workaround
-from sglang_bcg_fixes.source import command_line
+from sglang_bcg_fixes.source import command_line, graph_settings
 from sglang_bcg_fixes.source.tree import Source
 
 VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
@@ -147,15 +147,29 @@ class Command:
 
     def changed(self, source: Source, way: Workaround) -> Command:
         """The command with the flags of a workaround."""
-        words = list(self.words)
+        found = self
         for clause in clauses(way):
             first = clause.removeprefix(LEAVE_OUT)
             option, *values = shlex.split(first)
-            words = without(source, words, option)
+            words = without(source, found.without_setting(source, option).words, option)
             if first == clause:
                 words += [option, *values]
                 # such as `--disable-radix-cache --chunked-prefill-size -1`
                 words = once(source, words)
+            found = dataclasses.replace(self, words=tuple(words))
+        return found
+
+    def without_setting(self, source: Source, option: str) -> Command:
+        """The command without the setting that wins over an option, in the JSON for all graphs."""
+        given = self.options(source).get(graph_settings.OPTION)
+        settings = graph_settings.read(source, given[0]) if given else {}
+        left = graph_settings.without(source, settings, option)
+        if left == settings:
+            return self
+        words = without(source, self.words, graph_settings.OPTION)
+        # only another JSON wins over that of a file
+        if left or config_in(self.arguments):
+            words += [graph_settings.OPTION, json.dumps(left)]
         return dataclasses.replace(self, words=tuple(words))
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import importlib
+import json
 import logging
 import math
 import multiprocessing
@@ -109,9 +110,12 @@ def options_of(arguments: Any) -> dict[str, list[str]]:
         for name, value in values_of(arguments).items()
         if value not in (None, False) and (name not in defaults or value != defaults[name])
     }
-    prefill = getattr(getattr(arguments, "cuda_graph_config", None), "prefill", None)
-    backend = getattr(prefill, "backend", None)
-    if isinstance(backend, str):
+    graphs = getattr(arguments, "cuda_graph_config", None)
+    backend = getattr(getattr(graphs, "prefill", None), "backend", None)
+    if isinstance(graphs, dict):
+        # as it was given: SGLang keeps elsewhere what it resolves
+        found[launches.CONFIG] = [json.dumps(graphs)]
+    elif isinstance(backend, str):
         # SGLang has decided, where the option alone would leave it open
         found.pop(launches.CONFIG, None)
         found[launches.BACKEND] = list(words(backend))

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
+from sglang_bcg_fixes.source import graph_settings
 from sglang_bcg_fixes.source.options import Option, declared, is_true, word_of
 from sglang_bcg_fixes.source.tree import Source
 
@@ -49,7 +51,10 @@ def parser_of(source: Source, with_choices: bool = True) -> Parser:
         names = [name for name in option.names if name not in seen]
         seen.update(option.spellings)
         if names:
-            parser.add_argument(*names, dest=option.value, **arguments_of(option, lists if with_choices else {}))
+            settings = arguments_of(option, lists if with_choices else {})
+            if graph_settings.OPTION in names:
+                settings["type"] = functools.partial(graph_settings.read, source)
+            parser.add_argument(*names, dest=option.value, **settings)
     return parser
 
 

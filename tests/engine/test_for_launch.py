@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -421,6 +421,30 @@ def test_a_workaround_that_is_not_known_to_work_is_not_said_to_be_applied(tmp_pa
     said = doctor(*root("0.5.13"), *words, status=1)
     assert "avoid it: --piecewise-cuda-graph-tokens 512" in said and "--piecewise" not in run_line(said)
     assert "avoided in `run:` by --disable-overlap-schedule" in said
+
+
+FULL = '{"prefill":{"backend":"full"}}'
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "said"),
+    [
+        (("--cuda-graph-config", FULL), 1, "avoided in `run:` by --cuda-graph-backend-prefill breakable"),
+        (("--cuda-graph-backend-prefill", "disabled", "--cuda-graph-config", FULL), 1, "hybrid_full_capture"),
+        (("--cuda-graph-config", FULL.replace("full", "breakable")), 0, "nothing to do"),
+        (("--cuda-graph-config", "{bad"), 2, "--cuda-graph-config must be JSON: Expecting property name"),
+        (("--cuda-graph-config", FULL.replace("full", "fast")), 2, "[prefill].backend='fast' not allowed"),
+    ],
+)
+def test_the_json_for_all_graphs_is_read(
+    words: Sequence[str], status: int, said: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ("sglang", "serve", folder(tmp_path, HYBRID))
+    answer = judged(capsys, "--gpu", "h100", "--", *command, *words, status=status, release="0.5.17")
+    assert said in answer
+    if status == 1:
+        # SGLang would take it, and not the flag
+        assert FULL not in run_line(answer)
 
 
 def test_the_configuration_is_taken_as_a_flag_changes_it(tmp_path: pathlib.Path) -> None:

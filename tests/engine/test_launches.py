@@ -276,13 +276,49 @@ def test_a_command_is_read_as_sglang_reads_it(release: str, commands: Sequence[s
     assert all(map(source.has_option, said["options"])) and not source.has_option("--custom-sigquit-handler")
 
 
+# what stands in this JSON wins over every flag, and a flag for one phase over those for all
+@pytest.mark.parametrize(
+    ("condition", "words", "holds"),
+    [
+        ("FULL_PREFILL_GRAPHS", "--cuda-graph-backend-prefill disabled --cuda-graph-config FULL", True),
+        ("FULL_PREFILL_GRAPHS", "--cuda-graph-config FULL --disable-cuda-graph --enable-breakable-cuda-graph", True),
+        ("FULL_PREFILL_GRAPHS", "--cuda-graph-backend-prefill full --cuda-graph-config BREAKABLE", False),
+        ("FULL_PREFILL_GRAPHS", "--cuda-graph-backend-prefill full --cuda-graph-config {}", True),
+        ("PREFILL_GRAPHS", "--cuda-graph-config FULL --enable-breakable-cuda-graph", False),
+        ("PREFILL_GRAPHS", "--cuda-graph-config BREAKABLE --disable-piecewise-cuda-graph", True),
+        ("PREFILL_GRAPHS", "--cuda-graph-config BREAKABLE --disaggregation-mode decode", True),
+        ("ASKED_FOR", "--cuda-graph-config={}", False),
+        ("COMPILED_PREFILL_GRAPHS", '--cuda-graph-config {"prefill":{"backend":"tc_piecewise"}}', True),
+        ("PREFILL_SIZES", '--cuda-graph-config {"prefill":{"bs":[64,128]}}', True),
+        ("PREFILL_SIZES", "--cuda-graph-config BREAKABLE", False),
+        ("PREFILL_SIZES", '--cuda-graph-bs-prefill 64 --cuda-graph-config {"prefill":{"bs":null}}', False),
+        ("DECODE_GRAPHS", '--cuda-graph-config {"decode":{"backend":"disabled"}}', False),
+        ("DECODE_GRAPHS", '--disable-cuda-graph --cuda-graph-config {"decode":{"backend":"full"}}', True),
+        ("DECODE_GRAPHS", "--disable-cuda-graph --cuda-graph-backend-decode full", True),
+        ("DECODE_GRAPHS", "--disable-decode-cuda-graph --cuda-graph-config FULL", False),
+        ("DECODE_PADDING", "--disable-cuda-graph --cuda-graph-backend-decode full", None),
+        ("DECODE_PADDING", '--cuda-graph-config {"decode":{"backend":"disabled"}}', False),
+    ],
+)
+def test_the_json_for_all_graphs_wins(condition: str, words: str, holds: bool | None) -> None:
+    for name in ("full", "breakable"):
+        words = words.replace(name.upper(), f'{{"prefill":{{"backend":"{name}"}}}}')
+    assert getattr(launches, condition).holds(launch(words, release="0.5.17")) is holds
+
+
+def test_a_running_server_that_has_not_resolved_its_settings_leaves_them_open() -> None:
+    source = releases.in_folder(wheels.unpacked(wheels.NEWEST))
+    unresolved = Launch(source, LLAMA, {"--cuda-graph-config": []})
+    assert launches.PREFILL_GRAPHS.holds(unresolved) is launches.FULL_PREFILL_GRAPHS.holds(unresolved) is None
+
+
 def test_before_0515_compiled_graphs_are_the_default() -> None:
     condition = launches.COMPILED_PREFILL_GRAPHS
     assert condition.holds(launch(release="0.5.14")) is None
     assert condition.holds(launch("--enforce-piecewise-cuda-graph", release="0.5.11")) is True
     assert condition.holds(launch("--disable-piecewise-cuda-graph", release="0.5.14")) is False
     assert condition.holds(launch()) is False
-    assert condition.holds(launch("--cuda-graph-config {}")) is None
+    assert condition.holds(launch("--cuda-graph-config {}")) is False
 
 
 def test_the_chip_decides_where_no_backend_is_named() -> None:

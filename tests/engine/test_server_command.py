@@ -43,6 +43,13 @@ COMMANDS = (
     "--model a --speculative 3",
     "--model a --chunked-prefill-size -1",
     "--model a --json-model-override-args {}",
+    "--model a --cuda-graph-config {bad",
+    "--model a --cuda-graph-config=[]",
+    '--model a --cuda-graph-config {"prefil":{}}',
+    '--model a --cuda-graph-config {"prefill":null}',
+    '--model a --cuda-graph-config {"prefill":{"max_seq_len":1}}',
+    '--model a --cuda-graph-config {"decode":{"max_seq_len":1}}',
+    '--model a --cuda-graph-config {"decode":{"bs":[1,2]},"prefill":{"backend":"breakable","max_bs":8}}',
 )
 # the text is argparse's; behind these words are lists, which platforms extend when SGLang runs, in another order
 LISTS = re.compile(r"(choose from|could match).*", re.DOTALL)
@@ -117,12 +124,37 @@ def test_a_command_is_taken_apart(typed: str, variables: dict[str, str], program
             "--disable-cuda-graph-padding, and (leave out) --enable-mixed-chunk",
             "sglang serve a --disable-cuda-graph-padding",
         ),
+        (
+            'sglang serve a --cuda-graph-config {"prefill":{"backend":"full"}} --tp 2',
+            "--cuda-graph-backend-prefill breakable",
+            "sglang serve a --tp 2 --cuda-graph-backend-prefill breakable",
+        ),
+        (
+            'sglang serve a --cuda-graph-config={"prefill":{"backend":"full","max_bs":8},"decode":{"bs":[1]}}',
+            "--cuda-graph-backend-prefill breakable",
+            """sglang serve a --cuda-graph-config '{"prefill": {"max_bs": 8}, "decode": {"bs": [1]}}' """
+            "--cuda-graph-backend-prefill breakable",
+        ),
+        (
+            'sglang serve a --cuda-graph-config {"prefill":{"max_bs":8}}',
+            "--cuda-graph-backend-prefill disabled",
+            """sglang serve a --cuda-graph-config '{"prefill":{"max_bs":8}}' --cuda-graph-backend-prefill disabled""",
+        ),
     ],
 )
 def test_a_workaround_changes_the_command(typed: str, flags: str, changed: str) -> None:
     way = Workaround(flags=flags, option="--any", effect="")
     found = server_command.read(typed.split()).changed(source_of(wheels.NEWEST), way)
     assert found.text == changed
+
+
+def test_a_workaround_wins_over_the_json_of_a_file(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "server.yaml"
+    file.write_text("cuda-graph-config: {prefill: {backend: full}}\n")
+    way = Workaround(flags="--cuda-graph-backend-prefill breakable", option="--any", effect="")
+    typed = server_command.read(["sglang", "serve", "a", "--config", str(file)])
+    changed = typed.changed(source_of(wheels.NEWEST), way)
+    assert " ".join(changed.words).endswith("--cuda-graph-config {} --cuda-graph-backend-prefill breakable")
 
 
 def test_every_workaround_can_be_applied() -> None:
