@@ -46,6 +46,11 @@ LEFT_ALONE = (
     "--enable-unified-cache-external-linker",
     "--moe-dense-tp-size",
 )
+# where SGLang makes its settings for servers that only prefill or only decode
+OF_ROLES = (
+    "sglang.srt.arg_groups.cuda_graph_hook:apply_cuda_graph_disaggregation_roles",
+    "sglang.srt.server_args:ServerArgs._apply_cuda_graph_disaggregation_roles",
+)
 # where SGLang makes its settings for stages, and for NGRAM
 OF_STAGES = ("sglang.srt.server_args:ServerArgs._handle_pipeline_parallelism",)
 OF_NGRAM = (
@@ -206,7 +211,7 @@ def wants_prefill_graphs(launch: Launch) -> bool | None:
     asked = is_asked_for(launch)
     if asked is not False:
         return asked
-    if launch.given(NO_GRAPHS, "--disable-prefill-cuda-graph", *OTHER_BACKENDS):
+    if launch.given(NO_GRAPHS, "--disable-prefill-cuda-graph", *OTHER_BACKENDS) or is_left_to_others(launch, "decode"):
         return False
     if not (launch.word("--device") or "cuda").startswith("cuda"):
         return False
@@ -250,11 +255,16 @@ def makes_decode_graphs(launch: Launch) -> bool | None:
     backend = launch.word(DECODE_BACKEND)
     if backend is not None:
         return backend != "disabled"
-    return not launch.given(NO_GRAPHS, "--disable-decode-cuda-graph")
+    return not (launch.given(NO_GRAPHS, "--disable-decode-cuda-graph") or is_left_to_others(launch, "prefill"))
 
 
 def pads_decode(launch: Launch) -> bool | None:
     return False if launch.given("--disable-cuda-graph-padding") or not makes_decode_graphs(launch) else None
+
+
+def is_left_to_others(launch: Launch, role: str) -> bool:
+    """True of a server of this role where SGLang leaves the other one's graphs out, unless a flag chooses them."""
+    return launch.word("--disaggregation-mode") == role and any(map(launch.source.find, OF_ROLES))
 
 
 def overlaps(launch: Launch) -> bool | None:

@@ -447,6 +447,18 @@ def test_the_json_for_all_graphs_is_read(
         assert FULL not in run_line(answer)
 
 
+def test_no_faster_prefill_is_promised_to_a_server_that_only_decodes(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {**LLAMA, "architectures": ["Qwen3NextForCausalLM"], "linear_num_value_heads": 4}
+    command = ("--gpu", "h100", "--", "sglang", "serve", folder(tmp_path, config))
+    of_prefill = ("gdn_extend", "linear_tail_uninitialised")
+    said = judged(capsys, *command, release="0.5.17")
+    assert all(name in said for name in of_prefill)
+    said = judged(capsys, *command, "--disaggregation-mode", "decode", release="0.5.17")
+    assert not any(name in said for name in of_prefill)
+
+
 def test_the_configuration_is_taken_as_a_flag_changes_it(tmp_path: pathlib.Path) -> None:
     source = releases.in_folder(wheels.unpacked(wheels.NEWEST))
     name = folder(tmp_path, {**LLAMA, "text_config": {"a": 1}})

@@ -312,6 +312,16 @@ def test_a_running_server_that_has_not_resolved_its_settings_leaves_them_open() 
     assert launches.PREFILL_GRAPHS.holds(unresolved) is launches.FULL_PREFILL_GRAPHS.holds(unresolved) is None
 
 
+@pytest.mark.parametrize("release", wheels.RELEASES)
+def test_a_server_of_one_role_has_no_graphs_of_the_other_where_the_release_says_so(release: str) -> None:
+    before = wheels.RELEASES.index(release) < wheels.RELEASES.index("0.5.16")
+    prefill, decode = (launch(f"--disaggregation-mode {role}", release=release) for role in ("prefill", "decode"))
+    ordinary = launches.PREFILL_GRAPHS.holds(launch(release=release))
+    assert launches.PREFILL_GRAPHS.holds(prefill) is ordinary
+    assert launches.PREFILL_GRAPHS.holds(decode) is (ordinary if before else False)
+    assert launches.DECODE_GRAPHS.holds(prefill) is before and launches.DECODE_GRAPHS.holds(decode) is True
+
+
 def test_before_0515_compiled_graphs_are_the_default() -> None:
     condition = launches.COMPILED_PREFILL_GRAPHS
     assert condition.holds(launch(release="0.5.14")) is None
