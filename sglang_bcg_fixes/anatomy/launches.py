@@ -360,6 +360,12 @@ def has_large_pages(least: int) -> Callable[[Launch], bool | None]:
     return holds
 
 
+def gets_keys_from_elsewhere(launch: Launch) -> bool | None:
+    if launch.word("--disaggregation-mode") not in (None, "null"):
+        return True
+    return flag("--enable-lmcache", "--enable-hisparse", "--radix-cache-backend")(launch)
+
+
 PREFILL_GRAPHS = Condition("breakable CUDA graphs for prefill", makes_prefill_graphs)
 ASKED_FOR = Condition("--cuda-graph-backend-prefill breakable", gets_what_it_asks_for)
 # whether the model gets them or not: some of our code gives them to a model that SGLang refuses
@@ -383,8 +389,7 @@ LORA = Condition("--enable-lora", flag("--enable-lora", "--lora-paths"))
 DECODE_CONTEXT = Condition("--dcp-size above 1", above(1, "--dcp-size", "--decode-context-parallel-size"))
 HOST_CACHE = Condition("--enable-hierarchical-cache", flag("--enable-hierarchical-cache", "--enable-hicache"))
 KEYS_FROM_ELSEWHERE = Condition(
-    "--disaggregation-mode, --enable-lmcache or --enable-hisparse",
-    flag("--disaggregation-mode", "--enable-lmcache", "--enable-hisparse"),
+    "--disaggregation-mode, --enable-lmcache, --enable-hisparse or --radix-cache-backend", gets_keys_from_elsewhere
 )
 TWO_BATCHES = Condition("--enable-two-batch-overlap", flag("--enable-two-batch-overlap"))
 ROUTED_EXPERTS = Condition("--enable-return-routed-experts", flag("--enable-return-routed-experts"))

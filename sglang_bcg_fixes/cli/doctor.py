@@ -138,7 +138,7 @@ class Examination:
         """Say why the exit status does not count defects without a fix."""
         left = [d for d in self.plan.fixes if d.action is Action.NO_FIX and d.finding.verdict is Verdict.AFFECTED]
         if left and self.status != TO_DO:
-            yield f"exit status {self.status} leaves out the {len(left)} NOT FIXED: your launch command decides on those"
+            yield f"exit status {self.status} leaves out the {len(left)} NOT FIXED: give your launch command for those"
 
     def everything(self) -> Iterator[str]:
         order = {Verdict.AFFECTED: 0, Verdict.UNKNOWN: 1, Verdict.LATENT: 2, Verdict.FIXED: 3, Verdict.ABSENT: 4}

@@ -132,9 +132,9 @@ class Answer:
         if problem := self.examined.loading or self.loading_of_one_batch:
             return problem
         if self.is_lost_by_ray:
-            return f"SGLang will NOT load the plugin: its schedulers load none with {BY_RAY}; `run:` goes without it"
+            return f"SGLang will NOT load the plugin: its schedulers load none with {BY_RAY}; start without that flag"
         if image := self.command.official_image:
-            return f"SGLang will NOT load the plugin: {image} does not contain it; build one that does: {DEPLOY}"
+            return f"SGLang will NOT load the plugin: {image} comes without it; build one that has it: {DEPLOY}"
         return None
 
     @property
@@ -180,9 +180,7 @@ class Answer:
             yield from age(self.examined.source.version)
         if self.fixed and not everything:
             who = "not fixed until the plugin is active" if self.loading else "fixed by the plugin"
-            some = sum(bool(item.conditions) for item in self.fixed)
-            only = f", {some} only under conditions that -v names" if some else ""
-            yield f"{who} ({len(self.fixed)}{only}): {', '.join(item.id for item in self.fixed)}"
+            yield f"{who} ({len(self.fixed)}): {', '.join(item.id for item in self.fixed)}"
         for choice, form, conditions in self.kernels:
             yield line("faster", form, choice.whose, choice.subject.title + worth(choice), conditions)
         if left_out := self.kernels_left_out:
@@ -190,7 +188,7 @@ class Answer:
             yield f"kernels that are off here: {', '.join(each.whose for each in left_out)}: {'; '.join(reasons)}"
         yield self.evidence
         if self.is_worse:
-            yield f"{flags.EVERYTHING}=off leaves this model to stock; docs/evidence.md says what is known of it"
+            yield f"{flags.EVERYTHING}=off leaves this model to stock; {ANSWERS} says what is known of it"
         yield from self.noticed
         yield from self.examined.problems
         if everything:
@@ -274,7 +272,8 @@ class Answer:
             yield self.loading
         if self.command.container and self.fixed and not self.command.official_image:
             yield IN_IMAGE
-        if not self.refusals:
+        # what a file says stays there
+        if not (self.refusals or (self.is_lost_by_ray and BY_RAY not in self.command.words)):
             remark = "" if self.is_here or self.command.container else "   # where sglang-bcg-fixes is installed"
             yield f"run: {self.command_to_run}{remark}"
         names = [item.id for item in (*self.shown, *self.fixed)]
@@ -365,6 +364,7 @@ class Answer:
             "kernels_left_out": {choice.op: why_left_out(choice) for choice in self.kernels_left_out},
             "evidence": self.evidence,
             "refusals": self.refusals,
+            "faults": self.faults,
             "loading": self.loading,
             "look_alikes": list(self.examined.look_alikes),
             "retired": list(self.examined.retired),

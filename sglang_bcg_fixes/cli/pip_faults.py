@@ -41,7 +41,10 @@ def kernels_unbounded(source: Source, versions: Versions) -> str | None:
         return None
     if not (requirement(source, "transformers") or "").startswith("==5.6."):
         return None
-    have = versions("kernels")
+    have, beside = versions("kernels"), versions("transformers")
+    # SGLang installed without kernels asks for them where it needs them
+    if beside is not None and (have is None or not beside.startswith("5.6.")):
+        return None
     if have is None:
         return "it asks for kernels without an upper bound, and pip picks one that transformers 5.6 cannot work with"
     if release(have) >= KERNELS_THAT_REFUSE:

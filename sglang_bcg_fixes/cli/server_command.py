@@ -34,7 +34,9 @@ OF_SGLANG = (
 CONTAINERS = ("docker", "docker-compose", "podman", "nerdctl", "kubectl", "apptainer", "singularity")
 # such as lmsysorg/sglang:v0.5.12.post1-cu130
 IMAGE = re.compile(r"(?:.*/)?sglang:v?(\d+(?:\.\d+)+(?:\.?(?:post|rc|dev)\d+)?)(?:-.*)?")
-OFFICIAL = re.compile(r"(?:docker\.io/)?lmsysorg/sglang(?:[:@].*)?")
+OFFICIAL = re.compile(r"(?:[\w.-]+/)?lmsysorg/sglang(?:[:@].*)?")
+# options of a container that may put the plugin there
+BRINGS_MORE = ("-v", "--volume", "--mount", "PYTHONPATH=", "--env=PYTHONPATH=")
 # a command inside one word, such as that of `bash -c`
 QUOTED = re.compile(r"\bsglang\s+serve\b|\s-m\s+sglang\.\w")
 PYTHON = re.compile(r"python[\d.]*")
@@ -104,8 +106,10 @@ class Command:
 
     @property
     def official_image(self) -> str | None:
-        """The image of SGLang's own project that a container starts, where it does."""
-        return next((word for word in self.program if self.container and OFFICIAL.fullmatch(word)), None)
+        """The image of SGLang's own project that a container starts, with nothing else on its paths."""
+        if not self.container or any(word.startswith(BRINGS_MORE) for word in self.program):
+            return None
+        return next((word for word in self.program if OFFICIAL.fullmatch(word)), None)
 
     @property
     def module(self) -> str | None:

@@ -7,8 +7,8 @@ below 0.93 in every other run. Nothing in the log; default flags.
 Cause: Steps run on one stream, and the scheduler writes the table of slots and the mapping to a window's slots on
 another. Up to 0.5.12.post1 the second never waits for the first. From 0.5.13 it waits once in each round, before the
 next step is chosen, so that results are still processed beside a step that was just launched. Nobody has seen it
-without windows, states, drafts, or keys that come from elsewhere. There, a row written beside a step belongs to a
-request that has ended, or names other slots with the same keys.
+without windows, Mamba layers, speculative decoding, or keys that come from elsewhere, such as HiCache's. There, a row
+written beside a step belongs to a request that has ended or was retracted, or names other slots with the same keys.
 Change: None; this version only watches for it. From 0.5.14 the steps say when they have read the tables, and
 results_unfenced has the scheduler wait for that. Here it could only wait for whole steps, which cost SGLang 4 % until
 it had moved other waits out of the way.

@@ -57,8 +57,9 @@ def problem(folder: pathlib.Path) -> str | None:
     if is_private and os.getuid() in (0, found.st_uid):
         return None
     text = f"{folder} is not read, because it is not a private folder of this user; servers do not report there"
-    is_ours = stat.S_ISDIR(found.st_mode) and os.getuid() == found.st_uid
-    return f"{text}; `chmod 700 {folder}`, and start the servers anew" if is_ours else text
+    if folder.name.startswith(NAME) and stat.S_ISDIR(found.st_mode) and os.getuid() == found.st_uid:
+        return f"{text}; `chmod 700 {folder}`, and start the servers anew"
+    return text
 
 
 def live(folders: list[pathlib.Path]) -> list[dict[str, Any]]:
@@ -93,8 +94,9 @@ def running() -> str:
 
 def nobody(folders: list[pathlib.Path]) -> str:
     """The message if no running process reports: the folders read, and why there may be more."""
-    ended = [file for folder in folders if not problem(folder) for file, _ in report.read_all(folder)]
-    dead = f" (reports of processes that have ended: {len(ended)}; see their logs)" if ended else ""
+    found = [content for folder in folders if not problem(folder) for _, content in report.read_all(folder)]
+    ended = sum(is_whole(content) and not report.is_live(content) for content in found)
+    dead = f" (there are reports of {ended} that run here no longer: see their logs)" if ended else ""
     where = f"{', '.join(map(str, folders))}{dead}"
     text = f"no running process reports in {where}: none has loaded the plugin, or it reports "
     gone = f"; a logout removes XDG_RUNTIME_DIR, so start what outlives one with {flags.REPORT_DIR}=FOLDER"
