@@ -75,6 +75,8 @@ class Scheduler:
         self.scheduler = scheduler
         self._process = scheduler.process_batch_result
         scheduler.process_batch_result = self._remember
+        self._sample = scheduler.launch_batch_sample_if_needed
+        scheduler.launch_batch_sample_if_needed = self._sample_and_keep
         scheduler.on_idle = self._leave
         self.tree = tree_of(scheduler)
         self.model = scheduler.tp_worker.model_runner.model
@@ -131,6 +133,15 @@ class Scheduler:
                 self.scheduler.event_loop_normal()
         except Idle:
             pass
+
+    def _sample_and_keep(self, result: Any, *args: Any) -> Any:
+        """Sample late, as for structured output beside overlap; SGLang lets the logits go then."""
+        output = result and result.logits_output
+        logits = output and output.next_token_logits
+        sampled = self._sample(result, *args)
+        if output:
+            output.next_token_logits = logits
+        return sampled
 
     def _remember(self, batch: Any, result: Any, *args: Any, **kwargs: Any) -> Any:
         lengths = [len(asked.output_ids) for asked in batch.reqs]
