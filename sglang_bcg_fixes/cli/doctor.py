@@ -124,6 +124,9 @@ class Examination:
             for decision in left:
                 state = "off" if decision.action is Action.OFF else "NOT FIXED"
                 yield f"{state:9} {harm.value}: {decision.whose}: {decision.subject.title}"
+        guards = [d.id for d in self.plan.fixes if d.finding.verdict is Verdict.LATENT and d.action is Action.APPLY]
+        if guards:
+            yield f"guarded   no model of SGLang's meets it ({len(guards)}): {', '.join(guards)}"
         if self.wanted_but_missing:
             yield f"NOT READ  ({len(self.wanted_but_missing)}): {', '.join(d.id for d in self.wanted_but_missing)}"
         yield from (line_of(*found) for found in self.faults)

@@ -96,6 +96,10 @@ def test_schedulers_of_ray_are_not_said_to_have_the_plugin(release: str, tmp_pat
     said = doctor(*root(release), "--model", model, "--", "--use-ray", status=1)
     assert "the plugin is not active" in said.splitlines()[1] and "not fixed until the plugin is active (" in said
     assert "its schedulers load none with --use-ray; start without that flag" in said
+    assert "--use-ray" not in run_line(said)
+    (tmp_path / "ray.yaml").write_text("use-ray: true\n")
+    said = doctor(*root(release), "--model", model, "--", "--config", str(tmp_path / "ray.yaml"), status=1)
+    assert "start without that flag" in said and "\nrun:" not in said
 
 
 @pytest.mark.parametrize(
@@ -171,10 +175,10 @@ def test_another_program_is_said_to_be_read_as_sglangs_server(
 @pytest.mark.parametrize(
     ("image", "release"),
     [
-        ("lmsysorg/sglang:v0.5.11", "0.5.11"),
+        ("mine/sglang:v0.5.11", "0.5.11"),
         ("registry:5000/mine/sglang:v0.5.12.post1-cu130-runtime", "0.5.12.post1"),
-        (f"lmsysorg/sglang:v{wheels.NEWEST}-cu130", wheels.NEWEST),
-        ("lmsysorg/sglang:latest", wheels.NEWEST),
+        (f"mine/sglang:v{wheels.NEWEST}-cu130", wheels.NEWEST),
+        ("mine/sglang:latest", wheels.NEWEST),
     ],
 )
 def test_an_image_of_another_release_is_not_judged(
@@ -202,6 +206,24 @@ def test_an_image_has_to_contain_the_plugin(
     assert for_launch.IN_IMAGE not in judged(
         capsys, *command, folder(tmp_path, LLAMA), "--cuda-graph-backend-prefill", "disabled"
     )
+
+
+@pytest.mark.parametrize(
+    ("prefix", "is_without"),
+    [
+        ("docker run lmsysorg/sglang:latest", True),
+        ("docker run index.docker.io/lmsysorg/sglang@sha256:abc", True),
+        ("docker run -v /plugin:/plugin -e PYTHONPATH=/plugin lmsysorg/sglang:latest", False),
+        ("docker run lmsysorg/sglang-router:latest", False),
+        ("kubectl exec deploy/sglang --", False),
+    ],
+)
+def test_sglangs_own_image_comes_without_the_plugin(
+    prefix: str, is_without: bool, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ("--", *prefix.split(), "sglang", "serve", "--model-path", folder(tmp_path, HYBRID))
+    said = judged(capsys, *command, status=int(is_without))
+    assert ("comes without it" in said) == is_without == (for_launch.IN_IMAGE not in said.splitlines())
 
 
 @pytest.mark.parametrize(

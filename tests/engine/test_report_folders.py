@@ -130,7 +130,27 @@ def test_what_somebody_has_put_into_a_folder_of_his_own_does_no_harm(tmp_path: p
     os.mkfifo(folder / "1.json")
     (folder / "2.json").write_text("[]")
     (folder / "3.json").write_text(json.dumps({"pid": os.getpid(), "started": procfs.start_ticks(os.getpid())}))
+    started = {"pid": os.getpid(), "started": procfs.start_ticks(os.getpid())}
+    bent = {**started, "process": "bent", "sglang": "1", "plan": "x", "fixes": [{"id": "x"}], "kernels": {}}
+    (folder / "4.json").write_text(json.dumps(bent))
+    (folder / "5.json").write_text(json.dumps({**bent, "fixes": [], "kernels": {"x": "applied"}}))
     assert [content["process"] for content in report_folders.live([folder])] == ["p"]
+
+
+def test_a_report_of_a_server_that_has_ended_points_to_its_log(tmp_path: pathlib.Path) -> None:
+    folder = private(tmp_path / "reports", started=0)
+    (folder / "2.json").write_text("[]")
+    assert f"reports in {folder} (there are reports of 1 that run here no longer: see their logs): " in (
+        report_folders.nobody([folder])
+    )
+
+
+def test_only_a_folder_of_ours_is_to_be_made_private(tmp_path: pathlib.Path) -> None:
+    ours, other = private(tmp_path / "sglang-bcg-fixes"), private(tmp_path / "shared")
+    for folder in (ours, other):
+        folder.chmod(0o755)
+    assert f"`chmod 700 {ours}`" in (report_folders.problem(ours) or "")
+    assert "chmod" not in (report_folders.problem(other) or "chmod")
 
 
 def test_doctor_tells_of_running_servers_or_where_it_looked(server: Start, tmp_path: pathlib.Path) -> None:

@@ -26,6 +26,17 @@ def test_kernels_of_another_release(name: str, kernels: str | None, breaks: bool
     assert bool(found) == (breaks and name in UNBOUNDED)
 
 
+@pytest.mark.parametrize(
+    ("kernels", "transformers", "breaks"),
+    [("0.17.2", "5.6.0", True), ("0.17.2", "5.7.0", False), (None, "5.6.0", False)],
+)
+def test_what_is_installed_is_judged_by_itself(
+    kernels: str | None, transformers: str, breaks: bool, release_root: Root
+) -> None:
+    source = Source(Folder(release_root(UNBOUNDED[0])), UNBOUNDED[0])
+    assert bool(check_all(source, {"kernels": kernels, "transformers": transformers}.get)) == breaks
+
+
 def test_a_source_without_metadata_has_no_known_fault(tmp_path: pathlib.Path) -> None:
     assert check_all(Source(Folder(tmp_path), "0.5.11"), lambda name: None) == []
 
