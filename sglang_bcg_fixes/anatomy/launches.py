@@ -19,6 +19,7 @@ from sglang_bcg_fixes.source.tree import Source
 BACKEND, CONFIG = "--cuda-graph-backend-prefill", graph_settings.OPTION
 ENABLE = "--enable-breakable-cuda-graph"
 DECODE_BACKEND, NO_GRAPHS = "--cuda-graph-backend-decode", "--disable-cuda-graph"
+PREFILL_BUCKETS = "--cuda-graph-bs-prefill"
 GRAPHS_SAVED = "SGLANG_MEMORY_SAVER_CUDA_GRAPH"
 # they name another backend, or none
 OTHER_BACKENDS = (BACKEND, "--disable-piecewise-cuda-graph", "--enforce-piecewise-cuda-graph")
@@ -264,7 +265,8 @@ def pads_decode(launch: Launch) -> bool | None:
 
 def is_left_to_others(launch: Launch, role: str) -> bool:
     """True of a server of this role where SGLang leaves the other one's graphs out, unless a flag chooses them."""
-    return launch.word("--disaggregation-mode") == role and any(map(launch.source.find, OF_ROLES))
+    has_role = launch.word("--disaggregation-mode") == role and not launch.given("--enable-pd-role-switch")
+    return has_role and any(map(launch.source.find, OF_ROLES))
 
 
 def overlaps(launch: Launch) -> bool | None:
@@ -372,9 +374,7 @@ ASKED_FOR = Condition("--cuda-graph-backend-prefill breakable", gets_what_it_ask
 WANTED_PREFILL_GRAPHS = Condition("breakable CUDA graphs for prefill", wants_prefill_graphs)
 FULL_PREFILL_GRAPHS = Condition("--cuda-graph-backend-prefill full", makes_full_prefill_graphs)
 COMPILED_PREFILL_GRAPHS = Condition("piecewise CUDA graphs for prefill", makes_compiled_prefill_graphs)
-PREFILL_SIZES = Condition(
-    "--cuda-graph-bs-prefill", flag("--cuda-graph-bs-prefill", "--piecewise-cuda-graph-tokens", CONFIG)
-)
+PREFILL_SIZES = Condition(PREFILL_BUCKETS, flag(PREFILL_BUCKETS, "--piecewise-cuda-graph-tokens", CONFIG))
 DECODE_GRAPHS = Condition("CUDA graphs for decode", makes_decode_graphs)
 DECODE_PADDING = Condition("padded CUDA graphs for decode", pads_decode)
 OVERLAP = Condition("overlap scheduling", overlaps)

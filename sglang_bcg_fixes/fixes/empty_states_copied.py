@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server ends at the first prefix that is written to host memory: HiCache, Ling 2.5 and Ring 2.5
+"""The server ends at its first write to host memory (HiCache, Ling 2.5 and Ring 2.5)
 
 Symptom: With --enable-hierarchical-cache the server starts and answers. The first prefix that is copied to host memory
 ends it. 0.5.21 to 0.5.23 say `RecursionError: maximum recursion depth exceeded`. 0.5.16 to 0.5.20 say

@@ -8,8 +8,9 @@ each request that has just finished. The request is cached and copied to the hos
 scheduler has done, and not for that step. Up to 0.5.18 a prefix may also be loaded into slots that such a request has
 given back, and the step then writes to them.
 Change: The stream of a copy first waits for the steps launched so far, as SGLang's own does from 0.5.23, and for loads
-from 0.5.19. Later steps run beside the copy as before. The scheduler waits no longer, unless it waits for the copy
-itself, as with --hicache-write-policy write_back. Without overlap scheduling nothing changes.
+from 0.5.19. A load no longer runs beside the step before it; later steps run beside the copy. The scheduler waits no
+longer, unless it waits for the copy itself, as with --hicache-write-policy write_back. Without overlap scheduling
+nothing changes. Copies of retracted requests are left as they are, also by SGLang.
 Remove when: No release before 0.5.23 has to be served.
 """
 

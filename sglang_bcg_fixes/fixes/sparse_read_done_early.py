@@ -60,6 +60,5 @@ FIX = Fix(
     probe=probe,
     patches=(PatchPoint((DECLARE,), How.AFTER, after_the_replay),),
     workarounds=NO_OVERLAP,
-    verify=("gpt_oss_decode_padding",),
     concerns=wrong(OVERLAP, DECODE_GRAPHS, PREFIX_CACHE, MINIMAX_M3 | named("Qwen4*")),
 )

@@ -110,8 +110,9 @@ def options_of(arguments: Any) -> dict[str, list[str]]:
         for name, value in values_of(arguments).items()
         if value not in (None, False) and (name not in defaults or value != defaults[name])
     }
-    graphs = getattr(arguments, "cuda_graph_config", None)
+    graphs: Any = getattr(arguments, "cuda_graph_config", None)
     backend = getattr(getattr(graphs, "prefill", None), "backend", None)
+    chosen = getattr(arguments, "_cuda_graph_config_locked", ())
     if isinstance(graphs, dict):
         # as it was given: SGLang keeps elsewhere what it resolves
         found[launches.CONFIG] = [json.dumps(graphs)]
@@ -119,6 +120,9 @@ def options_of(arguments: Any) -> dict[str, list[str]]:
         # SGLang has decided, where the option alone would leave it open
         found.pop(launches.CONFIG, None)
         found[launches.BACKEND] = list(words(backend))
+        found[launches.DECODE_BACKEND] = list(words(graphs.decode.backend))
+        if ("prefill", "bs") in chosen:
+            found[launches.PREFILL_BUCKETS] = list(words(graphs.prefill.bs))
     return found
 
 

@@ -320,6 +320,9 @@ def test_a_server_of_one_role_has_no_graphs_of_the_other_where_the_release_says_
     assert launches.PREFILL_GRAPHS.holds(prefill) is ordinary
     assert launches.PREFILL_GRAPHS.holds(decode) is (ordinary if before else False)
     assert launches.DECODE_GRAPHS.holds(prefill) is before and launches.DECODE_GRAPHS.holds(decode) is True
+    # it makes decode graphs when it becomes a decode server
+    both = launch("--disaggregation-mode prefill --enable-pd-role-switch", release=release)
+    assert launches.DECODE_GRAPHS.holds(both) is True
 
 
 def test_before_0515_compiled_graphs_are_the_default() -> None:

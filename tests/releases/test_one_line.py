@@ -54,11 +54,15 @@ def test_a_plain_launch_is_of_no_more_concern_to_its_process_than_to_doctor(rele
 
 @pytest.mark.parametrize("release", ["0.5.17", NEWEST])
 def test_the_json_for_all_graphs_wins_in_a_process_as_it_does_in_doctor(release_root: Root, release: str) -> None:
-    json_of_full = '{"prefill": {"backend": "full"}}'
+    json_of_full = '{"prefill": {"backend": "full", "bs": [64]}, "decode": {"backend": "disabled"}}'
     flags = ("--cuda-graph-backend-prefill", "disabled", "--cuda-graph-config", json_of_full)
     said = found(release_root(release), "launch", "llama", "--device", "cpu", *flags)
     assert set(said["served"]) <= set(said["doctor"]), said
-    resolved = {"--cuda-graph-backend-prefill": ["full"]}
+    resolved = {
+        "--cuda-graph-backend-prefill": ["full"],
+        "--cuda-graph-backend-decode": ["disabled"],
+        "--cuda-graph-bs-prefill": ["64"],
+    }
     kept_apart = {"--cuda-graph-backend-prefill": ["disabled"], "--cuda-graph-config": [json_of_full]}
     assert (kept_apart if release == NEWEST else resolved).items() <= said["options"].items()
 

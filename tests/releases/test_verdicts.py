@@ -41,6 +41,7 @@ ON_NO_GPU = {
     "host_states_left_behind",
     "latent_prefix_captured",
     "local_attention_captured",
+    "sparse_read_done_early",
     "state_between_pages",
 }
 Mutation = Callable[[str, ast.FunctionDef], str]
