@@ -526,9 +526,9 @@ def test_every_function_of_a_fix_is_watched() -> None:
 
 
 def defined_in(code: types.CodeType) -> Iterator[types.CodeType]:
-    """The functions of a module, and of the classes in it."""
+    """The functions of a module, and of the classes in it; what runs while it is imported is none."""
     for each in code.co_consts:
-        if isinstance(each, types.CodeType) and each.co_name != "<genexpr>":
+        if isinstance(each, types.CodeType) and not each.co_name.endswith(("expr>", "comp>")):
             yield from [each] if each.co_flags & inspect.CO_OPTIMIZED else defined_in(each)
 
 
