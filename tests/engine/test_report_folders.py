@@ -131,7 +131,14 @@ def test_what_somebody_has_put_into_a_folder_of_his_own_does_no_harm(tmp_path: p
     (folder / "2.json").write_text("[]")
     (folder / "3.json").write_text(json.dumps({"pid": os.getpid(), "started": procfs.start_ticks(os.getpid())}))
     started = {"pid": os.getpid(), "started": procfs.start_ticks(os.getpid())}
-    bent: dict[str, object] = {**started, "process": "bent", "sglang": "1", "plan": "x", "fixes": [{"id": "x"}], "kernels": {}}
+    bent: dict[str, object] = {
+        **started,
+        "process": "bent",
+        "sglang": "1",
+        "plan": "x",
+        "fixes": [{"id": "x"}],
+        "kernels": {},
+    }
     (folder / "4.json").write_text(json.dumps(bent))
     (folder / "5.json").write_text(json.dumps({**bent, "fixes": [], "kernels": {"x": "applied"}}))
     assert [content["process"] for content in report_folders.live([folder])] == ["p"]
