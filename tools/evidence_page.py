@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import pathlib
 from typing import Any
 
-REPOSITORY = pathlib.Path(__file__).parent.parent
-RESULTS = REPOSITORY / "benchmarks" / "results"
+import kernel_times_page
+from kernel_times_page import RESULTS
+
 ALONE, BESIDE, IMAGES = (f"serving-{name}qwen3_5_4b-0.5.23.jsonl" for name in ("again-", "", "images-"))
 LARGE, DENSE = "serving-qwen3_5_35b_a3b-0.5.23.jsonl", "attention-qwen3_1_7b-0.5.23.jsonl"
 WITHOUT, STOCK, AGAIN, OURS = "stock without prefill graphs", "stock", "stock again", "bcg_fixes"
@@ -34,10 +34,10 @@ class Measured:
         return self.says or f"first token of {self.tokens:,} tokens, ms"
 
     def rounds(self, arm: str) -> list[float]:
-        """What five rounds took, or made in a second, sorted."""
+        """Times of five rounds, or tokens in a second, sorted."""
         if self.file == DENSE and arm == OURS:
             arm = INSIDE
-        rows = (json.loads(line) for line in (RESULTS / self.file).read_text().splitlines()[1:])
+        rows = kernel_times_page.lines(self.file)
         wanted = self.what, self.tokens, self.clients, arm
         (row,) = (row for row in rows if (row["measured"], row["tokens"], row["sequences"], row["arm"]) == wanted)
         assert row["verdict"] == "green" and len(row["details"]["rounds"]) == 5
@@ -151,7 +151,7 @@ def accuracy_of_granite() -> str:
 
 
 def cost() -> str:
-    """What is added by loading the plugin, and by a call of a function that is patched."""
+    """The time that is added by loading the plugin, and by a call of a function that is patched."""
     found = json.loads((RESULTS / "cost_of_being_there.json").read_text())
     lines = ["| what | adds |", "|---|---|"]
     for release, before in found["load_after_importing"].items():
