@@ -8,8 +8,8 @@ import json
 from typing import Any
 
 import kernel_times_page
-from kernel_times_page import RESULTS
 
+RESULTS = kernel_times_page.RESULTS
 ALONE, BESIDE, IMAGES = (f"serving-{name}qwen3_5_4b-0.5.23.jsonl" for name in ("again-", "", "images-"))
 LARGE, DENSE = "serving-qwen3_5_35b_a3b-0.5.23.jsonl", "attention-qwen3_1_7b-0.5.23.jsonl"
 WITHOUT, STOCK, AGAIN, OURS = "stock without prefill graphs", "stock", "stock again", "bcg_fixes"

@@ -108,7 +108,7 @@ class Answer:
 
     @property
     def faults(self) -> list[str]:
-        """What keeps the SGLang of this environment from starting, each with its remedy."""
+        """The faults that keep the SGLang of this environment from starting, each with its remedy."""
         return [doctor.line_of(*found) for found in self.examined.faults] if self.is_here else []
 
     @property

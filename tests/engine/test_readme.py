@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the README and docs/evidence.md say, against the recorded files; their tables are generated from these."""
+"""Claims of the README and docs/evidence.md against the recorded files; their tables are generated from these."""
 
 from __future__ import annotations
 

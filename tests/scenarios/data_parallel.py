@@ -39,7 +39,7 @@ def load(rank: ranks.Rank, architecture: str, **server_args: Any) -> one_batch.L
 
 
 def of_each(number: int, serve: Callable[[ranks.Rank], Any], *seconds: int) -> Any:
-    """What each rank gives, or why there is nothing."""
+    """Results of each rank, or why there are none."""
     try:
         return ranks.each(number, serve, *seconds)
     except ranks.NotAllAnswered as error:
@@ -47,7 +47,7 @@ def of_each(number: int, serve: Callable[[ranks.Rank], Any], *seconds: int) -> A
 
 
 def judged(act: Callable[[], Any], expected: Any) -> tuple[bool, bool]:
-    """Whether a graph is replayed for it, and whether it gives what is expected."""
+    """Tell whether a graph is replayed for it, and whether it gives what is expected."""
     before = graphs.counters.replays
     right = bool((act() == expected).all())
     return graphs.counters.replays > before, right
