@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 
-from sglang_bcg_fixes.fixes import empty_states_copied as fix
 from sglang_bcg_fixes.source.finding import Verdict
-from sglang_bcg_fixes.source.tree import Source
 from tests import processes
-from tests.fixes import settings
-from tests.mutated import rewritten
+from tests.fixes import alone, settings
 from tests.wheels import NEWEST
 
 ID = "empty_states_copied"
@@ -67,7 +64,5 @@ def test_a_prefix_is_served_from_the_host(
         ),
     ],
 )
-def test_a_later_source_is_read_and_not_guessed(
-    release_root: Callable[[str], pathlib.Path], release: str, old: str, new: str
-) -> None:
-    assert fix.probe(Source(rewritten(release_root(release), POOL, old, new))).verdict is Verdict.UNKNOWN
+def test_a_later_source_is_read_and_not_guessed(release: str, old: str, new: str) -> None:
+    assert alone.verdict(ID, release, POOL, old, new) is Verdict.UNKNOWN

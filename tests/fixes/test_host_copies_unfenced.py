@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import json
-import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,30 +12,20 @@ import pytest
 from sglang_bcg_fixes.fixes import host_copies_unfenced as fix
 from sglang_bcg_fixes.planning.registry import declared_in
 from sglang_bcg_fixes.source.finding import Verdict
-from sglang_bcg_fixes.source.tree import Source
-from tests import processes
-from tests.fixes import settings
-from tests.mutated import rewritten
+from tests.fixes import alone
 from tests.wheels import NEWEST
 
 FIX = declared_in(fix).id
 # steps beside a copy, and its slots that they write
 BESIDE, BEHIND = [1, 1], [0, 0]
-Run = Callable[..., Any]
 
 
-@pytest.fixture
-def run(release_root: Callable[[str], pathlib.Path]) -> Run:
-    def run(release: str, environment: dict[str, str] | None = None, **server: Any) -> Any:
-        arguments = ("-m", "tests.scenarios.host_copies", json.dumps(server))
-        root = release_root(release)
-        return processes.beside(root, *arguments, environment=environment, timeout=600, **settings.only(FIX))[0]
-
-    return run
+def run(release: str, **environment: str) -> Any:
+    return alone.found(FIX, release, "tests.scenarios.host_copies", environment=environment)
 
 
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.14", "0.5.15.post1", "0.5.17", "0.5.18"])
-def test_copies_both_ways_wait_for_the_step_that_runs(run: Run, release: str) -> None:
+def test_copies_both_ways_wait_for_the_step_that_runs(release: str) -> None:
     found = run(release)
     assert found["applied"] == [FIX]
     assert found["without"] == {"to the host": BESIDE, "from the host": BESIDE}
@@ -45,20 +33,20 @@ def test_copies_both_ways_wait_for_the_step_that_runs(run: Run, release: str) ->
 
 
 @pytest.mark.parametrize("release", ["0.5.13", "0.5.19", "0.5.22"])
-def test_copies_to_the_host_wait_where_others_do_by_themselves(run: Run, release: str) -> None:
+def test_copies_to_the_host_wait_where_others_do_by_themselves(release: str) -> None:
     found = run(release)
     assert found["applied"] == [FIX]
     assert found["without"] == {"to the host": BESIDE, "from the host": BEHIND}
     assert found["with"] == {"to the host": BEHIND, "from the host": BEHIND}
 
 
-def test_the_controller_of_hybrid_models_waits_too(run: Run) -> None:
-    found = run("0.5.17", {"SGLANG_ENABLE_UNIFIED_RADIX_TREE": "1"})
+def test_the_controller_of_hybrid_models_waits_too() -> None:
+    found = run("0.5.17", SGLANG_ENABLE_UNIFIED_RADIX_TREE="1")
     assert found["without"] == {"to the host": BESIDE, "from the host": BESIDE}
     assert found["with"] == {"to the host": BEHIND, "from the host": BEHIND}
 
 
-def test_the_newest_release_waits_and_is_left_as_it_is(run: Run) -> None:
+def test_the_newest_release_waits_and_is_left_as_it_is() -> None:
     found = run(NEWEST)
     assert found == {"applied": [], "without": {"to the host": BEHIND, "from the host": BEHIND}}
 
@@ -113,11 +101,10 @@ def test_nothing_waits_without_overlap_or_a_controller(controller: Controller, o
     assert controller.write_stream.waits == controller.load_stream.waits == []
 
 
-def test_copies_that_are_submitted_in_another_way_are_not_judged(release_root: Callable[[str], pathlib.Path]) -> None:
-    changed = rewritten(
-        release_root("0.5.17"),
+def test_copies_that_are_submitted_in_another_way_are_not_judged() -> None:
+    change = (
         "sglang/srt/mem_cache/hybrid_cache/hybrid_cache_controller.py",
         "            start_event.wait(self.write_stream)\n",
         "            start_event.wait(self.copy_stream)\n",
     )
-    assert fix.probe(Source(changed)).verdict is Verdict.UNKNOWN
+    assert alone.verdict(FIX, "0.5.17", *change) is Verdict.UNKNOWN

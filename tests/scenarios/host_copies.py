@@ -7,9 +7,7 @@ order in which the streams would have them on a GPU.
 
 from __future__ import annotations
 
-import json
 import random
-import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -34,8 +32,6 @@ SERVER = {
     "hicache_io_backend": "direct",
     "hicache_mem_layout": "layer_first",
 }
-
-
 # tokens of prompts and of their answers: the first ends with a page, the other begins one
 FIRST, OTHER, ANSWERED = 10 * PAGE, 5 * PAGE + 1, PAGE
 AT_MOST = ANSWERED + 2
@@ -175,14 +171,14 @@ def register_no_memory() -> None:
     vars(torch.cuda)["cudart"] = lambda: registering
 
 
-def main(server_args: str) -> None:
+def main() -> None:
     one_batch.import_sglang(with_graphs=True)
     one_batch.load_plugins()
     kinds_of_request.forget_pinned_memory()
     register_no_memory()
-    given = trees.given_by_each(program, "llama", **{**SERVER, **json.loads(server_args)})
+    given = trees.given_by_each(program, "llama", **SERVER)
     telling.result(trees.the_same(given))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
