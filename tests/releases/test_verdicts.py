@@ -39,6 +39,7 @@ ON_NO_GPU = {
     "empty_states_copied",
     "host_copies_unfenced",
     "host_states_left_behind",
+    "image_positions_flat",
     "latent_prefix_captured",
     "local_attention_captured",
     "sparse_read_done_early",
