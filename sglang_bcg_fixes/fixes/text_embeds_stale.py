@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A text is answered as the previous prompt (other packages' multimodal models)
+"""A text is answered as the previous prompt (Cosmos3-Edge on 0.5.20, other packages' multimodal models)
 
 Symptom: A multimodal model answers a text as if it had been given the previous prompt, with HTTP 200. It takes an
 explicit breakable prefill backend and a model whose forward passes its layers token ids when there is no image, as
-other packages' models do; SGLang's own image routine always embeds.
+Cosmos3-Edge's does and other packages' may. SGLang's own image routine, which its other models use, always embeds.
 Cause: The graph of a multimodal model reads embeddings from a static buffer. A replay copies the layers' embeddings
 argument there, and when there is none the buffer keeps what an earlier batch or the capture left.
 Change: When the layers of a batch without images are called without embeddings, their token ids are embedded into the
@@ -19,7 +19,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, IMAGES, MODEL_OF_YOUR_OWN
+from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, IMAGES, MODEL_OF_YOUR_OWN, named
 from sglang_bcg_fixes.anatomy.layer_inputs import replayed_forward, takes_no_embeddings
 from sglang_bcg_fixes.anatomy.runners import OLD_PREFILL_MODULE, PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
@@ -100,5 +100,5 @@ FIX = Fix(
     patches=(PatchPoint((EXECUTE,), How.AROUND, fill_before_replay),),
     workarounds=PREFILL_GRAPHS_OFF,
     verify=("llama_prefix_cache",),
-    concerns=wrong(IMAGES, ASKED_FOR, MODEL_OF_YOUR_OWN),
+    concerns=wrong(IMAGES, ASKED_FOR, named("Cosmos3Edge*") | MODEL_OF_YOUR_OWN),
 )
