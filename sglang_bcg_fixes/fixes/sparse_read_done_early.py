@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rarely a wrong cached prefix (MiniMax-M3 and Qwen4 with overlap scheduling)
+"""Rarely a wrong cached prefix (MiniMax-M3, Qwen4 and DeepSeek-V4.1 with overlap scheduling)
 
 Symptom: With default flags, the next turn of a chat, or another prompt with the same beginning, may rarely be answered
 wrong: an end token was cached that had attended to slots of another request. It takes a request whose end token fills
@@ -7,9 +7,11 @@ a page, and a prefill that is prepared while its last step runs. Nothing in the 
 Cause: The scheduler may write the table of slots once a step's reads have ended, which its attention backend declares.
 The sparse backends of MiniMax-M3 and Qwen4 leave that to the default: once the graph has prepared its metadata. But
 each sparse layer in the graph reads the table itself. The row of a request that ends goes to the next prefill at once,
-while a step that was launched before still computes its end token.
+while a step that was launched before still computes its end token. DeepSeek-V4.1, from 0.5.21, leaves its decodes to
+the default, too; its indexer reads the table in each layer where DeepGEMM does not score for it: before Blackwell.
 Change: For these backends the reads end after the replay, as SGLang itself declares for DeepSeek-V4's verification.
-What the scheduler then does on the device waits for that graph. Other backends keep what they declare.
+What the scheduler then does on the device waits for that graph. Other backends keep what they declare, and so do
+DeepSeek-V4 without such an indexer and DSPARK's verification.
 Remove when: No release that has these backends leaves the default to them.
 """
 
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_bcg_fixes.anatomy.launches import DECODE_GRAPHS, MINIMAX_M3, OVERLAP, PREFIX_CACHE, named
+from sglang_bcg_fixes.anatomy.launches import DECODE_GRAPHS, MINIMAX_M3, ON_HOPPER, OVERLAP, PREFIX_CACHE, named
 from sglang_bcg_fixes.anatomy.read_done import BARRIER, DECLARED
 from sglang_bcg_fixes.anatomy.runners import DECODE
 from sglang_bcg_fixes.anatomy.workarounds import NO_OVERLAP
@@ -31,6 +33,10 @@ SPARSE = {
     f"{ATTENTION}.minimax_sparse_backend:MiniMaxSparseAttnBackend": "forward_decode",
     f"{ATTENTION}.qwen_sparse_attn_backend:QwenSparseAttnBackend": "_forward_paged_attention",
 }
+INDEXER = f"{ATTENTION}.dsv4.v41_indexer"
+SCORES = f"{INDEXER}.scoring:decode_scores"
+SELECT = f"{INDEXER}.full_topk:FullTopKIndexer.topk_decode"
+OF_DEEPSEEK = f"{ATTENTION}.deepseek_v4_backend:DeepseekV4AttnBackend.shared_read_ends"
 NAMES = frozenset(where.partition(":")[2] for where in SPARSE)
 
 
@@ -40,11 +46,17 @@ def probe(source: Source) -> Finding:
     default, execute = source.need(DECLARE), source.need(EXECUTE)
     here = [where for where in SPARSE if source.has_module(where.partition(":")[0])]
     layers = {where: source.need(f"{where}.{SPARSE[where]}") for where in here}
-    read = (default, execute, source.need(BARRIER), *layers.values())
+    read = [default, execute, source.need(BARRIER), *layers.values()]
     silent = [where for where in here if source.find(f"{where}.shared_read_ends") is None]
     if not silent:
         return fixed("the sparse backends say where their reads end", *read)
     reading = all(layers[where].mentions("req_to_token") for where in silent)
+    if source.has_module(f"{INDEXER}.scoring"):
+        scores, select, declared = map(source.need, (SCORES, SELECT, OF_DEEPSEEK))
+        read += [scores, select, declared]
+        by_default = declared.mentions("super().shared_read_ends(fm)") and not declared.mentions("is_decode")
+        scored_here = scores.mentions("req_to_token[") and select.mentions("if self.use_deep_gemm_decode")
+        reading = reading and by_default and scored_here
     if reading and default.mentions("SharedReadEnds.IN_REPLAY") and execute.mentions(DECLARED):
         return affected("sparse layers read the table in the graph, after the default end of reads", *read)
     return drifted("sparse layers read the table", *read)
@@ -52,13 +64,23 @@ def probe(source: Source) -> Finding:
 
 def after_the_replay(result: Any, self: Any, *_: Any, **__: Any) -> Any:
     ends = type(result)
-    is_sparse = any(kind.__name__ in NAMES for kind in type(self).__mro__)
-    return ends.POST_REPLAY if is_sparse and result is ends.IN_REPLAY else result
+    return ends.POST_REPLAY if result is ends.IN_REPLAY and reads_in_each_layer(self) else result
+
+
+def reads_in_each_layer(backend: Any) -> bool:
+    if any(kind.__name__ in NAMES for kind in type(backend).__mro__):
+        return True
+    # of DeepSeek-V4; without the low ratios of V4.1 no layer asks it
+    indexer = getattr(backend, "full_topk_indexer", None)
+    return indexer is not None and bool(backend.low_ratios) and not indexer.use_deep_gemm_decode
 
 
 FIX = Fix(
     probe=probe,
     patches=(PatchPoint((DECLARE,), How.AFTER, after_the_replay),),
     workarounds=NO_OVERLAP,
-    concerns=wrong(OVERLAP, DECODE_GRAPHS, PREFIX_CACHE, MINIMAX_M3 | named("Qwen4*")),
+    concerns=(
+        *wrong(OVERLAP, DECODE_GRAPHS, PREFIX_CACHE, MINIMAX_M3 | named("Qwen4*")),
+        *wrong(OVERLAP, DECODE_GRAPHS, PREFIX_CACHE, named("DeepseekV41*"), ON_HOPPER),
+    ),
 )

@@ -232,6 +232,22 @@ def decode(prepares: str) -> None:
     telling.with_and_without(act)
 
 
+def of_deepseek() -> dict[str, Any]:
+    """Give DeepSeek-V4's backend with each kind of indexer, in releases that have V4.1's."""
+    if not importlib.util.find_spec("sglang.srt.layers.attention.dsv4.v41_indexer"):
+        return {}
+    module: Any = importlib.import_module("sglang.srt.layers.attention.deepseek_v4_backend")
+    kinds = {"no low ratios": ((), False), "in torch": ((2,), False), "by DeepGEMM": ((2,), True)}
+    made = {}
+    for name, (ratios, by_deep_gemm) in kinds.items():
+        made[name] = backend = object.__new__(module.DeepseekV4AttnBackend)
+        backend.low_ratios, backend.forward_metadata = ratios, None
+        backend.model_runner = types.SimpleNamespace(spec_algorithm=types.SimpleNamespace(is_dspark=lambda: False))
+        backend.full_topk_indexer = module.make_full_topk_indexer(token_to_kv_pool=None, req_to_token=None)
+        backend.full_topk_indexer.use_deep_gemm_decode = by_deep_gemm
+    return made
+
+
 def declared() -> None:
     """List the end of reads that each attention backend declares for a decode, a verification and a prefill."""
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
@@ -247,6 +263,7 @@ def declared() -> None:
     backends: dict[str, Any] = {
         name: object.__new__(kind) for name, kind in found.items() if hasattr(kind, "shared_read_ends")
     }
+    backends |= {f"DeepSeek-V4, {name}": backend for name, backend in of_deepseek().items()}
     backends["MiniMaxHybridAttnBackend"].dense = backends["TritonAttnBackend"]
     backends["MiniMaxHybridAttnBackend"].sparse = backends["MiniMaxSparseAttnBackend"]
     modes = (ForwardMode.DECODE, ForwardMode.TARGET_VERIFY, ForwardMode.EXTEND)
