@@ -103,4 +103,5 @@ FIX = Fix(
     ),
     workarounds=HOST_CACHE_OFF + NO_OVERLAP,
     concerns=wrong(HOST_CACHE, OVERLAP),
+    verify=("llama_host_memory",),
 )

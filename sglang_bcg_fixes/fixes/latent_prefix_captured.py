@@ -70,4 +70,5 @@ FIX = Fix(
     patches=refusing_in_full_graphs(misses_a_prefix),
     workarounds=BREAKABLE_PREFILL_GRAPHS,
     concerns=wrong(LATENT, FULL_PREFILL_GRAPHS, FA3),
+    verify=("deepseek_unbroken_prefix",),
 )

@@ -49,4 +49,5 @@ FIX = Fix(
     patches=refusing_in_full_graphs(sees_beyond_its_chunk),
     workarounds=BREAKABLE_PREFILL_GRAPHS,
     concerns=wrong(LOCAL, FULL_PREFILL_GRAPHS, FLASH_ATTENTION),
+    verify=("llama_4_unbroken_chunk",),
 )

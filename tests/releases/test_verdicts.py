@@ -36,12 +36,8 @@ TEXTS = [pathlib.Path(str(module.__file__)).read_text() for module in MODULES]
 Root = Callable[[str], pathlib.Path]
 # no case of `bcg-fixes verify` starts a server with their flags yet
 ON_NO_GPU = {
-    "empty_states_copied",
-    "host_copies_unfenced",
     "host_states_left_behind",
     "image_positions_flat",
-    "latent_prefix_captured",
-    "local_attention_captured",
     "sparse_read_done_early",
     "state_between_pages",
 }

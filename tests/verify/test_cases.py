@@ -22,6 +22,9 @@ FIRST = {
     "qwen3_5_text_prefill_graph": "0.5.17",
     "qwen3_5_text_by_default": "0.5.17",
     "qwen3_5_by_default": "0.5.16",
+    "deepseek_unbroken_prefix": "0.5.16",
+    "llama_4_unbroken_chunk": "0.5.15",
+    "ling_host_memory": "0.5.16",
 }
 by_name = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 
@@ -60,14 +63,16 @@ def test_the_release_knows_every_flag(release: str) -> None:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_prefill_graphs_are_breakable_of_these_sizes_or_off(release: str) -> None:
+def test_prefill_graphs_are_of_their_kind_and_of_these_sizes_or_off(release: str) -> None:
     source = Source(Folder(wheels.unpacked(release)))
     for case in CASES:
         if case.by_default:
             continue
+        if case.unbroken and not case.applies_to(source):
+            continue
         on, off = case.flags(source, BUCKETS), case.flags(source, BUCKETS, eager=True)
         old = {"--enable-breakable-cuda-graph", "--enforce-piecewise-cuda-graph"} <= on.keys()
-        new = on.get("--cuda-graph-backend-prefill") == "breakable"
+        new = on.get("--cuda-graph-backend-prefill") == ("full" if case.unbroken else "breakable")
         assert (old or new) is (case.phase == "prefill") and not (old and new)
         sizes = on.get("--piecewise-cuda-graph-tokens", on.get("--cuda-graph-bs-prefill", BUCKETS))
         assert sizes == BUCKETS == tuple(sorted(BUCKETS))
@@ -75,7 +80,7 @@ def test_prefill_graphs_are_breakable_of_these_sizes_or_off(release: str) -> Non
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_attention_is_sglangs_choice_where_the_first_layer_is_a_mixer_of_mamba2_or_a_short_convolution(
+def test_attention_is_sglangs_choice_where_the_first_layer_has_no_key_and_value_cache(
     release: str,
 ) -> None:
     source = Source(Folder(wheels.unpacked(release)))
@@ -85,7 +90,8 @@ def test_attention_is_sglangs_choice_where_the_first_layer_is_a_mixer_of_mamba2_
         if not case.by_default and case.flags(source, BUCKETS).get("--attention-backend") != "triton"
     }
     sglangs = {"granite_hybrid_prefill_graph", "lfm2_prefill_graph"}
-    assert chosen == {*sglangs, *(case.name for case in CASES if case.inside)}
+    on_hopper = {case.name for case in CASES if case.inside or case.unbroken}
+    assert chosen == {"ling_host_memory", *sglangs, *on_hopper}
     # each of them has the prefix cache that it was made for
     for name in sglangs:
         case = cases.named(name)
@@ -149,6 +155,47 @@ def test_warm_prefixes_begin_as_an_earlier_prompt() -> None:
         if "warm" in call.part:
             earlier = [prompt for before in calls[:number] for prompt in before.prompts]
             assert all(any(prompt[: len(old)] == old for old in earlier) for prompt in call.prompts)
+
+
+@pytest.mark.parametrize("buckets", [BUCKETS, FEW_BUCKETS], ids=["all", "quick"])
+def test_prefixes_are_longer_and_shorter_than_what_is_asked_behind_them(buckets: tuple[int, ...]) -> None:
+    cold: dict[tuple[int, ...], int] = {}
+    compared, chunks = set(), 0
+    for call in cases.behind_prefixes(buckets):
+        if "behind" not in call.part:
+            # by chance, a cached prompt could begin as another does
+            assert not {prompt[0] for prompt in cold} & {prompt[0] for prompt in call.prompts}
+            cold |= {prompt: len(prompt) for prompt in call.prompts}
+            chunks += any(len(prompt) > max(buckets) for prompt in call.prompts)
+            continue
+        for prompt in call.prompts:
+            found = max(length for known, length in cold.items() if prompt[:length] == known)
+            compared.add(found > len(prompt) - found)
+        # the smallest graph takes all of them
+        assert sum(map(len, call.prompts)) - len(call.prompts) * found >= buckets[0] // 2
+    assert compared == {True, False} and chunks
+
+
+@pytest.mark.parametrize("buckets", [BUCKETS, FEW_BUCKETS], ids=["all", "quick"])
+def test_a_chunk_is_left_in_one_part_and_in_several(buckets: tuple[int, ...]) -> None:
+    chunk = models.LOCAL_CHUNK
+    for call in cases.within_and_beyond_a_chunk(buckets):
+        longest = max(map(len, call.prompts))
+        assert (longest > chunk) is ("beyond" in call.part or "several" in call.part)
+        assert (longest > max(buckets)) is ("several" in call.part)
+        # a bucket that is filled exactly must be replayed
+        assert longest <= chunk or longest not in buckets
+
+
+def test_nothing_is_left_on_the_gpu_when_a_prompt_is_asked_from_host_memory() -> None:
+    calls = cases.from_host_memory(BUCKETS)
+    asked = [number for number, call in enumerate(calls) if call.again is not None]
+    for before, number in zip([calls[number].again or 0 for number in asked[:1]] + asked, asked, strict=False):
+        others = calls[max(before, calls[number].again or 0) + 1 : number]
+        assert all(call.part == "others" for call in others)
+        assert sum(len(prompt) for call in others for prompt in call.prompts) > cases.FEW_SLOTS
+    again = calls[asked[0]].again or 0
+    assert calls[again].prompts == calls[again - 1].prompts
 
 
 @pytest.mark.parametrize("buckets", [BUCKETS, FEW_BUCKETS], ids=["all", "quick"])

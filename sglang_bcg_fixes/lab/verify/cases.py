@@ -12,7 +12,9 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 
 from sglang_bcg_fixes.anatomy.launches import GRAPHS_SAVED, has_breakable_graphs_by_default
-from sglang_bcg_fixes.lab.verify.models import MODELS, VOCABULARY
+from sglang_bcg_fixes.anatomy.refusals import none_without_breaks
+from sglang_bcg_fixes.anatomy.runners import PREFILL
+from sglang_bcg_fixes.lab.verify.models import LOCAL_CHUNK, MODELS, VOCABULARY
 from sglang_bcg_fixes.model import flag_of_kernel
 from sglang_bcg_fixes.source.tree import Source
 
@@ -20,7 +22,13 @@ Value = str | int | float | bool | tuple[int, ...]
 Flags = dict[str, Value]
 
 NEW_TOKENS = 12
+# where another rounding would change later tokens
+FEW = 4
 SEED = 1
+# of which one is in the runner of every release that captures latent attention without breaks, but for the first
+CAPTURES_LATENT_ATTENTION = ("_has_unsupported_mha_prefix", "_prepare_chunked_prefix_capture")
+# of states in host memory, the newer first
+POOLS = ("pool_host.mamba", "memory_pool_host")
 # the only flags given where everything else is SGLang's own choice
 SIZES: Flags = {
     "--skip-tokenizer-init": True,
@@ -218,6 +226,62 @@ def before_and_after_sleep(buckets: Sequence[int]) -> list[Call]:
     return script.calls
 
 
+# tails of prompts that leave room for padding, which is bounded
+SHORT_OF_A_BUCKET = 9
+
+
+def behind_prefixes(buckets: Sequence[int]) -> list[Call]:
+    """Ask cold, then behind prefixes of each answer's prompt, shorter and longer than the rest, alone and together."""
+    script = Script()
+    for size in buckets:
+        script.ask("cold", [size], FEW)
+    for length in (buckets[0] + 5, max(buckets) // 2 + 40, max(buckets) + max(buckets) // 2):
+        prefix = script.tokens(length)
+        script.say("cold, of two chunks" if length > max(buckets) else "cold", [prefix], FEW)
+        for size in buckets:
+            script.say("behind a prefix", [prefix + script.tokens(size - SHORT_OF_A_BUCKET)], FEW)
+        together = [prefix + script.tokens(tail) for tail in (buckets[0] // 2, buckets[0] // 2 - 3)]
+        script.say("two behind a prefix", together, FEW)
+    script.ask("cold, after prefixes", [buckets[0] - SHORT_OF_A_BUCKET], FEW)
+    return script.calls
+
+
+def within_and_beyond_a_chunk(buckets: Sequence[int]) -> list[Call]:
+    """Ask within the chunk that a local layer sees, and beyond it, in one part of prefill and in several."""
+    script = Script()
+    within = [size for size in buckets if size <= LOCAL_CHUNK]
+    for size in within:
+        script.ask("within the chunk", [size], FEW)
+        script.ask("within the chunk", [size - SHORT_OF_A_BUCKET], FEW)
+    script.ask("two within the chunk", [LOCAL_CHUNK // 2, LOCAL_CHUNK // 4], FEW)
+    for size in buckets:
+        if size > LOCAL_CHUNK:
+            script.ask("beyond the chunk", [size - SHORT_OF_A_BUCKET], FEW)
+    script.ask("one of two beyond the chunk", [LOCAL_CHUNK + 40, 30], FEW)
+    script.ask("of several parts", [max(buckets) + LOCAL_CHUNK // 2], FEW)
+    script.ask("of several parts", [2 * max(buckets) + LOCAL_CHUNK // 2], FEW)
+    script.ask("within the chunk again", [within[0]], FEW)
+    return script.calls
+
+
+# tokens in the cache of a GPU, and of what else is asked until nothing of an earlier prompt is left there
+FEW_SLOTS, OTHERS = 2048, 3
+
+
+def from_host_memory(buckets: Sequence[int]) -> list[Call]:
+    """Ask twice, let others take the place on the GPU, and ask again: from the cache, and from its copy in memory."""
+    script = Script()
+    for length in (300, 700):
+        asked = script.tokens(length)
+        script.say("cold", [asked], FEW)
+        warm = script.say("warm", [asked], FEW)
+        for _ in range(2):
+            for _ in range(OTHERS):
+                script.ask("others", [FEW_SLOTS // 3, FEW_SLOTS // 6], FEW)
+            script.ask_again("from host memory", warm)
+    return script.calls
+
+
 def of_the_drafts_of(source: Source, adaptive: bool) -> Flags:
     flags: Flags = {
         "--speculative-algorithm": "NEXTN" if adaptive else "EAGLE",
@@ -261,7 +325,8 @@ class Case:
     names defects that the case shows and that this version has no fix for, and `extra` are flags added to those of
     every case, as the `environment` is added. With `by_default` the server is started as users start it: only pool
     sizes are given, so that several servers fit. If it is `inside`, which is for Hopper and run by name alone, the
-    patched server must replay prefills with attention inside the graph.
+    patched server must replay prefills with attention inside the graph. If it is `unbroken`, which is run by name alone
+    and for Hopper, too, its prefill graphs have no breaks.
     """
 
     name: str
@@ -282,6 +347,7 @@ class Case:
     logprobs: bool = True
     by_default: bool = False
     inside: bool = False
+    unbroken: bool = False
 
     @property
     def wants_prefill_graphs(self) -> bool:
@@ -311,18 +377,19 @@ class Case:
             "--mem-fraction-static": 0.7,
             "--disable-radix-cache": True,
             "--cuda-graph-bs-decode" if newer else "--cuda-graph-bs": self.decode_sizes,
-            **prefill_graphs(source, buckets if self.wants_prefill_graphs and not eager else ()),
+            **prefill_graphs(source, buckets if self.wants_prefill_graphs and not eager else (), self.unbroken),
             **self.extra(source),
         }
         return {option: value for option, value in flags.items() if value is not False}
 
 
-def prefill_graphs(source: Source, buckets: Sequence[int]) -> Flags:
-    """Flags for breakable graphs of these sizes, or for none."""
+def prefill_graphs(source: Source, buckets: Sequence[int], unbroken: bool = False) -> Flags:
+    """Flags for breakable graphs of these sizes, or for graphs without breaks, or for none."""
     if source.has_option("--cuda-graph-backend-prefill"):
         if not buckets:
             return {"--cuda-graph-backend-prefill": "disabled"}
-        return {"--cuda-graph-backend-prefill": "breakable", "--cuda-graph-bs-prefill": tuple(buckets)}
+        kind = "full" if unbroken else "breakable"
+        return {"--cuda-graph-backend-prefill": kind, "--cuda-graph-bs-prefill": tuple(buckets)}
     if not buckets:
         return {"--disable-piecewise-cuda-graph": True}
     return {
@@ -387,6 +454,54 @@ def keeps_checkpoints(source: Source) -> bool:
 
 def with_flash_attention(source: Source) -> Flags:
     return {**with_radix_cache(source), "--attention-backend": "fa3", "--context-length": 8192}
+
+
+def with_local_attention(source: Source) -> Flags:
+    # a pool of their own would hide which keys local layers attend to
+    return {"--attention-backend": "fa3", "--disable-hybrid-swa-memory": True}
+
+
+def captures_without_breaks(source: Source) -> bool:
+    return none_without_breaks(source) is None
+
+
+def captures_latent_attention_without_breaks(source: Source) -> bool:
+    """Tell whether such a server starts; the first releases capture a form that the layer cannot take."""
+    known = any(source.find(f"{PREFILL}.{name}") for name in CAPTURES_LATENT_ATTENTION)
+    return known and captures_without_breaks(source)
+
+
+def with_host_memory(source: Source) -> Flags:
+    """Flags for a prefix cache that has a copy of every prefix in host memory; the GPU holds few of them."""
+    return {
+        "--disable-radix-cache": False,
+        "--enable-hierarchical-cache": True,
+        "--hicache-ratio": 4.0,
+        "--max-total-tokens": FEW_SLOTS,
+        # a prefix is copied when it is cached, and not only when it is found
+        "--hicache-write-policy": "write_through",
+    }
+
+
+def with_states_in_host_memory(source: Source) -> Flags:
+    renamed = source.has_option("--mamba-radix-cache-strategy")
+    strategy = "--mamba-radix-cache-strategy" if renamed else "--mamba-scheduler-strategy"
+    return {
+        **with_host_memory(source),
+        # SGLang's choice, as the first layer has no key and value cache
+        "--attention-backend": False,
+        "--max-mamba-cache-size": 64,
+        "--page-size": 64,
+        # the only one that states are copied in by SGLang's kernels
+        "--hicache-mem-layout": "page_first",
+        strategy: "extra_buffer",
+    }
+
+
+def copies_states_by_kernel(source: Source) -> bool:
+    """Tell whether states go to host memory by a kernel of their own; earlier releases have no such layout."""
+    copies = [source.find(f"sglang.srt.mem_cache.{pool}:MambaPoolHost._copy_tensor_all_layers_lf_pf") for pool in POOLS]
+    return any(copy and "transfer_kv_mamba_lf_pf" in copy.calls for copy in copies)
 
 
 def mixture_in_triton(source: Source) -> Flags:
@@ -624,6 +739,52 @@ CASES = (
         # eager prefill uses other kernels for latent attention, so logprobs round differently
         standard=Standard.TOKENS,
         module="sglang.srt.models.kimi_linear",
+    ),
+    Case(
+        "deepseek_unbroken_prefix",
+        "Latent attention in graphs without breaks attends to all of a prefix, longer or shorter than the rest.",
+        "deepseek_v2",
+        # eager prefill plans for other lengths, so logprobs round differently
+        standard=Standard.TOKENS,
+        script=behind_prefixes,
+        extra=with_flash_attention,
+        # prefixes count from this length on as they do in servers whose chunks are not as small
+        environment={"SGLANG_CHUNKED_PREFIX_CACHE_THRESHOLD": "1"},
+        served=captures_latent_attention_without_breaks,
+        unbroken=True,
+    ),
+    Case(
+        "llama_4_unbroken_chunk",
+        "Local layers in graphs without breaks attend to their chunk of a prompt, and not to what is before it.",
+        "llama4",
+        standard=Standard.TOKENS,
+        script=within_and_beyond_a_chunk,
+        extra=with_local_attention,
+        served=captures_without_breaks,
+        unbroken=True,
+    ),
+    Case(
+        "ling_host_memory",
+        "States of lightning attention, which has no convolution, are copied to host memory, and resumed from there.",
+        "ling",
+        standard=Standard.REPEATED,
+        script=from_host_memory,
+        logprobs=False,
+        phase=None,
+        decode_sizes=(1, 2, 4),
+        extra=with_states_in_host_memory,
+        served=copies_states_by_kernel,
+    ),
+    Case(
+        "llama_host_memory",
+        "Prefixes come from host memory as they were; stock may answer right, too: its copies depend on timing.",
+        "llama",
+        standard=Standard.REPEATED,
+        script=from_host_memory,
+        logprobs=False,
+        phase=None,
+        decode_sizes=(1, 2, 4),
+        extra=with_host_memory,
     ),
     LLAMA_INSIDE,
     dataclasses.replace(

@@ -248,7 +248,8 @@ def choose_cases(options: argparse.Namespace, known: registry.Registry, made: pl
 def run_by_default(known: registry.Registry, source: Source) -> list[Case]:
     """The cases of this source, except those of fixes that are off by default and of one kind of GPU."""
     on_request = {name for fix in known.fixes if fix.is_on_request for name in fix.verify}
-    return [case for case in cases.CASES if case.applies_to(source) and case.name not in on_request and not case.inside]
+    here = [case for case in cases.CASES if case.applies_to(source) and case.name not in on_request]
+    return [case for case in here if not case.inside and not case.unbroken]
 
 
 def needed_fixes(made: plan.Plan) -> list[Fix]:
@@ -340,6 +341,8 @@ def environment_of(arm: str, case: Case, known: registry.Registry, alone: str | 
         found[ATTENTION_EXTEND.flag] = ATTENTION_EXTEND.impls[0].name if arm == PATCHED else "off"
     if arm == REFERENCE and case.standard is not cases.Standard.BREAKS:
         wanted.append(f"refuse_{case.phase}")
+    if case.unbroken:
+        wanted.append(instruments.UNBROKEN)
     if arm == PADDED:
         wanted.append(instruments.PADDED)
     return {**found, **case.environment, flags.INSTRUMENTS: ",".join(wanted)}
@@ -486,7 +489,7 @@ def wanted_in(each: Run, made: plan.Plan) -> set[str]:
 
 def has_unexplained_difference(case: Case, found: Sequence[Found]) -> bool:
     """Tell whether a server under test answered everything, but not as the reference did."""
-    if not (case.wants_prefill_graphs and case.standard.needs_reference):
+    if case.unbroken or not (case.wants_prefill_graphs and case.standard.needs_reference):
         return False
     mine = [(each, outcome) for each, outcome in found if each.case is case and each.arm in (STOCK, PATCHED, ALONE)]
     return any(compare.is_only_different(case, judge(each, found), outcome) for each, outcome in mine)

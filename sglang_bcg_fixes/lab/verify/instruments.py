@@ -35,6 +35,8 @@ QUESTIONS, ANSWERS = ("can_run", "can_run_graph"), ("replay", "execute")
 PRIMITIVES = tuple(
     f"{EXECUTOR}.{package}breakable_cuda_graph.breakable_cuda_graph" for package in ("", "runner_backend_utils.")
 )
+UNBROKEN_BACKEND = f"{EXECUTOR}.runner_backend.full_cuda_graph_backend:FullCudaGraphBackend"
+UNBROKEN = "count_unbroken_graphs"
 PADDED_BACKEND = f"{EXECUTOR}.runner_backend.breakable_cuda_graph_backend:BreakableCudaGraphBackend"
 SUFFIX = ".passes"
 # every tiny model has this token, and SGLang pads with 0
@@ -62,6 +64,16 @@ def note(phase: str, *rest: Any) -> None:
 
 def note_capture(self: Any) -> None:
     note("prefill", "captured", None, None, None)
+
+
+def note_unbroken_capture(result: Any, *args: Any, **kwargs: Any) -> Any:
+    note_capture(None)
+    return result
+
+
+def note_unbroken_replay(*args: Any, **kwargs: Any) -> None:
+    # of any phase: who notes a prefill looks whether one was replayed in it
+    note_replay_of_graph(None)
 
 
 def note_replay_of_graph(self: Any) -> None:
@@ -200,6 +212,13 @@ def every_instrument() -> dict[str, Fix]:
         "Replays are of graphs, not of the code that they were captured from.",
         PatchPoint((f"{PREFILL}.load_batch",), How.AFTER, change_the_padding),
         PatchPoint((f"{PADDED_BACKEND}.replay",), How.AROUND, run_the_code),
+        after=mended,
+    )
+    found[UNBROKEN] = instrument(
+        UNBROKEN,
+        "Nobody counts captures and replays of prefill graphs without breaks.",
+        PatchPoint((f"{PREFILL}.capture_prepare",), How.AFTER, note_unbroken_capture),
+        PatchPoint((f"{UNBROKEN_BACKEND}.replay",), How.BEFORE, note_unbroken_replay),
         after=mended,
     )
     found["count_graphs"] = instrument(

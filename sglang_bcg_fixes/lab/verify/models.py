@@ -24,6 +24,7 @@ HIDDEN, HEADS, HEAD, INNER = 512, 4, 128, 1024
 QUERIES, EXPERTS, SMALL = HEADS * HEAD, 8, 128
 # DeepSeek's latent attention
 RANK, ROPE, NOPE, VALUE = 512, 64, 128, 128
+LATENT = f"q_lora_rank=null kv_lora_rank={RANK} qk_rope_head_dim={ROPE} qk_nope_head_dim={NOPE} v_head_dim={VALUE}"
 Shapes = dict[str, tuple[int, ...]]
 Tensors = dict[str, Any]
 
@@ -53,6 +54,17 @@ def attention(key_heads: int, query_parts: int = 1) -> Shapes:
     keys = (key_heads * HEAD, HIDDEN)
     queries = (query_parts * QUERIES, HIDDEN)
     return weights("self_attn.", q_proj=queries, k_proj=keys, v_proj=keys, o_proj=(HIDDEN, QUERIES))
+
+
+def latent_attention(prefix: str) -> Shapes:
+    return weights(
+        prefix,
+        q_proj=(HEADS * (NOPE + ROPE), HIDDEN),
+        kv_a_proj_with_mqa=(RANK + ROPE, HIDDEN),
+        kv_a_layernorm=(RANK,),
+        kv_b_proj=(HEADS * (NOPE + VALUE), RANK),
+        o_proj=(HIDDEN, HEADS * VALUE),
+    )
 
 
 def mlp(prefix: str, inner: int = INNER, hidden: int = HIDDEN) -> Shapes:
@@ -310,6 +322,12 @@ def tower_ends(hidden: int, out: int, positions: int) -> Shapes:
     }
 
 
+def beside_no_weights(text: dict[str, Any]) -> dict[str, Any]:
+    """Make a vision model's configuration from that of its text; SGLang serves the text alone by default."""
+    names = {name: text.pop(name) for name in ("architectures", "model_type")}
+    return {**names, "torch_dtype": text["torch_dtype"], "text_config": {**text, "model_type": "llama4_text"}}
+
+
 def beside_a_tower(text: dict[str, Any]) -> dict[str, Any]:
     """Make a vision model's configuration from that of its text."""
     start, end, image, video = NUMBERED.values()
@@ -498,18 +516,20 @@ KIMI_LINEAR: Shapes = {
     "self_attn.dt_bias": (QUERIES,),
     "self_attn.A_log": (1, 1, HEADS, 1),
 }
-KIMI_FULL: Shapes = {
-    **BOTH_NORMS,
-    **weights(
-        "self_attn.",
-        q_proj=(HEADS * (NOPE + ROPE), HIDDEN),
-        kv_a_proj_with_mqa=(RANK + ROPE, HIDDEN),
-        kv_a_layernorm=(RANK,),
-        kv_b_proj=(HEADS * (NOPE + VALUE), RANK),
-        o_proj=(HIDDEN, HEADS * VALUE),
-    ),
-    **KIMI_MIXTURE,
+KIMI_FULL: Shapes = {**BOTH_NORMS, **latent_attention("self_attn."), **KIMI_MIXTURE}
+
+DEEPSEEK_LAYERS = 4
+LLAMA_4_LAYER: Shapes = {**BOTH_NORMS, **attention(2), **mlp("feed_forward.")}
+# how much of a prompt its local layers see, in whole chunks
+LOCAL_CHUNK = 256
+LING_REST = {**BOTH_NORMS, **mlp("mlp.")}
+LING_LINEAR: Shapes = {
+    **LING_REST,
+    **weights("attention.", query_key_value=(3 * QUERIES, HIDDEN), dense=(HIDDEN, QUERIES), g_proj=(QUERIES, HIDDEN)),
+    **norms("attention.query_layernorm", "attention.key_layernorm", size=HEAD),
+    **norms("attention.g_norm", size=QUERIES),
 }
+LING_FULL: Shapes = {**LING_REST, **latent_attention("attention.")}
 
 MODELS = {
     "llama": LLAMA,
@@ -633,10 +653,55 @@ MODELS = {
             **options(
                 f"""num_experts={KIMI_EXPERTS} num_experts_per_token=2 num_shared_experts=1
                 moe_intermediate_size={SMALL} moe_renormalize=true first_k_dense_replace=1
-                mla_use_nope=true q_lora_rank=null kv_lora_rank={RANK}
-                qk_rope_head_dim={ROPE} qk_nope_head_dim={NOPE} v_head_dim={VALUE}"""
+                mla_use_nope=true {LATENT}"""
             ),
         },
+    ),
+    # latent attention in every layer, and no experts
+    "deepseek_v2": Model(
+        "DeepseekV2ForCausalLM",
+        "deepseek_v2",
+        HEADS,
+        ({**BOTH_NORMS, **latent_attention("self_attn."), **mlp("mlp.")},) * DEEPSEEK_LAYERS,
+        USUAL_ENDS,
+        options(
+            f"""{LATENT} first_k_dense_replace={DEEPSEEK_LAYERS} moe_layer_freq=1 moe_intermediate_size={SMALL}
+            n_routed_experts={EXPERTS} n_shared_experts=1 num_experts_per_tok=2 n_group=1 topk_group=1
+            topk_method="greedy" scoring_func="softmax" norm_topk_prob=true routed_scaling_factor=1.0
+            attention_bias=false"""
+        ),
+    ),
+    # three layers of four see their chunk of the prompt alone
+    "llama4": Model(
+        "Llama4ForConditionalGeneration",
+        "llama4",
+        2,
+        (LLAMA_4_LAYER,) * 4,
+        USUAL_ENDS,
+        options(
+            f"""attention_chunk_size={LOCAL_CHUNK} intermediate_size_mlp={INNER} num_local_experts={EXPERTS}
+            num_experts_per_tok=1 interleave_moe_layer_step=100 use_qk_norm=true attn_temperature_tuning=false"""
+        ),
+        wrap=beside_no_weights,
+    ),
+    # lightning attention, whose convolution has no state, in every other layer, latent attention between
+    "ling": Model(
+        "BailingMoeV2_5ForCausalLM",
+        "bailing_hybrid",
+        HEADS,
+        (LING_LINEAR, LING_FULL) * 2,
+        {
+            **weights("model.", word_embeddings=(VOCABULARY, HIDDEN)),
+            **weights(lm_head=(VOCABULARY, HIDDEN)),
+            **norms("model.norm"),
+        },
+        options(
+            f"""{LATENT} first_k_dense_replace=4 moe_intermediate_size={SMALL} num_experts={EXPERTS}
+            num_shared_experts=1 num_experts_per_tok=2 n_group=1 topk_group=1 score_function="sigmoid"
+            norm_topk_prob=true moe_router_enable_expert_bias=true use_qk_norm=true layer_group_size=2
+            group_norm_size=1 linear_silu=false full_attention_type="mla" num_nextn_predict_layers=0
+            partial_rotary_factor=0.5 rope_scaling=null"""
+        ),
     ),
 }
 
