@@ -23,7 +23,7 @@ FIRST = {
     "qwen3_5_text_by_default": "0.5.17",
     "qwen3_5_by_default": "0.5.16",
     "deepseek_unbroken_prefix": "0.5.16",
-    "llama_4_unbroken_chunk": "0.5.15",
+    "llama_4_unbroken_chunk": "0.5.16",
     "ling_host_memory": "0.5.16",
 }
 by_name = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -26,7 +26,9 @@ def test_every_instrument_is_applied_and_notes_what_it_sees(
     release: str, release_root: Callable[[str], pathlib.Path], tmp_path: pathlib.Path
 ) -> None:
     root = release_root(release)
-    every = [*EVERY, *([instruments.PADDED] if instruments.can_run_padded(Source(Folder(root))) else [])]
+    # since prefill has a backend
+    more = [instruments.PADDED, instruments.UNBROKEN] if instruments.can_run_padded(Source(Folder(root))) else []
+    every = [*EVERY, *more]
     found, _ = processes.beside(
         root,
         *("-m", "tests.scenarios.verify_instruments", ",".join(every)),

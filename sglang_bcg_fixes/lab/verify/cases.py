@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from sglang_bcg_fixes.anatomy.launches import GRAPHS_SAVED, has_breakable_graphs_by_default
 from sglang_bcg_fixes.anatomy.refusals import none_without_breaks
-from sglang_bcg_fixes.anatomy.runners import PREFILL
+from sglang_bcg_fixes.anatomy.runners import CAPTURE_PREFILL, PREFILL
 from sglang_bcg_fixes.lab.verify.models import LOCAL_CHUNK, MODELS, VOCABULARY
 from sglang_bcg_fixes.model import flag_of_kernel
 from sglang_bcg_fixes.source.tree import Source
@@ -465,6 +465,12 @@ def captures_without_breaks(source: Source) -> bool:
     return none_without_breaks(source) is None
 
 
+def captures_local_attention_without_breaks(source: Source) -> bool:
+    """Tell whether graphs are made behind a vision model; the first releases take Llama 4 for no language model."""
+    setup = source.find(CAPTURE_PREFILL)
+    return setup is not None and "resolve_language_model" in setup.calls and captures_without_breaks(source)
+
+
 def captures_latent_attention_without_breaks(source: Source) -> bool:
     """Tell whether such a server starts; the first releases capture a form that the layer cannot take."""
     known = any(source.find(f"{PREFILL}.{name}") for name in CAPTURES_LATENT_ATTENTION)
@@ -760,7 +766,7 @@ CASES = (
         standard=Standard.TOKENS,
         script=within_and_beyond_a_chunk,
         extra=with_local_attention,
-        served=captures_without_breaks,
+        served=captures_local_attention_without_breaks,
         unbroken=True,
     ),
     Case(

@@ -700,7 +700,7 @@ MODELS = {
             num_shared_experts=1 num_experts_per_tok=2 n_group=1 topk_group=1 score_function="sigmoid"
             norm_topk_prob=true moe_router_enable_expert_bias=true use_qk_norm=true layer_group_size=2
             group_norm_size=1 linear_silu=false full_attention_type="mla" num_nextn_predict_layers=0
-            partial_rotary_factor=0.5 rope_scaling=null"""
+            partial_rotary_factor=0.5 rope_scaling=null rope_parameters=null"""
         ),
     ),
 }
