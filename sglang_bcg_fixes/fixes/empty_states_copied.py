@@ -67,6 +67,6 @@ FIX = Fix(
     probe=probe,
     patches=(PatchPoint(WRITE, How.AROUND, write_unless_empty), PatchPoint(LOAD, How.AROUND, load_unless_empty)),
     workarounds=HOST_CACHE_OFF,
-    concerns=ends(HOST_CACHE, named("BailingMoeV2_5*")),
     verify=("ling_host_memory",),
+    concerns=ends(HOST_CACHE, named("BailingMoeV2_5*")),
 )

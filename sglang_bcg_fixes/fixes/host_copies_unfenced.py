@@ -102,6 +102,6 @@ FIX = Fix(
         *(PatchPoint((where,), How.BEFORE, load_behind_steps, needed=UNFENCED[where]) for where in LOADS),
     ),
     workarounds=HOST_CACHE_OFF + NO_OVERLAP,
-    concerns=wrong(HOST_CACHE, OVERLAP),
     verify=("llama_host_memory",),
+    concerns=wrong(HOST_CACHE, OVERLAP),
 )

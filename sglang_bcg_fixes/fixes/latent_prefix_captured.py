@@ -69,6 +69,6 @@ FIX = Fix(
     probe=probe,
     patches=refusing_in_full_graphs(misses_a_prefix),
     workarounds=BREAKABLE_PREFILL_GRAPHS,
-    concerns=wrong(LATENT, FULL_PREFILL_GRAPHS, FA3),
     verify=("deepseek_unbroken_prefix",),
+    concerns=wrong(LATENT, FULL_PREFILL_GRAPHS, FA3),
 )

@@ -48,6 +48,6 @@ FIX = Fix(
     probe=probe,
     patches=refusing_in_full_graphs(sees_beyond_its_chunk),
     workarounds=BREAKABLE_PREFILL_GRAPHS,
-    concerns=wrong(LOCAL, FULL_PREFILL_GRAPHS, FLASH_ATTENTION),
     verify=("llama_4_unbroken_chunk",),
+    concerns=wrong(LOCAL, FULL_PREFILL_GRAPHS, FLASH_ATTENTION),
 )

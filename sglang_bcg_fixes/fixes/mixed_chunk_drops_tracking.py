@@ -73,6 +73,6 @@ FIX = Fix(
         PatchPoint((PREPARE,), How.AROUND, prepare_without_mask, needed=hits_are_told_by_the_mask),
     ),
     workarounds=(*MIXED_CHUNKS_OFF, *CHECKPOINTS_OFF),
-    verify=("qwen3_next_prefix_cache",),
+    verify=("qwen3_next_mixed_chunks",),
     concerns=wrong(HYBRID, MIXED_CHUNKS, EXTRA_BUFFERS),
 )

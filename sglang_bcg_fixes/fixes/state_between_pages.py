@@ -48,5 +48,6 @@ FIX = Fix(
     probe=probe,
     patches=(PatchPoint((PLACE,), How.AFTER, forget_a_place_between_pages),),
     workarounds=(*MIXED_CHUNKS_OFF, *PAGES_OF_ONE_TOKEN, *CHECKPOINTS_OFF),
+    verify=("qwen3_next_mixed_chunks",),
     concerns=wrong(HYBRID, MIXED_CHUNKS, PAGES, EXTRA_BUFFERS),
 )

@@ -39,7 +39,6 @@ ON_NO_GPU = {
     "host_states_left_behind",
     "image_positions_flat",
     "sparse_read_done_early",
-    "state_between_pages",
 }
 Mutation = Callable[[str, ast.FunctionDef], str]
 

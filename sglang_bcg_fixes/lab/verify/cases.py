@@ -264,6 +264,21 @@ def within_and_beyond_a_chunk(buckets: Sequence[int]) -> list[Call]:
     return script.calls
 
 
+# tokens of a prompt whose answer is still being given while others are computed in chunks
+SHORT, PAGE = 40, 16
+
+
+def beside_a_running_answer(buckets: Sequence[int]) -> list[Call]:
+    """Ask a prompt of several chunks beside a short one, whose answer takes a token from each, then go on behind it."""
+    script, chunk = Script(), max(buckets)
+    for rest in (300, 120):
+        long = script.tokens(3 * chunk + rest)
+        script.say("chunks beside an answer", [script.tokens(SHORT), long])
+        for tail in (30, 50, 90):
+            script.say("behind the chunks", [long + script.tokens(tail)])
+    return script.calls
+
+
 # tokens in the cache of a GPU, and of what else is asked until nothing of an earlier prompt is left there
 FEW_SLOTS, OTHERS = 2048, 3
 
@@ -438,6 +453,10 @@ def without_its_thinking_but_checkpoints(source: Source) -> Flags:
 
 def without_its_thinking_at_full_load(source: Source) -> Flags:
     return {**without_its_thinking(source), "--max-total-tokens": FULL, "--schedule-conservativeness": 0.01}
+
+
+def with_mixed_chunks(source: Source) -> Flags:
+    return {**with_checkpoints(source), "--enable-mixed-chunk": True, "--page-size": PAGE}
 
 
 def can_be_asked_to_think(source: Source) -> bool:
@@ -768,6 +787,18 @@ CASES = (
         extra=with_local_attention,
         served=captures_local_attention_without_breaks,
         unbroken=True,
+    ),
+    Case(
+        "qwen3_next_mixed_chunks",
+        "A hybrid model goes on behind a prompt that was computed in chunks while another was being answered.",
+        "qwen3_next",
+        # with logprobs nothing is mixed
+        logprobs=False,
+        standard=Standard.TOKENS,
+        script=beside_a_running_answer,
+        phase="decode",
+        decode_sizes=(1, 2, 4),
+        extra=with_mixed_chunks,
     ),
     Case(
         "ling_host_memory",
