@@ -105,6 +105,7 @@ def told(prompt: list[int], count: int, wrong: str, asked: int) -> dict[str, Any
     return {
         "output_ids": tokens,
         "meta_info": {
+            "cached_tokens": len(prompt) - 1 if wrong == "finds it" else 0,
             "output_token_logprobs": [[value, token] for value, token in zip(logprobs, tokens, strict=False)],
             "output_top_logprobs": [[[value, token, None]] for value, token in zip(logprobs, tokens, strict=False)],
         },

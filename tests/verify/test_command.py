@@ -453,6 +453,36 @@ def test_a_flag_is_of_the_patched_server_alone(verify: Verify, rows: Rows) -> No
     }
 
 
+def test_graphs_without_breaks_are_counted_and_padding_explains_nothing_of_them(
+    here: dict[str, object], verify: Verify, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cases, "CASES", (dataclasses.replace(CASE, unbroken=True),))
+    here.update(root=str(wheels.unpacked("0.5.17")), sglang="0.5.17")
+    assert verify("--once", misbehaviour="patched=wrong tokens,padded=wrong tokens") == 1
+    found = rows()
+    assert set(found) == {"patched 1", "reference 1", "stock 1"} and found["patched 1"]["verdict"] == "red"
+    for row in found.values():
+        assert "count_unbroken_graphs" in row["environment"]["SGLANG_BCG_INSTRUMENTS"].split(",")
+        assert row["flags"]["--cuda-graph-backend-prefill"] == "full"
+
+
+def test_graphs_without_breaks_are_run_by_name_alone(
+    here: dict[str, object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cases, "CASES", (CASE, dataclasses.replace(CASE, name="another", unbroken=True)))
+    here.update(root=str(wheels.unpacked("0.5.17")), sglang="0.5.17")
+    assert main.main(["verify", "--plan"]) == 0
+    assert "a_case/" in (printed := capsys.readouterr().out) and "another/" not in printed
+
+
+def test_what_resumes_must_come_from_a_cache(verify: Verify, rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    resumes = dataclasses.replace(CASE, resumes=True, phase=None, standard=Standard.REPEATED)
+    monkeypatch.setattr(cases, "CASES", (resumes,))
+    assert verify("--once") == 1
+    assert rows()["patched 1"]["why"].startswith("again, 5 tokens: nothing of it was in the cache")
+    assert verify("--once", misbehaviour="patched=finds it") == 0
+
+
 @pytest.mark.parametrize("standard", [Standard.BITS, Standard.BREAKS])
 def test_attention_inside_is_compared_with_eager_prefill_or_with_breaks(
     verify: Verify, rows: Rows, monkeypatch: pytest.MonkeyPatch, standard: Standard

@@ -341,7 +341,7 @@ class Case:
     every case, as the `environment` is added. With `by_default` the server is started as users start it: only pool
     sizes are given, so that several servers fit. If it is `inside`, which is for Hopper and run by name alone, the
     patched server must replay prefills with attention inside the graph. If it is `unbroken`, which is run by name alone
-    and for Hopper, too, its prefill graphs have no breaks.
+    and for Hopper, too, its prefill graphs have no breaks. If it `resumes`, what is asked again must come from a cache.
     """
 
     name: str
@@ -363,6 +363,7 @@ class Case:
     by_default: bool = False
     inside: bool = False
     unbroken: bool = False
+    resumes: bool = False
 
     @property
     def wants_prefill_graphs(self) -> bool:
@@ -810,6 +811,7 @@ CASES = (
         phase=None,
         decode_sizes=(1, 2, 4),
         extra=with_states_in_host_memory,
+        resumes=True,
         served=copies_states_by_kernel,
     ),
     Case(
@@ -822,6 +824,7 @@ CASES = (
         phase=None,
         decode_sizes=(1, 2, 4),
         extra=with_host_memory,
+        resumes=True,
     ),
     LLAMA_INSIDE,
     dataclasses.replace(

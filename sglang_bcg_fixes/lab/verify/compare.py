@@ -148,6 +148,8 @@ def compare(case: Case, calls: Sequence[Call], arm: Outcome, reference: Outcome 
                 differences.append((BROKEN, f"{len(ours['tokens'])} tokens instead of {call.new_tokens}"))
             if ours and case.logprobs and len(ours["logprobs"]) < len(ours["tokens"]):
                 differences.append((BROKEN, f"{len(ours['logprobs'])} logprobs of {len(ours['tokens'])} tokens"))
+            if ours and case.resumes and call.again is not None and not ours["cached"]:
+                differences.append((BROKEN, "nothing of it was in the cache"))
             if ours and reference and case.standard.needs_reference:
                 differences.append(difference(case.standard, ours, answer(reference, number, index)))
             if ours and call.again is not None:

@@ -83,6 +83,7 @@ def answer(found: dict[str, Any]) -> dict[str, Any]:
         "logprobs": [row[0] for row in about.get("output_token_logprobs") or ()],
         "top": [[[row[0], row[1]] for row in rows or ()] for rows in about.get("output_top_logprobs") or ()],
         "verifications": about.get("spec_verify_ct"),
+        "cached": about.get("cached_tokens"),
     }
 
 
