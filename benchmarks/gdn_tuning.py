@@ -102,9 +102,8 @@ def build(name: str, call_of: Callable[[int], Any], problem: Any, device: gdn_la
 
     def spans(each: str) -> None:
         for call in calls:
-            # Mamba2's kernels take a step at once
-            for span in [(number,) for number in range(call.spans)] if hasattr(call, "spans") else [()]:
-                getattr(call, each)(*span)
+            for span in range(call.spans):
+                getattr(call, each)(span)
 
     def step() -> None:
         for call in calls:

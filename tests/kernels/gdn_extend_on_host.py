@@ -7,8 +7,8 @@ from sglang_bcg_fixes.kernels.gdn_extend import cuda
 from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
 from tests.kernels.program_on_host import FEW_BLOCKS, HOST, OnHost
 
-__all__ = ["FEW_BLOCKS", "HOST", "SIGNATURES", "TEXT", "build", "device", "launched", "library"]
+__all__ = ["FEW_BLOCKS", "HOST", "SIGNATURES", "build", "device", "launched", "library"]
 
 ON_HOST = OnHost(cuda, PROGRAM)
-TEXT, SIGNATURES = ON_HOST.text, ON_HOST.signatures
+SIGNATURES = ON_HOST.signatures
 device, library, launched, build = ON_HOST.device, ON_HOST.library, ON_HOST.launched, ON_HOST.build

@@ -17,28 +17,10 @@ import pytest
 import torch
 
 from sglang_bcg_fixes.kernels.cuda import driver, program
-from tests.bench.cpu_device import Cpu
 from tests.kernels import on_host
 
 HOST = "hopper_on_host.hpp"
 FEW_BLOCKS = 3
-
-
-class Replaying(Cpu):
-    """Replays a capture with the kernels that it was made with, as a graph does."""
-
-    def __init__(self, cuda: Any) -> None:
-        self.cuda = cuda
-
-    def capture(self, work: Callable[[], object]) -> Callable[[], object]:
-        own = self.cuda.on_device(0)
-
-        def replay() -> None:
-            with pytest.MonkeyPatch.context() as patched:
-                patched.setattr(self.cuda, "on_device", lambda device: own)
-                work()
-
-        return replay
 
 
 @dataclasses.dataclass(frozen=True)

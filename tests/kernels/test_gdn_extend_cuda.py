@@ -13,19 +13,17 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gdn_extend, gdn_tuning, gdn_variants
-from benchmarks.bench import gdn_layer, timing
+from benchmarks import gdn_extend
+from benchmarks.bench import gdn_layer
 from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.cuda import nvrtc
 from sglang_bcg_fixes.kernels.gdn_extend import Shape, cuda, triton
 from sglang_bcg_fixes.kernels.gdn_extend.program import PROGRAM
 from sglang_bcg_fixes.kernels.linear_extend import metadata
 from sglang_bcg_fixes.model import Rejected
-from tests.bench.cpu_device import once
 from tests.kernels import accuracy, headers, linear_extend_cases
 from tests.kernels import gdn_extend_cases as cases
-from tests.kernels.gdn_extend_on_host import FEW_BLOCKS, ON_HOST, SIGNATURES, TEXT, launched, library
-from tests.kernels.program_on_host import Replaying
+from tests.kernels.gdn_extend_on_host import FEW_BLOCKS, ON_HOST, SIGNATURES, launched, library
 
 SHAPE = Shape(key_heads=1, value_heads=2, keys=128, values=128, width=4)
 # of triton's kernels, where they take the place of ours
@@ -247,22 +245,14 @@ def test_heads_that_hardly_forget_are_held_against_fp64(kernels: cuda.Kernels, m
     assert [round(each, 2) for each in heads["state"].tolist()] == [0.5, 0, 0, 0]
 
 
-def test_only_variants_that_are_right_and_well_compiled_are_timed(
-    kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(timing, "in_turn", lambda arms, rounds, warm_up: once(arms, rounds))
-    nothing = {kind: lambda *_: None for kind in kernels.advance}
-    variants = {
-        "right": gdn_variants.Variant("", kernels, []),
-        "the same": gdn_variants.Variant("", kernels, []),
-        "slow": gdn_variants.Variant("", kernels, ["Registers are spilled"]),
-        "does nothing": gdn_variants.Variant("", dataclasses.replace(kernels, advance=nothing), []),
-    }
-    shape = gdn_layer.Shape(1, 1, 1)
-    rows = {row["variant"]: row for row in gdn_variants.case_of(variants, "tiny", shape, [3, 3], Replaying(cuda), 5)}
-    assert {name for name, row in rows.items() if gdn_tuning.LAYER in row} == {"right", "the same"}
-    assert rows["slow"]["why"] == "Registers are spilled" and "output by" in rows["does nothing"]["why"]
-    assert [row["bits of the first"] for row in rows.values()] == [True, True, True, False]
+def test_the_benchmark_calls_this_form_if_it_is_named(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "on_device", lambda device: kernels)
+    problem = gdn_layer.Problem(gdn_layer.Shape(1, 1, 1), [3, 3], "cpu")
+    problem.restore()
+    call = gdn_layer.calls_of_ours(problem, gdn_layer.CUDA)(0)
+    call.launch()
+    errors = problem.errors(problem.wanted())
+    assert type(call) is cuda.Call and accuracy.why_wrong(errors, dict.fromkeys(errors, accuracy.TOLERANCE)) == ""
 
 
 def test_weights_of_gates_in_either_type(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -613,12 +603,6 @@ def test_every_kernel_of_the_header_is_launched() -> None:
     assert sorted(PROGRAM.kernels) == sorted(SIGNATURES) == sorted(DECLARED)
 
 
-def test_variants_are_launched_as_their_sources_say() -> None:
-    found = gdn_variants.constants(TEXT)
-    assert found["kPrepareSharedBytes"] == cuda.PREPARE_SHARED_BYTES
-    assert found["kBlocksOfMultiprocessor"] == cuda.BLOCKS_OF_MULTIPROCESSOR
-
-
 @pytest.mark.parametrize("kernel", PROGRAM.kernels)
 def test_the_packing_is_the_headers_struct(kernel: str) -> None:
     _, name = SIGNATURES[kernel]
@@ -627,6 +611,7 @@ def test_the_packing_is_the_headers_struct(kernel: str) -> None:
 
 def test_the_constants_are_the_headers(tmp_path: pathlib.Path) -> None:
     needed = {"CHUNK", "SEQUENCE_FIELDS", "KEYS", "VALUES", "THREADS", "SHARED_BYTES"}
+    needed |= {"PREPARE_SHARED_BYTES", "BLOCKS_OF_MULTIPROCESSOR"}
     ON_HOST.assert_constants((metadata, cuda), needed, tmp_path)
 
 

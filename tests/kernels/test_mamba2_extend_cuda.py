@@ -15,18 +15,17 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import gdn_tuning, mamba2_extend, mamba2_variants
-from benchmarks.bench import mamba2_layer, timing
+from benchmarks import mamba2_extend
+from benchmarks.bench import gdn_layer, mamba2_layer
 from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.cuda import nvrtc
 from sglang_bcg_fixes.kernels.linear_extend import metadata
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, cuda, triton
 from sglang_bcg_fixes.kernels.mamba2_extend.program import PROGRAM
 from sglang_bcg_fixes.kernels.mamba2_extend.walks import Walk
-from tests.bench.cpu_device import once
 from tests.kernels import accuracy, headers, linear_extend_cases, on_host
 from tests.kernels import mamba2_extend_cases as cases
-from tests.kernels.program_on_host import HOST, OnHost, Replaying
+from tests.kernels.program_on_host import HOST, OnHost
 
 ON_HOST = OnHost(cuda, PROGRAM)
 SIGNATURES, DECLARED = ON_HOST.signatures, ON_HOST.declared()
@@ -195,25 +194,14 @@ def test_what_is_not_a_number_stays_in_its_sequence(host: cuda.Kernels) -> None:
     linear_extend_cases.assert_nan_stays_in_its_sequence(step([70, 66, 9]), run)
 
 
-def test_only_variants_that_are_right_and_well_compiled_are_timed(
-    kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(timing, "in_turn", lambda arms, rounds, warm_up: once(arms, rounds))
-    monkeypatch.setattr(triton, "tuning_for", lambda shape: TUNING)
-    nothing = {each: lambda *_: None for each in kernels.advance}
-    variants = {
-        "triton": mamba2_variants.Variant(),
-        "right": mamba2_variants.Variant("", kernels),
-        "the same": mamba2_variants.Variant("", kernels),
-        "slow": mamba2_variants.Variant("", kernels, ("Registers are spilled",)),
-        "does nothing": mamba2_variants.Variant("", dataclasses.replace(kernels, advance=nothing)),
-    }
-    shape = mamba2_layer.Shape(1, 1, 1)
-    found = mamba2_variants.case_of(variants, "tiny", shape, [3, 3], Replaying(cuda), 5, "float16")
-    rows = {row["variant"]: row for row in found}
-    assert {name for name, row in rows.items() if gdn_tuning.LAYER in row} == {"triton", "right", "the same"}
-    assert rows["slow"]["why"] == "Registers are spilled" and "output by" in rows["does nothing"]["why"]
-    assert [row["bits of the first"] for row in rows.values()] == [True, True, True, True, False]
+def test_the_benchmark_calls_this_form_if_it_is_named(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda, "on_device", lambda device: kernels)
+    problem = mamba2_layer.Problem(mamba2_layer.Shape(1, 1, 1), [3, 3], "cpu", "float16")
+    problem.restore()
+    call = mamba2_layer.calls_of_ours(problem, gdn_layer.CUDA)(0)
+    call.launch()
+    errors = problem.errors(problem.wanted())
+    assert type(call) is cuda.Call and accuracy.why_wrong(errors, dict.fromkeys(errors, accuracy.TOLERANCE)) == ""
 
 
 def test_random_steps_of_this_form_are_its_own_and_some_are_cut() -> None:
