@@ -52,6 +52,8 @@ class Examination:
     problems: tuple[str, ...] = ()
     # folders of another SGLang on the path
     others: tuple[str, ...] = ()
+    # in this environment
+    is_installed: bool = False
 
     @property
     def status(self) -> int:
@@ -59,11 +61,6 @@ class Examination:
         if self.loading or self.problems or self.blocked or (self.faults and self.is_installed):
             return TO_DO
         return UNREAD if self.wanted_but_missing else GOOD
-
-    @property
-    def is_installed(self) -> bool:
-        """Tell whether it is the SGLang of this environment."""
-        return self.running is not None
 
     @property
     def blocked(self) -> list[str]:
@@ -211,7 +208,7 @@ def examine(
     loading = loading_problem(environ) if installed else choice_problem(environ or {})
     running = report_folders.running() if installed else None
     others = tuple(releases.others_on_the_path(source)) if installed else ()
-    return Examination(source, made, faults, loading, running, strangers, retired, known.problems, others)
+    return Examination(source, made, faults, loading, running, strangers, retired, known.problems, others, installed)
 
 
 def installed_version(distribution: str) -> str | None:

@@ -94,8 +94,6 @@ class Answer:
     examined: doctor.Examination
     launch: Launch
     gpu: str
-    # the SGLang of this environment
-    is_here: bool
     items: tuple[Item, ...]
     command: server_command.Command
     environ: Mapping[str, str]
@@ -109,7 +107,7 @@ class Answer:
     @property
     def faults(self) -> list[str]:
         """The faults that keep the SGLang of this environment from starting, each with its remedy."""
-        return [doctor.line_of(*found) for found in self.examined.faults] if self.is_here else []
+        return [doctor.line_of(*found) for found in self.examined.faults] if self.examined.is_installed else []
 
     @property
     def fixed(self) -> list[Item]:
@@ -137,7 +135,7 @@ class Answer:
             return f"SGLang will NOT load the plugin: {image} comes without it; build one that has it: {DEPLOY}"
         return None
 
-    @property
+    @functools.cached_property
     def is_lost_by_ray(self) -> bool:
         actor = self.examined.source.find(RAY_SCHEDULER) if self.launch.given(BY_RAY) else None
         return actor is not None and not actor.mentions("load_plugins()")
@@ -161,7 +159,7 @@ class Answer:
     @functools.cached_property
     def refusals(self) -> list[str]:
         """The fixes and kernels without which the settings let no server start."""
-        kernels = self.examined.plan.kernels if self.is_here else ()
+        kernels = self.examined.plan.kernels if self.examined.is_installed else ()
         wanted: list[Decision[Any]] = [*self.examined.plan.fixes, *kernels]
         return [
             f"{each.asked_for} ({'not read' if each.action is Action.UNKNOWN else each.action.value}): {each.reason}"
@@ -203,7 +201,7 @@ class Answer:
         if self.command.program and not self.command.is_of_sglang:
             yield f"{self.command.program[-1]} is read as if it were SGLang's server"
         yield from (f"another SGLang is in {folder}; Python imports the first" for folder in self.examined.others)
-        if self.is_here:
+        if self.examined.is_installed:
             yield f"active here: {'no' if self.loading else doctor.activity(self.environ)}"
         yield from self.faults
         if self.refusals:
@@ -274,8 +272,8 @@ class Answer:
             yield IN_IMAGE
         # what a file says stays there
         if not (self.refusals or (self.is_lost_by_ray and BY_RAY not in self.command.words)):
-            remark = "" if self.is_here or self.command.container else "   # where sglang-bcg-fixes is installed"
-            yield f"run: {self.command_to_run}{remark}"
+            is_there = self.examined.is_installed or self.command.container
+            yield f"run: {self.command_to_run}{'' if is_there else '   # where sglang-bcg-fixes is installed'}"
         names = [item.id for item in (*self.shown, *self.fixed)]
         if names and not everything:
             yield f"more: -v, and bcg-fixes explain {names[0]}"
@@ -300,8 +298,8 @@ class Answer:
         """
         found = []
         for choice, concern in () if self.loading else self.kernels_that_concern:
-            if choice.impl is not None if self.is_here else choice.state == AUTO and is_proven(choice):
-                form = choice.name if self.is_here else AUTO
+            if choice.impl is not None if self.examined.is_installed else choice.state == AUTO and is_proven(choice):
+                form = choice.name if self.examined.is_installed else AUTO
                 found.append((choice, form, concern.undecided(self.launch_to_run)))
         return found
 
@@ -337,7 +335,7 @@ class Answer:
             "architectures": self.launch.architectures,
             "gpu": self.gpu or None,
             "flags": {name: list(words) for name, words in self.launch.options.items()},
-            "active": doctor.activity(self.environ) if self.is_here else None,
+            "active": doctor.activity(self.environ) if self.examined.is_installed else None,
             "concerns": [
                 {
                     "id": item.id,
@@ -419,7 +417,6 @@ def answer(
     examined: doctor.Examination,
     launch: Launch,
     gpu: str,
-    is_here: bool,
     typed: server_command.Command | None = None,
     environ: Mapping[str, str] | None = None,
     settings: flags.Settings | None = None,
@@ -441,7 +438,7 @@ def answer(
         items.append(item)
     environ = flags.environment_with(typed.environ) if environ is None else environ
     settings = settings or flags.Settings("auto", {}, {}, None)
-    return Answer(examined, launch, gpu, is_here, tuple(items), changed, environ, settings, gate)
+    return Answer(examined, launch, gpu, tuple(items), changed, environ, settings, gate)
 
 
 def gets_graphs_of_ours(examined: doctor.Examination, launch: Launch) -> bool:

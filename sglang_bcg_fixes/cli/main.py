@@ -231,7 +231,7 @@ def run_doctor(options: argparse.Namespace) -> int:
         say(result.as_dict(), result.text(options.all), options.json)
         return result.status
     launch, typed = for_launch.read(source, options.model, typed, gpu, environ, is_here=not chosen)
-    answer = for_launch.answer(result, launch, gpu, not chosen, typed, environ, settings, options.gate or "crash")
+    answer = for_launch.answer(result, launch, gpu, typed, environ, settings, options.gate or "crash")
     say(answer.as_dict(), answer.text(options.verbose), options.json)
     return answer.status
 

@@ -64,14 +64,13 @@ def problem(folder: pathlib.Path) -> str | None:
 
 def live(folders: list[pathlib.Path]) -> list[dict[str, Any]]:
     """The reports of all running processes, one for each."""
-    found = [
-        content
-        for folder in folders
-        if not problem(folder)
-        for _, content in report.read_all(folder)
-        if is_whole(content) and report.is_live(content)
-    ]
-    return list({content["pid"]: content for content in found}.values())
+    return list({content["pid"]: content for content in trusted(folders) if report.is_live(content)}.values())
+
+
+def trusted(folders: list[pathlib.Path]) -> Iterator[dict[str, Any]]:
+    for folder in folders:
+        if not problem(folder):
+            yield from (content for _, content in report.read_all(folder) if is_whole(content))
 
 
 def is_whole(content: dict[str, Any]) -> bool:
@@ -94,8 +93,7 @@ def running() -> str:
 
 def nobody(folders: list[pathlib.Path]) -> str:
     """The message if no running process reports: the folders read, and why there may be more."""
-    found = [content for folder in folders if not problem(folder) for _, content in report.read_all(folder)]
-    ended = sum(is_whole(content) and not report.is_live(content) for content in found)
+    ended = sum(not report.is_live(content) for content in trusted(folders))
     dead = f" (there are reports of {ended} that run here no longer: see their logs)" if ended else ""
     where = f"{', '.join(map(str, folders))}{dead}"
     text = f"no running process reports in {where}: none has loaded the plugin, or it reports "

@@ -231,7 +231,7 @@ def test_a_fix_for_speed_is_called_off_where_it_leaves_a_launch_alone(
         config = {"architectures": [architecture.removesuffix(WITH_EXPERTS)], "kv_lora_rank": 512}
         config["num_local_experts"] = 62 if architecture.endswith(WITH_EXPERTS) else 0
         asked = launch(words, config, chip, release)
-        return [item.state for item in for_launch.answer(examined, asked, "", False).items]
+        return [item.state for item in for_launch.answer(examined, asked, "").items]
 
     left = for_launch.OFF_BY_DEFAULT if is_left else for_launch.FIXED
     assert states() == states(**{fix.flag: "auto"}) == [left]

@@ -60,7 +60,7 @@ def answers(release: str, rows: dict[str, Row]) -> Iterator[tuple[str, Row, for_
     examined = doctor.examine(known, known.settings({}), source, installed=False)
     for name, arms in rows.items():
         if name in architectures.CONFIGURATIONS and {matrix.STOCK, matrix.PATCHED} <= set(arms):
-            yield name, arms, for_launch.answer(examined, asked_of(source, name), "", False)
+            yield name, arms, for_launch.answer(examined, asked_of(source, name), "")
 
 
 def is_of_replays(item: for_launch.Item) -> bool:
@@ -102,6 +102,6 @@ def test_a_model_without_prefill_graphs_has_none_of_their_defects() -> None:
     def items(architecture: str) -> set[str]:
         options = {BACKEND: ["breakable"]}
         launch = Launch(source, {"architectures": [architecture], "mamba_d_ssm": 64}, options)
-        return {item.id for item in for_launch.answer(examined, launch, "", False).items if is_of_replays(item)}
+        return {item.id for item in for_launch.answer(examined, launch, "").items if is_of_replays(item)}
 
     assert items("GPT2LMHeadModel") == set() and "ssm_mixer_captured" in items("FalconH1ForCausalLM")
