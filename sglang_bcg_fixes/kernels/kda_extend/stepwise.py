@@ -6,9 +6,9 @@ For tests only: a layer takes about ten torch operations for every row of its ou
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
-import torch
 from torch.nn import functional
 
 from sglang_bcg_fixes.kernels.kda_extend import Shape
@@ -18,9 +18,11 @@ from sglang_bcg_fixes.kernels.linear_extend.stepwise import (
     Tables,
     Tuning,
     Work,
+    by_the_delta_rule,
     convolved,
     tuning_for,
     turn_windows,
+    walk,
 )
 
 __all__ = ["Scratch", "Tables", "Tracking", "Tuning", "extend", "tuning_for"]
@@ -58,11 +60,7 @@ def extend(
     tuning: Tuning | None = None,
 ) -> None:
     """Run one layer, as the package's contract describes."""
-    if output.shape[0] > tables.max_tokens:
-        raise ValueError(
-            f"an output of {output.shape[0]} rows, but the tables were made for {tables.max_tokens} tokens"
-        )
-    work = Work(output.shape[0], tables.sequences, shape.width - 1)
+    work = Work.of(output, tables, shape.width)
     mixed: Any = functional.silu(convolved(work, mixed_qkv, conv_weights, bias, conv))
     turn_windows(work, mixed_qkv, conv, tracking)
     of_keys, of_values = shape.heads * shape.keys, shape.heads * shape.values
@@ -76,21 +74,5 @@ def extend(
     query, key = normed(query) * shape.keys**-0.5, normed(key)
     decay = gates(a.float(), A_log, dt_bias, shape).exp()[:, :, None]
     gain = (b.float() if is_squashed else b.float().sigmoid())[..., None]
-    # one state a sequence, in fp32 until its end
     current = state[work.slot.clamp(min=0)].float()
-    if tracking:
-        work.keep_where(work.works & (work.after == 0), work.track_slot, state, current.to(state.dtype))
-    for row in range(output.shape[0]):
-        here = work.sequence_of_row[row : row + 1]
-        before = current.index_select(0, here)[0]
-        decayed = before * decay[row]
-        wanted = value[row] - (decayed * key[row, :, None]).sum(-1)
-        after = decayed + (wanted * gain[row])[..., None] * key[row, :, None]
-        read = (after * query[row, :, None]).sum(-1)
-        output[row].copy_(torch.where(work.is_live[row], read, 0.0))
-        current.index_copy_(0, here, torch.where(work.is_live[row], after, before)[None])
-        if tracking:
-            ends = work.works & (work.start + work.after == row + 1) & (work.after > 0)
-            rounded = after.to(state.dtype)
-            work.keep_where(ends, work.track_slot, state, rounded[None].expand(len(ends), *after.shape))
-    work.keep_where(work.works, work.slot, state, current.to(state.dtype))
+    walk(work, current, state, output, tracking, functools.partial(by_the_delta_rule, query, key, value, decay, gain))

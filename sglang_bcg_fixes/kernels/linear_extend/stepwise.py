@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -79,6 +80,13 @@ class Work:
         self.is_live = of_sequence.any(1)
         self.sequence_of_row = of_sequence.int().argmax(1)
 
+    @classmethod
+    def of(cls, output: Any, tables: Tables, width: int) -> Work:
+        rows = output.shape[0]
+        if rows > tables.max_tokens:
+            raise ValueError(f"an output of {rows} rows, but the tables were made for {tables.max_tokens} tokens")
+        return cls(rows, tables.sequences, width - 1)
+
     def inputs(self, position: Any, sequence: Any, x: Any, conv: Any) -> Any:
         """Gather the inputs at these positions: from this step, from the slot's window, or zero."""
         before_start = position - self.start[sequence]
@@ -117,3 +125,31 @@ def turn_windows(work: Work, x: Any, conv: Any, tracking: bool) -> None:
     work.keep_where(work.works, work.slot, conv, windows)
     if tracking:
         work.keep_where(work.works & (work.track_slot >= 0), work.track_slot, conv, checkpoints)
+
+
+def walk(
+    work: Work, current: Any, state: Any, output: Any, tracking: bool, advance: Callable[[int, Any], tuple[Any, Any]]
+) -> None:
+    """Go through the rows; `current` is one state a sequence, in fp32 until its end, which `advance` takes by a row."""
+    if tracking:
+        work.keep_where(work.works & (work.after == 0), work.track_slot, state, current.to(state.dtype))
+    for row in range(output.shape[0]):
+        here = work.sequence_of_row[row : row + 1]
+        before = current.index_select(0, here)[0]
+        after, read = advance(row, before)
+        output[row].copy_(torch.where(work.is_live[row], read, 0.0))
+        current.index_copy_(0, here, torch.where(work.is_live[row], after, before)[None])
+        if tracking:
+            ends = work.works & (work.start + work.after == row + 1) & (work.after > 0)
+            rounded = after.to(state.dtype)
+            work.keep_where(ends, work.track_slot, state, rounded[None].expand(len(ends), *after.shape))
+    work.keep_where(work.works, work.slot, state, current.to(state.dtype))
+
+
+def by_the_delta_rule(
+    query: Any, key: Any, value: Any, decay: Any, gain: Any, row: int, before: Any
+) -> tuple[Any, Any]:
+    decayed = before * decay[row]
+    wanted = value[row] - (decayed * key[row, :, None]).sum(-1)
+    after = decayed + (wanted * gain[row])[..., None] * key[row, :, None]
+    return after, (after * query[row, :, None]).sum(-1)

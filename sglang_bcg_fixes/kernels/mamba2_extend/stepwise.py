@@ -20,6 +20,7 @@ from sglang_bcg_fixes.kernels.linear_extend.stepwise import (
     convolved,
     tuning_for,
     turn_windows,
+    walk,
 )
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape
 
@@ -45,11 +46,7 @@ def extend(
     tuning: Tuning | None = None,
 ) -> None:
     """Run one layer, as the package's contract describes."""
-    if output.shape[0] > tables.max_tokens:
-        raise ValueError(
-            f"an output of {output.shape[0]} rows, but the tables were made for {tables.max_tokens} tokens"
-        )
-    work = Work(output.shape[0], tables.sequences, shape.width - 1)
+    work = Work.of(output, tables, shape.width)
     mixed: Any = functional.silu(convolved(work, inputs, conv_weights, bias, conv))
     turn_windows(work, inputs, conv, tracking)
     of_groups = shape.groups * shape.states
@@ -64,21 +61,12 @@ def extend(
     step = functional.softplus(dt.float() + dt_bias.float()).clamp(shape.least_step, shape.most_step)
     decay = (step * A.float()).exp()[..., None, None]
     added = (x * step[..., None])[..., None] * to_state[:, :, None]
-    # one state a sequence, in fp32 until its end
     current = torch.where(
         (work.works & (work.continued != 0))[:, None, None, None], state[work.slot.clamp(min=0)].float(), 0.0
     )
-    if tracking:
-        work.keep_where(work.works & (work.after == 0), work.track_slot, state, current.to(state.dtype))
-    for row in range(output.shape[0]):
-        here = work.sequence_of_row[row : row + 1]
-        before = current.index_select(0, here)[0]
+
+    def advance(row: int, before: Any) -> tuple[Any, Any]:
         after = before * decay[row] + added[row]
-        read = (after * from_state[row, :, None]).sum(-1) + D.float()[:, None] * x[row]
-        output[row].copy_(torch.where(work.is_live[row], read, 0.0))
-        current.index_copy_(0, here, torch.where(work.is_live[row], after, before)[None])
-        if tracking:
-            ends = work.works & (work.start + work.after == row + 1) & (work.after > 0)
-            rounded = after.to(state.dtype)
-            work.keep_where(ends, work.track_slot, state, rounded[None].expand(len(ends), *after.shape))
-    work.keep_where(work.works, work.slot, state, current.to(state.dtype))
+        return after, (after * from_state[row, :, None]).sum(-1) + D.float()[:, None] * x[row]
+
+    walk(work, current, state, output, tracking, advance)

@@ -33,9 +33,6 @@ def extend(
     tuning: Tuning | None = None,
 ) -> None:
     """Run one layer, as the package's contract describes."""
-    rows = output.shape[0]
-    if rows > tables.max_tokens:
-        raise ValueError(f"an output of {rows} rows, but the tables were made for {tables.max_tokens} tokens")
-    work = Work(rows, tables.sequences, shape.width - 1)
+    work = Work.of(output, tables, shape.width)
     output.copy_(convolved(work, inputs, conv_weights, bias, conv))
     turn_windows(work, inputs, conv, tracking=False)
