@@ -195,7 +195,7 @@ def take_in(release: str, source: Source, before: Source, project: Project, assu
     if not is_signed(assume_yes):
         return 1
     releases = [*project.known_releases(), release]
-    forms.dump(noted(table, found, releases), project.forms)
+    dump(noted(table, found, releases), project.forms)
     project.verdicts.write_text(json.dumps({**rows, release: verdicts}, indent=2) + "\n")
     project.releases.write_text("".join(f"{name}\n" for name in releases))
     print(AFTERWARDS)
@@ -217,9 +217,18 @@ def read_for(name: str, sources: Mapping[str, Source], project: Project, assume_
         return 0
     if not is_signed(assume_yes):
         return 1
-    forms.dump(noted(table, found, releases), project.forms)
+    dump(noted(table, found, releases), project.forms)
     print("Next: .venv-test/bin/python -m tests.releases.test_verdicts, then make docs lint test")
     return 0
+
+
+def dump(table: forms.Table, file: pathlib.Path) -> None:
+    """One line a form, so that a new release is a short difference."""
+    parts = []
+    for where in sorted(table):
+        lines = [f'  "{form}": {json.dumps(known)}' for form, known in table[where].items()]
+        parts.append(f' "{where}": {{\n' + ",\n".join(lines) + "\n }")
+    file.write_text("{\n" + ",\n".join(parts) + "\n}\n")
 
 
 def main() -> int:

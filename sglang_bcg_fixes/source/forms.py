@@ -66,12 +66,3 @@ def with_all(releases: Iterable[str], found: Iterable[str]) -> list[str]:
     """Choose the releases, in their order, that have each of these forms."""
     having = [releases_with(form) for form in found]
     return [release for release in releases if all(release in known for known in having)]
-
-
-def dump(table: Table, file: pathlib.Path = FILE) -> None:
-    """One line a form, so that a new release is a short difference."""
-    parts = []
-    for where in sorted(table):
-        lines = [f'  "{form}": {json.dumps(known)}' for form, known in table[where].items()]
-        parts.append(f' "{where}": {{\n' + ",\n".join(lines) + "\n }")
-    file.write_text("{\n" + ",\n".join(parts) + "\n}\n")

@@ -48,7 +48,7 @@ def project(tmp_path: pathlib.Path) -> Any:
             del of[form]
         for known in of.values():
             known["releases"] = [name for name in known["releases"] if name != NEWEST]
-    forms.dump({where: of for where, of in table.items() if of}, made.forms)
+    TOOL.dump({where: of for where, of in table.items() if of}, made.forms)
     rows = json.loads(TOOL.HERE.verdicts.read_text())
     del rows[NEWEST]
     made.verdicts.write_text(json.dumps(rows))
@@ -113,7 +113,7 @@ def test_what_a_new_fix_reads_is_added_for_it_alone(project: Any, capsys: pytest
         for known in of.values():
             known["read_for"] = [name for name in known["read_for"] if name != "no_bucket_fits"]
     without = {where: {form: known for form, known in of.items() if known["read_for"]} for where, of in table.items()}
-    forms.dump({where: of for where, of in without.items() if of}, project.forms)
+    TOOL.dump({where: of for where, of in without.items() if of}, project.forms)
     sources = {release: source(release) for release in wheels.RELEASES}
     whole = dataclasses.replace(project, releases=TOOL.HERE.releases)
     assert TOOL.read_for("no_bucket_fits", sources, whole, True) == 0
