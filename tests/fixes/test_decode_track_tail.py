@@ -55,10 +55,7 @@ def run(release: str) -> Any:
 
 @pytest.mark.parametrize("release", AFFECTED)
 def test_a_replayed_decode_saves_states_where_the_scheduler_looks_for_them(release: str) -> None:
-    found = run(release)
-    assert found["applied"] == [FIX]
-    assert found["without"] == STOCK
-    assert found["with"] == RIGHT
+    assert run(release) == {"applied": [FIX], "without": STOCK, "with": RIGHT}
 
 
 @pytest.mark.parametrize("release", ["0.5.14", "0.5.17", NEWEST])

@@ -33,10 +33,7 @@ def answers(right: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize("release", AFFECTED)
 def test_a_hit_starts_from_the_state_that_was_cached(release: str) -> None:
-    found = run(release)
-    assert found["applied"] == [FIX]
-    assert found["without"] == answers(right=False)
-    assert found["with"] == answers(right=True)
+    assert run(release) == {"applied": [FIX], "without": answers(right=False), "with": answers(right=True)}
 
 
 @pytest.mark.parametrize("release", ["0.5.15.post1", NEWEST])

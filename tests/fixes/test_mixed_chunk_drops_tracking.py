@@ -48,9 +48,7 @@ def run(release: str, model: str, server: dict[str, Any], *beside: str) -> Any:
 @pytest.mark.parametrize("release", AFFECTED)
 def test_prompts_that_others_are_mixed_into_save_their_states(release: str) -> None:
     found = run(release, "qwen3next", GDN)
-    assert found["applied"] == [FIX]
-    assert found["without"] == {THREE: STOCK[THREE]}
-    assert found["with"] == {THREE: RIGHT[THREE]}
+    assert found == {"applied": [FIX], "without": {THREE: STOCK[THREE]}, "with": {THREE: RIGHT[THREE]}}
 
 
 @pytest.mark.parametrize(("model", "release"), OTHERS)

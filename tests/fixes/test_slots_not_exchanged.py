@@ -41,9 +41,7 @@ def test_a_mixed_step_exchanges_nothing() -> None:
     # the first request is at the boundary of 32 in a mixed step, and at that of 48 when it ends
     arrivals = [(19, 36), (19, 35)]
     found = run(NEWEST, arrivals, **MIXED)
-    assert found["applied"] == [FIX]
-    assert found["without"] == [[16, False], [16, True]]
-    assert found["with"] == [[16, True], [16, True]]
+    assert found == {"applied": [FIX], "without": [[16, False], [16, True]], "with": [[16, True], [16, True]]}
 
 
 def test_a_release_that_exchanges_them_once_is_left_as_it_is() -> None:

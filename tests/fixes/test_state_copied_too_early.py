@@ -33,10 +33,7 @@ def run(release: str) -> Any:
 
 @pytest.mark.parametrize("release", AFFECTED)
 def test_a_copy_waits_for_the_step_that_writes_the_state(release: str) -> None:
-    found = run(release)
-    assert found["applied"] == [FIX]
-    assert found["without"] == STOCK
-    assert found["with"] == RIGHT
+    assert run(release) == {"applied": [FIX], "without": STOCK, "with": RIGHT}
 
 
 def test_a_release_that_copies_on_the_stream_of_the_layers_is_left_as_it_is() -> None:
