@@ -7,18 +7,23 @@ import contextlib
 import importlib
 import importlib.util
 import json
+import pathlib
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 
-from cpu_sglang import graphs, one_batch, prefill
+from cpu_sglang import architectures, graphs, one_batch, prefill
 from sglang_bcg_fixes import plugin
 from sglang_bcg_fixes.process.selfcheck.batches import Batch, OneBatch
 from tests.scenarios import named
 
 CHUNK = 8
+LLAMA_4 = "Llama4ForConditionalGeneration"
+# slots of a window pool that somebody else has
+TAKEN = 7
 NAIVE = "set_mla_kv_buffer_naive"
 LOCAL_BATCHES = (
     Batch("within", (6,), 8),
@@ -29,6 +34,8 @@ LOCAL_BATCHES = (
     Batch("one of two beyond", (4, 9), 16),
     Batch("beyond behind a prefix", (8,), 8, prefix=8),
 )
+# the CPU's experts take no padded rows
+WINDOW_BATCHES = tuple(batch for batch in LOCAL_BATCHES if not batch.padding)
 # none is padded: the CPU's experts do not take padded rows
 LATENT_BATCHES = (
     Batch("no prefix", (16,), 16),
@@ -52,6 +59,39 @@ def chunks() -> dict[str, Any]:
         if isinstance(layer, RadixAttention):
             layer.use_irope = True
     return compared(loaded, LOCAL_BATCHES)
+
+
+def chunks_in_their_own_pool() -> dict[str, Any]:
+    """Llama 4, three of whose four layers attend locally."""
+    begin()
+    config = architectures.CONFIGURATIONS[LLAMA_4].config
+    text = {**config["text_config"], "attention_chunk_size": CHUNK, "num_hidden_layers": 4}
+    with tempfile.TemporaryDirectory() as folder:
+        whole = {**config, "architectures": [LLAMA_4], "text_config": text}
+        pathlib.Path(folder, "config.json").write_text(json.dumps(whole))
+        loaded = load(folder, dtype="bfloat16")
+    take_slots(loaded)
+    return compared(loaded, LOCAL_BATCHES)
+
+
+def windows_in_their_own_pool() -> dict[str, Any]:
+    """GPT-OSS, one of whose two layers has a sliding window."""
+    begin()
+    loaded = load("gpt_oss", dtype="bfloat16")
+    take_slots(loaded)
+    return compared(loaded, WINDOW_BATCHES)
+
+
+def take_slots(loaded: one_batch.LoadedModel) -> None:
+    """Give no token the same slot in both pools."""
+    allocator = loaded.model_runner.token_to_kv_pool_allocator
+    clear = allocator.clear
+
+    def clear_and_take() -> None:
+        clear()
+        allocator.swa_attn_allocator.alloc(TAKEN)
+
+    allocator.clear = clear_and_take
 
 
 def latent_prefixes() -> dict[str, Any]:

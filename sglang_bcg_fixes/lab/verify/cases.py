@@ -477,7 +477,7 @@ def with_flash_attention(source: Source) -> Flags:
 
 
 def with_local_attention(source: Source) -> Flags:
-    # a pool of their own would hide which keys local layers attend to
+    # with a pool of their own for local layers, no batch is replayed
     return {"--attention-backend": "fa3", "--disable-hybrid-swa-memory": True}
 
 
