@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images are answered wrong, as if they were a line of text (Cosmos3-Edge with prefill graphs that were asked for)
+"""Cosmos3-Edge answers images as if they were one line of text (prefill graphs asked for)
 
 Symptom: Cosmos3-Edge mistakes where things are in an image or a video, with HTTP 200: its patches lie behind each other
 like words. So do the later turns of that conversation. It takes an explicit breakable or full prefill backend; by

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A text is answered as the previous prompt (Cosmos3-Edge on 0.5.20, other packages' multimodal models)
+"""A text is answered as the previous prompt (Cosmos3-Edge, models of other packages)
 
 Symptom: A multimodal model answers a text as if it had been given the previous prompt, with HTTP 200. It takes an
 explicit breakable prefill backend and a model whose forward passes its layers token ids when there is no image, as

@@ -35,12 +35,18 @@ RESULTS = processes.REPOSITORY / "benchmarks" / "results"
 MODELS = {"NemotronH": "nemotron_h_8b", "FalconH1": "falcon_h1_7b", "GraniteMoeHybrid": "granite_4_h_micro"}
 # 0.5.12, 0.5.13 and 0.5.15 have the definitions of the releases behind them
 PROVEN = {
-    "gdn_extend": {"0.5.11", "0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1", "0.5.17", "0.5.21", "0.5.23"},
+    "gdn_extend": {
+        *("0.5.11", "0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1"),
+        *("0.5.17", "0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.23"),
+    },
     "fa_metadata": {"0.5.11", "0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1"},
     "mamba2_extend": {"0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1", "0.5.17", "0.5.23"},
     "short_conv_extend": {"0.5.23"},
     "kda_extend": {"0.5.17"},
-    "attention_extend": {*("0.5.11", "0.5.12", "0.5.12.post1", "0.5.13", "0.5.13.post1", "0.5.16", "0.5.17", "0.5.23")},
+    "attention_extend": {
+        *("0.5.11", "0.5.12", "0.5.12.post1", "0.5.13", "0.5.13.post1"),
+        *("0.5.16", "0.5.17", "0.5.19", "0.5.20", "0.5.23"),
+    },
 }
 KERNELS = {
     kernel.op: kernel
