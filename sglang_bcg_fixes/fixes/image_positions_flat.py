@@ -7,25 +7,17 @@ default SGLang makes no prefill graphs of this model.
 Cause: M-RoPE gives each token three positions. The layers are captured with them only where the model, or its language
 model, has the attribute `is_mrope_enabled`. Cosmos3-Edge has none: its forward takes the three whenever they are there.
 A replay computes with the one position of each token that was captured.
-Change: Such a graph is captured with the three positions, if SGLang's configuration says M-RoPE and the model's forward
-takes them without that attribute. Nothing is refused, and text alone has its positions three times, as it has eagerly.
-From 0.5.16 to 0.5.19 it is there for models of your own: of SGLang's, only Qwen3-Omni's outer class lacks the
-attribute, and its images run eagerly in any case (vlm_embeds_dropped).
+Change: The graph of Cosmos3-Edge, if SGLang's configuration says M-RoPE, is captured with the three positions. Nothing
+is refused, and text alone has its positions three times, as it has eagerly. Of SGLang's other models, only Qwen3-Omni's
+outer class lacks the attribute, and its images run eagerly in any case (vlm_embeds_dropped).
 Remove when: Every release that has to be served gives Cosmos3-Edge's graph three positions.
 """
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
-from sglang_bcg_fixes.anatomy.launches import (
-    ASKED_FOR,
-    FULL_PREFILL_GRAPHS,
-    MODEL_OF_YOUR_OWN,
-    REQUESTS_WITH_IMAGES,
-    named,
-)
+from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, FULL_PREFILL_GRAPHS, REQUESTS_WITH_IMAGES, named
 from sglang_bcg_fixes.anatomy.layer_inputs import captured_forward
 from sglang_bcg_fixes.anatomy.runners import PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
@@ -47,7 +39,8 @@ CHOOSE = f"{PREFILL}._get_layer_model_positions"
 SAYS_SO, THREE = "is_mrope_enabled", "mrope_positions"
 CONFIGURE = "sglang.srt.configs.model_config:ModelConfig.__init__"
 MODULE = "sglang.srt.models.cosmos3_edge"
-MODEL = f"{MODULE}:Cosmos3EdgeForConditionalGeneration"
+NAME = "Cosmos3EdgeForConditionalGeneration"
+MODEL = f"{MODULE}:{NAME}"
 
 
 def probe(source: Source) -> Finding:
@@ -82,15 +75,13 @@ def take_three_as_the_model_does(result: Any, self: Any, forward_batch: Any, *_:
 
 
 def takes_three_unasked(model: Any) -> bool:
-    """Tell whether the model's forward takes three positions and asks no attribute for leave."""
-    code = getattr(inspect.unwrap(model.forward), "__code__", None)
-    return code is not None and THREE in code.co_names and SAYS_SO not in code.co_names
+    """Tell whether it is the only such model; one that has the attribute, be it false, has been asked."""
+    return not hasattr(model, SAYS_SO) and NAME in {kind.__name__ for kind in type(model).__mro__}
 
 
 FIX = Fix(
     probe=probe,
     patches=(PatchPoint((CHOOSE,), How.AFTER, take_three_as_the_model_does),),
-    guard=True,
     workarounds=PREFILL_GRAPHS_OFF,
-    concerns=wrong(named("Cosmos3Edge*") | MODEL_OF_YOUR_OWN, ASKED_FOR | FULL_PREFILL_GRAPHS, REQUESTS_WITH_IMAGES),
+    concerns=wrong(named("Cosmos3Edge*"), ASKED_FOR | FULL_PREFILL_GRAPHS, REQUESTS_WITH_IMAGES),
 )

@@ -10,8 +10,8 @@ each sparse layer in the graph reads the table itself. The row of a request that
 while a step that was launched before still computes its end token. DeepSeek-V4.1, from 0.5.21, leaves its decodes to
 the default, too; its indexer reads the table in each layer where DeepGEMM does not score for it: before Blackwell.
 Change: For these backends the reads end after the replay, as SGLang itself declares for DeepSeek-V4's verification.
-What the scheduler then does on the device waits for that graph. Other backends keep what they declare, and so do
-DeepSeek-V4 without such an indexer and DSPARK's verification.
+What the scheduler then does on the device waits for that graph. Other backends keep what they declare, and so does
+DeepSeek-V4 without such an indexer. DSPARK's verification with V4.1 declares the same too early, and is not fixed.
 Remove when: No release that has these backends leaves the default to them.
 """
 
@@ -72,7 +72,7 @@ def reads_in_each_layer(backend: Any) -> bool:
         return True
     # of DeepSeek-V4; without the low ratios of V4.1 no layer asks it
     indexer = getattr(backend, "full_topk_indexer", None)
-    return indexer is not None and bool(backend.low_ratios) and not indexer.use_deep_gemm_decode
+    return indexer is not None and bool(getattr(backend, "low_ratios", ())) and not indexer.use_deep_gemm_decode
 
 
 FIX = Fix(
