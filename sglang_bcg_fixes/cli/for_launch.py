@@ -538,6 +538,7 @@ def read(
         check_same(model, config, given)
     server_command.check(source, typed, is_here and has_other_plugins())
     config = model_config.overridden(config, next(iter(options.get(model_config.OVERRIDE, ())), "{}"))
+    config = model_config.as_sglang_names_it(source, config)
     model_config.check_architectures(source, config, environ)
     launch = Launch(source, config, options, chip_of(gpu), environ=environ)
     return launch, typed

@@ -16,6 +16,8 @@ from sglang_bcg_fixes.source.tree import Source
 NAME = re.compile(r"[\w.-]+/[\w.-]+")
 HUB = "https://huggingface.co/{}/resolve/main/config.json"
 OVERRIDE = "--json-model-override-args"
+# the name of an architecture in a published configuration -> SGLang's, the kind of model, and where it is renamed
+RENAMED = {"DeepseekV41ForCausalLM": ("DeepseekV4ForCausalLM", "deepseek_v41", "sglang.srt.configs.deepseek_v41")}
 # how much of an architecture's name has to be that of another
 ALIKE = 0.85
 
@@ -66,6 +68,13 @@ def cached(model: str) -> list[pathlib.Path]:
         return []
     found = flags.model_cache().glob(f"models--{model.replace('/', '--')}/snapshots/*/config.json")
     return sorted(found, key=lambda file: file.stat().st_mtime, reverse=True)
+
+
+def as_sglang_names_it(source: Source, config: dict[str, Any]) -> dict[str, Any]:
+    for given, (name, kind, module) in RENAMED.items():
+        if config.get("architectures") == [given] and source.has_module(module):
+            return {**config, "architectures": [name], "model_type": kind}
+    return config
 
 
 def check_architectures(source: Source, config: Mapping[str, Any], environ: Mapping[str, str]) -> None:

@@ -14,8 +14,9 @@ Remove when: Every release that has to be served gives these graphs a buffer of 
 
 from __future__ import annotations
 
-from sglang_bcg_fixes.anatomy.launches import FLASHINFER, FULL_PREFILL_GRAPHS, WINDOW
+from sglang_bcg_fixes.anatomy.launches import BACKENDS, FLASHINFER, FULL_PREFILL_GRAPHS, WINDOW, named
 from sglang_bcg_fixes.anatomy.workarounds import BREAKABLE_PREFILL_GRAPHS
+from sglang_bcg_fixes.concern import Condition, Launch
 from sglang_bcg_fixes.writing import Finding, Fix, Source, absent, affected, ends, fixed
 
 BACKEND = "sglang.srt.layers.attention.flashinfer_backend:FlashInferAttnBackend"
@@ -37,9 +38,15 @@ def probe(source: Source) -> Finding:
     return fixed("a prefill is captured with a buffer of its own", prepare, make)
 
 
+def attends_with_it(launch: Launch) -> bool | None:
+    """SGLang gives Llama 4 another backend; a flag may still name this one for a part of its attention."""
+    is_named = any("flashinfer" in (launch.word(name) or "") for name in BACKENDS)
+    return FLASHINFER.holds(launch) if is_named or not named("Llama4*").holds(launch) else False
+
+
 FIX = Fix(
     upstream=("https://github.com/sgl-project/sglang/pull/38747",),
     probe=probe,
     workarounds=BREAKABLE_PREFILL_GRAPHS,
-    concerns=ends(FULL_PREFILL_GRAPHS, FLASHINFER, WINDOW),
+    concerns=ends(FULL_PREFILL_GRAPHS, Condition(FLASHINFER.says, attends_with_it), WINDOW),
 )

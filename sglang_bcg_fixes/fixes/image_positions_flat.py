@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Cosmos3-Edge answers images as if they were one line of text (prefill graphs asked for)
 
-Symptom: Cosmos3-Edge mistakes where things are in an image or a video, with HTTP 200: its patches lie behind each other
-like words. So do the later turns of that conversation. It takes an explicit breakable or full prefill backend; by
-default SGLang makes no prefill graphs of this model.
+Symptom: Cosmos3-Edge mistakes where things are in an image or a video, with HTTP 200. It reads the patches of an image
+as one line, like words. Later turns of that conversation are wrong, too. It takes an explicit breakable or full prefill
+backend; by default SGLang makes no prefill graphs of this model.
 Cause: M-RoPE gives each token three positions. The layers are captured with them only where the model, or its language
 model, has the attribute `is_mrope_enabled`. Cosmos3-Edge has none: its forward takes the three whenever they are there.
 A replay computes with the one position of each token that was captured.
@@ -31,7 +31,6 @@ from sglang_bcg_fixes.writing import (
     affected,
     drifted,
     fixed,
-    latent,
     wrong,
 )
 
@@ -53,7 +52,7 @@ def probe(source: Source) -> Finding:
         return drifted("the positions of the captured layers are chosen", captured, choose)
     read = [captured, choose, source.need(CONFIGURE).need_assignment_to("self.model_is_mrope")]
     if not source.has_module(MODULE):
-        return latent("a graph gets three positions only of a model that says that it takes them", *read)
+        return absent("every model that takes three positions says so", *read)
     runs = source.need(f"{MODEL}.forward")
     read += [source.need(f"{MODEL}.__init__"), runs]
     if source.need(MODEL).mentions(SAYS_SO):

@@ -2,16 +2,16 @@
 """Llama 4 answers wrongly with full prefill graphs
 
 Symptom: With --cuda-graph-backend-prefill full, which SGLang calls experimental, Llama 4 on FlashAttention answers
-wrongly, with HTTP 200. By default its local layers have a KV pool of their own, and any prompt is concerned once its
-tokens have other slots there than in the other pool. With --disable-hybrid-swa-memory only a prompt longer than the
-attention chunk (8,192 tokens) is, from its second chunk of prefill on. Breakable and compiled prefill graphs are right.
+wrongly, with HTTP 200. By default its local layers have a KV pool of their own. A prompt is answered wrongly once its
+slots differ between the two pools. With --disable-hybrid-swa-memory only prompts longer than the attention chunk are
+wrong, from the second chunk on. Breakable and compiled prefill graphs are right.
 Cause: Local layers see only their chunk of the prompt, in their own pool. Eager prefill plans that for each batch; a
 graph without breaks is captured, and replayed, with a plan that has nothing for local layers. They attend to all of the
 prompt, and look for it in the slots of the other pool. Layers with a sliding window are planned for, in any pool.
-Change: Where local layers have a pool of their own, every batch of the model runs eagerly. Elsewhere a batch with a
-sequence longer than the chunk does, and all others are replayed as before: there a chunk is all of the prompt. Under DP
-attention a rank votes before the batch is prepared, and takes all new tokens to be one request's. SGLang 0.5.15 is left
-alone: it makes no prefill graphs of Llama 4.
+Change: Where local layers have a pool of their own, every batch runs eagerly; breakable graphs are faster. No GPU has
+run this case. Elsewhere a batch with a sequence longer than the chunk runs eagerly, and all others are replayed as
+before: there a chunk is all of the prompt. Under DP attention a rank votes before the batch is prepared, and takes all
+new tokens to be one request's. SGLang 0.5.15 is left alone: it makes no prefill graphs of Llama 4.
 Remove when: Every release that has to be served plans local layers for these graphs.
 """
 
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_bcg_fixes.anatomy.launches import FLASH_ATTENTION, FULL_PREFILL_GRAPHS, LOCAL
+from sglang_bcg_fixes.anatomy.launches import FA3, FULL_PREFILL_GRAPHS, LOCAL
 from sglang_bcg_fixes.anatomy.refusals import none_without_breaks, questions, refusing_in_full_graphs
 from sglang_bcg_fixes.anatomy.runners import CAPTURE_PREFILL, EXECUTOR
 from sglang_bcg_fixes.anatomy.workarounds import BREAKABLE_PREFILL_GRAPHS
@@ -68,5 +68,5 @@ FIX = Fix(
     patches=refusing_in_full_graphs(misses_its_chunk),
     workarounds=BREAKABLE_PREFILL_GRAPHS,
     verify=("llama_4_unbroken_chunk",),
-    concerns=wrong(LOCAL, FULL_PREFILL_GRAPHS, FLASH_ATTENTION),
+    concerns=wrong(LOCAL, FULL_PREFILL_GRAPHS, FA3),
 )

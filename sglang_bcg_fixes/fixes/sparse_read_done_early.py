@@ -8,10 +8,10 @@ Cause: The scheduler may write the table of slots once a step's reads have ended
 The sparse backends of MiniMax-M3 and Qwen4 leave that to the default: once the graph has prepared its metadata. But
 each sparse layer in the graph reads the table itself. The row of a request that ends goes to the next prefill at once,
 while a step that was launched before still computes its end token. DeepSeek-V4.1, from 0.5.21, leaves its decodes to
-the default, too; its indexer reads the table in each layer where DeepGEMM does not score for it: before Blackwell.
+the default, too. Before Blackwell DeepGEMM does not score for its indexer, which then reads the table in each layer.
 Change: For these backends the reads end after the replay, as SGLang itself declares for DeepSeek-V4's verification.
 What the scheduler then does on the device waits for that graph. Other backends keep what they declare, and so does
-DeepSeek-V4 without such an indexer. DSPARK's verification with V4.1 declares the same too early, and is not fixed.
+DeepSeek-V4 without such an indexer. V4.1's verification with DSPARK declares this end itself; that is not fixed.
 Remove when: No release that has these backends leaves the default to them.
 """
 
@@ -23,6 +23,7 @@ from sglang_bcg_fixes.anatomy.launches import DECODE_GRAPHS, MINIMAX_M3, ON_HOPP
 from sglang_bcg_fixes.anatomy.read_done import BARRIER, DECLARED
 from sglang_bcg_fixes.anatomy.runners import DECODE
 from sglang_bcg_fixes.anatomy.workarounds import NO_OVERLAP
+from sglang_bcg_fixes.concern import Condition, Launch
 from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, wrong
 
 ATTENTION = "sglang.srt.layers.attention"
@@ -75,12 +76,17 @@ def reads_in_each_layer(backend: Any) -> bool:
     return indexer is not None and bool(getattr(backend, "low_ratios", ())) and not indexer.use_deep_gemm_decode
 
 
+def is_deepseek_v41(launch: Launch) -> bool | None:
+    """SGLang gives it the architecture of V4."""
+    return "deepseek_v41" in launch.values("model_type") if launch.architectures else None
+
+
 FIX = Fix(
     probe=probe,
     patches=(PatchPoint((DECLARE,), How.AFTER, after_the_replay),),
     workarounds=NO_OVERLAP,
     concerns=(
         *wrong(OVERLAP, DECODE_GRAPHS, PREFIX_CACHE, MINIMAX_M3 | named("Qwen4*")),
-        *wrong(OVERLAP, DECODE_GRAPHS, PREFIX_CACHE, named("DeepseekV41*"), ON_HOPPER),
+        *wrong(OVERLAP, DECODE_GRAPHS, PREFIX_CACHE, Condition("DeepSeek-V4.1", is_deepseek_v41), ON_HOPPER),
     ),
 )

@@ -18,6 +18,9 @@ from tests import mutated, processes, wheels
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2}
 WINDOWED = {**LLAMA, "sliding_window": 4096}
+DEEPSEEK_V4 = {"architectures": ["DeepseekV4ForCausalLM"], "kv_lora_rank": 512}
+LLAMA_4 = {"architectures": ["Llama4ForConditionalGeneration"], "attention_chunk_size": 8192}
+UNBROKEN = ["--cuda-graph-backend-prefill", "full"]
 HYBRID = {**LLAMA, "architectures": ["FalconH1ForCausalLM"], "mamba_d_ssm": 64}
 GRAPH_BREAK = "sglang/srt/model_executor/runner_backend_utils/breakable_cuda_graph/breakable_cuda_graph.py"
 
@@ -78,6 +81,27 @@ def test_what_is_only_slower_waits_for_the_gpu_and_changes_no_command(
     assert "avoid it: --cuda-graph-backend-prefill disabled" in of_blackwell
     assert run_line(of_any) == run_line(of_blackwell) and "disabled" not in run_line(of_any)
     judged(capsys, *words, "--gate", "any", status=1)
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "chip", "named", "unnamed"),
+    [
+        ({"architectures": ["DeepseekV41ForCausalLM"]}, [], "h200", "sparse_read_done_early", ""),
+        (DEEPSEEK_V4 | {"model_type": "deepseek_v41"}, [], "h200", "sparse_read_done_early", ""),
+        (DEEPSEEK_V4 | {"model_type": "deepseek_v4"}, [], "h200", "", "sparse_read_done_early"),
+        (DEEPSEEK_V4 | {"model_type": "deepseek_v41"}, [], "b200", "", "sparse_read_done_early"),
+        (LLAMA_4, UNBROKEN, "h200", "local_attention_captured", "flashinfer_window_capture"),
+        (LLAMA_4, UNBROKEN, "b200", "", "local_attention_captured"),
+        (LLAMA_4, [*UNBROKEN, "--prefill-attention-backend", "flashinfer"], "h200", "flashinfer_window_capture", ""),
+    ],
+)
+def test_a_model_is_known_by_what_sglang_makes_of_it(
+    config: Mapping[str, Any], words: list[str], chip: str, named: str, unnamed: str, tmp_path: pathlib.Path
+) -> None:
+    status = int(named == "flashinfer_window_capture")
+    model = folder(tmp_path, config)
+    said = doctor(*root(wheels.NEWEST), "--model", model, "--gpu", chip, "--", *words, status=status)
+    assert named in said and (not unnamed or unnamed not in said)
 
 
 def test_what_the_plugin_fixes_takes_one_line(tmp_path: pathlib.Path) -> None:
