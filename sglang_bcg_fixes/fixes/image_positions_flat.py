@@ -21,18 +21,7 @@ from sglang_bcg_fixes.anatomy.launches import ASKED_FOR, FULL_PREFILL_GRAPHS, RE
 from sglang_bcg_fixes.anatomy.layer_inputs import captured_forward
 from sglang_bcg_fixes.anatomy.runners import PREFILL
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
-from sglang_bcg_fixes.writing import (
-    Finding,
-    Fix,
-    How,
-    PatchPoint,
-    Source,
-    absent,
-    affected,
-    drifted,
-    fixed,
-    wrong,
-)
+from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, wrong
 
 CHOOSE = f"{PREFILL}._get_layer_model_positions"
 SAYS_SO, THREE = "is_mrope_enabled", "mrope_positions"
