@@ -38,6 +38,11 @@ ASKED = {
     "eagle_triton_draft_extend": "EAGLE: drafts accepted as without the graph",
     "eagle3_windowed_draft": "EAGLE3, the draft has a window",
     "qwen3_next_adaptive_speculation": "Qwen3-Next, adaptive speculation",
+    "qwen3_next_mixed_chunks": "Qwen3-Next, chunks mixed with running answers",
+    "deepseek_unbroken_prefix": "DeepSeek, full prefill graphs, behind a prefix",
+    "llama_4_unbroken_chunk": "Llama 4, full prefill graphs, one pool",
+    "ling_host_memory": "Ling 2.5, prefixes from host memory",
+    "llama_host_memory": "Llama, prefixes from host memory",
 }
 # on the model and the prompts of another case
 LIKE_OTHERS = ("llama_stack_by_structure", "eagle_prefix_only_worker")
@@ -183,10 +188,12 @@ def introduction(found: dict[tuple[str, str], Cell], with_a_run: list[str]) -> l
         verdict,
         "",
         "[`bcg-fixes verify`](verify.md) ran tiny models with random weights. The reference is the same server with "
-        "every replay refused. An answer is right if it is bitwise equal to it in every token and logprob; of "
-        "Kimi-Linear in every token, because its eager prefill uses other kernels. A cell is stock → **patched**, of "
+        "every replay refused. An answer is right if it is bitwise equal to it in every token and logprob. In "
+        "[some cases](verify.md#verdicts) tokens alone count, or the server's own earlier answers, as where eager "
+        "prefill uses other kernels. A cell is stock → **patched**, of "
         f'two servers the worse; {NOT_RUN}: not run, or the release does not have it. "Dies" is an illegal memory '
-        "access but where a note says otherwise; behind thinking that is not cached it is SGLang's check of its pool.",
+        "access but where a note says otherwise. Behind thinking that is not cached it is SGLang's check of its pool, "
+        "and with Ling's host memory an error of the copy.",
     ]
     return [textwrap.fill(line, 120, break_long_words=False, break_on_hyphens=False) for line in lines]
 
