@@ -396,7 +396,7 @@ def why_left_out(choice: Choice) -> str:
     """The reason why a kernel that would help is not on, in a few words."""
     if choice.proven:
         return choice.reason
-    return f"no GPU result is recorded for this source ({choice.subject.flag}=NAME runs one all the same)"
+    return f"no recorded GPU result speaks for it on this source ({choice.subject.flag}=NAME runs one all the same)"
 
 
 def is_unread(examined: doctor.Examination) -> bool:
