@@ -430,11 +430,14 @@ def with_a_mixer_first(source: Source) -> Flags:
     return {**with_radix_cache(source), "--attention-backend": False}
 
 
+def extra_buffers(source: Source) -> Flags:
+    renamed = source.has_option("--mamba-radix-cache-strategy")
+    return {"--mamba-radix-cache-strategy" if renamed else "--mamba-scheduler-strategy": "extra_buffer"}
+
+
 def with_checkpoints(source: Source) -> Flags:
     """Flags for a radix cache that keeps the mixer states that prefill checkpoints."""
-    renamed = source.has_option("--mamba-radix-cache-strategy")
-    strategy = "--mamba-radix-cache-strategy" if renamed else "--mamba-scheduler-strategy"
-    return {**with_radix_cache(source), strategy: "extra_buffer"}
+    return {**with_radix_cache(source), **extra_buffers(source)}
 
 
 def without_its_thinking(source: Source) -> Flags:
@@ -510,8 +513,6 @@ def with_host_memory(source: Source) -> Flags:
 
 
 def with_states_in_host_memory(source: Source) -> Flags:
-    renamed = source.has_option("--mamba-radix-cache-strategy")
-    strategy = "--mamba-radix-cache-strategy" if renamed else "--mamba-scheduler-strategy"
     return {
         **with_host_memory(source),
         # SGLang's choice, as the first layer has no key and value cache
@@ -520,7 +521,7 @@ def with_states_in_host_memory(source: Source) -> Flags:
         "--page-size": 64,
         # the only one that states are copied in by SGLang's kernels
         "--hicache-mem-layout": "page_first",
-        strategy: "extra_buffer",
+        **extra_buffers(source),
     }
 
 
@@ -590,6 +591,18 @@ HYBRID_INSIDE = dataclasses.replace(
     model="qwen3_next",
     standard=Standard.BREAKS,
     environment={flag_of_kernel("gdn_extend"): "cuda"},
+)
+LLAMA_HOST_MEMORY = Case(
+    "llama_host_memory",
+    "Prefixes come from host memory as they were; stock may answer right, too: its copies depend on timing.",
+    "llama",
+    standard=Standard.REPEATED,
+    script=from_host_memory,
+    logprobs=False,
+    phase=None,
+    decode_sizes=(1, 2, 4),
+    extra=with_host_memory,
+    resumes=True,
 )
 CASES = (
     Case(
@@ -801,31 +814,15 @@ CASES = (
         decode_sizes=(1, 2, 4),
         extra=with_mixed_chunks,
     ),
-    Case(
-        "ling_host_memory",
-        "States of lightning attention, which has no convolution, are copied to host memory, and resumed from there.",
-        "ling",
-        standard=Standard.REPEATED,
-        script=from_host_memory,
-        logprobs=False,
-        phase=None,
-        decode_sizes=(1, 2, 4),
+    dataclasses.replace(
+        LLAMA_HOST_MEMORY,
+        name="ling_host_memory",
+        sentence="States of lightning attention, which has no convolution, come back from host memory as they were.",
+        model="ling",
         extra=with_states_in_host_memory,
-        resumes=True,
         served=copies_states_by_kernel,
     ),
-    Case(
-        "llama_host_memory",
-        "Prefixes come from host memory as they were; stock may answer right, too: its copies depend on timing.",
-        "llama",
-        standard=Standard.REPEATED,
-        script=from_host_memory,
-        logprobs=False,
-        phase=None,
-        decode_sizes=(1, 2, 4),
-        extra=with_host_memory,
-        resumes=True,
-    ),
+    LLAMA_HOST_MEMORY,
     LLAMA_INSIDE,
     dataclasses.replace(
         LLAMA_INSIDE,
