@@ -11,7 +11,7 @@ export OPENBLAS_CORETYPE ?= Sandybridge
 REQUIREMENTS := cpu_sglang/requirements.txt tests/requirements.txt
 TORCH := $(shell sed -n 's/^\(torch==.*\)/\1/p' cpu_sglang/requirements.txt)
 
-.PHONY: demo serve test test-all mutants explore lint wheels gpu bench record cost harm docs site fix forms release changelog dist clean
+.PHONY: demo serve test test-all mutants explore lint wheels gpu bench record cost harm docs site fix forms release report changelog dist clean
 .DEFAULT_GOAL := test
 
 demo:
@@ -86,6 +86,10 @@ release: wheels
 	$(BIN)/python tools/forms.py release $(V)
 	$(BIN)/python tools/make_docs.py
 	$(BIN)/python tools/matrix_page.py
+
+# send docs/upstream/ID.md to SGLang: its first line is the issue's title
+report:
+	sed 1,2d docs/upstream/$(ID).md | gh issue create --repo sgl-project/sglang --title "$$(sed -n '1s/^# //p' docs/upstream/$(ID).md)" --body-file -
 
 # the fragments of changes/ into CHANGELOG.md, under this version
 changelog:

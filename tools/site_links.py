@@ -128,11 +128,9 @@ def page_of(text: pathlib.Path) -> str:
 
 
 def list_of(folder: pathlib.Path) -> str:
-    """Write a page that leads to each file of a folder, by its heading if it has one."""
+    """Write a page that leads to each file of a folder."""
     lines = [f"# {folder.relative_to(REPOSITORY).as_posix()}", ""]
-    for file in contents(folder):
-        heading = re.search(r"^# (.+)", file.read_text(), re.MULTILINE) if file.suffix == ".md" else None
-        lines.append(f"- [{heading[1] if heading else file.name}]({file.name})")
+    lines += [f"- [{file.name}]({file.name})" for file in contents(folder)]
     return "\n".join(lines) + "\n"
 
 

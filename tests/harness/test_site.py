@@ -62,7 +62,7 @@ def pages(site: pathlib.Path) -> dict[str, Page]:
 def test_every_page_of_the_checkout_is_in_it(site: pathlib.Path, pages: dict[str, Page]) -> None:
     texts = {file.relative_to(DOCS).with_suffix(".html").as_posix() for file in DOCS.rglob("*.md")}
     texts = {re.sub(r"/README\.html$", "/index.html", name) for name in texts}
-    others = {"404.html", "matrix.html", "index.html", "CONTRIBUTING.html", "upstream/index.html"}
+    others = {"404.html", "matrix.html", "index.html", "CONTRIBUTING.html", "schema/index.html"}
     assert texts | others <= pages.keys() and "examples/deploy/index.html" in pages
     assert (site / "schema" / "doctor.json").is_file() and len(texts) > 80
 
@@ -77,8 +77,14 @@ def test_the_first_page_is_the_readme(site: pathlib.Path) -> None:
 
 
 def test_a_folder_is_a_list_of_its_files(pages: dict[str, Page]) -> None:
-    reports = {f"{file.stem}.html" for file in (DOCS / "upstream").glob("*.md")}
-    assert reports <= set(pages["upstream/index.html"].links)
+    schemas = {file.name for file in (DOCS / "schema").iterdir()}
+    assert schemas and schemas <= set(pages["schema/index.html"].links)
+
+
+def test_each_report_for_sglang_is_listed_once(pages: dict[str, Page]) -> None:
+    reports = [f"{file.stem}.html" for file in sorted((DOCS / "upstream").glob("[!R]*.md"))]
+    listed = [link for link in pages["upstream/index.html"].links if link in reports]
+    assert reports and sorted(listed) == reports
 
 
 def test_what_a_page_says_in_a_checkout_only_is_left_out(site: pathlib.Path) -> None:
