@@ -139,6 +139,17 @@ def noted(table: forms.Table, found: Sequence[Read], order: Sequence[str]) -> fo
     }
 
 
+def without(table: forms.Table, name: str, left: Sequence[tuple[str, str]]) -> forms.Table:
+    """Take a reader from the forms that it no longer reads, and with the last reader the form."""
+    kept: forms.Table = {}
+    for where, of in table.items():
+        for form, entry in of.items():
+            readers = [reader for reader in entry["read_for"] if reader != name or (where, form) not in left]
+            if readers:
+                kept.setdefault(where, {})[form] = {**entry, "read_for": readers}
+    return kept
+
+
 def shown(new: Sequence[Read], sources: Mapping[str, Source], before: Mapping[str, Source]) -> str:
     """Show each new form once: its readers, its place, and its diff from the previous release."""
     grouped: dict[tuple[str, str], list[Read]] = {}
@@ -166,11 +177,11 @@ def difference(old: list[str], new: list[str]) -> list[str]:
     return [f"    {line}" for line in difflib.unified_diff(old, new, "before", "now", lineterm="", n=5)]
 
 
-def is_signed(assume_yes: bool) -> bool:
+def is_signed(assume_yes: bool, again: str) -> bool:
     if assume_yes:
         return True
     if not sys.stdin.isatty():
-        print("\nNothing is written. Read the above, then run the same with --yes.")
+        print(f"\nNothing is written. Read the above, then run .venv-test/bin/{again}")
         return False
     return input("\nHave you read all of the above, and do the fixes hold? [y/N] ").strip().lower() in ("y", "yes")
 
@@ -192,7 +203,7 @@ def take_in(release: str, source: Source, before: Source, project: Project, assu
     lost = [name for name, finding in findings.items() if finding.verdict is Verdict.UNKNOWN]
     if lost:
         print(f"\nThe code that these read is missing: update the probes, or they stay unknown: {', '.join(lost)}")
-    if not is_signed(assume_yes):
+    if not is_signed(assume_yes, f"python tools/forms.py release {release} --yes"):
         return 1
     releases = [*project.known_releases(), release]
     dump(noted(table, found, releases), project.forms)
@@ -212,13 +223,18 @@ def read_for(name: str, sources: Mapping[str, Source], project: Project, assume_
     new = new_in(table, found)
     releases = list(sources)
     print(shown(new, sources, {now: sources[then] for then, now in itertools.pairwise(releases)}))
-    if not new:
+    now_read = {(read.evidence.where, read.evidence.form) for read in found}
+    before = [(where, form) for where, of in table.items() for form, entry in of.items() if name in entry["read_for"]]
+    left = [read for read in before if read not in now_read]
+    for where, form in left:
+        print(f"no longer read: {where} [{form}]")
+    if not new and not left:
         print("Every form that it reads has been read.")
         return 0
-    if not is_signed(assume_yes):
+    if new and not is_signed(assume_yes, f"python tools/forms.py fix {name} --yes"):
         return 1
-    dump(noted(table, found, releases), project.forms)
-    print("Next: .venv-test/bin/python -m tests.releases.test_verdicts, then make docs lint test")
+    dump(noted(without(table, name, left), found, releases), project.forms)
+    print('Recorded. A new fix goes on with step 4 of "Add a fix" in CONTRIBUTING.md')
     return 0
 
 

@@ -104,7 +104,10 @@ def test_the_forms_are_those_that_are_read_and_no_others(release_root: Root) -> 
     for of in met.values():
         for entry in of.values():
             entry["read_for"].sort()
-    assert met == forms.load()
+    table = forms.load()
+    differ = {(where, form) for where in {*met, *table} for form in {*met.get(where, {}), *table.get(where, {})}}
+    differ = {(where, form) for where, form in differ if met.get(where, {}).get(form) != table.get(where, {}).get(form)}
+    assert not differ, "run `make forms ID=...` of the fix that reads these, or read them no longer"
     assert not [reader.id for reader in (*FIXES.values(), *kernels) if reader.known]
 
 
@@ -171,7 +174,7 @@ def mutants(fix: Fix, release: str, root: pathlib.Path, mutation: Mutation) -> l
 def test_a_source_that_drifted_is_unknown(fix: Fix, release: str, mutation: Mutation, release_root: Root) -> None:
     found = mutants(fix, release, release_root(release), mutation)
     if mutation in (renamed, with_another_statement):
-        assert found, f"{fix.id} reads no function as a whole"
+        assert found, f"{fix.id} reads no function as a whole: its answer must name the one that its body changes"
     for where, source in found:
         assert ask(fix, source).verdict is Verdict.UNKNOWN, f"{mutation.__name__}: {where}"
 
@@ -184,10 +187,12 @@ def test_what_the_newest_release_still_has_is_ready_to_be_reported() -> None:
 
 
 def main() -> None:
-    rows = {
-        release: {name: ask(fix, source_in(wheels.unpacked(release))).verdict.value for name, fix in FIXES.items()}
-        for release in RELEASES
-    }
+    rows: dict[str, dict[str, str]] = {}
+    for release in RELEASES:
+        source = source_in(wheels.unpacked(release))
+        rows[release] = {name: ask(fix, source).verdict.value for name, fix in FIXES.items()}
+        unread = [name for name, verdict in rows[release].items() if verdict == "unknown"]
+        print(release, *(f"{name} is unknown: `make forms ID={name}` comes first" for name in unread), sep="\n  ")
     TABLE.write_text(json.dumps(rows, indent=2, sort_keys=False) + "\n")
 
 
