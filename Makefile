@@ -87,9 +87,9 @@ release: wheels
 	$(BIN)/python tools/make_docs.py
 	$(BIN)/python tools/matrix_page.py
 
-# send docs/upstream/ID.md to SGLang: its first line is the issue's title
+# send docs/upstream/ID.md to SGLang as an issue
 report:
-	sed 1,2d docs/upstream/$(ID).md | gh issue create --repo sgl-project/sglang --title "$$(sed -n '1s/^# //p' docs/upstream/$(ID).md)" --body-file -
+	$(PYTHON) tools/report.py $(ID)
 
 # the fragments of changes/ into CHANGELOG.md, under this version
 changelog:

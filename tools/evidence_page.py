@@ -69,7 +69,10 @@ MEASURED = (
     ),
 )
 OF_README = (*SHORT, *SMALL)
-WITH_FIXES = ("0.5.11", "0.5.12.post1", "0.5.15.post1", "0.5.17", "0.5.21", "0.5.23")
+WITH_FIXES = (
+    *("0.5.11", "0.5.12.post1", "0.5.15.post1", "0.5.17", "0.5.18"),
+    *("0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"),
+)
 # of Mamba2, where stock is wrong from a warm prefix cache
 WARM = ("0.5.15.post1", "0.5.17")
 # arms of a trained model, as the tables name them

@@ -20,7 +20,7 @@ import itertools
 import json
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 REPOSITORY = pathlib.Path(__file__).parent.parent
 sys.path.insert(0, str(REPOSITORY))
@@ -35,6 +35,7 @@ from sglang_bcg_fixes.source.tree import Folder, Source, unknown  # noqa: E402
 AFTERWARDS = """
 Next: check docs/upstream for defects that this release has fixed, and run
     make docs
+    .venv-test/bin/python tools/matrix_page.py
     .venv-test/bin/python -m tests.releases.test_layer_stack
     .venv-test/bin/python -m tests.releases.test_registry_graphs
     .venv-test/bin/python -m tests.releases.test_kinds_of_request    # half an hour
@@ -139,15 +140,10 @@ def noted(table: forms.Table, found: Sequence[Read], order: Sequence[str]) -> fo
     }
 
 
-def without(table: forms.Table, name: str, left: Sequence[tuple[str, str]]) -> forms.Table:
-    """Take a reader from the forms that it no longer reads, and with the last reader the form."""
-    kept: forms.Table = {}
-    for where, of in table.items():
-        for form, entry in of.items():
-            readers = [reader for reader in entry["read_for"] if reader != name or (where, form) not in left]
-            if readers:
-                kept.setdefault(where, {})[form] = {**entry, "read_for": readers}
-    return kept
+def without(table: forms.Table, out: Collection[tuple[str, str]]) -> forms.Table:
+    """Leave out these forms, and definitions of which none is left."""
+    kept = {where: {form: of[form] for form in of if (where, form) not in out} for where, of in table.items()}
+    return {where: of for where, of in kept.items() if of}
 
 
 def shown(new: Sequence[Read], sources: Mapping[str, Source], before: Mapping[str, Source]) -> str:
@@ -186,8 +182,8 @@ def is_signed(assume_yes: bool, again: str) -> bool:
     return input("\nHave you read all of the above, and do the fixes hold? [y/N] ").strip().lower() in ("y", "yes")
 
 
-def take_in(release: str, source: Source, before: Source, project: Project, assume_yes: bool) -> int:
-    """Add a release after the last one."""
+def take_in(release: str, source: Source, before: Source, project: Project, assume_yes: bool, root: str = "") -> int:
+    """Add a release after the last one; `root` is the folder that was named for it."""
     readers, fixes = all_declared(), all_fixes()
     table, last = forms.load(project.forms), project.known_releases()[-1]
     found = reads(readers, {release: source})
@@ -203,7 +199,7 @@ def take_in(release: str, source: Source, before: Source, project: Project, assu
     lost = [name for name, finding in findings.items() if finding.verdict is Verdict.UNKNOWN]
     if lost:
         print(f"\nThe code that these read is missing: update the probes, or they stay unknown: {', '.join(lost)}")
-    if not is_signed(assume_yes, f"python tools/forms.py release {release} --yes"):
+    if not is_signed(assume_yes, f"python tools/forms.py release {release}{f' --root {root}' if root else ''} --yes"):
         return 1
     releases = [*project.known_releases(), release]
     dump(noted(table, found, releases), project.forms)
@@ -223,17 +219,24 @@ def read_for(name: str, sources: Mapping[str, Source], project: Project, assume_
     new = new_in(table, found)
     releases = list(sources)
     print(shown(new, sources, {now: sources[then] for then, now in itertools.pairwise(releases)}))
-    now_read = {(read.evidence.where, read.evidence.form) for read in found}
-    before = [(where, form) for where, of in table.items() for form, entry in of.items() if name in entry["read_for"]]
-    left = [read for read in before if read not in now_read]
-    for where, form in left:
+    mine = {
+        (where, form): entry["read_for"]
+        for where, of in table.items()
+        for form, entry in of.items()
+        if name in entry["read_for"]
+    }
+    for where, form in sorted(mine.keys() - {(read.evidence.where, read.evidence.form) for read in found}):
         print(f"no longer read: {where} [{form}]")
-    if not new and not left:
+    # the releases of a form are those in which somebody reads it
+    others = reads([declared(other) for other in sorted({*itertools.chain(*mine.values())} - {name})], sources)
+    shared = [read for read in others if (read.evidence.where, read.evidence.form) in mine]
+    after = noted(without(table, mine), [*found, *shared], releases)
+    if after == table:
         print("Every form that it reads has been read.")
         return 0
     if new and not is_signed(assume_yes, f"python tools/forms.py fix {name} --yes"):
         return 1
-    dump(noted(without(table, name, left), found, releases), project.forms)
+    dump(after, project.forms)
     print('Recorded. A new fix goes on with step 4 of "Add a fix" in CONTRIBUTING.md')
     return 0
 
@@ -268,7 +271,8 @@ def main() -> int:
     last = HERE.known_releases()[-1]
     root = options.root or wheels.unpacked(options.version)
     before = source_of(wheels.unpacked(last), last)
-    return take_in(options.version, source_of(root, options.version), before, HERE, options.yes)
+    named = str(options.root or "")
+    return take_in(options.version, source_of(root, options.version), before, HERE, options.yes, named)
 
 
 def source_of(root: pathlib.Path, release: str) -> Source:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 
 import pytest
+import report
 import site_links
 from mkdocs.exceptions import PluginError
 
@@ -82,7 +83,7 @@ def test_a_folder_is_a_list_of_its_files(pages: dict[str, Page]) -> None:
 
 
 def test_each_report_for_sglang_is_listed_once(pages: dict[str, Page]) -> None:
-    reports = [f"{file.stem}.html" for file in sorted((DOCS / "upstream").glob("[!R]*.md"))]
+    reports = [f"{name}.html" for name in report.names()]
     listed = [link for link in pages["upstream/index.html"].links if link in reports]
     assert reports and sorted(listed) == reports
 
