@@ -240,8 +240,13 @@ class Answer:
     def is_worse(self) -> bool:
         """Tell whether a GPU has seen fewer right answers with the plugin than without, for a launch like this."""
         answers = served.on_gpu(self.examined.source.version, self.launch.architectures)
-        makes_graphs = PREFILL_GRAPHS.holds(self.launch) is not False
-        return answers is not None and answers[2] < answers[1] and makes_graphs and not is_unread(self.examined)
+        is_seen = answers is not None and answers[2] < answers[1]
+        return is_seen and self.makes_graphs and not is_unread(self.examined)
+
+    @property
+    def makes_graphs(self) -> bool:
+        """Tell whether the launch may make breakable prefill graphs, as it was typed or with the workarounds."""
+        return any(PREFILL_GRAPHS.holds(each) is not False for each in (self.launch, self.launch_to_run))
 
     @property
     def evidence(self) -> str:
@@ -249,7 +254,7 @@ class Answer:
         release, names = self.examined.source.version, self.launch.architectures
         if is_unread(self.examined):
             return "tried: nothing, because nobody has read some of this source"
-        if PREFILL_GRAPHS.holds(self.launch) is False:
+        if not self.makes_graphs:
             return f"tried on {release}: nothing without breakable prefill graphs, which this launch does not make"
         found = []
         if answers := served.on_gpu(release, names):
@@ -426,16 +431,18 @@ def answer(
     if not is_unread(examined) and not gets_graphs_of_ours(examined, launch):
         launch = dataclasses.replace(launch, graphs=served.graphs(source.version, launch.architectures))
     typed = typed or server_command.read(())
-    found = sorted(items_of(examined, launch), key=lambda item: item.rank)
-    changed = typed
-    items = []
-    for item in found:
-        # a workaround is slower too, where a condition that is left open does not hold
-        if item.way and item.is_shown and item.state in (NOT_FIXED, OFF) and item.harm is not Harm.SLOWER:
-            tried = changed.changed(source, item.way)
-            if is_avoided(item, dataclasses.replace(launch, options=tried.options(source))):
-                changed, item = tried, dataclasses.replace(item, is_avoided=True)
-        items.append(item)
+    changed, to_run, items = typed, launch, list[Item]()
+    # the changed command may meet defects that the typed one does not
+    while found := new_items(examined, to_run, items):
+        for item in found:
+            # a workaround is slower too, where a condition that is left open does not hold
+            if item.way and item.is_shown and item.state in (NOT_FIXED, OFF) and item.harm is not Harm.SLOWER:
+                tried = changed.changed(source, item.way)
+                avoiding = dataclasses.replace(launch, options=tried.options(source))
+                if is_avoided(item, avoiding):
+                    changed, to_run, item = tried, avoiding, dataclasses.replace(item, is_avoided=True)
+            items.append(item)
+    items.sort(key=lambda item: item.rank)
     environ = flags.environment_with(typed.environ) if environ is None else environ
     settings = settings or flags.Settings("auto", {}, {}, None)
     return Answer(examined, launch, gpu, tuple(items), changed, environ, settings, gate)
@@ -445,6 +452,11 @@ def gets_graphs_of_ours(examined: doctor.Examination, launch: Launch) -> bool:
     """Tell whether a fix of ours may give this model graphs that SGLang refuses it."""
     admits = (each for each in examined.plan.fixes if each.subject.measured and each.action is Action.APPLY)
     return any(worst(each.subject.concerns, launch) and not is_left(each, launch) for each in admits)
+
+
+def new_items(examined: doctor.Examination, launch: Launch, items: Sequence[Item]) -> list[Item]:
+    known = {item.id for item in items}
+    return sorted((item for item in items_of(examined, launch) if item.id not in known), key=lambda item: item.rank)
 
 
 def items_of(examined: doctor.Examination, launch: Launch) -> Iterator[Item]:

@@ -46,6 +46,11 @@ def run_line(said: str) -> str:
     return str(line)
 
 
+def fixed_line(said: str) -> str:
+    [line] = re.findall(r"^fixed by the plugin .*$", said, re.MULTILINE)
+    return str(line)
+
+
 def test_what_is_not_fixed_comes_first_and_the_command_to_run_avoids_it(tmp_path: pathlib.Path) -> None:
     command = f"python -m sglang.launch_server --model-path {folder(tmp_path, WINDOWED)}"
     said = doctor(*root("0.5.11"), "--", *command.split(), status=1).splitlines()
@@ -54,6 +59,18 @@ def test_what_is_not_fixed_comes_first_and_the_command_to_run_avoids_it(tmp_path
     assert run_line("\n".join(said)).startswith(f"{command} --disable-overlap-schedule ")
     avoided = doctor(*root("0.5.11"), "--", *command.split(), "--disable-overlap-schedule")
     assert "schedule_writes" not in avoided and avoided.splitlines()[1].startswith("nothing to do")
+
+
+def test_what_the_changed_command_meets_is_said_too(tmp_path: pathlib.Path) -> None:
+    command = ["python", "-m", "sglang.launch_server", "--model-path", folder(tmp_path, HYBRID)]
+    said = doctor(*root("0.5.17"), "--", *command, *UNBROKEN, status=1)
+    assert "avoided in `run:` by --cuda-graph-backend-prefill breakable" in said
+    assert "ssm_mixer_captured" in fixed_line(said)
+    assert "tried on 0.5.17 with prefill graphs: on a GPU, prefills right: stock 0 of 99" in said
+    # and nothing of what it says of that command is left out
+    as_run = doctor(*root("0.5.17"), "--", *run_line(said).partition("   #")[0].split())
+    fixed_as_run, fixed = ({*re.findall(r"\b\w+_\w+\b", fixed_line(text))} for text in (as_run, said))
+    assert fixed_as_run and fixed_as_run <= fixed
 
 
 @pytest.mark.parametrize("release", ["0.5.11", "0.5.13.post1"])
