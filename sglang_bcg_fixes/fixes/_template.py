@@ -40,7 +40,7 @@ FIX = Fix(
     probe=probe,
     patches=(PatchPoint(where=(f"{MODULE}:SomeClass.some_method",), how=How.AROUND, body=body),),
     workarounds=PREFILL_GRAPHS_OFF,
-    # of lab/verify/cases.py; without one, leave this out and name the fix in ON_NO_GPU of tests/releases/test_verdicts.py
+    # of lab/verify/cases.py; without one, leave this out and name the fix in ON_NO_GPU, tests/releases/test_verdicts.py
     verify=("the GPU case that shows it",),
     concerns=wrong(PREFILL_GRAPHS),
 )
