@@ -7,6 +7,7 @@ import dataclasses
 import json
 from typing import Any
 
+import answers_page
 import kernel_times_page
 
 RESULTS = kernel_times_page.RESULTS
@@ -69,10 +70,7 @@ MEASURED = (
     ),
 )
 OF_README = (*SHORT, *SMALL)
-WITH_FIXES = (
-    *("0.5.11", "0.5.12.post1", "0.5.13.post1", "0.5.14", "0.5.15.post1", "0.5.16", "0.5.17"),
-    *("0.5.18", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"),
-)
+WITH_FIXES = tuple(each for each in answers_page.RELEASES if (RESULTS / f"accuracy-{each}.json").exists())
 # of Mamba2, where stock is wrong from a warm prefix cache
 WARM = ("0.5.15.post1", "0.5.17")
 # arms of a trained model, as the tables name them
@@ -107,7 +105,7 @@ def servers(name: str) -> dict[str, Server]:
 def right(server: Server, phases: list[str]) -> str:
     """The share of right answers, from the worst of these phases to the best."""
     if server["ending"] != "finished":
-        return "dies"
+        return "no start" if "before it served" in server["ending"] else "dies"
     shares = sorted({f"{100 * server['phases'][name]['accuracy']:.1f}" for name in phases})
     return f"{' to '.join(dict.fromkeys((shares[0], shares[-1])))} %"
 

@@ -67,6 +67,14 @@ def test_six_runs_of_each_trained_model_are_counted() -> None:
             assert " to " not in page.right(found[arm], list(found[arm]["phases"]))
 
 
+def test_stock_that_never_served_is_not_said_to_die_at_a_replay() -> None:
+    ends = {"0.5.12.post1": "dies", "0.5.13.post1": "no start"}
+    stock = {release: page.servers(release)[page.STOCK] for release in ends}
+    assert {release: page.right(server, list(server["phases"])) for release, server in stock.items()} == ends
+    replays = {release: server["counts"].get("prefill", {}).get("replayed", 0) for release, server in stock.items()}
+    assert replays == {"0.5.12.post1": 1, "0.5.13.post1": 0}
+
+
 def test_mamba2_had_our_kernel_and_stock_no_fix() -> None:
     for release in page.WARM:
         found = page.servers(f"mamba2-{release}")
