@@ -196,6 +196,19 @@ def test_tables_of_as_many_sequences_as_a_server_has(seed: int) -> None:
     assert tables.sequences[: len(sequences), :7].tolist() == sequences
 
 
+def test_no_table_is_compiled_again_for_a_batch_at_another_address() -> None:
+    """The interpreter does not keep what a parameter is specialised on."""
+    program = """
+from sglang_bcg_fixes.kernels.linear_extend.metadata import _fill
+print(*(each.name for each in _fill.params if each.do_not_specialize_on_alignment))
+"""
+    done = processes.python("-c", program, environment={"TRITON_INTERPRET": "0"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    # of a batch; all others are the tables' own, or numbers
+    of_batches = ["lengths", "slots", "prefixes", "track_mask", "track_slots", "track_lengths"]
+    assert done.stdout.split() == of_batches
+
+
 def test_the_compiler_takes_every_kernel() -> None:
     """The interpreter takes what the compiler refuses; and products of a chunk run on Hopper's own instructions."""
     done = processes.python(

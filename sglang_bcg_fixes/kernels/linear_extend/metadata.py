@@ -21,9 +21,12 @@ COUNTS = 4
 CHUNK = 64
 # chunks, and sequences, that one program writes: it holds a matrix of them and of all sequences
 ROWS = 16
+# these are given parts of larger tensors, whose addresses have another alignment in another batch; a server must not
+# stop to compile for it
+OF_BATCHES = ("lengths", "slots", "prefixes", "track_mask", "track_slots", "track_lengths")
 
 
-@triton.jit(do_not_specialize=["given"])
+@triton.jit(do_not_specialize=["given"], do_not_specialize_on_alignment=OF_BATCHES)
 def _fill(
     lengths,
     slots,
