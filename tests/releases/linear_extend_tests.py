@@ -8,6 +8,7 @@ they found with these.
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 
 from sglang_bcg_fixes import flags
+from sglang_bcg_fixes.kernels.linear_extend import places
 from sglang_bcg_fixes.model import Choice, Kernel
 from sglang_bcg_fixes.planning import plan, registry
 from sglang_bcg_fixes.source import tree
@@ -44,6 +46,8 @@ class Operation:
     # later steps than a script's first one are replayed, too
     replays_every_step: bool = True
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # the last release whose layers SGLang does not capture itself
+    last_release: str = wheels.NEWEST
 
     def run(self, root: pathlib.Path, scenario: str, model: str, form: str = "reference", **others: str) -> Found:
         """Run a scenario; `others` are settings, and the module that has it where that is another one."""
@@ -139,6 +143,16 @@ class Operation:
         assert found.verdict.value == "unknown", found
         return source
 
+    def assert_stands_back(self, root: pathlib.Path, backend: str) -> None:
+        """Give this backend an answer of its own to the seam's question, which may be any."""
+        module, _, name = backend.partition(":")
+        start = f"class {name}(MambaAttnBackendBase):\n"
+        own = f"{start}    def {places.SEAM}(self):\n        return is_asked(self)\n\n"
+        source = self.assert_unknown(root, f"{module.replace('.', '/')}.py", start, own)
+        found = plan.ask(self.kernel, source)
+        assert found.reason == "SGLang may capture these layers itself in a way that no known release does", found
+        assert f"{backend}.{places.SEAM}" in [item.where for item in found.evidence], found
+
 
 def assert_warm_is_cold(found: Found) -> None:
     """Compare an answer from a state in the prefix cache with that of the whole prompt."""
@@ -160,6 +174,11 @@ def test_the_source_is_known(operation: Operation, release_root: Root) -> None:
     for release in wheels.RELEASES:
         source = tree.Source(tree.Folder(release_root(release)))
         assert plan.ask(operation.kernel, source).verdict.value == "affected", release
+
+
+def test_it_stands_back_where_a_backend_answers_for_itself(operation: Operation, release_root: Root) -> None:
+    declaration = importlib.import_module(operation.kernel.probe.__module__)
+    operation.assert_stands_back(release_root(operation.last_release), declaration.BACKEND)
 
 
 def test_a_drifted_source_is_unknown(

@@ -12,8 +12,8 @@ import torch
 
 from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.kda_extend import Shape, adapter
-from sglang_bcg_fixes.kernels.kda_extend.declaration import KERNEL
-from sglang_bcg_fixes.kernels.linear_extend import serving
+from sglang_bcg_fixes.kernels.kda_extend.declaration import BACKEND, KERNEL
+from sglang_bcg_fixes.kernels.linear_extend import places, serving
 from sglang_bcg_fixes.kernels.linear_extend.serving import FallBack
 from sglang_bcg_fixes.planning import plan
 from sglang_bcg_fixes.source import tree
@@ -29,6 +29,7 @@ from tests.releases.linear_extend_tests import (  # noqa: F401
     operation,
     pytest_generate_tests,
     test_a_drifted_source_is_unknown,
+    test_it_stands_back_where_a_backend_answers_for_itself,
 )
 
 # where SGLang breaks at such a layer, and computes it right
@@ -47,7 +48,13 @@ LIMITS = {
 # of logits alone: latent attention is replayed in its absorbed form, and runs eagerly in the expanded one
 OTHER_FORM = 0.001
 OPERATION = Operation(
-    KERNEL, "tests.releases.kda_prefill", {KIMI: BREAKS}, LIMITS, noticed=0.1, replays_every_step=False
+    KERNEL,
+    "tests.releases.kda_prefill",
+    {KIMI: BREAKS},
+    LIMITS,
+    noticed=0.1,
+    replays_every_step=False,
+    last_release=SERVED[-1],
 )
 
 # gates of which SGLang's kernels lose none
@@ -234,9 +241,15 @@ def test_where_it_is_known(release_root: Root) -> None:
         if release not in SERVED:
             itself = release in ("0.5.22", "0.5.23")
             assert ("captures these layers itself" if itself else "powers of two") in found.reason, found
+            if itself:
+                assert [item.where for item in found.evidence] == [f"{BACKEND}.{places.SEAM}"], found
 
 
 DRIFTED = {
+    "SGLang says in another way that it captures these layers": (
+        *("0.5.23", "sglang/srt/layers/attention/linear/kda_backend.py"),
+        *("def supports_prefill_graph_extend(", "def captures_prefill("),
+    ),
     "the backend does something else with gates": (
         *("0.5.20", "sglang/srt/layers/attention/linear/kda_backend.py"),
         *("gate_was_flat = a.ndim == 3", "gate_was_flat = a.ndim == 5"),

@@ -25,6 +25,7 @@ from tests.releases.linear_extend_tests import (  # noqa: F401
     Run,
     assert_warm_is_cold,
     operation,
+    test_it_stands_back_where_a_backend_answers_for_itself,
     test_the_source_is_known,
 )
 from tests.wheels import NEWEST

@@ -27,6 +27,7 @@ from tests.releases.linear_extend_tests import (  # noqa: F401
     operation,
     pytest_generate_tests,
     test_a_drifted_source_is_unknown,
+    test_it_stands_back_where_a_backend_answers_for_itself,
     test_the_source_is_known,
 )
 from tests.scenarios.admitted_hybrids import LAYERS, overrides_of
@@ -234,6 +235,10 @@ def test_a_projection_of_another_kind_is_an_error() -> None:
 @pytest.mark.parametrize(("release", "backend"), [("0.5.14", OLD_BACKEND), ("0.5.15", BACKEND), (NEWEST, BACKEND)])
 def test_the_step_is_prepared_by_the_backend_of_the_release(release_root: Root, release: str, backend: str) -> None:
     assert backend.partition(":")[0] in OPERATION.chosen(release_root(release), "reference").places
+
+
+def test_it_stands_back_where_mamba2s_backend_answers_for_it(release_root: Root) -> None:
+    OPERATION.assert_stands_back(release_root("0.5.14"), OLD_BACKEND)
 
 
 LFM2, LFM2_MOE = "sglang/srt/models/lfm2.py", "sglang/srt/models/lfm2_moe.py"

@@ -16,10 +16,10 @@ from sglang_bcg_fixes.anatomy.launches import GATED_DELTA, LINEAR_INSIDE, ON_HOP
 from sglang_bcg_fixes.concern import slower
 from sglang_bcg_fixes.kernels import has_triton
 from sglang_bcg_fixes.kernels.gdn_extend import program
-from sglang_bcg_fixes.kernels.linear_extend.places import RUNNER, STEP, patches
+from sglang_bcg_fixes.kernels.linear_extend.places import RUNNER, STEP, known, patches
 from sglang_bcg_fixes.model import Accepted, How, Impl, Kernel, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected
+from sglang_bcg_fixes.source.tree import Source, absent
 
 BACKEND_MODULE = "sglang.srt.layers.attention.linear.gdn_backend"
 BACKEND = f"{BACKEND_MODULE}:GDNAttnBackend"
@@ -40,7 +40,7 @@ def probe(source: Source) -> Finding:
         *map(source.need, STEP),
         *(source.need(*places) for places in RUNNER),
     ]
-    return affected("what an extend of such a layer does is known for this source", *read)
+    return known(source, BACKEND, *read)
 
 
 KERNEL = Kernel(

@@ -15,10 +15,10 @@ from __future__ import annotations
 from sglang_bcg_fixes.anatomy.launches import LINEAR_INSIDE, ON_HOPPER, PREFILL_GRAPHS, named
 from sglang_bcg_fixes.concern import slower
 from sglang_bcg_fixes.kernels import has_triton
-from sglang_bcg_fixes.kernels.linear_extend.places import RUNNER, STEP, patches
+from sglang_bcg_fixes.kernels.linear_extend.places import RUNNER, SEAM, STEP, known, patches
 from sglang_bcg_fixes.model import Accepted, How, Impl, Kernel, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, unknown
+from sglang_bcg_fixes.source.tree import Source, absent, unknown
 
 LINEAR = "sglang.srt.layers.attention.linear"
 BACKEND_MODULE = f"{LINEAR}.kda_backend"
@@ -38,7 +38,7 @@ def probe(source: Source) -> Finding:
     if not source.has_module(BACKEND_MODULE):
         return absent("this release has no Kimi delta attention")
     if source.has_module(CAPTURED_MODULE):
-        return absent("SGLang captures these layers itself")
+        return absent("SGLang captures these layers itself", source.need(f"{BACKEND}.{SEAM}"))
     chunks = source.need(*(f"{module}:chunk_kda_fwd" for module in KERNELS))
     gates = source.need(*(f"{module}:kda_gate_chunk_cumsum_vector_kernel" for module in KERNELS))
     if not chunks.mentions("scale=RCP_LN2"):
@@ -47,7 +47,7 @@ def probe(source: Source) -> Finding:
         return unknown("the backend does not prepare a step of its own", chunks)
     read = [*map(source.need, (LAYER, PREPARED, f"{BACKEND}.forward_extend", *STEP))]
     read += [source.need(*places) for places in RUNNER]
-    return affected("what an extend of such a layer does is known for this source", chunks, gates, *read)
+    return known(source, BACKEND, chunks, gates, *read)
 
 
 KERNEL = Kernel(

@@ -6,6 +6,9 @@ from __future__ import annotations
 from sglang_bcg_fixes.anatomy.runners import MAY_REPLAY, OLD_PREFILL, PREFILL
 from sglang_bcg_fixes.engine.graph_break import DECORATOR_MODULES
 from sglang_bcg_fixes.model import How, PatchPoint
+from sglang_bcg_fixes.source.finding import Finding
+from sglang_bcg_fixes.source.syntax import Definition
+from sglang_bcg_fixes.source.tree import Source, affected, drifted
 
 CAPTURE = (f"{PREFILL}.capture", f"{OLD_PREFILL}._capture_all")
 REPLAY = tuple(f"{module}:BreakableCUDAGraph.replay" for module in DECORATOR_MODULES)
@@ -20,6 +23,20 @@ STEP = (
 )
 # each of them in one of its places
 RUNNER = (CAPTURE, MAY_REPLAY, REPLAY)
+# a backend's answer, from 0.5.22 on, to whether SGLang captures its layers itself
+SEAM = "supports_prefill_graph_extend"
+
+
+def known(source: Source, backend: str, *read: Definition) -> Finding:
+    """Answer for a source of which this was read, unless this backend answers the seam's question by itself.
+
+    The base class answers no. That a backend has an answer does not tell which one it gives.
+    """
+    base, own = source.find(f"{MAMBA}.{SEAM}"), source.find(f"{backend}.{SEAM}")
+    read += tuple(filter(None, (base, own)))
+    if own:
+        return drifted("SGLang may capture these layers itself", *read)
+    return affected("what an extend of such a layer does is known for this source", *read)
 
 
 def patches(bodies: str, *prepared: str) -> tuple[PatchPoint, ...]:

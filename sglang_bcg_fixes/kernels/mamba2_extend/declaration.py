@@ -20,13 +20,13 @@ from sglang_bcg_fixes.anatomy.launches import LINEAR_INSIDE, ON_HOPPER, WANTED_P
 from sglang_bcg_fixes.anatomy.mamba2 import PREPARE
 from sglang_bcg_fixes.concern import Condition, Launch, slower
 from sglang_bcg_fixes.kernels import has_triton
-from sglang_bcg_fixes.kernels.linear_extend.places import BACKENDS, RUNNER, STEP, patches
+from sglang_bcg_fixes.kernels.linear_extend.places import BACKENDS, RUNNER, STEP, known, patches
 from sglang_bcg_fixes.kernels.mamba2_extend import program
 from sglang_bcg_fixes.model import Accepted, How, Impl, Kernel, PatchPoint
 from sglang_bcg_fixes.source import forms
 from sglang_bcg_fixes.source.finding import Finding, Verdict
 from sglang_bcg_fixes.source.syntax import Drifted
-from sglang_bcg_fixes.source.tree import Source, absent, affected
+from sglang_bcg_fixes.source.tree import Source, absent
 
 BACKEND = f"{BACKENDS}:Mamba2AttnBackend"
 PREPARED = f"{BACKEND}.init_forward_metadata"
@@ -50,7 +50,7 @@ def probe(source: Source) -> Finding:
         return absent("this release has no Mamba2")
     read = [*map(source.need, (LAYER, PREPARED, MIXER, PREPARE, BREAK, BROKEN, *STEP))]
     read += [source.need(*places) for places in RUNNER]
-    return affected("what an extend of such a layer does is known for this source", *read)
+    return known(source, BACKEND, *read)
 
 
 def measured_with(found: Iterable[str]) -> list[str]:

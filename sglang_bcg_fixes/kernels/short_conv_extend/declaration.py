@@ -16,10 +16,10 @@ from __future__ import annotations
 from sglang_bcg_fixes.anatomy.mamba2 import PREPARE
 from sglang_bcg_fixes.anatomy.short_convolutions import LAYER, LFM2, LFM2_MOE, MOE_LAYER
 from sglang_bcg_fixes.kernels import has_triton
-from sglang_bcg_fixes.kernels.linear_extend.places import BACKENDS, MAMBA, RUNNER, patches
+from sglang_bcg_fixes.kernels.linear_extend.places import BACKENDS, MAMBA, RUNNER, known, patches
 from sglang_bcg_fixes.model import Accepted, How, Impl, Kernel, PatchPoint
 from sglang_bcg_fixes.source.finding import Finding
-from sglang_bcg_fixes.source.tree import Source, absent, affected, drifted
+from sglang_bcg_fixes.source.tree import Source, absent, drifted
 
 BACKEND_MODULE = "sglang.srt.layers.attention.linear.short_conv_backend"
 BACKEND = f"{BACKEND_MODULE}:ShortConvAttnBackend"
@@ -39,10 +39,11 @@ def probe(source: Source) -> Finding:
         return absent("this release has no LFM2, or none with experts")
     layers = [*map(source.need, LAYERS)]
     read = [*layers, source.need(*PREPARED), source.need(STEP), *(source.need(*places) for places in RUNNER)]
-    read += map(source.need, TOLD if source.has_module(BACKEND_MODULE) else (PREPARE,))
+    has_own = source.has_module(BACKEND_MODULE)
+    read += map(source.need, TOLD if has_own else (PREPARE,))
     if not all(layer.mentions("activation=None") for layer in layers):
         return drifted("the layers convolve", *read)
-    return affected("what an extend of such a layer does is known for this source", *read)
+    return known(source, BACKEND if has_own else OLD_BACKEND, *read)
 
 
 KERNEL = Kernel(
