@@ -13,7 +13,7 @@ from typing import Any
 
 from sglang_bcg_fixes import __version__, flags
 from sglang_bcg_fixes.anatomy.launches import AMPERE, BLACKWELL, CHIPS, HOPPER, PREFILL_GRAPHS
-from sglang_bcg_fixes.cli import doctor, model_config, server_command
+from sglang_bcg_fixes.cli import doctor, model_config, promises, server_command
 from sglang_bcg_fixes.concern import Concern, Harm, Launch
 from sglang_bcg_fixes.model import Action, Choice, Decision, Fix, Workaround
 from sglang_bcg_fixes.planning import proven
@@ -89,10 +89,11 @@ class Item:
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """An examination, as far as it concerns one launch."""
+    """An examination, as far as it concerns one launch; `launch_to_run` is that with the workarounds."""
 
     examined: doctor.Examination
     launch: Launch
+    launch_to_run: Launch
     gpu: str
     items: tuple[Item, ...]
     command: server_command.Command
@@ -306,7 +307,10 @@ class Answer:
             if choice.impl is not None if self.examined.is_installed else choice.state == AUTO and is_proven(choice):
                 form = choice.name if self.examined.is_installed else AUTO
                 found.append((choice, form, concern.undecided(self.launch_to_run)))
-        return found
+        on = {choice.op for choice, _, _ in found}
+        # a graph that keeps another break has no attention inside
+        is_kept = promises.has_no_other_break(self.launch_to_run, on)
+        return [each for each in found if is_kept or each[0].op != promises.ATTENTION]
 
     @property
     def kernels_left_out(self) -> list[Choice]:
@@ -320,13 +324,8 @@ class Answer:
         ]
 
     @functools.cached_property
-    def launch_to_run(self) -> Launch:
-        """The launch with the workarounds."""
-        return dataclasses.replace(self.launch, options=self.command.options(self.launch.source))
-
-    @functools.cached_property
     def kernels_that_concern(self) -> list[tuple[Choice, Concern]]:
-        pairs = ((choice, worst(choice.subject.concerns, self.launch_to_run)) for choice in self.examined.plan.kernels)
+        pairs = ((each, worst(promises.concerns_of(each), self.launch_to_run)) for each in self.examined.plan.kernels)
         return [(choice, concern) for choice, concern in pairs if concern is not None]
 
     def as_dict(self) -> dict[str, Any]:
@@ -445,7 +444,7 @@ def answer(
     items.sort(key=lambda item: item.rank)
     environ = flags.environment_with(typed.environ) if environ is None else environ
     settings = settings or flags.Settings("auto", {}, {}, None)
-    return Answer(examined, launch, gpu, tuple(items), changed, environ, settings, gate)
+    return Answer(examined, launch, to_run, gpu, tuple(items), changed, environ, settings, gate)
 
 
 def gets_graphs_of_ours(examined: doctor.Examination, launch: Launch) -> bool:

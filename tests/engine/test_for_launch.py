@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cpu_sglang import architectures
-from sglang_bcg_fixes.cli import for_launch, main, model_config, server_command
+from sglang_bcg_fixes.cli import for_launch, main, model_config, promises, server_command
 from sglang_bcg_fixes.source import releases, served
 from tests import mutated, processes, wheels
 
@@ -522,6 +522,134 @@ def test_no_faster_prefill_is_promised_to_a_server_that_only_decodes(
     assert not any(name in said for name in of_prefill)
 
 
+LARGE = {**LLAMA, "hidden_size": 2048, "num_attention_heads": 16}
+NEXT = {**LARGE, "architectures": ["Qwen3NextForCausalLM"], "linear_num_value_heads": 4}
+FASTER = re.compile("^faster .*attention_extend: .*", re.MULTILINE)
+BRANCHES = ("--speculative-algorithm", "EAGLE", "--speculative-eagle-topk", "4")
+# what stays open: on Hopper FA3 is the default of most models
+OPEN = ["the fa3 attention backend", "breakable CUDA graphs for prefill"]
+
+
+@pytest.mark.parametrize(
+    ("config", "words", "left_open"),
+    [
+        (LARGE, (), OPEN),
+        (LARGE, ("--attention-backend", "fa3"), OPEN[1:]),
+        (LARGE, ("--kv-cache-dtype", "bfloat16"), OPEN),
+        (LARGE, ("--tp-size", "1"), OPEN),
+        (LARGE, ("--page-size", "64"), OPEN),
+        (LARGE, ("--prefill-attention-backend", "fa3"), OPEN),
+        (LARGE, ("--prefill-attention-backend", "fa3", "--decode-attention-backend", "fa3"), OPEN[1:]),
+        (LARGE, ("--attention-backend", "fa3", *BRANCHES), OPEN[1:]),
+        ({**LARGE, "sliding_window": 4096, "decoder_sparse_step": 1, "final_logit_softcapping": 30.0}, (), OPEN),
+        ({**NEXT, "mamba_ssm_dtype": "float32", "linear_key_head_dim": 64}, (), OPEN),
+        ({**LLAMA, "text_config": {"head_dim": 256}}, (), OPEN),
+        ({**LARGE, "text_config": "llama"}, (), OPEN),
+        ({**LARGE, "attn_logit_softcapping": None}, (), OPEN),
+        ({**LARGE, "num_attention_heads": 32}, (), None),
+        ({**LARGE, "head_dim": [64, 128]}, (), None),
+        ({**LARGE, "hidden_size": "2048"}, (), None),
+        ({**LARGE, "hidden_size": True, "num_attention_heads": True}, (), None),
+        ({**LARGE, "num_attention_heads": [16, 16]}, (), None),
+        ({**LARGE, "num_attention_heads": 0}, (), None),
+        ({**LARGE, "head_dim": {"text": 128}}, (), None),
+        ({**LARGE, "head_dim": 128.0}, (), None),
+        ({**LARGE, "text_config": {}}, (), None),
+        ({**LARGE, "max_position_embeddings": "4096"}, (), None),
+        ({**LARGE, "max_position_embeddings": 10_485_760}, (), None),
+        ({**LARGE, "head_dim": 192, "v_head_dim": 128}, (), None),
+        ({**LARGE, "v_head_dim": 256}, (), None),
+        ({**LARGE, "global_head_dim": 256}, (), None),
+        ({**LARGE, "attn_logit_softcapping": 50.0}, (), None),
+        ({**LARGE, "kv_lora_rank": 512}, (), None),
+        ({**LARGE, "quantization_config": {"kv_cache_quant_algo": "FP8"}}, (), None),
+        ({**LARGE, "quantization_config": {"kv_cache_scheme": {"num_bits": 8}}}, (), None),
+        ({**LARGE, "attention_chunk_size": 8192}, (), None),
+        ({**LARGE, "dual_chunk_attention_config": {"chunk_size": 8192}}, (), None),
+        ({**LARGE, "sparse_config": {"topk": 64}}, (), None),
+        ({**LARGE, "index_topk": 64}, (), None),
+        ({**LARGE, "use_bidirectional_attention": True}, (), None),
+        ({**NEXT, "mamba_ssm_dtype": "bfloat16"}, (), None),
+        ({**NEXT, "mamba_ssm_dtype": ["float32"]}, (), None),
+        ({**LARGE, "architectures": ["Gemma2ForCausalLM"]}, (), None),
+        ({**LARGE, "architectures": ["Llama4ForCausalLM"]}, (), None),
+        ({**LARGE, "architectures": ["MllamaForConditionalGeneration"]}, (), None),
+        ({**LARGE, "architectures": ["Qwen3ForSequenceClassification"]}, (), None),
+        (LARGE, ("--is-embedding",), None),
+        (LARGE, ("--tp-size", "2"), None),
+        (LARGE, ("--tp-size", "+2"), None),
+        (LARGE, ("--pp-size", "2"), None),
+        (LARGE, ("--pp-size", "+2"), None),
+        (LARGE, ("--tp-size", "2", "--dp-size", "2", "--enable-dp-attention"), None),
+        (LARGE, ("--attn-cp-size", "2"), None),
+        (LARGE, ("--attn-cp-size", "+2"), None),
+        (LARGE, ("--attn-dp-size", "+2"), None),
+        (LARGE, ("--enable-prefill-cp",), None),
+        (LARGE, ("--moe-a2a-backend", "deepep"), None),
+        (LARGE, ("--enable-paged-experts",), None),
+        (LARGE, ("--page-size", "48"), None),
+        (LARGE, ("--context-length", "10000000"), None),
+        (LARGE, ("--device", "cpu", "--cuda-graph-backend-prefill", "breakable"), None),
+        (LARGE, ("--model-impl", "transformers"), None),
+        (LARGE, ("--quantization", "modelopt_fp8"), None),
+        (LARGE, ("--modelopt-quant", "fp8"), None),
+        (NEXT, ("--mamba-ssm-dtype", "bfloat16"), None),
+        (NEXT, ("--enable-page-major-kv-layout",), None),
+        (LARGE, ("--dtype", "float32"), None),
+        (LARGE, ("--kv-cache-dtype", "fp8_e4m3"), None),
+        (LARGE, ("--attention-backend", "triton"), None),
+        (LARGE, ("--attention-backend", "triton", "--speculative-draft-attention-backend", "fa3"), None),
+        (LARGE, ("--prefill-attention-backend", "fa3", "--decode-attention-backend", "flashinfer"), None),
+        (LARGE, ("--attention-backend", "fa3", "--decode-attention-backend", "triton"), None),
+        (LARGE, BRANCHES, None),
+        (LARGE, ("--speculative-adaptive",), None),
+        (LARGE, ("--dllm-algorithm", "LowConfidence"), None),
+        (LARGE, ("--enable-deterministic-inference",), None),
+        (LARGE, ("--rl-on-policy-target", "fsdp"), None),
+        (LARGE, ("--enable-two-batch-overlap",), None),
+        (LARGE, ("--enable-hierarchical-cache",), None),
+        (LARGE, ("--enable-unified-memory",), None),
+        (LARGE, ("--enable-kv-cache-sharding",), None),
+        (LARGE, ("--enable-flexkv",), None),
+        (LARGE, ("--enable-lmcache",), None),
+        (LARGE, ("--disaggregation-mode", "prefill"), None),
+        (LARGE, ("--cuda-graph-bs-prefill", "1024", "2048"), None),
+        (LARGE, ("--cuda-graph-backend-prefill", "disabled"), None),
+    ],
+)
+def test_attention_inside_is_promised_where_nothing_stands_against_it(
+    config: dict[str, Any], words: tuple[str, ...], left_open: list[str] | None, tmp_path: pathlib.Path
+) -> None:
+    source, command = releases.in_folder(wheels.unpacked(wheels.NEWEST)), server_command.read(words)
+    launch, _ = for_launch.read(source, folder(tmp_path, config), command, "h200", {})
+    assert (promises.PROMISE.undecided(launch) if promises.PROMISE.touches(launch) else None) == left_open
+    launch, _ = for_launch.read(source, folder(tmp_path, config), command, "b200", {})
+    assert not promises.PROMISE.touches(launch)
+
+
+@pytest.mark.parametrize(
+    ("config", "release", "is_promised"),
+    [
+        (LARGE, wheels.NEWEST, True),
+        (LARGE, "0.5.16", True),
+        (LARGE, "0.5.18", False),
+        # a hybrid, with a kernel for its linear layers and without
+        (NEXT, wheels.NEWEST, True),
+        (NEXT, "0.5.16", False),
+        ({**LARGE, "architectures": ["MiniCPMSALAForCausalLM"], "lightning_nh": 4}, wheels.NEWEST, False),
+    ],
+)
+def test_attention_inside_is_promised_where_it_is_on_and_no_other_break_is_left(
+    config: dict[str, Any],
+    release: str,
+    is_promised: bool,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ("--model", folder(tmp_path, config), "--gpu", "h200", "--", "--cuda-graph-backend-prefill", "breakable")
+    assert bool(FASTER.search(judged(capsys, *words, release=release))) == is_promised
+
+
 def test_the_configuration_is_taken_as_a_flag_changes_it(tmp_path: pathlib.Path) -> None:
     source = releases.in_folder(wheels.unpacked(wheels.NEWEST))
     name = folder(tmp_path, {**LLAMA, "text_config": {"a": 1}})
@@ -566,10 +694,10 @@ def test_what_is_recorded_of_graphs_is_found(release: str, architecture: str, gr
 PAGE = processes.REPOSITORY / "docs" / "doctor.md"
 TOUR = re.compile(r"^```\n\$ bcg-fixes (doctor .+)\n((?:(?!```|\$).+\n)*)\$ echo \$\?\n(\d)\n```$", re.MULTILINE)
 TOURS = TOUR.findall(PAGE.read_text())
-# sizes play no part: a tiny model of the same kind stands in for the published one
+# a tiny model of the same kind stands in for the published one: of its sizes only that of the heads plays a part
 MODELS = {
-    "Qwen/Qwen3.5-35B-A3B": "Qwen3_5MoeForConditionalGeneration",
-    "tiiuae/Falcon-H1-7B-Instruct": "FalconH1ForCausalLM",
+    "Qwen/Qwen3.5-35B-A3B": ("Qwen3_5MoeForConditionalGeneration", 256),
+    "tiiuae/Falcon-H1-7B-Instruct": ("FalconH1ForCausalLM", 128),
 }
 
 
@@ -579,11 +707,11 @@ def test_the_page_has_its_tours() -> None:
 
 @pytest.mark.parametrize(("command", "answer", "status"), TOURS)
 def test_the_page_shows_what_is_said(command: str, answer: str, status: str, tmp_path: pathlib.Path) -> None:
-    for name, architecture in MODELS.items():
+    for name, (architecture, head) in MODELS.items():
         file = tmp_path / f"models--{name.replace('/', '--')}" / "snapshots" / "1" / "config.json"
         file.parent.mkdir(parents=True)
-        config = architectures.CONFIGURATIONS[architecture].config
-        file.write_text(json.dumps({**config, "architectures": [architecture]}))
+        config = json.dumps({**architectures.CONFIGURATIONS[architecture].config, "architectures": [architecture]})
+        file.write_text(re.sub(r'"head_dim": \d+', f'"head_dim": {head}', config))
     words = command.split()
     if "--release" in words:
         at = words.index("--release")
