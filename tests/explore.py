@@ -76,9 +76,16 @@ NEEDS: dict[Any, dict[str, Any]] = {
     "extra_buffer_lazy": {"disable_overlap_schedule": False},
     "no_buffer": {"disable_overlap_schedule": True, "page_size": 1},
 }
-# SGLang refuses extra buffers of these, and before 0.5.13 also of those
+# SGLang refuses extra buffers of these
 NO_EXTRA_BUFFER = ("Lfm2ForCausalLM",)
-ONCE_NO_EXTRA_BUFFER = ("FalconH1ForCausalLM", "GraniteMoeHybridForCausalLM")
+# the first release that has them; older ones refuse them, or keep no prefixes and end at a prompt of 64 tokens
+EXTRA_BUFFER_SINCE = {
+    "FalconH1ForCausalLM": "0.5.13",
+    "GraniteMoeHybridForCausalLM": "0.5.13",
+    "NemotronHForCausalLM": "0.5.13",
+    "BailingMoeV2_5ForCausalLM": "0.5.13",
+    "KimiLinearForCausalLM": "0.5.16",
+}
 GRAPHS: Sequence[Sequence[int]] = ((), (64, 256), (16, 128, 512))
 TURNS = 12
 RIGHT = "answers right"
@@ -93,8 +100,8 @@ def drawn(number: int, releases: Sequence[str]) -> Draw:
     architecture = source.choice([name for name in (*HYBRIDS, *often, *often, *OTHERS) if has(release, name)])
     options = {**SERVER, **(OF_HYBRIDS if architecture in HYBRIDS else {})}
     server = {name: source.choice(values) for name, values in options.items()}
-    once = () if release in wheels.since("0.5.13") else ONCE_NO_EXTRA_BUFFER
-    if architecture in (*NO_EXTRA_BUFFER, *once):
+    since = EXTRA_BUFFER_SINCE.get(architecture, wheels.RELEASES[0])
+    if architecture in NO_EXTRA_BUFFER or release not in wheels.since(since):
         server["mamba_radix_cache_strategy"] = "no_buffer"
     server |= NEEDS.get(server.get("mamba_radix_cache_strategy"), {})
     server["dtype"], model = HYBRIDS.get(architecture, ("float32", {}))

@@ -28,6 +28,12 @@ def test_nothing_is_drawn_that_a_release_does_not_have() -> None:
     for draw in SEVERAL:
         assert explore.has(draw["release"], draw["architecture"])
         assert explored.HOSTS not in draw["happens"] or explore.has_host_pools(draw["release"])
+    buffered = {
+        draw["architecture"]
+        for draw in SEVERAL
+        if draw["release"] == "0.5.12.post1" and "extra" in draw["server"].get("mamba_radix_cache_strategy", "")
+    }
+    assert buffered == {"Qwen3NextForCausalLM"}
     assert not explore.has("0.5.17", "MiniCPMSALAForCausalLM") and not explore.has_host_pools("0.5.12.post1")
 
 
