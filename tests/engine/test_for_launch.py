@@ -635,7 +635,7 @@ def test_attention_inside_is_promised_where_nothing_stands_against_it(
         (LARGE, "0.5.18", False),
         # a hybrid, with a kernel for its linear layers and without
         (NEXT, wheels.NEWEST, True),
-        (NEXT, "0.5.16", False),
+        (NEXT, "0.5.14", False),
         ({**LARGE, "architectures": ["MiniCPMSALAForCausalLM"], "lightning_nh": 4}, wheels.NEWEST, False),
     ],
 )

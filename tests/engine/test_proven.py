@@ -37,14 +37,14 @@ MODELS = {"NemotronH": "nemotron_h_8b", "FalconH1": "falcon_h1_7b", "GraniteMoeH
 PROVEN = {
     "gdn_extend": {
         *("0.5.11", "0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1"),
-        *("0.5.17", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"),
+        *("0.5.16", "0.5.17", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"),
     },
     "fa_metadata": {"0.5.11", "0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1"},
-    "mamba2_extend": {"0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1", "0.5.17", "0.5.23"},
+    "mamba2_extend": {"0.5.12", "0.5.12.post1", "0.5.15", "0.5.15.post1", "0.5.17", "0.5.22", "0.5.23"},
     "short_conv_extend": {"0.5.23"},
     "kda_extend": {"0.5.17"},
     "attention_extend": {
-        *("0.5.11", "0.5.12", "0.5.12.post1", "0.5.13", "0.5.13.post1"),
+        *("0.5.11", "0.5.12", "0.5.12.post1", "0.5.13", "0.5.13.post1", "0.5.14"),
         *("0.5.16", "0.5.17", "0.5.19", "0.5.20", "0.5.21", "0.5.22", "0.5.23"),
     },
 }
@@ -108,21 +108,23 @@ def test_each_entry_names_results_of_its_release(op: str, release: str, file: st
 @pytest.mark.parametrize(("release", "model"), sorted(SERVED))
 def test_servers_of_each_family_were_faster_with_it(release: str, model: str) -> None:
     # with the CUDA form, which came later
-    in_cuda = RESULTS / f"bench-{release}-{model}-cuda.jsonl"
-    file = in_cuda if in_cuda.exists() else RESULTS / f"bench-{release}-{model}.jsonl"
+    names = (f"bench-{release}-{model}-cuda", f"bench-{release}-{model}", f"serving-again-{model}-{release}")
+    file = next(file for name in names if (file := RESULTS / f"{name}.jsonl").exists())
     rows = [json.loads(line) for line in file.read_text().splitlines()][1:]
     times: dict[tuple[str, int], dict[str, float]] = {}
     for row in rows:
         assert row["verdict"] == "green", row["why"]
         times.setdefault((row["measured"], row["tokens"]), {})[row["arm"]] = row["median"]
-    first_token, inside = "time to first token", "breakable graphs, patched, linear layers inside"
-    assert {tokens for measured, tokens in times if measured == first_token} == {253, 1021, 4093, 8189}
+    first_token, inside = "first token", ("breakable graphs, patched, linear layers inside", "bcg_fixes")
+    assert {tokens for measured, tokens in times if measured.endswith(first_token)} >= {253, 1021, 4093, 8189}
     is_without = model != "falcon_h1_7b" and release in proven.table()[FIX.id]
     for (measured, _), arms in times.items():
+        mine = [time for arm, time in arms.items() if arm.startswith(inside)]
         # SGLang makes no graphs of these there: stock is the server without
         compared = ["no prefill graphs"] if is_without else [arm for arm in arms if not arm.startswith(inside)]
-        mine, others = arms[inside], [arms[arm] for arm in compared]
-        assert mine < min(others) if measured == first_token else mine > max(others)
+        others = [arms[arm] for arm in compared]
+        # of two servers of one command, what the worse has more is chance
+        assert min(mine) < min(others) if measured.endswith(first_token) else max(mine) > max(others)
 
 
 def test_the_page_names_what_is_on_by_default() -> None:
@@ -137,7 +139,8 @@ def test_the_page_names_what_is_on_by_default() -> None:
     newest = {name for name, measured in MEASURED.items() if "0.5.23" in measured}
     older = {name for name, measured in MEASURED.items() if {"0.5.12.post1", "0.5.15.post1", "0.5.17"} <= {*measured}}
     assert (newest, older) == ({"GraniteMoeHybrid", "FalconH1"}, {"NemotronH", "FalconH1"})
-    assert "on 0.5.23 Granite hybrid and Falcon-H1, on the others NemotronH and Falcon-H1." in " ".join(page.split())
+    told = "on 0.5.23 Granite hybrid and Falcon-H1, on 0.5.22 Falcon-H1, on the others NemotronH and Falcon-H1."
+    assert told in " ".join(page.split())
 
 
 def test_definitions_of_two_releases_are_proven_by_neither(monkeypatch: pytest.MonkeyPatch) -> None:
