@@ -68,7 +68,7 @@ class Launch:
 
     def number(self, *names: str) -> int | None:
         word = self.word(*names)
-        return int(word) if word is not None and word.isdigit() else None
+        return int(word) if word is not None and word.isdecimal() else None
 
     def is_set(self, variable: str) -> bool | None:
         """Tell whether SGLang reads a variable as true."""

@@ -536,6 +536,8 @@ OPEN = ["the fa3 attention backend", "breakable CUDA graphs for prefill"]
         (LARGE, (), OPEN),
         (LARGE, ("--attention-backend", "fa3"), OPEN[1:]),
         (LARGE, ("--kv-cache-dtype", "bfloat16"), OPEN),
+        # a digit, and no number
+        (LARGE, ("--context-length", "²"), OPEN),
         (LARGE, ("--tp-size", "1"), OPEN),
         (LARGE, ("--page-size", "64"), OPEN),
         (LARGE, ("--prefill-attention-backend", "fa3"), OPEN),
