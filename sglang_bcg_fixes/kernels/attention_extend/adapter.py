@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -135,7 +136,9 @@ class Served:
             self.tables.clear(rows)
             self.bound, self.rows = bound, rows
             graph, output = stored(place, size, capture())
+            OPERATION.keep(first[0], [graph])
         except Exception as error:
+            OPERATION.keep(first[0], graphs_in(error))
             what = f"a graph of {rows} rows was not captured with attention inside"
             if is_damaged(self.device):
                 raise RuntimeError(
@@ -253,6 +256,13 @@ class Served:
         )
 
 
+def graphs_in(error: Exception) -> list[Any]:
+    """List the breakable graphs whose capture ended in this error."""
+    kind = graph_break.load("breakable_cuda_graph").BreakableCUDAGraph
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return [each for frame in frames for each in frame.f_locals.values() if isinstance(each, kind)]
+
+
 def is_damaged(device: torch.device) -> bool:
     """Tell whether CUDA has ended a capture: torch leaves its generator and the graphs' pool as if it went on."""
     try:
@@ -274,6 +284,15 @@ class Operation:
         self.dropped: str | None = None
         self.of_runner: weakref.WeakKeyDictionary[Any, Served] = weakref.WeakKeyDictionary()
         self.of_graph: weakref.WeakKeyDictionary[Any, Served] = weakref.WeakKeyDictionary()
+        self._kept: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
+    def keep(self, beside: Any, graphs: list[Any]) -> None:
+        """Keep second graphs as long as SGLang's, whether they are replayed or not.
+
+        The end of one graph clears cuBLAS's workspaces of its stream (torch 2.12 on), also for the graphs that stay.
+        These replay with a workspace that is others' memory.
+        """
+        self._kept.setdefault(beside, []).extend(graph for graph in graphs if graph is not beside)
 
     @contextlib.contextmanager
     def withheld(self) -> Iterator[None]:

@@ -34,6 +34,8 @@ TRIED: tuple[Requests, ...] = (
 )
 BUCKETS = (8, 32, 64, 128)
 SEED = 0
+# the end of a graph would clear cuBLAS's workspaces of its stream, also for SGLang's graphs
+KEPT: list[torch.cuda.CUDAGraph] = []
 
 
 class Layer:
@@ -99,8 +101,9 @@ def captured(call: Callable[[], Tensor], device: torch.device) -> Tensor:
     # what is only done once must not be captured
     call()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, pool=KEPT[0].pool() if KEPT else None):
         found = call()
+    KEPT.append(graph)
     found.fill_(float("nan"))
     graph.replay()
     return found.clone()
