@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import random
 import sys
 import types
@@ -293,6 +294,9 @@ def test_early_releases_return_what_later_ones_keep() -> None:
 class Graph:
     """A graph, to be referred to weakly."""
 
+    def __init__(self, *breaks: Any) -> None:
+        self._break_fns = list(breaks)
+
 
 def served(kinds: tuple[splits.Heads, ...], bounds: tuple[int, ...] = (1,)) -> tuple[Any, Graph, list[str]]:
     left: list[str] = []
@@ -450,6 +454,35 @@ def test_a_capture_that_fails_ends_the_server_only_where_the_flag_names_the_form
     assert why in caplog.text and found.bound is None
     # SGLang's graph is where it was
     assert (place._graphs[8], place._outputs[8]) == kept
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_second_graph_ends_before_sglangs(fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its end would free cuBLAS's workspaces of the stream that SGLang's graphs were captured on."""
+    found, _, left = served((LLAMA,))
+    # a log that pytest keeps would keep the graph
+    monkeypatch.setattr(adapter, "without_it", lambda *words: "it failed")
+    found.why_not, found.device = None, HOST
+    kept = (Graph(), torch.zeros(1))
+    place = Plain(_graphs={}, _outputs={})
+    second: list[weakref.ref[Graph]] = []
+
+    def capture() -> None:
+        graph = Graph(found.refuse)
+        second.append(weakref.ref(graph))
+        if fails:
+            raise MemoryError("none left")
+        place._graphs[8], place._outputs[8] = graph, torch.zeros(1)
+
+    assert found.captured(place, 8, 8, 1, capture, kept) is None and len(left) == 1
+    gc.collect()
+    graph = second[0]()
+    # what its breaks hold is free
+    assert graph is not None and not graph._break_fns
+    del graph, kept
+    place._graphs.clear()
+    gc.collect()
+    assert second[0]() is None
 
 
 def test_a_capture_that_cuda_ends_ends_the_server_and_says_how_to_start_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,15 +11,19 @@ prepare and replay it.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import pathlib
 import sys
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import torch
 
 from cpu_sglang import graphs, one_batch, prefill
+from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.kernels.attention_extend import adapter, fa3, trial
 from sglang_bcg_fixes.process.selfcheck.batches import Batch, OneBatch
@@ -77,10 +81,20 @@ class World:
         one_batch.randomize(self.loaded.model_runner.model)
         one_batch.derive(self.loaded.model_runner.model)
         self.one = OneBatch(self.loaded.model_runner)
+        # the graphs that have ended
+        self.ended: list[int] = []
 
     def capture(self) -> dict[int, int]:
         """Return the breaks of each bucket of SGLang's."""
-        runner = prefill.capture_prefill(self.loaded.model_runner, BUCKETS)
+        kind = graph_break.load("breakable_cuda_graph").BreakableCUDAGraph
+        begin = kind.__init__
+
+        def counted(graph: Any, *positional: Any, **named: Any) -> None:
+            begin(graph, *positional, **named)
+            weakref.finalize(graph, self.ended.append, 1)
+
+        with mock.patch.object(kind, "__init__", counted):
+            runner = prefill.capture_prefill(self.loaded.model_runner, BUCKETS)
         return {size: len(graph._break_fns) for size, graph in prefill.captured_graphs(runner).items()}
 
     def answer(self, batch: Batch) -> tuple[Any, int]:
@@ -102,7 +116,8 @@ class World:
 def measured(world: World, batches: Sequence[Batch], eager: list[Any]) -> Found:
     """Capture, and compare each batch with its eager answer."""
     breaks = world.capture()
-    found: Found = {"breaks": breaks, "batches": {}}
+    gc.collect()
+    found: Found = {"breaks": breaks, "batches": {}, "ended": len(world.ended)}
     served = next(iter(adapter.OPERATION.of_runner.values()), None)
     found["twins"] = (
         [] if served is None else [[twin.rows, twin.bound] for twins in served.twins.values() for twin in twins]

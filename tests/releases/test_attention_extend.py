@@ -81,7 +81,7 @@ def test_what_a_captured_layer_cannot_read_is_replayed_with_breaks() -> None:
 
 
 def assert_breaks_stay(report: Found, breaks: int) -> None:
-    assert set(report["breaks"].values()) == {breaks} and report["twins"] == []
+    assert set(report["breaks"].values()) == {breaks} and report["twins"] == [] and report["ended"] == 0
     assert len(report["batches"]) == len(attention_prefill.BRIEF)
     for batch in report["batches"].values():
         assert batch == {"segments": [breaks + 1] * 2, "same": True, "as eager": 0.0}

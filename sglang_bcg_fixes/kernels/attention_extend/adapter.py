@@ -136,9 +136,8 @@ class Served:
             self.tables.clear(rows)
             self.bound, self.rows = bound, rows
             graph, output = stored(place, size, capture())
-            OPERATION.keep(first[0], [graph])
         except Exception as error:
-            OPERATION.keep(first[0], graphs_in(error))
+            OPERATION.keep(first[0], graphs_in(error, type(first[0])))
             what = f"a graph of {rows} rows was not captured with attention inside"
             if is_damaged(self.device):
                 raise RuntimeError(
@@ -152,6 +151,7 @@ class Served:
             restore(place, size, first)
         if graph._break_fns:
             self.refuse(f"{len(graph._break_fns)} layers that keep their break")
+        OPERATION.keep(first[0], [graph])
         copies = copies_between(output, first[1])
         if copies is None:
             self.refuse(f"an answer that is a {type(output).__name__}")
@@ -256,9 +256,8 @@ class Served:
         )
 
 
-def graphs_in(error: Exception) -> list[Any]:
-    """List the breakable graphs whose capture ended in this error."""
-    kind = graph_break.load("breakable_cuda_graph").BreakableCUDAGraph
+def graphs_in(error: Exception, kind: type) -> list[Any]:
+    """List the graphs whose capture ended in this error."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return [each for frame in frames for each in frame.f_locals.values() if isinstance(each, kind)]
 
@@ -287,12 +286,16 @@ class Operation:
         self._kept: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
     def keep(self, beside: Any, graphs: list[Any]) -> None:
-        """Keep second graphs as long as SGLang's, whether they are replayed or not.
+        """Keep second graphs as long as SGLang's, also those that are never replayed.
 
-        The end of one graph clears cuBLAS's workspaces of its stream (torch 2.12 on), also for the graphs that stay.
-        These replay with a workspace that is others' memory.
+        With torch 2.13 the end of a graph frees cuBLAS's workspaces of its stream. SGLang's graphs of that stream
+        would go on writing there.
         """
-        self._kept.setdefault(beside, []).extend(graph for graph in graphs if graph is not beside)
+        for graph in graphs:
+            if graph is not beside:
+                self._kept.setdefault(beside, []).append(graph)
+                # a graph with breaks is never replayed: what they hold is freed
+                graph._break_fns.clear()
 
     @contextlib.contextmanager
     def withheld(self) -> Iterator[None]:

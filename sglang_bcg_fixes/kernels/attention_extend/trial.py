@@ -34,7 +34,7 @@ TRIED: tuple[Requests, ...] = (
 )
 BUCKETS = (8, 32, 64, 128)
 SEED = 0
-# the end of a graph would clear cuBLAS's workspaces of its stream, also for SGLang's graphs
+# with torch 2.13 the end of a graph frees cuBLAS's workspaces of its stream, also for other graphs
 KEPT: list[torch.cuda.CUDAGraph] = []
 
 
