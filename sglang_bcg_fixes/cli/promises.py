@@ -73,7 +73,7 @@ def is_captured(launch: Launch) -> bool:
 
 
 def has_known_sizes(launch: Launch) -> bool:
-    """Of anything but a number nothing is known."""
+    """A size that is no number tells nothing."""
     text = launch.config.get("text_config")
     sizes = text if isinstance(text, Mapping) else launch.config
     width, heads = sizes.get("hidden_size"), sizes.get("num_attention_heads")

@@ -13,12 +13,11 @@ Feed-forward layers count. SGLang's own code then captures the model. Each mixer
 tokens, and padded rows are zeroed. mamba2_extend and short_conv_extend take mixers into the graph. By default only
 Granite without experts is captured, on 0.5.23 and Hopper, up to 4,096 tokens. There mamba2_extend has to take every
 mixer. A GPU has measured what this gains: see docs/kernel_times.md. LFM2 gained with varied lengths only. With
-SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=on all these models are captured, in every release, also with breaks. Leave it off
-for Granite on 0.5.22: at a prompt of 1,021 tokens such a server ended on a GPU, for a reason that is not known. Long
-prompts may then take longer than without graphs, the most with Ling. Where mixers break the graph, Granite and LFM2
-keep the bits of eager prefill. Inside it they round differently, and a trained Granite gave the same answers. Ling's
-logprobs may round differently: SGLang captures another form of latent attention than it runs eagerly. The log says why
-nothing is captured. docs/graphs_by_model.md lists what is left alone. No flag of SGLang gives these models graphs.
+SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=on all these models are captured, in every release, also with breaks. Long prompts
+may then take longer than without graphs, the most with Ling. Where mixers break the graph, Granite and LFM2 keep the
+bits of eager prefill. Inside it they round differently, and a trained Granite gave the same answers. Ling's logprobs
+may round differently: SGLang captures another form of latent attention than it runs eagerly. The log says why nothing
+is captured. docs/graphs_by_model.md lists what is left alone. No flag of SGLang gives these models graphs.
 Remove when: Every release that has to be served captures these models itself.
 """
 
