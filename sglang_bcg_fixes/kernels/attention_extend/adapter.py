@@ -294,7 +294,7 @@ class Operation:
         for graph in graphs:
             if graph is not beside:
                 self._kept.setdefault(beside, []).append(graph)
-                # a graph with breaks is never replayed: what they hold is freed
+                # a second graph with breaks is never replayed: what they hold is freed
                 graph._break_fns.clear()
 
     @contextlib.contextmanager
