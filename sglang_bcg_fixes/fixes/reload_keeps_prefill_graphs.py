@@ -8,10 +8,11 @@ Cause: The update captures the decode graphs anew, and leaves the prefill graphs
 that were replaced and freed.
 Change: A successful update with that option also captures the breakable prefill graphs anew, through SGLang's own
 initialiser. The buffers that it captures with are zeroed first, as at start-up: a capture runs the model, and would
-write to the KV slots of the last batch. The old graphs are freed once the new ones are there. If the capture fails,
-prefill runs eagerly, and one error says why. So does the prefill of a draft model: its graphs are captured in contexts
-of its worker, which an update has left. Updates without the option, updates that fail, and other kinds of prefill graph
-are left as they are.
+write to the KV slots of the last batch. The old graphs are freed once the new ones are there. From 0.5.19 on that may
+free cuBLAS's workspace, which the new graphs go on using, decode graphs too: read in the source, not yet seen on a GPU.
+Serve without prefill graphs there if you reload in this way. If the capture fails, prefill runs eagerly, and one error
+says why. So does the prefill of a draft model: its graphs are captured in contexts of its worker, which an update has
+left. Updates without the option, updates that fail, and other kinds of prefill graph are left as they are.
 Remove when: Every release that has to be served captures both kinds anew.
 """
 
