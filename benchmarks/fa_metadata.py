@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashAttention's metadata on a GPU: every form against the reference, and its times against SGLang's own.
+"""FlashAttention's metadata on a GPU: every implementation against the reference, and its times against SGLang's own.
 
     python benchmarks/fa_metadata.py                    # with the installed SGLang: some minutes
     python benchmarks/fa_metadata.py --newest FOLDER    # with metadata.py of a late release and its kernels
     python benchmarks/fa_metadata.py --check-only --cases 2000
     python benchmarks/fa_metadata.py --plot-only FILE   # tables and plot of an earlier JSONL, without a GPU
 
-It first runs random calls, some of them large, eagerly and in a captured graph that is replayed with other lengths. A
-form with one wrong integer is red and is not timed. Then it times the arms in turn: the installed SGLang's eager
-method and the one it calls before each replay, the newest release's Triton kernels, ours alone, and ours installed
-over SGLang's methods. `host` is the time until a call returns, `wall` until the device is done, `device` one node of a
-captured graph of many. Tables are as wide as the context, 128K by default.
+It first runs random calls, some of them large, eagerly and in a captured graph that is replayed with other lengths. An
+implementation with one wrong integer is red and is not timed. Then it times the arms in turn: the installed SGLang's
+eager method and the one it calls before each replay, the newest release's Triton kernels, ours alone, and ours
+installed over SGLang's methods. `host` is the time until a call returns, `wall` until the device is done, `device` one
+node of a captured graph of many. Tables are as wide as the context, 128K by default.
 """
 
 from __future__ import annotations
@@ -68,14 +68,14 @@ CALLS, COPIES, LONGEST_GRAPH = 10, 20, 2e-3
 # correctness
 
 
-def check(form: Any, name: str, count: int, device: str) -> list[str]:
+def check(implementation: Any, name: str, count: int, device: str) -> list[str]:
     wrong: list[str] = []
     for operation, seed in itertools.product(cases.OPERATIONS, range(count)):
         # a few large ones: building a case takes longer than the launch
         sizes = cases.LARGE if seed % 8 == 0 else cases.Sizes(rows=300, tokens=9000, draft_tokens=17)
-        wrong += cases.differences(operation, seed, form, reference, sizes, device)
+        wrong += cases.differences(operation, seed, implementation, reference, sizes, device)
         if seed % 4 == 1:
-            wrong += differences_in_graph(operation, seed, form, sizes, device)
+            wrong += differences_in_graph(operation, seed, implementation, sizes, device)
         if len(wrong) > 20:
             break
     say(f"{name}: {len(wrong)} differences in {count} cases of {len(cases.OPERATIONS)} operations")
@@ -84,18 +84,18 @@ def check(form: Any, name: str, count: int, device: str) -> list[str]:
     return wrong
 
 
-def differences_in_graph(operation: str, seed: int, form: Any, sizes: cases.Sizes, device: str) -> list[str]:
+def differences_in_graph(operation: str, seed: int, implementation: Any, sizes: cases.Sizes, device: str) -> list[str]:
     """Capture with some lengths, replay with others, in the same memory."""
     expected = cases.draw(operation, random.Random(seed), sizes, device)
     found, before = copy.deepcopy(expected), copy.deepcopy(expected).tensors()
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        found.run(form)
+        found.run(implementation)
     torch.cuda.current_stream().wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found.run(form)
+        found.run(implementation)
     for call in (expected, found):
         # outputs that are inputs too have been written by the first run
         for name, tensor in call.tensors().items():
@@ -302,7 +302,7 @@ def newest_arm(now: World, newest: Any) -> Arm:
     )
 
 
-def our_arm(now: World, form: Any) -> Arm:
+def our_arm(now: World, implementation: Any) -> Arm:
     buffers, batch = Buffers(now), now.batch
     more: dict[str, Any] = {}
     if now.case.mode in ("draft extend", "extend"):
@@ -313,7 +313,7 @@ def our_arm(now: World, form: Any) -> Arm:
             more |= {"out_cache_loc": batch.out_cache_loc, "swa_out_cache_loc": buffers.swa_out}
     delta = now.case.total - now.case.length
     return Arm(
-        lambda: form.fa_metadata(
+        lambda: implementation.fa_metadata(
             FaMetadata(
                 batch.seq_lens,
                 batch.req_pool_indices,
@@ -330,7 +330,7 @@ def our_arm(now: World, form: Any) -> Arm:
     )
 
 
-def our_eager_arm(now: World, form: Any) -> Arm:
+def our_eager_arm(now: World, implementation: Any) -> Arm:
     """Fill new tensors as wide as the batch needs, as the eager method does."""
     buffers = Buffers(now)
     case, batch = now.case, now.batch
@@ -362,7 +362,7 @@ def our_eager_arm(now: World, form: Any) -> Arm:
             zero_tail=True,
             **more,
         )
-        form.fa_metadata(job)
+        implementation.fa_metadata(job)
 
     return Arm(call, buffers.found)
 
@@ -431,12 +431,12 @@ def all_cases(options: argparse.Namespace) -> Iterator[Case]:
             yield Case(mode, bs, length, page_size, window)
 
 
-def install(form: str) -> str:
-    """Install the form over SGLang's methods; return the reason if that is impossible."""
+def install(implementation: str) -> str:
+    """Install the implementation over SGLang's methods; return the reason if that is impossible."""
     source = releases.installed()
     if source is None:
         return "no SGLang is installed here"
-    choice = plan.choose(KERNEL, form, plan.ask(KERNEL, source))
+    choice = plan.choose(KERNEL, implementation, plan.ask(KERNEL, source))
     if choice.impl:
         choice = plan.with_needed_points(choice, source)
     if choice.impl is None:
@@ -446,7 +446,9 @@ def install(form: str) -> str:
     return ""
 
 
-def arms_of(now: World, forms: dict[str, Any], newest: Any, is_installed: bool, failures: set[str]) -> dict[str, Arm]:
+def arms_of(
+    now: World, implementations: dict[str, Any], newest: Any, is_installed: bool, failures: set[str]
+) -> dict[str, Arm]:
     arms: dict[str, Arm] = {}
     try:
         arms |= dict(sglang_arms(now, is_installed))
@@ -455,9 +457,9 @@ def arms_of(now: World, forms: dict[str, Any], newest: Any, is_installed: bool, 
         failures.add(f"sglang's own could not be measured: {type(error).__name__}: {error}")
     if newest is not None:
         arms[NEWEST] = newest_arm(now, newest)
-    for name, form in forms.items():
-        arms[f"{OURS}{name}"] = our_arm(now, form)
-        arms[f"{OURS}{name}, eager"] = our_eager_arm(now, form)
+    for name, implementation in implementations.items():
+        arms[f"{OURS}{name}"] = our_arm(now, implementation)
+        arms[f"{OURS}{name}, eager"] = our_eager_arm(now, implementation)
     return arms
 
 
@@ -526,7 +528,7 @@ def module_from(path: pathlib.Path) -> Any:
     return module
 
 
-def load_forms(names: list[str]) -> dict[str, Any]:
+def load_implementations(names: list[str]) -> dict[str, Any]:
     return {name: importlib.import_module(f"sglang_bcg_fixes.kernels.fa_metadata.{name}") for name in names}
 
 
@@ -536,9 +538,9 @@ def numbers(text: str) -> tuple[int, ...]:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--forms", default="triton", help="of ours, with commas: triton,cuda")
+    parser.add_argument("--forms", dest="implementations", default="triton", help="of ours, with commas: triton,cuda")
     parser.add_argument("--newest", type=pathlib.Path, metavar="FOLDER", help="with a late release's metadata.py")
-    parser.add_argument("--cases", type=int, default=250, help="random calls of each operation and form")
+    parser.add_argument("--cases", type=int, default=250, help="random calls of each operation and implementation")
     parser.add_argument("--check-only", action="store_true")
     parser.add_argument("--plot-only", type=pathlib.Path, metavar="FILE", help="of an earlier run; needs matplotlib")
     parser.add_argument("--rounds", type=int, default=timing.LEAST_ROUNDS)
@@ -560,14 +562,14 @@ def main() -> int:
         draw(found, options.plot_only.with_suffix(".png"))
         return 0
     began = time.monotonic()
-    forms = load_forms(options.forms.split(","))
-    right = {name: form for name, form in forms.items() if not check(form, name, options.cases, "cuda")}
+    implementations = load_implementations(options.implementations.split(","))
+    right = {name: each for name, each in implementations.items() if not check(each, name, options.cases, "cuda")}
     if options.check_only:
-        return 0 if len(right) == len(forms) else 1
+        return 0 if len(right) == len(implementations) else 1
     newest = module_from(options.newest / "metadata.py") if options.newest else None
     header = {**environment.header(environment.here()), "rounds": options.rounds, "context": options.context}
     file, device, failures = rows.File(options.jsonl, header), Cuda(), set[str]()
-    not_installed = install(next(iter(right))) if right else "no form is right"
+    not_installed = install(next(iter(right))) if right else "no implementation is right"
     if not_installed:
         failures.add(f"ours could not be installed in SGLang: {not_installed}")
     found = []
@@ -589,7 +591,7 @@ def main() -> int:
             f"left to SGLang in {number} calls: {why}" for why, number in active.selected(KERNEL.op).fallbacks.items()
         }
     print("\n".join([*table(found), *summary(found), *sorted(failures)]))
-    return 0 if len(right) == len(forms) else 1
+    return 0 if len(right) == len(implementations) else 1
 
 
 def say(line: str) -> None:

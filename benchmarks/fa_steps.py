@@ -4,9 +4,9 @@
     python benchmarks/fa_steps.py --jsonl fa_steps.jsonl        # a GPU, FlashAttention 3, and some minutes
 
 Servers with Llama-3.2-1B's shapes and no weights to speak of are alive at once and asked in turn: plain decode, EAGLE
-with topk 1 and with topk 4, each with SGLang's own code and with every form of ours. A step's time is the slope between
-a short and a long answer to the same prompts, so that prefill drops out. The metadata are integers: a server whose
-tokens are not those of SGLang's own has no times. A second server of SGLang's own shows what is chance.
+with topk 1 and with topk 4, each with SGLang's own code and with every implementation of ours. A step's time is the
+slope between a short and a long answer to the same prompts, so that prefill drops out. The metadata are integers: a
+server whose tokens are not those of SGLang's own has no times. A second server of SGLang's own shows what is chance.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Gated delta net's extend on a GPU: every kind of step against the fp32 reference, eagerly and replayed.
 
-    python benchmarks/gdn_extend.py --cases 100                 # the CUDA form
+    python benchmarks/gdn_extend.py --cases 100                 # the CUDA implementation
     python benchmarks/gdn_extend.py --cases 100 --form triton
     python benchmarks/gdn_extend.py --cases 100 --states bfloat16
     python benchmarks/gdn_extend.py --cases 0 --hardly-forget 16384
@@ -50,7 +50,7 @@ OF_CHECKPOINT = accuracy.OF_SGLANGS * accuracy.TOLERANCE
 LENGTHS = (0, 1, 2, 3, 15, 63, 64, 65, 127, 128, 129, 200, 511, 700, 1024, 2047, 5000, 7000)
 
 
-FORMS: dict[str, Any] = {"cuda": cuda, "triton": triton}
+IMPLEMENTATIONS: dict[str, Any] = {"cuda": cuda, "triton": triton}
 
 
 def shapes() -> dict[str, Shape]:
@@ -91,18 +91,20 @@ def surroundings(step: cases.Step, source: random.Random) -> cases.Surroundings:
     )
 
 
-def faults(step: cases.Step, around: cases.Surroundings, tuning: triton.Tuning, form: Any) -> Iterator[str]:
+def faults(step: cases.Step, around: cases.Surroundings, tuning: triton.Tuning, implementation: Any) -> Iterator[str]:
     def launched(each: cases.Step, beside: cases.Surroundings) -> cases.Launched:
-        return cases.Launched(each, tuning, beside, modules=(form, metadata))
+        return cases.Launched(each, tuning, beside, modules=(implementation, metadata))
 
     return faults_of_graphs(step, around, launched, OF_CHECKPOINT)
 
 
-def hardly_forget(tokens: int, form: Any, device: str = "cuda", seeds: int = SEEDS) -> dict[str, dict[str, float]]:
+def hardly_forget(
+    tokens: int, implementation: Any, device: str = "cuda", seeds: int = SEEDS
+) -> dict[str, dict[str, float]]:
     """Return the worst and the median head's error of each result."""
     # seeds are sequences
     step = cases.draw(FEW_HEADS, [tokens] * seeds, device=device, gates="near 0")
-    after = cases.Launched(step, triton.Tuning(), modules=(form, metadata)).run()
+    after = cases.Launched(step, triton.Tuning(), modules=(implementation, metadata)).run()
     return {
         name: {"worst": round(float(heads.max()), 5), "median": round(float(heads.median()), 5)}
         for name, heads in cases.of_each_head(step, after).items()
@@ -112,7 +114,7 @@ def hardly_forget(tokens: int, form: Any, device: str = "cuda", seeds: int = SEE
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--cases", type=int, default=100, help="random steps of each shape")
-    parser.add_argument("--form", choices=FORMS, default="cuda")
+    parser.add_argument("--form", dest="implementation", choices=IMPLEMENTATIONS, default="cuda")
     parser.add_argument("--states", choices=gdn_layer.STATES, default=gdn_layer.STATES[0])
     parser.add_argument("--shapes", default=",".join(shapes()), metavar="A,B", help="default: %(default)s")
     parser.add_argument("--tokens", type=int, default=9000, help="at most so many in a step")
@@ -120,11 +122,11 @@ def main() -> int:
     parser.add_argument("--hardly-forget", type=int, metavar="TOKENS", help="so many tokens, ten seeds, against fp64")
     parser.add_argument("--json", type=pathlib.Path, help="write the counts there")
     options = parser.parse_args()
-    counts: dict[str, Any] = environment.header(environment.here()) | {"form": options.form}
+    counts: dict[str, Any] = environment.header(environment.here()) | {"form": options.implementation}
     counts["states"], kept = options.states, getattr(torch, options.states)
     wrong = 0
     if options.hardly_forget:
-        errors = hardly_forget(options.hardly_forget, FORMS[options.form])
+        errors = hardly_forget(options.hardly_forget, IMPLEMENTATIONS[options.implementation])
         counts["hardly forget"] = {"tokens": options.hardly_forget, "seeds": SEEDS, "errors": errors}
         print(f"heads that hardly forget, {options.hardly_forget} tokens: {errors}", file=sys.stderr, flush=True)
         # not >, which NaN would pass
@@ -137,10 +139,10 @@ def main() -> int:
             around = surroundings(step, source)
             if kept != torch.float32:
                 around = dataclasses.replace(around, span=None)
-            tuning = dataclasses.replace(triton.Tuning(), overlap=options.form == "triton" and seed % 4 == 3)
+            tuning = dataclasses.replace(triton.Tuning(), overlap=options.implementation == "triton" and seed % 4 == 3)
             mine = [
                 f"{name}, seed {seed}, {step.lengths}: {fault}"
-                for fault in faults(step, around, tuning, FORMS[options.form])
+                for fault in faults(step, around, tuning, IMPLEMENTATIONS[options.implementation])
             ]
             found += mine[:3]
         print(*found[:20], f"{name}: {options.cases} steps, {len(found)} faults", sep="\n", file=sys.stderr, flush=True)

@@ -6,9 +6,9 @@
     python benchmarks/gdn_tuning.py --states bfloat16 --json gdn_tuning-bfloat16.json
     python benchmarks/gdn_tuning.py --once advance --tokens 16384               # for a profiler: one launch, no times
 
-Every tuning changes some of triton.Tuning, which the CUDA form ignores; one whose results have other bits is red and is
-not timed. The last two have the tuning that a graph of that size is captured with, the second with tables for only as
-many sequences as there are: the difference is the cost of padding.
+Every tuning changes some of triton.Tuning, which the CUDA implementation ignores; one whose results have other bits is
+red and is not timed. The last two have the tuning that a graph of that size is captured with, the second with tables
+for only as many sequences as there are: the difference is the cost of padding.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ CHANGES: tuple[dict[str, Any], ...] = (
 PREPARE, ADVANCE, LAYER = "prepare_us", "advance_us", "layer_us"
 
 
-def arms(tokens: int, form: str) -> Iterator[tuple[str, Tuning, bool]]:
+def arms(tokens: int, implementation: str) -> Iterator[tuple[str, Tuning, bool]]:
     """Name of a tuning, and whether its tables have room for many more sequences."""
     yield AS_IT_IS, Tuning(), True
-    for change in CHANGES if form == gdn_layer.TRITON else ():
+    for change in CHANGES if implementation == gdn_layer.TRITON else ():
         name = ", ".join(f"{field} {value}" for field, value in change.items())
         yield name, dataclasses.replace(Tuning(), **change), True
     yield CHOSEN, tuning_for(tokens), True
@@ -131,15 +131,17 @@ def case_of(
     shape: gdn_layer.Shape,
     device: gdn_layer.Device,
     rounds: int,
-    form: str = gdn_layer.TRITON,
+    implementation: str = gdn_layer.TRITON,
     states: str = gdn_layer.STATES[0],
 ) -> list[Any]:
     problem = gdn_layer.Problem(shape, [tokens // sequences] * sequences, device.name, states=states)
 
     def call_of(tuning: Tuning, many: bool) -> Callable[[int], Any]:
-        return gdn_layer.calls_of_ours(problem, form, tuning, gdn_layer.CAPTURED_SEQUENCES if many else sequences)
+        return gdn_layer.calls_of_ours(
+            problem, implementation, tuning, gdn_layer.CAPTURED_SEQUENCES if many else sequences
+        )
 
-    made = {name: functools.partial(call_of, tuning, many) for name, tuning, many in arms(tokens, form)}
+    made = {name: functools.partial(call_of, tuning, many) for name, tuning, many in arms(tokens, implementation)}
     return [{"tokens": tokens, "sequences": sequences, **row} for row in compared(problem, made, device, rounds)]
 
 
@@ -180,11 +182,11 @@ def compared(
     return rows
 
 
-def once(kernel: str, tokens: int, sequences: int, shape: gdn_layer.Shape, form: str) -> None:
+def once(kernel: str, tokens: int, sequences: int, shape: gdn_layer.Shape, implementation: str) -> None:
     """Compile everything first, so a profiler can take the last launch of the kernel."""
     problem = gdn_layer.Problem(dataclasses.replace(shape, layers=1), [tokens // sequences] * sequences, "cuda")
     problem.restore()
-    call = gdn_layer.calls_of_ours(problem, form)(0)
+    call = gdn_layer.calls_of_ours(problem, implementation)(0)
     call.launch()
     torch.cuda.synchronize()
     torch.cuda.cudart().cudaProfilerStart()
@@ -196,7 +198,9 @@ def once(kernel: str, tokens: int, sequences: int, shape: gdn_layer.Shape, form:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shape", choices=gdn_layer.SHAPES, default="qwen3_next")
-    parser.add_argument("--form", choices=(gdn_layer.TRITON, gdn_layer.CUDA), default=gdn_layer.CUDA)
+    parser.add_argument(
+        "--form", dest="implementation", choices=(gdn_layer.TRITON, gdn_layer.CUDA), default=gdn_layer.CUDA
+    )
     parser.add_argument("--states", choices=gdn_layer.STATES, default=gdn_layer.STATES[0])
     parser.add_argument("--rounds", type=int, default=timing.LEAST_ROUNDS)
     parser.add_argument("--once", choices=("prepare", "advance"), help="profile this one between start and stop")
@@ -206,18 +210,18 @@ def main() -> int:
     options = parser.parse_args()
     shape = gdn_layer.SHAPES[options.shape]
     if options.once:
-        once(options.once, options.tokens, options.sequences, shape, options.form)
+        once(options.once, options.tokens, options.sequences, shape, options.implementation)
         return 0
     device, rows = gdn_layer.Cuda(), list[dict[str, Any]]()
     content = {
         **environment.header(environment.here()),
         "shape": options.shape,
-        "form": options.form,
+        "form": options.implementation,
         "states": options.states,
     }
     content |= {"rounds": options.rounds, "rows": rows}
     for tokens, sequences in CASES:
-        rows += case_of(tokens, sequences, shape, device, options.rounds, options.form, options.states)
+        rows += case_of(tokens, sequences, shape, device, options.rounds, options.implementation, options.states)
         device.release()
         # write early, so an interrupted run leaves results
         options.json.write_text(with_a_line_for_each_row(content))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the tools of NVIDIA's compute-sanitizer over a linear layer's CUDA form, side by side, and keep what they say.
+"""Run NVIDIA's compute-sanitizer over a linear layer's CUDA implementation, its tools side by side; keep what they say.
 
     python benchmarks/sanitizer.py gdn_extend --json gdn_sanitizer.json
     python benchmarks/sanitizer.py mamba2_extend --json mamba2_sanitizer.json
@@ -43,7 +43,7 @@ STEPS = {
         "segments of 256 states": ("--shapes", "falcon_h1_7b", "--cases", "1", "--lengths", "4161,7"),
     },
 }
-FORM = ("--form", "cuda")
+IMPLEMENTATION = ("--form", "cuda")
 SUMMARY = re.compile(r"=+ ((?:ERROR|RACECHECK) SUMMARY: .*)")
 # the instruction, and how often it was: the line of the source says enough
 PLACE = re.compile(r"\+0x[0-9a-f]+| \[\d+ hazards\]")
@@ -61,7 +61,7 @@ class Watched:
 
     def command(self) -> list[str]:
         watching = ["--kernel-name", f"kns={self.kernels}"] if self.kernels else []
-        step = [str(HERE / f"{self.benchmark}.py"), *FORM, *STEPS[self.benchmark][self.steps]]
+        step = [str(HERE / f"{self.benchmark}.py"), *IMPLEMENTATION, *STEPS[self.benchmark][self.steps]]
         return [PROGRAM, "--tool", self.tool, "--print-limit", "100", *watching, sys.executable, *step]
 
 

@@ -150,7 +150,7 @@ def inside(table: Table) -> list[str]:
     """The arm whose linear layers run on our kernels."""
     text = (
         "With [our kernels](kernels.md) for linear layers, a graph breaks at attention only. Here they run in the "
-        "forms for a CPU: plain torch, token by token. They round "
+        "implementations for a CPU: plain torch, token by token. They round "
         f"differently from the eager layers, in half precision: logits of about one may be off by {rules.SAME}. "
         f"`{declared_in(hybrids_without_graphs).flag}=on` where SGLang makes no prefill graphs."
     )

@@ -258,7 +258,8 @@ def introduction() -> Iterator[str]:
         "Layers: device us of one replayed layer, without projections; `8,192 in 8` are 8,192 tokens in 8 sequences. "
         "SGLang's kernels are captured for the comparison; a server runs them in a break. Servers: ms to the first "
         "token of one prompt of so many tokens, and tokens/s of many prompts at once. Models have published sizes, few "
-        "layers and random weights. `inside` is in `cuda` where there is such a form and nothing else is said."
+        "layers and random weights. `inside` is in `cuda` where there is such an implementation and nothing else is "
+        "said."
     )
 
 
@@ -267,8 +268,8 @@ def of_operation(operation: Operation) -> Iterator[str]:
     told = []
     for layers in operation.layers:
         times = layer_times(layers.files)
-        forms = [CUDA] if any(CUDA in arms for arms in times.values()) else [TRITON]
-        pairs = ((form, other) for form in forms for other in layers.against if shares(times, form, other))
+        ours = [CUDA] if any(CUDA in arms for arms in times.values()) else [TRITON]
+        pairs = ((each, other) for each in ours for other in layers.against if shares(times, each, other))
         where = "" if layers.is_shown else f"{link(layers.files[0])}: "
         told.append(where + " ".join(compared(times, *pair) for pair in pairs))
         if layers.is_shown:
@@ -539,12 +540,14 @@ def accuracy() -> Iterator[str]:
         if "kernels" in servers and servers["kernels"]["phases"]:
             rows.append((header(path.name)["date"], answers(path.name, servers)))
     ordered = sorted((row for _, row in sorted(rows, reverse=True)), key=lambda row: row[0])
-    yield from table(["", "", "form", "questions", "right inside", "replays refused", "other answers"], ordered)
+    yield from table(
+        ["", "", "implementation", "questions", "right inside", "replays refused", "other answers"], ordered
+    )
 
 
 def answers(file: str, servers: dict[str, Row]) -> list[str]:
     environment = servers["kernels"]["environment"]
-    ((flag, form),) = ((key, value) for key, value in environment.items() if key.startswith("SGLANG_BCG_KERNEL_"))
+    ((flag, name),) = ((key, value) for key, value in environment.items() if key.startswith("SGLANG_BCG_KERNEL_"))
     phases = servers["kernels"]["phases"].values()
     right = (
         f"{100 * min(phase['accuracy'] for phase in servers[arm]['phases'].values()):.1f} %"
@@ -553,7 +556,7 @@ def answers(file: str, servers: dict[str, Row]) -> list[str]:
     operation = flag.removeprefix("SGLANG_BCG_KERNEL_").lower()
     of = f"`{operation}`{', Granite' if 'granite' in file else ''}"
     others = max(phase["differs_from"]["reference"] for phase in phases)
-    return [of, link(file), f"`{form}`", f"{header(file)['questions']:,}", *right, str(others)]
+    return [of, link(file), f"`{name}`", f"{header(file)['questions']:,}", *right, str(others)]
 
 
 def random_steps() -> Iterator[str]:
@@ -576,4 +579,4 @@ def random_steps() -> Iterator[str]:
         name += ", states in bfloat16" if found.get("states") == "bfloat16" else ""
         cells = (f"`{found.get('form', 'triton')}`", str(len(of)), str(steps), str(len(wrong)))
         rows.append([name, link(file), *cells, "" if worst is None else f"{worst:.4f}"])
-    yield from table(["", "", "form", "shapes", "steps", "beyond the tolerance", "off by at most"], rows)
+    yield from table(["", "", "implementation", "shapes", "steps", "beyond the tolerance", "off by at most"], rows)

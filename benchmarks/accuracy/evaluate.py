@@ -67,7 +67,7 @@ class Family:
     checkpoint: pathlib.Path
     attention: str
     kernel: str
-    form: str
+    implementation: str
     fixes: tuple[str, ...] = ()
 
 
@@ -128,7 +128,7 @@ def environment_of(arm: str, family: Family) -> dict[str, str]:
         # graphs that fail the check must stay: it is the answers that are judged here
         flags.SELFCHECK: "off",
         flags.INSTRUMENTS: ",".join(wanted),
-        f"{flags.PREFIX}KERNEL_{family.kernel}": family.form if arm == "kernels" else "off",
+        f"{flags.PREFIX}KERNEL_{family.kernel}": family.implementation if arm == "kernels" else "off",
         **{f"{flags.PREFIX}FIX_{fix}": "on" if mends else "off" for fix in family.fixes},
     }
 

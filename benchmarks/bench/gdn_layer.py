@@ -32,7 +32,7 @@ MODE = "sglang.srt.model_executor.forward_batch_info:ForwardMode"
 NEEDED = (f"{GDN}.init_forward_metadata", f"{GDN}.forward_extend", LAYER, BATCH, MODE)
 PART = "layer"
 EAGER, CAPTURED = "eager", "captured"
-# forms of our own kernels
+# implementations of our own kernels
 TRITON, CUDA = "triton", "cuda"
 WALL, HOST, DEVICE = "wall time of a layer", "host time of a layer", "device time of a layer"
 SEED, PREFIX, CHUNK = 0, 64, 64
@@ -326,13 +326,13 @@ def server_args() -> Any:
 CAPTURED_SEQUENCES = 512
 
 
-def of_ours(problem: Problem, form: str) -> Layer:
-    call = calls_of_ours(problem, form)
+def of_ours(problem: Problem, implementation: str) -> Layer:
+    call = calls_of_ours(problem, implementation)
     return lambda number: call(number).launch()
 
 
 def calls_of_ours(
-    problem: Problem, form: str = TRITON, tuning: Tuning | None = None, sequences: int = CAPTURED_SEQUENCES
+    problem: Problem, implementation: str = TRITON, tuning: Tuning | None = None, sequences: int = CAPTURED_SEQUENCES
 ) -> Callable[[int], Call]:
     """Call our kernels as the captured graph would, on static tables made for far more sequences."""
     import torch
@@ -340,20 +340,20 @@ def calls_of_ours(
     from sglang_bcg_fixes.kernels.gdn_extend import Shape, cuda, triton
     from sglang_bcg_fixes.kernels.linear_extend import metadata
 
-    forms: dict[str, Any] = {TRITON: triton, CUDA: cuda}
+    implementations: dict[str, Any] = {TRITON: triton, CUDA: cuda}
 
     inputs, shape = problem.inputs, problem.shape
     heads = Shape(shape.key_heads, shape.value_heads, shape.head, shape.head, shape.width)
     tokens = sum(problem.lengths)
     tuning = tuning or triton.tuning_for(tokens)
     tables = metadata.Tables(tokens, max(sequences, len(problem.lengths)), problem.device)
-    scratch = forms[form].Scratch.for_rows(tokens, tables, heads, problem.output.dtype, tuning)
+    scratch = implementations[implementation].Scratch.for_rows(tokens, tables, heads, problem.output.dtype, tuning)
     lengths = torch.tensor(problem.lengths, dtype=torch.int32, device=problem.device)
     # once for all layers of a step, like SGLang's own metadata
     tables.fill(lengths, problem.slots, torch.full_like(lengths, PREFIX))
 
     def call(number: int) -> Call:
-        made: Call = forms[form].Call(
+        made: Call = implementations[implementation].Call(
             inputs.mixed_qkv,
             inputs.a,
             inputs.b,
@@ -376,7 +376,7 @@ def calls_of_ours(
 
 
 SGLANG, FLASHINFER = "sglang", "sglang flashinfer"
-OURS = {f"bcg_fixes {form}": functools.partial(of_ours, form=form) for form in (TRITON, CUDA)}
+OURS = {f"bcg_fixes {name}": functools.partial(of_ours, implementation=name) for name in (TRITON, CUDA)}
 # each makes, for a problem, the function that runs one of its layers; the first is the baseline of the others
 KERNELS: dict[str, Callable[[Problem], Layer]] = {SGLANG: of_sglang, **OURS}
 # only on request: its first use compiles for some ten minutes

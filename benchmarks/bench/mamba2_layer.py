@@ -197,13 +197,13 @@ def of_sglang(problem: Problem) -> Layer:
     return layer
 
 
-def of_ours(problem: Problem, form: str) -> Layer:
-    call = calls_of_ours(problem, form)
+def of_ours(problem: Problem, implementation: str) -> Layer:
+    call = calls_of_ours(problem, implementation)
     return lambda number: call(number).launch()
 
 
 def calls_of_ours(
-    problem: Problem, form: str = TRITON, tuning: Tuning | None = None, sequences: int = CAPTURED_SEQUENCES
+    problem: Problem, implementation: str = TRITON, tuning: Tuning | None = None, sequences: int = CAPTURED_SEQUENCES
 ) -> Callable[[int], Call]:
     """Call our kernels as the captured graph would, on static tables made for far more sequences."""
     import torch
@@ -211,18 +211,18 @@ def calls_of_ours(
     from sglang_bcg_fixes.kernels.linear_extend import metadata
     from sglang_bcg_fixes.kernels.mamba2_extend import cuda, triton
 
-    forms: dict[str, Any] = {TRITON: triton, CUDA: cuda}
+    implementations: dict[str, Any] = {TRITON: triton, CUDA: cuda}
     inputs, sizes = problem.inputs, problem.shape.of_kernel
     tokens = sum(problem.lengths)
     tuning = tuning or triton.tuning_for(sizes)
     tables = metadata.Tables(tokens, max(sequences, len(problem.lengths)), problem.device)
-    scratch = forms[form].Scratch.for_rows(tokens, tables, sizes, problem.output.dtype, tuning)
+    scratch = implementations[implementation].Scratch.for_rows(tokens, tables, sizes, problem.output.dtype, tuning)
     lengths = torch.tensor(problem.lengths, dtype=torch.int32, device=problem.device)
     # once for all layers of a step, like SGLang's own metadata
     tables.fill(lengths, problem.slots, torch.full_like(lengths, PREFIX))
 
     def call(number: int) -> Call:
-        made: Call = forms[form].Call(
+        made: Call = implementations[implementation].Call(
             inputs.inputs,
             inputs.dt,
             shape=sizes,
@@ -247,12 +247,12 @@ def calls_of_ours(
 # each makes, for a problem, the function that runs one of its layers; the first is the baseline of the others
 KERNELS: dict[str, Callable[[Problem], Layer]] = {
     SGLANG: of_sglang,
-    **{f"bcg_fixes {form}": functools.partial(of_ours, form=form) for form in (TRITON, CUDA)},
+    **{f"bcg_fixes {name}": functools.partial(of_ours, implementation=name) for name in (TRITON, CUDA)},
 }
 
 
 def kernels_on(device: gdn_layer.Device) -> dict[str, Callable[[Problem], Layer]]:
-    """Leave out the CUDA form on GPUs that it is not for."""
+    """Leave out the CUDA implementation on GPUs that it is not for."""
     from sglang_bcg_fixes.kernels.mamba2_extend import cuda
 
     missing = device.name == "cuda" and isinstance(cuda.ready(0), Rejected)

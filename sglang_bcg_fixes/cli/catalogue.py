@@ -182,10 +182,12 @@ def on_kernel(kernel: Kernel, owner: str) -> Said:
         "patches": patches(kernel),
         "flag": {"name": kernel.flag, "values": states, "default": "auto"},
     }
-    forms = [impl.name + (f": only by name, {impl.only_by_name}" if impl.only_by_name else "") for impl in kernel.impls]
+    implementations = [
+        impl.name + (f": only by name, {impl.only_by_name}" if impl.only_by_name else "") for impl in kernel.impls
+    ]
     parts: Parts = [
         ("Purpose", content["text"]),
-        ("Implementations", forms),
+        ("Implementations", implementations),
         ("Patched places", places(kernel)),
         ("Flag", [f"{kernel.flag}={states}, by default auto"]),
     ]

@@ -180,8 +180,8 @@ class Answer:
         if self.fixed and not everything:
             who = "not fixed until the plugin is active" if self.loading else "fixed by the plugin"
             yield f"{who} ({len(self.fixed)}): {', '.join(item.id for item in self.fixed)}"
-        for choice, form, conditions in self.kernels:
-            yield line("faster", form, choice.whose, choice.subject.title + worth(choice), conditions)
+        for choice, implementation, conditions in self.kernels:
+            yield line("faster", implementation, choice.whose, choice.subject.title + worth(choice), conditions)
         if left_out := self.kernels_left_out:
             reasons = dict.fromkeys(map(why_left_out, left_out))
             yield f"kernels that are off here: {', '.join(each.whose for each in left_out)}: {'; '.join(reasons)}"
@@ -298,15 +298,15 @@ class Answer:
 
     @property
     def kernels(self) -> list[tuple[Choice, str, list[str]]]:
-        """Kernels of ours that this launch may need: which form runs, and under which conditions it is needed.
+        """Kernels of ours that this launch may need: which implementation runs, and on which conditions it is needed.
 
         For a server of another machine, whose compilers are not known, it is what `auto` may choose there.
         """
         found = []
         for choice, concern in () if self.loading else self.kernels_that_concern:
             if choice.impl is not None if self.examined.is_installed else choice.state == AUTO and is_proven(choice):
-                form = choice.name if self.examined.is_installed else AUTO
-                found.append((choice, form, concern.undecided(self.launch_to_run)))
+                implementation = choice.name if self.examined.is_installed else AUTO
+                found.append((choice, implementation, concern.undecided(self.launch_to_run)))
         on = {choice.op for choice, _, _ in found}
         # a graph that keeps another break has no attention inside
         is_kept = promises.has_no_other_break(self.launch_to_run, on)
@@ -357,11 +357,11 @@ class Answer:
             ],
             "kernels": {
                 choice.op: {
-                    "form": form,
+                    "form": implementation,
                     "with": left_open,
                     "share_of_time": proven.share_of_time(choice.op, choice.finding),
                 }
-                for choice, form, left_open in self.kernels
+                for choice, implementation, left_open in self.kernels
             },
             "kernels_left_out": {choice.op: why_left_out(choice) for choice in self.kernels_left_out},
             "evidence": self.evidence,

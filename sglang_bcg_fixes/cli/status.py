@@ -199,7 +199,7 @@ def calls_words(content: dict[str, Any], row: dict[str, Any]) -> str:
 
 
 def further_words(row: dict[str, Any]) -> Iterator[str]:
-    """Name the package of what is not ours, and why a kernel or one of its forms does not run."""
+    """Name the package of what is not ours, and why a kernel or one of its implementations does not run."""
     # a server of an earlier version of this package does not say whose it is
     if row.get("owner", OURS) != OURS:
         yield f"package {row['owner']}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Operations with several implementations: a folder each, with forms in plain torch, triton.py and cuda.py."""
+"""Operations with several implementations: a folder each, with one in plain torch, triton.py and cuda.py."""
 
 from __future__ import annotations
 

@@ -16,10 +16,10 @@ logger = logging.getLogger("sglang_bcg_fixes")
 
 
 class CannotRun(RuntimeError):
-    """None of the permitted forms of the operation can run on this device."""
+    """None of the permitted implementations of the operation can run on this device."""
 
-    def __init__(self, op: str, form: str, reason: str) -> None:
-        self.reason = f"{form} does not run on this device: {reason}"
+    def __init__(self, op: str, implementation: str, reason: str) -> None:
+        self.reason = f"{implementation} does not run on this device: {reason}"
         super().__init__(f"bcg-fixes: {op}: {self.reason}. Set {flag_of_kernel(op)}=off to serve without it")
 
 
@@ -66,7 +66,7 @@ class Selected:
         return module
 
     def _tried(self, device: int | None) -> tuple[Any, str]:
-        """Import the form's module; the second value says why it does not run on this device, or is empty."""
+        """Import the implementation's module; the second value says why it does not run on this device, or is empty."""
         module, reason = loaded(self.impl, device)
         if not (reason or self.required or device is None):
             reason = unmeasured(self.op, self.impl, device)
@@ -74,7 +74,7 @@ class Selected:
 
 
 def unmeasured(op: str, impl: Impl, device: int) -> str:
-    """Say why `auto` passes over a form on this GPU; nothing where it does not."""
+    """Say why `auto` passes over an implementation on this GPU; nothing where it does not."""
     if not impl.measured_on:
         return ""
     import torch
@@ -95,7 +95,7 @@ def loaded(impl: Impl, device: int | None) -> tuple[Any, str]:
 
 
 _selected: dict[str, Selected] = {}
-# parts of the CUDA form's work that Triton's kernels take, by operation
+# parts of the CUDA implementation's work that Triton's kernels take, by operation
 _to_triton: dict[str, list[str]] = {}
 _after_note: list[Callable[[], None]] = []
 
@@ -114,7 +114,7 @@ def selected(op: str) -> Selected:
 
 @functools.cache
 def leave_to_triton(op: str, what: str) -> None:
-    """Note that Triton's kernels take a part of the CUDA form's work; each part is noted once."""
+    """Note that Triton's kernels take a part of the CUDA implementation's work; each part is noted once."""
     _to_triton.setdefault(op, []).append(what)
     note(f"{op} is left to Triton here: {what}")
 
@@ -131,7 +131,7 @@ def call_after_note(report: Callable[[], None]) -> None:
 
 
 def so_far(op: str) -> dict[str, Any]:
-    """Return which form of an operation runs by now, the reasons why SGLang's own code did, and what Triton took."""
+    """Return which implementation runs by now, the reasons why SGLang's own code did, and what Triton took."""
     if not is_used(op):
         return {}
     left, to_triton = list(selected(op).fallbacks), list(_to_triton.get(op, ()))

@@ -126,7 +126,8 @@ class Report:
         if self.served and not any(counts.values()):
             told = NO_FIX_NEEDED
         model, rank = (self.served.model, self.served.rank) if self.served else ("no model", process_name())
-        kernels = [form for each, outcome in self.settled(self.plan.kernels) if (form := self.form(each, outcome))]
+        running = (self.implementation(each, outcome) for each, outcome in self.settled(self.plan.kernels))
+        kernels = [implementation for implementation in running if implementation]
         begin, strict = f"bcg-fixes {__version__}: sglang {self.plan.version} ", ", strict" if self.is_strict else ""
         end = f"self-check {self.checked}; more: bcg-fixes status; off: {OFF_SWITCH}"
         none = (*self.no_kernel(), "kernel none")
@@ -136,10 +137,10 @@ class Report:
                 return begin + model + middle
         return f"{begin}{model[: max(LONGEST - len(begin + middle) - 3, 0)]}...{middle}"
 
-    def form(self, choice: Choice, outcome: Outcome) -> str:
-        """Name the form that runs of a kernel, such as gdn_extend=cuda; nothing where none does, or not for this model.
+    def implementation(self, choice: Choice, outcome: Outcome) -> str:
+        """Name the implementation that runs of a kernel, such as gdn_extend=cuda.
 
-        One that names no launches concerns those that call it.
+        Nothing where none runs, or not for this model. One that names no launches concerns those that call it.
         """
         if choice.impl is None or outcome.state != APPLIED or not self.concerns(choice):
             return ""

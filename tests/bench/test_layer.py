@@ -206,7 +206,7 @@ def test_the_command_on_a_real_layer(
         assert "off from the fp32 reference: output by" in printed
         return
     assert status == 0, printed
-    # without a GPU the CUDA form is the Triton form: such small heads are not its own
+    # without a GPU the CUDA implementation is the Triton implementation: such small heads are not its own
     arms = ("sglang", "bcg_fixes triton", "bcg_fixes cuda")
     assert [row.arm.split(", ")[0] for row in found] == [arm for arm in arms for _ in range(6)]
     # float16 has eight times the precision of bfloat16

@@ -21,7 +21,7 @@ from tests.bench import forked
 Root = Callable[[str], pathlib.Path]
 # one of each form of mixer, metadata and scan
 FORMS = ("0.5.12.post1", "0.5.15.post1", "0.5.20", wheels.NEWEST)
-# without a GPU the CUDA form is the Triton form: such small heads are not its own
+# without a GPU the CUDA implementation is the Triton implementation: such small heads are not its own
 OURS, CUDA = "bcg_fixes triton", "bcg_fixes cuda"
 
 

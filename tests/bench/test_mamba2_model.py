@@ -109,10 +109,10 @@ def test_every_weight_is_loaded(release: str, release_root: Root, folder: pathli
         assert all(missing.endswith(LEFT_OUT) for missing in report["missing"]), f"{name}: {report}"
 
 
-@pytest.mark.parametrize("form", ["reference", "off"])
+@pytest.mark.parametrize("implementation", ["reference", "off"])
 @pytest.mark.parametrize(("release", "name"), WITH_GRAPHS)
 def test_replays_break_at_attention_only_and_answer_as_eager_prefill(
-    release: str, name: str, form: str, release_root: Root, folder: pathlib.Path
+    release: str, name: str, implementation: str, release_root: Root, folder: pathlib.Path
 ) -> None:
     found: dict[str, Any]
     source = in_folder(release_root(release))
@@ -123,13 +123,13 @@ def test_replays_break_at_attention_only_and_answer_as_eager_prefill(
         *("-m", "tests.bench.cpu_mamba2_model", str(folder / name)),
         # as the model's own, which is in half precision here
         environment={
-            **{KERNEL.flag: form, "SGLANG_MAMBA_CONV_DTYPE": "float16"},
+            **{KERNEL.flag: implementation, "SGLANG_MAMBA_CONV_DTYPE": "float16"},
             **({declared_in(hybrids_without_graphs).flag: "on"} if is_admitted else {}),
         },
         timeout=600,
     )
     attention, mixers = LAYERS[name]
-    assert set(found["breaks"].values()) == {attention + (0 if form == "reference" else mixers)}
+    assert set(found["breaks"].values()) == {attention + (0 if implementation == "reference" else mixers)}
     assert found["left"] == {} and found["finite"] and found["spread"] > 0.5
     conv, state = found["pools"]
     shape = MIXERS if name == NEMOTRON else dataclasses.replace(MIXERS, groups=1)

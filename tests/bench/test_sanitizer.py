@@ -51,7 +51,7 @@ def test_reports_of_one_line_of_the_source_are_counted_together() -> None:
 
 
 @pytest.mark.parametrize("benchmark", sanitizer.STEPS)
-def test_every_step_is_watched_by_every_tool_on_the_cuda_form(benchmark: str) -> None:
+def test_every_step_is_watched_by_every_tool_on_the_cuda_implementation(benchmark: str) -> None:
     every = sanitizer.watched(benchmark)
     found = {(each.tool, each.steps) for each in every}
     tools = ("memcheck", "synccheck", "racecheck", "initcheck")

@@ -61,7 +61,7 @@ SERVED = {
 
 
 def choice(kernel: Kernel, root: pathlib.Path, **environ: str) -> Choice:
-    """Choose as on a machine where every form can run."""
+    """Choose as on a machine where every implementation can run."""
     able = dataclasses.replace(
         kernel, impls=tuple(dataclasses.replace(impl, accepts=Accepted) for impl in kernel.impls)
     )
@@ -107,7 +107,7 @@ def test_each_entry_names_results_of_its_release(op: str, release: str, file: st
 
 @pytest.mark.parametrize(("release", "model"), sorted(SERVED))
 def test_servers_of_each_family_were_faster_with_it(release: str, model: str) -> None:
-    # with the CUDA form, which came later
+    # with the CUDA implementation, which came later
     names = (f"bench-{release}-{model}-cuda", f"bench-{release}-{model}", f"serving-again-{model}-{release}")
     file = next(file for name in names if (file := RESULTS / f"{name}.jsonl").exists())
     rows = [json.loads(line) for line in file.read_text().splitlines()][1:]

@@ -17,11 +17,11 @@ from sglang_bcg_fixes.model import Accepted, Impl, Rejected
 from sglang_bcg_fixes.planning import plan
 from tests.engine.bodies import KNOWN, kernel
 
-Forms = dict[str, Any]
+Implementations = dict[str, Any]
 
 
 @pytest.fixture
-def forms() -> Iterator[Forms]:
+def implementations() -> Iterator[Implementations]:
     """Modules that stand for implementations, as if they could be imported."""
     made = {name: types.ModuleType(f"forms_of_tests.{name}") for name in ("cuda", "triton")}
     sys.modules.update({module.__name__: module for module in made.values()})
@@ -35,21 +35,23 @@ def selected(state: str = "auto") -> active.Selected:
     return active.Selected(plan.choose(kernel("metadata", *impls), state, KNOWN))
 
 
-def test_the_first_that_is_ready_runs_and_is_asked_once_for_each_device(forms: Forms) -> None:
+def test_the_first_that_is_ready_runs_and_is_asked_once_for_each_device(implementations: Implementations) -> None:
     asked: list[int] = []
 
     def ready(device: int) -> Accepted:
         asked.append(device)
         return Accepted()
 
-    forms["cuda"].ready = ready
+    implementations["cuda"].ready = ready
     used = selected()
-    assert [used.module(0), used.module(0), used.module(1)] == [forms["cuda"]] * 3
+    assert [used.module(0), used.module(0), used.module(1)] == [implementations["cuda"]] * 3
     assert asked == [0, 1]
 
 
-def test_machine_code_says_where_it_came_from(forms: Forms, caplog: pytest.LogCaptureFixture) -> None:
-    forms["cuda"].origin = lambda device: f"sm_90a, compiled for device {device}"
+def test_machine_code_says_where_it_came_from(
+    implementations: Implementations, caplog: pytest.LogCaptureFixture
+) -> None:
+    implementations["cuda"].origin = lambda device: f"sm_90a, compiled for device {device}"
     used = selected()
     with caplog.at_level(logging.DEBUG):
         for _ in range(2):
@@ -60,19 +62,21 @@ def test_machine_code_says_where_it_came_from(forms: Forms, caplog: pytest.LogCa
 
 
 def test_another_takes_the_place_of_one_that_is_not_ready_and_that_is_said(
-    forms: Forms, caplog: pytest.LogCaptureFixture
+    implementations: Implementations, caplog: pytest.LogCaptureFixture
 ) -> None:
-    forms["cuda"].ready = lambda device: Rejected("the driver is too old")
+    implementations["cuda"].ready = lambda device: Rejected("the driver is too old")
     used = selected()
     with caplog.at_level(logging.WARNING):
-        assert used.module(0) is forms["triton"]
+        assert used.module(0) is implementations["triton"]
     assert used.impl.name == "triton"
     assert "the driver is too old; triton takes its place" in caplog.text
 
 
-def test_no_form_is_said_to_take_a_place_where_none_runs(forms: Forms, caplog: pytest.LogCaptureFixture) -> None:
-    forms["cuda"].ready = lambda device: Rejected("it is written for sm_90a")
-    forms["triton"].ready = lambda device: Rejected("the driver is too old")
+def test_no_implementation_is_said_to_take_a_place_where_none_runs(
+    implementations: Implementations, caplog: pytest.LogCaptureFixture
+) -> None:
+    implementations["cuda"].ready = lambda device: Rejected("it is written for sm_90a")
+    implementations["triton"].ready = lambda device: Rejected("the driver is too old")
     used = selected()
     with caplog.at_level(logging.WARNING), pytest.raises(active.CannotRun) as raised:
         used.module(0)
@@ -80,14 +84,14 @@ def test_no_form_is_said_to_take_a_place_where_none_runs(forms: Forms, caplog: p
     assert all(reason in raised.value.reason for reason in ("the driver is too old", "it is written for sm_90a"))
 
 
-def test_one_that_was_named_has_no_other(forms: Forms) -> None:
-    forms["cuda"].ready = lambda device: Rejected("the driver is too old")
+def test_one_that_was_named_has_no_other(implementations: Implementations) -> None:
+    implementations["cuda"].ready = lambda device: Rejected("the driver is too old")
     with pytest.raises(RuntimeError, match=r"the driver is too old.*SGLANG_BCG_KERNEL_METADATA=off"):
         selected("cuda").module(0)
 
 
 def test_what_is_left_to_other_code_is_counted_noted_once_and_logged_for_debugging_alone(
-    forms: Forms, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    implementations: Implementations, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted: list[dict[str, Any]] = []
     monkeypatch.setattr(active, "_selected", {"metadata": selected()})
@@ -111,18 +115,18 @@ def test_what_is_left_to_other_code_is_counted_noted_once_and_logged_for_debuggi
 
 
 @pytest.mark.parametrize("state", ["auto", "triton"])
-def test_auto_takes_a_form_where_it_was_measured_and_its_flag_takes_it_everywhere(
-    forms: Forms, monkeypatch: pytest.MonkeyPatch, state: str
+def test_auto_takes_an_implementation_where_it_was_measured_and_its_flag_takes_it_everywhere(
+    implementations: Implementations, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
     capabilities = {0: (9, 0), 1: (10, 0)}
     monkeypatch.setattr(torch.cuda, "get_device_capability", capabilities.__getitem__)
     only = Impl("triton", Accepted, "forms_of_tests.triton", measured_on=("sm_90",))
     used = active.Selected(plan.choose(kernel("metadata", only), state, KNOWN))
-    assert used.module(0) is forms["triton"]
+    assert used.module(0) is implementations["triton"]
     # tensors of a CPU
-    assert used.module(None) is forms["triton"]
+    assert used.module(None) is implementations["triton"]
     if state == "triton":
-        assert used.module(1) is forms["triton"]
+        assert used.module(1) is implementations["triton"]
     else:
         with pytest.raises(active.CannotRun) as raised:
             used.module(1)

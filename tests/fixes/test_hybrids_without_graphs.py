@@ -169,9 +169,9 @@ def test_mixers_are_shown_while_graphs_with_breaks_are_set_up(run: Run, release:
     assert found.pop("with breaks") and not any(found.values()), found
 
 
-@pytest.mark.parametrize("form", ["auto", "reference"])
-def test_by_default_granite_is_captured_with_all_mixers_inside(run: Run, form: str) -> None:
-    found = run(NEWEST, "with_kernel_and_no_experts", GRANITE, **INSIDE, **{KERNEL.flag: form})
+@pytest.mark.parametrize("implementation", ["auto", "reference"])
+def test_by_default_granite_is_captured_with_all_mixers_inside(run: Run, implementation: str) -> None:
+    found = run(NEWEST, "with_kernel_and_no_experts", GRANITE, **INSIDE, **{KERNEL.flag: implementation})
     attention = LAYERS[GRANITE].count("attention")
     assert set(found["breaks"].values()) == {attention} and found["left"] == {}
     assert all(max(script["replays"]) == attention + 1 and script["nobody's"] for script in found["scripts"])

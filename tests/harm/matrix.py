@@ -41,7 +41,7 @@ ARMS = {
     OFF: {"SGLANG_PLUGINS": "bcg_fixes", "SGLANG_BCG_FIXES": "off"},
     # with a fix that by default leaves most of these alone
     ADMITTED: {"SGLANG_PLUGINS": "bcg_fixes", ADMITTING.flag: "on"},
-    # with the forms that run on a CPU; the windows of convolutions are as the model's, half precision here
+    # with the implementations that run on a CPU; the windows of convolutions are as the model's, half precision here
     INSIDE: {
         "SGLANG_PLUGINS": "bcg_fixes",
         ADMITTING.flag: "on",

@@ -471,10 +471,10 @@ def test_the_release_knows_every_argument(
 @pytest.mark.parametrize(("family", "kernel"), KERNELS.items())
 def test_one_arm_turns_the_kernel_on(family: str, kernel: Kernel) -> None:
     of_family = evaluate.FAMILIES[family]
-    assert of_family.form in [impl.name for impl in kernel.impls]
+    assert of_family.implementation in [impl.name for impl in kernel.impls]
     for arm in (*evaluate.ARMS, "kernels"):
         turned = evaluate.environment_of(arm, of_family)[kernel.flag]
-        assert turned == (of_family.form if arm == "kernels" else "off"), arm
+        assert turned == (of_family.implementation if arm == "kernels" else "off"), arm
 
 
 def test_only_what_is_mended_has_the_fixes_of_a_family() -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every kernel of the Triton form compiled for GPUs that are not here; run in a process without the interpreter."""
+"""The Triton implementation's kernels, compiled for GPUs that are not here, in a process without the interpreter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sglang_bcg_fixes.kernels.fa_metadata import triton as form
+from sglang_bcg_fixes.kernels.fa_metadata import triton as implementation
 
 ARCHITECTURES = (80, 90, 100)
 # what is no 32-bit integer; either width of lengths and indices
@@ -45,7 +45,7 @@ def compiled(launcher: Any, architecture: int, index: str, constants: dict[str, 
     values = {(kernel.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(kernel, types, constexprs=values, attrs=attributes)
     target = GPUTarget("cuda", architecture, 32)
-    text: str = triton.compile(source, target=target, options={"num_warps": form.WARPS}).asm["ptx"]
+    text: str = triton.compile(source, target=target, options={"num_warps": implementation.WARPS}).asm["ptx"]
     return text
 
 
@@ -55,8 +55,12 @@ def fa_metadata(architecture: int, index: str, page_size: int, everything: bool)
         name: None for name in (*absent, *(() if everything else ("cu_seqlens_q", "row_start")))
     }
     constants |= {"SHIFT": page_size.bit_length() - 1, "DROP_LAST": everything, "ZERO_TAIL": everything, **WIDE}
-    constants |= {"COLUMNS": form.columns_at_a_time(page_size), "LENGTHS": form.LENGTHS, "LOCATIONS": form.LOCATIONS}
-    return compiled(form.fa_metadata_kernel, architecture, index, constants)
+    constants |= {
+        "COLUMNS": implementation.columns_at_a_time(page_size),
+        "LENGTHS": implementation.LENGTHS,
+        "LOCATIONS": implementation.LOCATIONS,
+    }
+    return compiled(implementation.fa_metadata_kernel, architecture, index, constants)
 
 
 def main() -> None:
@@ -66,12 +70,12 @@ def main() -> None:
         assert re.search(r"st\.global\S*\.v4\.\w*32", copied), copied
         fa_metadata(architecture, "*i32", 64, everything=True)
         index, tile = "*i32", {"ROWS": 256, "STEPS": 8}
-        compiled(form.draft_expand_kernel, architecture, index, {"SHIFT": 4, "ZERO_TAIL": True, **tile})
-        compiled(form.verify_expand_kernel, architecture, index, {"ROWS": 256, "TOKENS": 8})
-        compiled(form.sums_kernel, architecture, index, {"LENGTHS": 4 * form.LENGTHS})
-        constants = {"SHIFT": 4, "ZERO_TAIL": False, "COLUMNS": form.COLUMNS_OF_PAGES, "WIDE_OUT": 4}
-        compiled(form.local_attention_kernel, architecture, index, constants)
-        compiled(form.local_attention_kernel, architecture, index, constants | {"mapping": None})
+        compiled(implementation.draft_expand_kernel, architecture, index, {"SHIFT": 4, "ZERO_TAIL": True, **tile})
+        compiled(implementation.verify_expand_kernel, architecture, index, {"ROWS": 256, "TOKENS": 8})
+        compiled(implementation.sums_kernel, architecture, index, {"LENGTHS": 4 * implementation.LENGTHS})
+        constants = {"SHIFT": 4, "ZERO_TAIL": False, "COLUMNS": implementation.COLUMNS_OF_PAGES, "WIDE_OUT": 4}
+        compiled(implementation.local_attention_kernel, architecture, index, constants)
+        compiled(implementation.local_attention_kernel, architecture, index, constants | {"mapping": None})
     print("all wide")
 
 

@@ -15,7 +15,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sglang_bcg_fixes.kernels.gdn_extend import triton as form
+from sglang_bcg_fixes.kernels.gdn_extend import triton as implementation
 from sglang_bcg_fixes.kernels.linear_extend import metadata, serving
 
 CUOBJDUMP = pathlib.Path(str(triton.__file__)).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -60,7 +60,7 @@ def compiled(
 
 
 def main() -> None:
-    tuning, found = form.Tuning(), []
+    tuning, found = implementation.Tuning(), []
     for track in (False, True):
         of_tables: dict[str, Any] = {"TRACK": track, "MAX_SEQUENCES": serving.MOST_SEQUENCES, "BOUNDS": 2}
         of_tables |= {"CHUNK": metadata.CHUNK, "ROWS": metadata.ROWS}
@@ -72,7 +72,7 @@ def main() -> None:
         for kept in (FLOAT, HALF):
             found.append(
                 compiled(
-                    form.advance,
+                    implementation.advance,
                     {**QWEN3_NEXT, **of_sequences, "TRACK": track, "OVERLAP": tuning.overlap},
                     {**POINTERS, "state": kept},
                     num_warps=tuning.advance_warps,
@@ -83,11 +83,11 @@ def main() -> None:
     of_chunks |= {"X_ROW": 8192, "WORKSPACE": 4352, "WINDOW": 1024}
     found.append(
         compiled(
-            form.prepare,
+            implementation.prepare,
             {**QWEN3_NEXT, **of_chunks, "TRACK": True, "OVERLAP": tuning.overlap},
             num_warps=tuning.prepare_warps,
             num_stages=1,
-            **form.registers(tuning.prepare_registers),  # type: ignore[arg-type]
+            **implementation.registers(tuning.prepare_registers),  # type: ignore[arg-type]
         )
     )
     print(json.dumps(found))

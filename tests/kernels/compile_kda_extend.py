@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from sglang_bcg_fixes.kernels.kda_extend import Shape
-from sglang_bcg_fixes.kernels.kda_extend import triton as form
+from sglang_bcg_fixes.kernels.kda_extend import triton as implementation
 from sglang_bcg_fixes.kernels.linear_extend import delta_rule, metadata
 from tests.kernels import covering
 from tests.kernels.compile_gdn_extend import FLOAT, HALF, INTEGER, compiled
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def kernels(layer: tuple[Shape, str], capability: int, track: bool) -> Iterator[dict[str, Any]]:
-    (shape, kept), tuning = layer, form.Tuning()
+    (shape, kept), tuning = layer, implementation.Tuning()
     pointers = {**POINTERS, "state": kept}
     sizes: dict[str, Any] = {"HEADS": shape.heads, "KEYS": shape.keys, "VALUES": shape.values}
     sizes |= {"CHUNK": metadata.CHUNK, "TRACK": track}
@@ -46,17 +46,17 @@ def kernels(layer: tuple[Shape, str], capability: int, track: bool) -> Iterator[
         "bias": None,
         "HAS_LOWER_BOUND": shape.lower_bound is not None,
         "IS_SQUASHED": shape.lower_bound is None,
-        "LEVELS": form.levels_of(metadata.CHUNK),
+        "LEVELS": implementation.levels_of(metadata.CHUNK),
         "STRIP": tuning.strip,
         "FIELDS": metadata.CHUNK_FIELDS,
         "WORKSPACE": metadata.CHUNK * (2 * delta_rule.BLOCK.value + shape.keys),
         "WINDOW": 8 * shape.keys,
     }
     launched = {"num_warps": tuning.prepare_warps, "num_stages": 1}
-    yield compiled(form.prepare, sizes | of_chunks, pointers, capability, **launched)
+    yield compiled(implementation.prepare, sizes | of_chunks, pointers, capability, **launched)
     of_sequences = {"PART": tuning.part, "FIELDS": metadata.SEQUENCE_FIELDS, "STAGES": tuning.advance_stages}
     launched = {"num_warps": tuning.advance_warps, "num_stages": tuning.advance_stages}
-    yield compiled(form.advance, sizes | of_sequences, pointers, capability, **launched)
+    yield compiled(implementation.advance, sizes | of_sequences, pointers, capability, **launched)
 
 
 if __name__ == "__main__":

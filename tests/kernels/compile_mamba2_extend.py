@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_bcg_fixes.kernels.linear_extend import metadata
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape
-from sglang_bcg_fixes.kernels.mamba2_extend import triton as form
+from sglang_bcg_fixes.kernels.mamba2_extend import triton as implementation
 from sglang_bcg_fixes.kernels.mamba2_extend.walks import Walk
 from tests.kernels import covering
 from tests.kernels.compile_gdn_extend import FLOAT, HALF, INTEGER, compiled
@@ -38,11 +38,11 @@ def main() -> None:
     of_walks: list[dict[str, Any]] = []
     found = []
     for (shape, kept), capability in TARGETS:
-        tuning = form.tuning_for(shape)
+        tuning = implementation.tuning_for(shape)
         for track in (False, True):
             row = {"shape": shape, "capability": capability, "track": track}
             # it knows no states
-            of_tokens += [{**row, "tile": form.tile_of(shape, tuning)}] if (shape, kept) != LAYERS[1] else []
+            of_tokens += [{**row, "tile": implementation.tile_of(shape, tuning)}] if (shape, kept) != LAYERS[1] else []
             of_layer = {"states": shape.states, "head": shape.head, "kept": kept}
             of_walks += [{**row, **of_layer, "walk": walk} for walk in (*tuning.few, tuning.many)]
         if tuning.relates:
@@ -58,7 +58,7 @@ def main() -> None:
 
 def prepare(row: Mapping[str, Any]) -> dict[str, Any]:
     shape: Shape = row["shape"]
-    tuning = form.tuning_for(shape)
+    tuning = implementation.tuning_for(shape)
     sizes = {
         "HEADS": shape.heads,
         "STATES": shape.states,
@@ -75,12 +75,12 @@ def prepare(row: Mapping[str, Any]) -> dict[str, Any]:
         "FIELDS": metadata.CHUNK_FIELDS,
     }
     launched = {"num_warps": tuning.prepare_warps, "num_stages": 1}
-    return compiled(form.prepare, sizes, POINTERS, row["capability"], **launched)
+    return compiled(implementation.prepare, sizes, POINTERS, row["capability"], **launched)
 
 
 def relate(shape: Shape, capability: int) -> dict[str, Any]:
     sizes = {"GROUPS": shape.groups, "STATES": shape.states, "CHUNK": metadata.CHUNK, "FIELDS": metadata.CHUNK_FIELDS}
-    return compiled(form.relate, sizes, POINTERS, capability, num_warps=4, num_stages=1)
+    return compiled(implementation.relate, sizes, POINTERS, capability, num_warps=4, num_stages=1)
 
 
 def advance(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,12 +96,12 @@ def advance(row: Mapping[str, Any]) -> dict[str, Any]:
         "PART": walk.part_of(shape),
         "FIELDS": metadata.SEQUENCE_FIELDS,
         "STAGES": walk.stages,
-        "RELATED": form.tuning_for(shape).relates,
+        "RELATED": implementation.tuning_for(shape).relates,
         "ADD_BEHIND": row["capability"] > 90,
     }
     pointers = {**POINTERS, "state": row["kept"]}
     launched = {"num_warps": walk.warps, "num_stages": walk.stages}
-    made = compiled(form.advance, sizes, pointers, row["capability"], **launched)
+    made = compiled(implementation.advance, sizes, pointers, row["capability"], **launched)
     return {**made, "part": walk.part_of(shape)}
 
 

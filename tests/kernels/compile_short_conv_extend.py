@@ -10,7 +10,7 @@ from typing import Any
 
 from sglang_bcg_fixes.kernels.linear_extend import metadata
 from sglang_bcg_fixes.kernels.short_conv_extend import Shape
-from sglang_bcg_fixes.kernels.short_conv_extend import triton as form
+from sglang_bcg_fixes.kernels.short_conv_extend import triton as implementation
 from tests.kernels import covering
 from tests.kernels.compile_gdn_extend import HALF, INTEGER, compiled
 
@@ -38,7 +38,7 @@ def main() -> None:
 
 def kernel(channels: int, width: int, capability: int, has_bias: bool) -> dict[str, Any]:
     shape = Shape(channels, width)
-    tuning = form.tuning_for(shape)
+    tuning = implementation.tuning_for(shape)
     sizes: dict[str, int | bool | None] = {
         "X_ROW": shape.channels,
         "CHANNELS": shape.channels,
@@ -46,12 +46,12 @@ def kernel(channels: int, width: int, capability: int, has_bias: bool) -> dict[s
         "HAS_BIAS": has_bias,
         "CHUNK": metadata.CHUNK,
         "STRIP": tuning.strip,
-        "TILE": form.tile_of(shape, tuning),
+        "TILE": implementation.tile_of(shape, tuning),
         "FIELDS": metadata.CHUNK_FIELDS,
     }
     # a layer without bias gives none
     sizes |= {} if has_bias else {"bias": None}
-    return compiled(form.convolve, sizes, POINTERS, capability, num_warps=tuning.warps, num_stages=1)
+    return compiled(implementation.convolve, sizes, POINTERS, capability, num_warps=tuning.warps, num_stages=1)
 
 
 if __name__ == "__main__":

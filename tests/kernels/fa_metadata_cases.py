@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random calls of the four operations, for every form on every device.
+"""Random calls of the four operations, for every implementation on every device.
 
 A case is drawn from a `random.Random`, so a seed reproduces it. Each output is a view into a larger buffer filled with
 a sentinel, and whole buffers are compared, so writes outside an output and missing writes are differences.
@@ -37,8 +37,8 @@ class Call:
     outputs: Mapping[str, Tensor | None]
     buffers: dict[str, Tensor]
 
-    def run(self, form: Any) -> None:
-        getattr(form, self.operation)(JOBS[self.operation](**self.inputs, **self.outputs))
+    def run(self, implementation: Any) -> None:
+        getattr(implementation, self.operation)(JOBS[self.operation](**self.inputs, **self.outputs))
 
     def __str__(self) -> str:
         def told(value: Any) -> str:
@@ -273,16 +273,16 @@ def draw_local_attention(drawing: Drawing) -> Drawn:
     return inputs, outputs
 
 
-def differences(operation: str, seed: int, form: Any, reference: Any, sizes: Sizes, device: str) -> list[str]:
+def differences(operation: str, seed: int, implementation: Any, reference: Any, sizes: Sizes, device: str) -> list[str]:
     call = draw(operation, random.Random(seed), sizes, device)
-    return [f"seed {seed}, {line}" for line in differences_in(call, form, reference)]
+    return [f"seed {seed}, {line}" for line in differences_in(call, implementation, reference)]
 
 
-def differences_in(call: Call, form: Any, reference: Any) -> list[str]:
-    """List where the form and the reference differ; the deep copy keeps aliases of inputs and outputs."""
+def differences_in(call: Call, implementation: Any, reference: Any) -> list[str]:
+    """List where the implementation and the reference differ; the deep copy keeps aliases of inputs and outputs."""
     other = copy.deepcopy(call)
     call.run(reference)
-    other.run(form)
+    other.run(implementation)
     found = other.tensors()
     return [
         f"{call.operation}: {name} differs in {int((found[name] != value).sum())} of {value.numel()}, {call}"

@@ -9,7 +9,7 @@ import random
 import sys
 
 from sglang_bcg_fixes.kernels.fa_metadata import reference
-from sglang_bcg_fixes.kernels.fa_metadata import triton as form
+from sglang_bcg_fixes.kernels.fa_metadata import triton as implementation
 from tests.kernels import fa_metadata_cases as cases
 from tests.kernels import mutants
 
@@ -63,7 +63,7 @@ MUTANTS = {
 
 def noticed(name: str, folder: pathlib.Path) -> bool:
     operation, old, new = MUTANTS[name]
-    module = mutants.changed(form, old, new, folder)
+    module = mutants.changed(implementation, old, new, folder)
     vars(module).update(SMALL)
 
     def differences(seed: int) -> list[str]:

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 from sglang_bcg_fixes.kernels.gdn_extend import Shape
-from sglang_bcg_fixes.kernels.gdn_extend import triton as form
+from sglang_bcg_fixes.kernels.gdn_extend import triton as implementation
 from sglang_bcg_fixes.kernels.linear_extend import convolution, delta_rule, metadata
 from tests.kernels import gdn_extend_cases as cases
 from tests.kernels.linear_extend_mutants import AROUND, CHUNK, OF_DELTA_RULE, Table
 
 SHAPE = Shape(key_heads=1, value_heads=2, keys=16, values=16, width=4)
 # few programs, so that each has several items of work
-TUNING = form.Tuning(prepare_programs=3, advance_programs=2, strip=4)
+TUNING = implementation.Tuning(prepare_programs=3, advance_programs=2, strip=4)
 IN_SPANS = cases.Surroundings(padding=21, max_sequences=8, span=16)
 EXACT = 0.001
 
@@ -32,7 +32,7 @@ STEPS = {
     "biased": functools.partial(step, [17], bias=True),
     "far below": functools.partial(step, [20], gates="far below"),
 }
-# what is wrong elsewhere than in the form itself
+# what is wrong elsewhere than in the implementation itself
 PARTS = {"tables": metadata, "convolution": convolution, "delta rule": delta_rule}
 # which of them has to notice, or in which chunks or spans; and what is written instead of what
 MUTANTS = {
@@ -105,4 +105,4 @@ def faults(case: str, modules: tuple[Any, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    Table(form, PARTS, MUTANTS, faults).tell()
+    Table(implementation, PARTS, MUTANTS, faults).tell()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of Kimi delta attention that every form must get right, with NaN in all memory that it must not use.
+"""Steps of Kimi delta attention that every implementation must get right, with NaN in all memory that it must not use.
 
 The tests run them small, on Triton's interpreter; a GPU can run the same ones at a model's sizes.
 """
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from sglang_bcg_fixes.kernels.kda_extend import Shape
-from sglang_bcg_fixes.kernels.kda_extend import triton as form
+from sglang_bcg_fixes.kernels.kda_extend import triton as implementation
 from sglang_bcg_fixes.kernels.linear_extend import metadata
 from tests.kernels import accuracy, kda_reference, linear_extend_cases
 from tests.kernels.linear_extend_cases import (
@@ -124,6 +124,6 @@ def draw(
 
 
 class Launched(linear_extend_cases.Launched):
-    """A step on the Triton form, or another one."""
+    """A step on the Triton implementation, or another one."""
 
-    modules = form, metadata
+    modules = implementation, metadata

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from sglang_bcg_fixes.kernels.kda_extend import Shape
-from sglang_bcg_fixes.kernels.kda_extend import triton as form
+from sglang_bcg_fixes.kernels.kda_extend import triton as implementation
 from sglang_bcg_fixes.kernels.linear_extend import convolution, delta_rule, metadata
 from tests.kernels import kda_extend_cases as cases
 from tests.kernels.linear_extend_mutants import AROUND, CHUNK, OF_DELTA_RULE, Table
@@ -18,7 +18,7 @@ from tests.kernels.linear_extend_mutants import AROUND, CHUNK, OF_DELTA_RULE, Ta
 SHAPE = Shape(heads=2, keys=16, values=16, width=4)
 SAFE = Shape(heads=2, keys=16, values=16, width=4, lower_bound=-5.0)
 # few programs, so that each has several items of work
-TUNING = form.Tuning(prepare_programs=3, advance_programs=2, strip=4)
+TUNING = implementation.Tuning(prepare_programs=3, advance_programs=2, strip=4)
 EXACT = 0.001
 
 
@@ -37,7 +37,7 @@ STEPS: dict[str, Callable[[], cases.Step]] = {
     "squashed": functools.partial(step, [20], is_squashed=True),
     "wide": functools.partial(step, [20], Shape(heads=1, keys=16, values=32, width=4)),
 }
-# what is wrong elsewhere than in the form itself
+# what is wrong elsewhere than in the implementation itself
 PARTS = {"tables": metadata, "convolution": convolution, "delta rule": delta_rule}
 # which of them has to notice, or in which chunks or parts; and what is written instead of what
 MUTANTS = {
@@ -98,9 +98,11 @@ def faults(case: str, modules: tuple[Any, Any]) -> list[str]:
     name, _, how = case.partition(", ")
     drawn = STEPS[name]()
     chunk = 64 if how == "64" else CHUNK
-    tuning = form.Tuning(prepare_programs=3, advance_programs=2, strip=4, part=16) if how == "in parts" else TUNING
+    tuning = (
+        implementation.Tuning(prepare_programs=3, advance_programs=2, strip=4, part=16) if how == "in parts" else TUNING
+    )
     return cases.faults(drawn, cases.Launched(drawn, tuning, AROUND, chunk, modules).run(), chunk, EXACT)
 
 
 if __name__ == "__main__":
-    Table(form, PARTS, MUTANTS, faults).tell()
+    Table(implementation, PARTS, MUTANTS, faults).tell()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that every form of a linear layer's extend must get right, with NaN in all memory that it must not use."""
+"""Steps that every implementation of a linear layer must get right, with NaN in all memory that it must not use."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Step:
     conv: Any
     state: Any
 
-    # the inputs of every token, in the order in which a form takes them, and those that all tokens share
+    # the inputs of every token, in the order in which an implementation takes them, and those that all tokens share
     of_tokens: ClassVar[tuple[str, ...]]
     of_layer: ClassVar[tuple[str, ...]]
 
@@ -64,7 +64,7 @@ class Step:
 
     @property
     def weights(self) -> dict[str, Any]:
-        """The inputs that all tokens share, as a form names them."""
+        """The inputs that all tokens share, as an implementation names them."""
         return {name: getattr(self, name) for name in self.of_layer}
 
     def with_projections(self, *projections: Any, **changed: Any) -> Self:
@@ -97,7 +97,7 @@ class Step:
 
 
 AnyStep = TypeVar("AnyStep", bound=Step)
-# a form under test, on a step in its surroundings
+# an implementation under test, on a step in its surroundings
 Run = Callable[..., After]
 
 
@@ -156,7 +156,7 @@ def floats_between_slots(count: int) -> Callable[[Any], Any]:
 class Launched:
     """A step on its own buffers; every run starts with the same pools and with NaN everywhere else."""
 
-    # the layer's Triton form and its tables, which run where a test names no others
+    # the layer's Triton implementation and its tables, which run where a test names no others
     modules: tuple[Any, Any]
 
     def __init__(
@@ -168,14 +168,16 @@ class Launched:
         modules: tuple[Any, Any] | None = None,
     ) -> None:
         self.step, self.tuning, self.chunk = step, tuning, chunk
-        self.form, self.metadata = modules or self.modules
+        self.implementation, self.metadata = modules or self.modules
         rows = step.tokens + around.padding
         sequences = around.max_sequences or len(step.lengths)
         self.tables = self.metadata.Tables(rows + around.more_tokens, sequences, step.device, chunk, around.span)
         for table in self.tables.buffers:
             table.fill_(-(2**30))
         kind = step.projections[0].dtype
-        self.scratch = self.form.Scratch.for_rows(rows + around.more_tokens, self.tables, step.shape, kind, tuning)
+        self.scratch = self.implementation.Scratch.for_rows(
+            rows + around.more_tokens, self.tables, step.shape, kind, tuning
+        )
 
         def poisoned(tensor: Any) -> Any:
             wide = torch.full((rows, tensor.shape[1] + around.columns_between), NAN, dtype=kind, device=step.device)
@@ -217,7 +219,7 @@ class Launched:
 
     def extend(self) -> None:
         step = self.step
-        self.form.extend(
+        self.implementation.extend(
             *self.inputs,
             shape=step.shape,
             **step.weights,
@@ -411,7 +413,7 @@ def faults_of_graphs(
         if slot < 0 or not step.lengths[number] or len(step.slots) == 1:
             continue
         alone = step.alone(number)
-        # a form may cut a sequence that is in one span
+        # an implementation may cut a sequence that is in one span
         after = launched(alone, Surroundings(padding=7, span=around.span)).run()
         if not same_bits(after.output[: alone.tokens], eager.output[step.rows(number)]):
             yield f"sequence {number}: its output is another one alone"

@@ -16,7 +16,8 @@ from tests.kernels.linear_extend_cases import Surroundings
 CHUNK = 16
 AROUND = Surroundings(padding=5, more_tokens=9, max_sequences=8, columns_between=3)
 
-# of forms that are built on the delta rule, whose cases have these names: "mixed", "long" in chunks of 64 or not, ...
+# of implementations that are built on the delta rule, whose cases have these names:
+# "mixed", "long" in chunks of 64 or not, ...
 OF_DELTA_RULE = {
     "convolution: reads a window without a prefix": ("mixed", "mask=exists & has_window", "mask=exists"),
     "convolution: takes the window's old end": ("mixed", "moved = WIDTH - 1 + position - start", "moved = past"),
@@ -42,24 +43,24 @@ OF_DELTA_RULE = {
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Mistakes in a form, or in a part of it whose name stands before a mistake's.
+    """Mistakes in an implementation, or in a part of it whose name stands before a mistake's.
 
     Each has the case that has to notice, and what is written instead of what. `faults` runs a case on modules.
     """
 
-    form: Any
+    implementation: Any
     parts: Mapping[str, Any]
     mistakes: Mapping[str, tuple[str, str, str]]
     faults: Callable[[str, tuple[Any, Any]], list[str]]
 
     def noticed(self, name: str, folder: pathlib.Path) -> bool:
         case, old, new = self.mistakes[name]
-        part = self.parts.get(name.partition(": ")[0], self.form)
+        part = self.parts.get(name.partition(": ")[0], self.implementation)
         module = mutants.changed(part, old, new, folder)
         if part is metadata:
-            return mutants.is_noticed(lambda: self.faults(case, (self.form, module)))
-        if part is not self.form:
-            module = mutants.on(module, part, self.form, folder)
+            return mutants.is_noticed(lambda: self.faults(case, (self.implementation, module)))
+        if part is not self.implementation:
+            module = mutants.on(module, part, self.implementation, folder)
         return mutants.is_noticed(lambda: self.faults(case, (module, metadata)))
 
     def tell(self) -> None:

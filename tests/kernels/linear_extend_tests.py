@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tests of a linear layer's extend that several layers have: its Triton form, small, on Triton's interpreter.
+"""Tests of a linear layer's extend that several layers have: its Triton implementation, small, on Triton's interpreter.
 
 A file of tests names its layer's `OPERATION`, and imports from here what it has; each test is run on that.
 """
@@ -46,7 +46,7 @@ WITH_CHECKPOINTS: Steps = {
 class Operation:
     """A layer's extend under test."""
 
-    # the layer's modules: how steps are drawn and launched, its wrong kernels, its form without chunks
+    # the layer's modules: how steps are drawn and launched, its wrong kernels, its implementation without chunks
     cases: Any
     mutants: Any
     stepwise: Any
@@ -65,7 +65,7 @@ class Operation:
         *(((8, 0), False), ((9, 0), True)),
         *(((10, 0), True), ((12, 0), False)),
     )
-    # the layer's module of `benchmarks`, which of its shapes is small, and what chooses the form's tuning
+    # the layer's module of `benchmarks`, which of its shapes is small, and what chooses the implementation's tuning
     script: tuple[Any, Any, str] | None = None
 
     def run(self, step: Any, around: Surroundings = AROUND, chunk: int = CHUNK) -> After:
@@ -153,7 +153,7 @@ def test_against_the_reference(operation: Operation, name: str) -> None:
     operation.assert_right(step, operation.run(step))
 
 
-def test_the_stepwise_form_against_the_reference(operation: Operation, name: str) -> None:
+def test_the_stepwise_implementation_against_the_reference(operation: Operation, name: str) -> None:
     step = operation.drawn(name)
     operation.assert_right(step, operation.run_stepwise(step))
 
@@ -243,8 +243,8 @@ def test_where_it_runs(
     operation: Operation, capability: tuple[int, int], runs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    form, _ = operation.cases.Launched.modules
-    answer = form.ready(0)
+    implementation, _ = operation.cases.Launched.modules
+    answer = implementation.ready(0)
     if runs:
         assert isinstance(answer, Accepted)
     else:
@@ -258,8 +258,8 @@ def noticed(request: pytest.FixtureRequest) -> dict[str, bool]:
 
 
 def test_what_mutants_are_held_against(operation: Operation, case: str) -> None:
-    form, _ = operation.cases.Launched.modules
-    found = operation.mutants.faults(case, (form, metadata))
+    implementation, _ = operation.cases.Launched.modules
+    found = operation.mutants.faults(case, (implementation, metadata))
     assert found == [], found
 
 
@@ -270,8 +270,8 @@ def test_a_mutant_is_noticed(mutant: str, noticed: dict[str, bool]) -> None:
 def test_the_gpu_script_finds_faults_and_nothing_else(operation: Operation, monkeypatch: pytest.MonkeyPatch) -> None:
     assert operation.script is not None
     script, small, tuned = operation.script
-    form, _ = operation.cases.Launched.modules
-    monkeypatch.setattr(form, tuned, lambda *given: operation.mutants.TUNING)
+    implementation, _ = operation.cases.Launched.modules
+    monkeypatch.setattr(implementation, tuned, lambda *given: operation.mutants.TUNING)
     source, found = random.Random(0), []
     for seed in range(3):
         step = script.draw(small, source, 130, seed, "cpu")

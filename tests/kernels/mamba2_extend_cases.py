@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps of Mamba2 that every form must get right, with NaN in all memory that it must not use.
+"""Steps of Mamba2 that every implementation must get right, with NaN in all memory that it must not use.
 
 The tests run them small, on Triton's interpreter; a GPU runs the same ones at a model's sizes.
 """
@@ -14,7 +14,7 @@ import torch
 
 from sglang_bcg_fixes.kernels.linear_extend import metadata
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape
-from sglang_bcg_fixes.kernels.mamba2_extend import triton as form
+from sglang_bcg_fixes.kernels.mamba2_extend import triton as implementation
 from tests.kernels import accuracy, linear_extend_cases, mamba2_reference
 from tests.kernels.linear_extend_cases import (
     NAN,
@@ -112,6 +112,6 @@ def draw(
 
 
 class Launched(linear_extend_cases.Launched):
-    """A step on the Triton form, or another one."""
+    """A step on the Triton implementation, or another one."""
 
-    modules = form, metadata
+    modules = implementation, metadata

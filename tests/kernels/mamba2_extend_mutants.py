@@ -11,7 +11,7 @@ import torch
 
 from sglang_bcg_fixes.kernels.linear_extend import convolution, metadata
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, walks
-from sglang_bcg_fixes.kernels.mamba2_extend import triton as form
+from sglang_bcg_fixes.kernels.mamba2_extend import triton as implementation
 from sglang_bcg_fixes.kernels.mamba2_extend.walks import Walk
 from tests.kernels import mamba2_extend_cases as cases
 from tests.kernels.linear_extend_mutants import AROUND, CHUNK, Table
@@ -21,9 +21,9 @@ SHAPE = Shape(heads=4, groups=2, head=16, states=16, width=4)
 
 # few programs, so that each has several items of work, and blocks of heads of which one is not whole; a sequence alone
 # is walked as few
-def tuning(part: int, **others: Any) -> form.Tuning:
+def tuning(part: int, **others: Any) -> implementation.Tuning:
     few, many = Walk(4, 4, 1, part), Walk(2, 4, 1, part)
-    return form.Tuning(many, (few,), prepare_programs=3, relate_programs=3, strip=4, **others)
+    return implementation.Tuning(many, (few,), prepare_programs=3, relate_programs=3, strip=4, **others)
 
 
 TUNING, IN_PARTS, RELATED = tuning(64), tuning(16), tuning(64, relates=True)
@@ -131,4 +131,4 @@ def faults(case: str, modules: tuple[Any, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    Table(form, PARTS, MUTANTS, faults).tell()
+    Table(implementation, PARTS, MUTANTS, faults).tell()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A program of csrc/ for Hopper compiled with g++, in the driver's place: the CUDA form on tensors of the host."""
+"""A program of csrc/ for Hopper compiled with g++, in the driver's place: it runs on tensors of the host."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import torch
 
 from sglang_bcg_fixes.kernels.linear_extend import convolution, metadata
 from sglang_bcg_fixes.kernels.short_conv_extend import Shape
-from sglang_bcg_fixes.kernels.short_conv_extend import triton as form
+from sglang_bcg_fixes.kernels.short_conv_extend import triton as implementation
 from tests.kernels import short_conv_extend_cases as cases
 from tests.kernels.linear_extend_cases import faults as faults_of
 from tests.kernels.linear_extend_mutants import AROUND, CHUNK, Table
@@ -19,7 +19,7 @@ from tests.kernels.linear_extend_mutants import AROUND, CHUNK, Table
 # the published width; three tiles
 SHAPE = Shape(channels=48, width=3)
 # few programs, so that each has several items of work
-TUNING = form.Tuning(programs=3, strip=4, tile=16)
+TUNING = implementation.Tuning(programs=3, strip=4, tile=16)
 EXACT = 0.0005
 
 
@@ -77,4 +77,4 @@ def faults(case: str, modules: tuple[Any, Any]) -> list[str]:
 
 
 if __name__ == "__main__":
-    Table(form, PARTS, MUTANTS, faults).tell()
+    Table(implementation, PARTS, MUTANTS, faults).tell()

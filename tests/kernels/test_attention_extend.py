@@ -431,7 +431,7 @@ def test_where_one_rank_keeps_its_breaks_all_do(
     assert bool(found.twins) == (not left)
 
 
-def test_a_capture_that_fails_ends_the_server_only_where_the_flag_names_the_form(
+def test_a_capture_that_fails_ends_the_server_only_where_the_flag_names_the_implementation(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found, _, left = served((LLAMA,))
@@ -554,14 +554,14 @@ def test_several_ranks_have_second_graphs_by_name_alone(
     model_runner.device, model_runner.dtype = "cpu", torch.float32
     runner = Plain(model_runner=model_runner)
     if ranks > 1 and not required:
-        with pytest.raises(FallBack, match="several ranks, unless the flag names a form"):
+        with pytest.raises(FallBack, match="several ranks, unless the flag names an implementation"):
             adapter.Served(runner)
     else:
         assert adapter.Served(runner).table_keys == 12
 
 
 @pytest.mark.parametrize("required", [False, True])
-def test_a_server_that_cannot_be_read_keeps_its_breaks_unless_the_flag_names_the_form(
+def test_a_server_that_cannot_be_read_keeps_its_breaks_unless_the_flag_names_the_implementation(
     monkeypatch: pytest.MonkeyPatch, required: bool
 ) -> None:
     left: list[str] = []
@@ -682,7 +682,9 @@ def test_heads_that_no_server_was_measured_with_are_taken_by_name() -> None:
         ({"logit_cap": 30.0}, "a cap of logits"),
     ):
         unmeasured = layer(**changed)
-        assert refusals.why_not_layer(unmeasured, {}, is_named=False) == f"{what}, unless the flag names a form"
+        assert (
+            refusals.why_not_layer(unmeasured, {}, is_named=False) == f"{what}, unless the flag names an implementation"
+        )
         assert refusals.why_not_layer(unmeasured, {}, is_named=True) is None
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashAttention's metadata: Triton's form against the reference, in every integer, on Triton's interpreter."""
+"""FlashAttention's metadata: Triton's implementation equals the reference, on Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from sglang_bcg_fixes.kernels.fa_metadata import reference
-from sglang_bcg_fixes.kernels.fa_metadata import triton as form
+from sglang_bcg_fixes.kernels.fa_metadata import triton as implementation
 from sglang_bcg_fixes.kernels.fa_metadata.jobs import DraftExpand, FaMetadata, LocalAttention, VerifyExpand
 from tests import processes
 from tests.kernels import fa_metadata_cases as cases
@@ -29,7 +29,7 @@ BLOCKS = {"blocks as they are": {}, "small blocks": SMALL}
 def blocks(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in BLOCKS[request.param].items():
-            patch.setattr(form, name, value)
+            patch.setattr(implementation, name, value)
         yield
 
 
@@ -37,14 +37,14 @@ def blocks(request: pytest.FixtureRequest) -> Iterator[None]:
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(chance=some.randoms(use_true_random=False))
 def test_random_calls(blocks: None, operation: str, chance: random.Random) -> None:
-    assert cases.differences_in(cases.draw(operation, chance), form, reference) == []
+    assert cases.differences_in(cases.draw(operation, chance), implementation, reference) == []
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("operation", cases.OPERATIONS)
 def test_many_rows(operation: str, seed: int) -> None:
     sizes = cases.Sizes(rows=2500, tokens=300, locations=9000, draft_tokens=17)
-    assert cases.differences_in(cases.draw(operation, random.Random(seed), sizes), form, reference) == []
+    assert cases.differences_in(cases.draw(operation, random.Random(seed), sizes), implementation, reference) == []
 
 
 @pytest.mark.parametrize("page_size", [1, 64])
@@ -73,7 +73,7 @@ def test_long_rows(page_size: int) -> None:
     )
     outputs = {name: tensor for name, tensor in call.outputs.items() if tensor is not None}
     call.buffers |= outputs
-    assert cases.differences_in(call, form, reference) == []
+    assert cases.differences_in(call, implementation, reference) == []
     # by hand: the last page of the longest row, and the first column behind the short one
     assert int(outputs["page_table"][0, -1]) == int(table[2, (width - 1) * page_size]) // page_size
     assert outputs["page_table"][1, -(-6 // page_size)] == -7

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA form of fa_metadata: its source run on the host, compiled for three architectures, and its packing."""
+"""The CUDA implementation of fa_metadata: its source on the host, compiled for three architectures, and its packing."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_the_cases_see_a_mistake(mutant: str, tmp_path: pathlib.Path, monkeypatc
 
 
 def faults() -> Iterator[str]:
-    """Faults that the cases find in the CUDA form."""
+    """Faults that the cases find in the CUDA implementation."""
     for name in CHOSEN:
         yield from headers.seen(functools.partial(cases.differences_in, CHOSEN[name](), cuda, reference))
     for seed in range(SEEDS):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gated delta net's extend: the Triton form against the fp32 reference, small, on Triton's interpreter."""
+"""Gated delta net's extend: the Triton implementation against the fp32 reference, small, on Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.kernels.linear_extend_tests import (  # noqa: F401
     test_nothing_around_a_sequence_changes_its_bits,
     test_one_launch_serves_batch_after_batch,
     test_other_shapes,
-    test_the_stepwise_form_against_the_reference,
+    test_the_stepwise_implementation_against_the_reference,
     test_two_steps_are_one_long_step,
     test_what_is_not_a_number_stays_in_its_sequence,
     test_what_mutants_are_held_against,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA form of gdn_extend: its source run on the host, compiled for Hopper, and its packing."""
+"""The CUDA implementation of gdn_extend: its source run on the host, compiled for Hopper, and its packing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests.kernels.gdn_extend_on_host import FEW_BLOCKS, ON_HOST, SIGNATURES, la
 SHAPE = Shape(key_heads=1, value_heads=2, keys=128, values=128, width=4)
 # of triton's kernels, where they take the place of ours
 TUNING = cuda.Tuning(prepare_programs=3, advance_programs=2, strip=8)
-FORM = (cuda, metadata)
+IMPLEMENTATION = (cuda, metadata)
 EXACT = 0.001
 # FEW_BLOCKS are so few that a block has two parts of a head, and several of them; these are one for each half of a head
 MANY_BLOCKS = 64
@@ -63,8 +63,8 @@ def step(lengths: list[int], shape: Shape = SHAPE, **options: Any) -> cases.Step
 AROUND = cases.Surroundings(padding=70, more_tokens=9, max_sequences=8, columns_between=8)
 
 
-def run(drawn: cases.Step, around: cases.Surroundings = AROUND, form: Any = cuda) -> cases.After:
-    return cases.Launched(drawn, TUNING, around, modules=(form, metadata)).run()
+def run(drawn: cases.Step, around: cases.Surroundings = AROUND, implementation: Any = cuda) -> cases.After:
+    return cases.Launched(drawn, TUNING, around, modules=(implementation, metadata)).run()
 
 
 def faults(drawn: cases.Step, around: cases.Surroundings = AROUND, tolerance: float = EXACT) -> list[str]:
@@ -245,7 +245,9 @@ def test_heads_that_hardly_forget_are_held_against_fp64(kernels: cuda.Kernels, m
     assert [round(each, 2) for each in heads["state"].tolist()] == [0.5, 0, 0, 0]
 
 
-def test_the_benchmark_calls_this_form_if_it_is_named(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_benchmark_calls_this_implementation_if_it_is_named(
+    kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cuda, "on_device", lambda device: kernels)
     problem = gdn_layer.Problem(gdn_layer.Shape(1, 1, 1), [3, 3], "cpu")
     problem.restore()
@@ -300,7 +302,7 @@ def test_other_sizes_are_tritons(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda, "on_device", lambda device: pytest.fail("a kernel of ours is launched"))
     for shape, chunk in ((Shape(1, 2, 16, 16, 4), 64), (Shape(1, 1, 128, 128, 4), 16)):
         drawn = step([18, 5], shape)
-        ours, theirs = (cases.Launched(drawn, TUNING, AROUND, chunk, (form, metadata)).run() for form in (cuda, triton))
+        ours, theirs = (cases.Launched(drawn, TUNING, AROUND, chunk, (each, metadata)).run() for each in (cuda, triton))
         assert cases.differences(ours, theirs, drawn.tokens) == []
         assert set(said) == {"prepare", "advance"}
         said.clear()
@@ -326,7 +328,7 @@ def test_what_a_kernel_cannot_read_is_tritons_and_that_is_said(monkeypatch: pyte
 def test_gates_of_another_type_are_prepared_by_triton(place: int, monkeypatch: pytest.MonkeyPatch) -> None:
     made, launches = ON_HOST.recorded()
     monkeypatch.setattr(cuda, "on_device", lambda device: made)
-    launched = cases.Launched(step([5]), TUNING, AROUND, modules=FORM)
+    launched = cases.Launched(step([5]), TUNING, AROUND, modules=IMPLEMENTATION)
     launched.inputs[place] = launched.inputs[place].float()
     launched.fill()
     launched.extend()
@@ -337,7 +339,7 @@ def test_the_grid_and_the_parameters_follow_from_shapes_alone(monkeypatch: pytes
     """Compare launches: what a graph keeps of one must not depend on the tensors' contents."""
     made, launches = ON_HOST.recorded()
     monkeypatch.setattr(cuda, "on_device", lambda device: made)
-    launched = cases.Launched(step([70, 3, 64]), TUNING, dataclasses.replace(AROUND, span=64), modules=FORM)
+    launched = cases.Launched(step([70, 3, 64]), TUNING, dataclasses.replace(AROUND, span=64), modules=IMPLEMENTATION)
     launched.fill()
     launched.extend()
     first = list(launches)

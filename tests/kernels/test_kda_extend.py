@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kimi delta attention's extend: the Triton form against the fp32 reference, small, on Triton's interpreter."""
+"""Kimi delta attention's extend: Triton's implementation against the fp32 reference, small, on its interpreter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import kda_extend
 from sglang_bcg_fixes.kernels.kda_extend import Shape, refusal, stepwise
-from sglang_bcg_fixes.kernels.kda_extend import triton as form
+from sglang_bcg_fixes.kernels.kda_extend import triton as implementation
 from tests.kernels import accuracy, covering, kda_extend_mutants, linear_extend_tests
 from tests.kernels import kda_extend_cases as cases
 from tests.kernels.kda_extend_mutants import SAFE, TUNING, step
@@ -33,7 +33,7 @@ from tests.kernels.linear_extend_tests import (  # noqa: F401
     test_other_shapes,
     test_states_in_bfloat16,
     test_the_gpu_script_finds_faults_and_nothing_else,
-    test_the_stepwise_form_against_the_reference,
+    test_the_stepwise_implementation_against_the_reference,
     test_two_steps_are_one_long_step,
     test_what_is_not_a_number_stays_in_its_sequence,
     test_what_mutants_are_held_against,
@@ -125,9 +125,9 @@ def test_two_warpgroups_share_the_columns_of_no_narrow_product(
 ) -> None:
     """On a GPU such a product reads past the end of shared memory, which no interpreter sees."""
     kernel = Recorded()
-    monkeypatch.setattr(form, "prepare", kernel)
+    monkeypatch.setattr(implementation, "prepare", kernel)
     drawn = cases.draw(Shape(2, keys, 16, 3), [3], device="cpu", dtype=torch.float32)
-    launched = cases.Launched(drawn, form.Tuning(), AROUND, CHUNK)
-    monkeypatch.setattr(form, "advance", kernel)
+    launched = cases.Launched(drawn, implementation.Tuning(), AROUND, CHUNK)
+    monkeypatch.setattr(implementation, "advance", kernel)
     launched.run()
-    assert kernel.warps == [warps, form.Tuning().advance_warps]
+    assert kernel.warps == [warps, implementation.Tuning().advance_warps]

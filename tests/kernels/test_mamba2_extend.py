@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mamba2's extend: the Triton form against the fp32 reference, small, on Triton's interpreter."""
+"""Mamba2's extend: the Triton implementation against the fp32 reference, small, on Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from benchmarks import mamba2_extend
 from sglang_bcg_fixes.kernels.linear_extend import generations
 from sglang_bcg_fixes.kernels.mamba2_extend import Shape, refusal, stepwise
-from sglang_bcg_fixes.kernels.mamba2_extend import triton as form
+from sglang_bcg_fixes.kernels.mamba2_extend import triton as implementation
 from sglang_bcg_fixes.kernels.mamba2_extend.walks import Walk
 from tests.kernels import covering, linear_extend_tests, mamba2_extend_mutants
 from tests.kernels import mamba2_extend_cases as cases
@@ -36,7 +36,7 @@ from tests.kernels.linear_extend_tests import (  # noqa: F401
     test_other_shapes,
     test_states_in_bfloat16,
     test_the_gpu_script_finds_faults_and_nothing_else,
-    test_the_stepwise_form_against_the_reference,
+    test_the_stepwise_implementation_against_the_reference,
     test_two_steps_are_one_long_step,
     test_what_is_not_a_number_stays_in_its_sequence,
     test_what_mutants_are_held_against,
@@ -126,12 +126,14 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("shape", PUBLISHED, ids=str)
 def test_tiles_of_published_shapes(shape: Shape) -> None:
-    tuning = form.tuning_for(shape)
+    tuning = implementation.tuning_for(shape)
     few = {walk.part_of(shape): walk.most_sequences(shape) for walk in tuning.few}
-    assert (form.tile_of(shape, tuning), tuning.many.part_of(shape), few) == PUBLISHED[shape]
+    assert (implementation.tile_of(shape, tuning), tuning.many.part_of(shape), few) == PUBLISHED[shape]
     # B.C is computed once for all heads of a group where that was measured to pay
     assert tuning.relates is (shape.states == 256)
-    assert shape.inner % form.tile_of(shape, tuning) == shape.states % form.tile_of(shape, tuning) == 0
+    assert (
+        shape.inner % implementation.tile_of(shape, tuning) == shape.states % implementation.tile_of(shape, tuning) == 0
+    )
 
 
 def test_what_is_refused() -> None:

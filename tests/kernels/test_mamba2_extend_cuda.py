@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA form of mamba2_extend: its source run on the host, compiled for Hopper, and its packing."""
+"""The CUDA implementation of mamba2_extend: its source run on the host, compiled for Hopper, and its packing."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def step(lengths: list[int], shape: Shape = SHAPE, **options: Any) -> cases.Step
 AROUND = cases.Surroundings(padding=70, more_tokens=9, max_sequences=8, columns_between=4)
 
 
-def run(drawn: cases.Step, around: cases.Surroundings = AROUND, form: Any = cuda) -> cases.After:
-    return cases.Launched(drawn, TUNING, around, modules=(form, metadata)).run()
+def run(drawn: cases.Step, around: cases.Surroundings = AROUND, implementation: Any = cuda) -> cases.After:
+    return cases.Launched(drawn, TUNING, around, modules=(implementation, metadata)).run()
 
 
 def faults(drawn: cases.Step, around: cases.Surroundings = AROUND, tolerance: float = EXACT) -> list[str]:
@@ -194,7 +194,9 @@ def test_what_is_not_a_number_stays_in_its_sequence(host: cuda.Kernels) -> None:
     linear_extend_cases.assert_nan_stays_in_its_sequence(step([70, 66, 9]), run)
 
 
-def test_the_benchmark_calls_this_form_if_it_is_named(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_benchmark_calls_this_implementation_if_it_is_named(
+    kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cuda, "on_device", lambda device: kernels)
     problem = mamba2_layer.Problem(mamba2_layer.Shape(1, 1, 1), [3, 3], "cpu", "float16")
     problem.restore()
@@ -204,14 +206,16 @@ def test_the_benchmark_calls_this_form_if_it_is_named(kernels: cuda.Kernels, mon
     assert type(call) is cuda.Call and accuracy.why_wrong(errors, dict.fromkeys(errors, accuracy.TOLERANCE)) == ""
 
 
-def test_random_steps_of_this_form_are_its_own_and_some_are_cut() -> None:
+def test_random_steps_of_this_implementation_are_its_own_and_some_are_cut() -> None:
     source, shape = random.Random(0), Shape(1, 1, 64, 128, 4)
     drawn = [mamba2_extend.draw(shape, source, 9000, seed, "cpu", "cuda") for seed in range(12)]
     assert {each.state.dtype for each in drawn} == {torch.float32}
     assert 0 < sum(map(mamba2_extend.is_cut, drawn)) < len(drawn)
 
 
-def test_random_steps_run_the_form_that_is_named(kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_steps_run_the_implementation_that_is_named(
+    kernels: cuda.Kernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made, launches = ON_HOST.recorded()
     monkeypatch.setattr(cuda, "on_device", lambda device: made)
     monkeypatch.setattr(triton, "tuning_for", lambda shape: TUNING)
@@ -296,7 +300,7 @@ def test_what_the_header_has_no_kernel_for_is_tritons_and_that_is_said(monkeypat
         (SHAPE, {"of_weights": torch.bfloat16}),
     ):
         drawn = step([20], shape, **options)
-        after, by_triton = run(drawn), run(drawn, form=triton)
+        after, by_triton = run(drawn), run(drawn, implementation=triton)
         assert cases.differences(after, by_triton, drawn.tokens) == [] and not launches
         [(op, what)] = said
         assert op == "mamba2_extend" and what.startswith(f"advance of {shape}, states in {drawn.state.dtype}")

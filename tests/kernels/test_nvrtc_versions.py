@@ -21,7 +21,7 @@ PAIRS = [
     (MAMBA2_EXTEND, HOPPER),
     *((FA_METADATA, capability) for capability in ((8, 0), (8, 9), HOPPER, BLACKWELL, (12, 0))),
 ]
-# two registers of a kernel for drafts, which Triton's form then does without
+# two registers of a kernel for drafts, which Triton's implementation then does without
 SPILLS = {("12.8.93", BLACKWELL), ("12.9.86", BLACKWELL)}
 # each takes seconds, and one of those with such products is enough to be refused
 ENTRY = re.compile(r'^extern "C" __global__ [^;{]*?(\w+)\(const __grid_constant__ .*?^}$', re.DOTALL | re.MULTILINE)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The short convolution's extend: both forms against the fp32 reference, small, on Triton's interpreter."""
+"""The short convolution's extend: both implementations against the fp32 reference, small, on Triton's interpreter."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from benchmarks import short_conv_extend
 from sglang_bcg_fixes.kernels.linear_extend import metadata, serving
 from sglang_bcg_fixes.kernels.short_conv_extend import Shape, refusal, stepwise
-from sglang_bcg_fixes.kernels.short_conv_extend import triton as form
+from sglang_bcg_fixes.kernels.short_conv_extend import triton as implementation
 from tests.kernels import covering, linear_extend_cases, linear_extend_tests, short_conv_extend_mutants
 from tests.kernels import short_conv_extend_cases as cases
 from tests.kernels.linear_extend_cases import Surroundings, same_bits
@@ -30,7 +30,7 @@ from tests.kernels.linear_extend_tests import (  # noqa: F401
     test_nothing_around_a_sequence_changes_its_bits,
     test_one_launch_serves_batch_after_batch,
     test_the_gpu_script_finds_faults_and_nothing_else,
-    test_the_stepwise_form_against_the_reference,
+    test_the_stepwise_implementation_against_the_reference,
     test_what_mutants_are_held_against,
     test_where_it_runs,
 )
@@ -55,7 +55,7 @@ OPERATION = Operation(
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_both_forms_have_the_same_bits(name: str) -> None:
+def test_both_implementations_have_the_same_bits(name: str) -> None:
     drawn = OPERATION.drawn(name, dtype=torch.bfloat16, of_weights=None)
     other = OPERATION.run_stepwise(drawn)
     assert linear_extend_cases.differences(OPERATION.run(drawn), other, drawn.tokens) == []
@@ -67,7 +67,7 @@ def test_both_forms_have_the_same_bits(name: str) -> None:
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
 def test_other_shapes_as_they_are_tuned(shape: Shape, bias: bool) -> None:
     drawn = cases.draw(shape, [18, 5, 1, 2], dtype=torch.float16, fresh=[1, 3], bias=bias)
-    tuning = dataclasses.replace(form.tuning_for(shape), programs=5)
+    tuning = dataclasses.replace(implementation.tuning_for(shape), programs=5)
     OPERATION.assert_right(drawn, cases.Launched(drawn, tuning, AROUND).run())
 
 
@@ -106,7 +106,7 @@ def test_a_prompt_in_pieces_is_the_whole_prompt(cuts: list[int]) -> None:
     assert same_bits(conv[slot], whole.conv[slot])
 
 
-@pytest.mark.parametrize("of", [(form, metadata), (stepwise, stepwise)], ids=["triton", "reference"])
+@pytest.mark.parametrize("of", [(implementation, metadata), (stepwise, stepwise)], ids=["triton", "reference"])
 def test_an_output_that_does_not_fit_is_refused(of: tuple[Any, Any]) -> None:
     drawn = step([20])
     launched = cases.Launched(drawn, TUNING, Surroundings(), CHUNK, of)
@@ -122,7 +122,7 @@ PUBLISHED = {Shape(1024, 3): 64, Shape(1536, 3): 64, Shape(2048, 3): 64, Shape(1
 
 @pytest.mark.parametrize("shape", PUBLISHED, ids=str)
 def test_tiles_of_published_shapes(shape: Shape) -> None:
-    tile = form.tile_of(shape, form.tuning_for(shape))
+    tile = implementation.tile_of(shape, implementation.tuning_for(shape))
     assert tile == PUBLISHED[shape] and shape.channels % tile == 0
 
 

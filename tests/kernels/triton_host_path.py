@@ -24,7 +24,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 
 from sglang_bcg_fixes.kernels import triton_launch
-from sglang_bcg_fixes.kernels.fa_metadata import triton as form
+from sglang_bcg_fixes.kernels.fa_metadata import triton as implementation
 from tests.kernels import fa_metadata_cases as cases
 
 STREAM = 0x77
@@ -126,7 +126,7 @@ def main() -> None:
     for operation in cases.OPERATIONS:
         for seed in range(int(os.environ.get("CASES", "25"))):
             call = cases.draw(operation, random.Random(seed))
-            call.run(form)
+            call.run(implementation)
     hooks = triton.knobs.runtime.launch_enter_hook
     hooks.add(lambda *_: None)
     assert triton_launch.listeners()

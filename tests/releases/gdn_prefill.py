@@ -234,7 +234,7 @@ def mixed_in(world: World) -> Found:
 
 
 def own_eager_in(world: World, scripts: Sequence[Any]) -> Found:
-    """Compare replays with the same form without a graph, on as many rows as there are tokens."""
+    """Compare replays with the same implementation without a graph, on as many rows as there are tokens."""
     breaks = world.capture(prefill.BUCKETS)
     replayed = [world.run(script) for script in scripts]
     (served,) = world.installed.OPERATION.of_runner.values()
@@ -479,11 +479,11 @@ class OfGatedDeltaNet(Scenarios):
             return {kind: functools.partial(count, launch) for kind, launch in getattr(kernels, name).items()}
 
         chosen = dataclasses.replace(kernels, prepare=counted("prepare"), advance=counted("advance"))
-        form: Any = cuda
-        form.on_device = lambda device: chosen
+        implementation: Any = cuda
+        implementation.on_device = lambda device: chosen
         # the stand-in for graphs sees torch's and Triton's launches only
-        form.extend = graphs.opaque(form.extend)
-        serving.runs_on_the_host = lambda form: form == "cuda"
+        implementation.extend = graphs.opaque(implementation.extend)
+        serving.runs_on_the_host = lambda implementation: implementation == "cuda"
         return {**scenario(world, SHORT, prefill.BUCKETS), "launched": launched}
 
 

@@ -49,9 +49,11 @@ class Operation:
     # the last release whose layers SGLang does not capture itself
     last_release: str = wheels.NEWEST
 
-    def run(self, root: pathlib.Path, scenario: str, model: str, form: str = "reference", **others: str) -> Found:
+    def run(
+        self, root: pathlib.Path, scenario: str, model: str, implementation: str = "reference", **others: str
+    ) -> Found:
         """Run a scenario; `others` are settings, and the module that has it where that is another one."""
-        environment = {self.kernel.flag: form, **WINDOWS, **self.environment, **others}
+        environment = {self.kernel.flag: implementation, **WINDOWS, **self.environment, **others}
         module = environment.pop("module", self.process)
         found: Found
         found, _ = processes.beside(root, "-m", module, scenario, model, environment=environment, timeout=600)
@@ -124,7 +126,7 @@ class Operation:
         assert "bcg-fixes self-check: right: 7 of 7 compared" in log
 
     def chosen(self, root: pathlib.Path, asked: str | None = None) -> Choice:
-        """Return which form the plan chooses on a release, as the flag has it."""
+        """Return which implementation the plan chooses on a release, as the flag has it."""
         found = registry.discover()
         settings = flags.read(found.fixes, found.kernels, {} if asked is None else {self.kernel.flag: asked})
         made = plan.make(found, settings, tree.Source(tree.Folder(root)))

@@ -103,18 +103,18 @@ class Scenarios(gdn_prefill.Scenarios):
             launch(*fields)
 
         advance = {kind: functools.partial(counted, launch) for kind, launch in kernels.advance.items()}
-        form: Any = cuda
-        form.on_device = lambda device: dataclasses.replace(kernels, advance=advance)
-        form.tuning_for = triton.tuning_for
-        launch = form.Call.advance
+        implementation: Any = cuda
+        implementation.on_device = lambda device: dataclasses.replace(kernels, advance=advance)
+        implementation.tuning_for = triton.tuning_for
+        launch = implementation.Call.advance
 
         def advance_again(scratch: dict[str, Any], **others: Any) -> None:
-            launch(form.Call(scratch=form.Scratch(**scratch), **others))
+            launch(implementation.Call(scratch=implementation.Scratch(**scratch), **others))
 
         # the stand-in for graphs sees torch's and Triton's launches only, and tensors in no object of ours
         marked = graphs.opaque(advance_again)
-        form.Call.advance = lambda self: marked(**{**vars(self), "scratch": vars(self.scratch)})
-        serving.runs_on_the_host = lambda form: form == "cuda"
+        implementation.Call.advance = lambda self: marked(**{**vars(self), "scratch": vars(self.scratch)})
+        serving.runs_on_the_host = lambda implementation: implementation == "cuda"
         return {**scenario(world, SHORT, prefill.BUCKETS), "launched": launched}
 
     def counted(self) -> Found:

@@ -187,7 +187,9 @@ def served(tracking: bool = False) -> adapter.Served:
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["auto", "by name"])
-def test_states_in_bfloat16_keep_the_break_unless_a_form_is_named(monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
+def test_states_in_bfloat16_keep_the_break_unless_an_implementation_is_named(
+    monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
     runner = served()
     monkeypatch.setattr(active, "selected", lambda op: types.SimpleNamespace(required=named))
     monkeypatch.setattr(adapter, "why_not", lambda *given: "the layer is asked")
@@ -226,10 +228,10 @@ def test_batches_that_are_refused(changed: Found, reason: str) -> None:
 
 
 @pytest.mark.parametrize("interpreted", [False, True])
-def test_forms_that_run_without_a_gpu(interpreted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_implementations_that_run_without_a_gpu(interpreted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "is_interpreted", lambda: interpreted)
-    forms = [impl.name for impl in KERNEL.impls if serving.runs_on_the_host(impl.name)]
-    assert forms == ["triton"] * interpreted + ["reference"]
+    implementations = [impl.name for impl in KERNEL.impls if serving.runs_on_the_host(impl.name)]
+    assert implementations == ["triton"] * interpreted + ["reference"]
 
 
 def test_what_was_not_asked_about_before_a_replay_is_an_error() -> None:

@@ -228,7 +228,9 @@ def test_by_default_another_family_keeps_its_breaks(
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["auto", "by name"])
-def test_states_in_bfloat16_keep_the_break_unless_a_form_is_named(monkeypatch: pytest.MonkeyPatch, named: bool) -> None:
+def test_states_in_bfloat16_keep_the_break_unless_an_implementation_is_named(
+    monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
     runner = adapter.Served.__new__(adapter.Served)
     monkeypatch.setattr(active, "selected", lambda op: types.SimpleNamespace(required=named))
     monkeypatch.setattr(adapter, "why_not", lambda *given: "the layer is asked")

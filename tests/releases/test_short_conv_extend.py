@@ -81,7 +81,7 @@ def test_replays_are_right_and_break_at_attention_only(run: Run, model: str) -> 
         (NEWEST, EXPERTS),
     ],
 )
-def test_so_does_the_triton_form_on_other_releases(run: Run, release: str, model: str) -> None:
+def test_so_does_the_triton_implementation_on_other_releases(run: Run, release: str, model: str) -> None:
     OPERATION.assert_captured_and_right(run(release, "brief", model, "triton"), model)
 
 
@@ -95,10 +95,12 @@ def test_padding_that_is_nan_reaches_no_token(run: Run) -> None:
     OPERATION.assert_captured_and_right(report, EXPERTS)
 
 
-@pytest.mark.parametrize("form", ["reference", "triton"])
+@pytest.mark.parametrize("implementation", ["reference", "triton"])
 @pytest.mark.parametrize("model", BREAKS)
-def test_a_replay_has_the_bits_of_the_same_form_without_a_graph(run: Run, model: str, form: str) -> None:
-    report = run("0.5.20" if model == DENSE else NEWEST, "own_eager", model, form)
+def test_a_replay_has_the_bits_of_the_same_implementation_without_a_graph(
+    run: Run, model: str, implementation: str
+) -> None:
+    report = run("0.5.20" if model == DENSE else NEWEST, "own_eager", model, implementation)
     for script in report["scripts"]:
         OPERATION.assert_same(script)
         assert set(script["replays"]) == {0}
@@ -161,7 +163,7 @@ def test_mutants_are_noticed(run: Run) -> None:
 
 
 @pytest.mark.parametrize("release", ["0.5.11", NEWEST])
-def test_the_triton_form_is_no_further_off_than_sglangs(release_root: Root, release: str) -> None:
+def test_the_triton_implementation_is_no_further_off_than_sglangs(release_root: Root, release: str) -> None:
     found, _ = processes.beside(release_root(release), "-m", "tests.scenarios.short_conv_accuracy")
     ours, sglangs = found["ours"], found["SGLang's"]
     assert 0 < ours["output"] <= 1.1 * sglangs["output"], found

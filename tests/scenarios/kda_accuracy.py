@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Triton form of Kimi delta attention and SGLang's own kernels, each beside fp64: how far off they are, in RMS.
+"""Our Triton implementation of Kimi delta attention and SGLang's own kernels: how far off fp64 each is, in RMS.
 
 In float16, because SGLang's convolution in bfloat16 is not a number in Triton's interpreter.
 """

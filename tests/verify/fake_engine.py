@@ -28,10 +28,14 @@ def arm() -> str:
 
 
 def kernels_by_name() -> dict[str, dict[str, Any]]:
-    """Report kernels as applied, each in the form that the environment names."""
+    """Report kernels as applied, each in the implementation that the environment names."""
     prefix = "SGLANG_BCG_KERNEL_"
-    forms = {name.removeprefix(prefix).lower(): form for name, form in os.environ.items() if name.startswith(prefix)}
-    return {op: {"state": "applied", "impl": form} for op, form in forms.items() if form != "off"}
+    named = {name.removeprefix(prefix).lower(): value for name, value in os.environ.items() if name.startswith(prefix)}
+    return {
+        op: {"state": "applied", "impl": implementation}
+        for op, implementation in named.items()
+        if implementation != "off"
+    }
 
 
 def main(arguments: list[str]) -> None:

@@ -72,7 +72,7 @@ class Served:
         self.selected.module(device.index)
         # a rank whose capture fails would keep the others waiting: with the flag it ends the server instead
         if tensor_parallel_ranks() > 1 and not self.selected.required:
-            raise FallBack("several ranks, unless the flag names a form")
+            raise FallBack("several ranks, unless the flag names an implementation")
         self.free_before, self.reserved_before = free_memory(device), reserved_memory(device)
         self.model_runner = weakref.ref(model_runner)
         self.device, self.multiprocessors, self.dtype = device, multiprocessors(device), model_runner.dtype

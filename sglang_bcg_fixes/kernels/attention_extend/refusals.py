@@ -75,9 +75,9 @@ def why_not_layer(layer: Any, given: dict[str, Any], is_named: bool) -> str | No
         )
         != "decoder",
         "chunked local attention": layer.use_irope,
-        f"heads of {layer.qk_head_dim}, unless the flag names a form": layer.qk_head_dim < MEASURED_HEAD
+        f"heads of {layer.qk_head_dim}, unless the flag names an implementation": layer.qk_head_dim < MEASURED_HEAD
         and not is_named,
-        "a cap of logits, unless the flag names a form": bool(layer.logit_cap) and not is_named,
+        "a cap of logits, unless the flag names an implementation": bool(layer.logit_cap) and not is_named,
         f"keys of {layer.qk_head_dim} and values of {layer.v_head_dim}": layer.qk_head_dim != layer.v_head_dim,
         f"{layer.tp_q_head_num} heads for {layer.tp_k_head_num} of keys": bool(
             layer.tp_q_head_num % layer.tp_k_head_num

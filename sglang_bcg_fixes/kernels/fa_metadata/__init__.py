@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashAttention's metadata: the contract of four operations, which every form keeps.
+"""FlashAttention's metadata: the contract of four operations, which every implementation keeps.
 
     fa_metadata      lengths, their sums, and the tables of pages: every mode
     draft_expand     draft decode with topk > 1: lengths and tables of the branches after the prefix
     verify_expand    target verify with topk > 1: for each draft token the slots of its ancestors
     local_attention  Llama 4's chunks, one query for each request, without reading lengths on the host
 
-Each takes one job of `jobs.py`: `form.fa_metadata(FaMetadata(...))`. `reference.py` does it in plain torch, `triton.py`
-and `cuda.py` in one launch each. All results are integers, so "equal" means equal.
+Each takes one job of `jobs.py`: `implementation.fa_metadata(FaMetadata(...))`. `reference.py` does it in plain torch,
+`triton.py` and `cuda.py` in one launch each. All results are integers, so "equal" means equal.
 
 For all of them:
 
@@ -50,7 +50,7 @@ FaMetadata
     Aliases: cache_seqlens may be seq_lens itself (the same first element, both i32), and swa_out_cache_loc may be
     out_cache_loc itself (both i64). The result is as if everything was read before anything was written. With delta 0
     and no drop_last the lengths are rewritten unchanged, so one launch is enough. Otherwise rows would race with the
-    program that writes the lengths, so a form makes two launches: first the tables, then lengths and sums.
+    program that writes the lengths, so an implementation makes two launches: first the tables, then lengths and sums.
 
 DraftExpand
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One job for each operation: its arguments, and what the contract asks of them.
 
-A form trusts a job; its builder checks it once, before the first launch. A check reads shapes, never the device. Jobs
-are not frozen, because that costs the host another 1.5 us per step.
+An implementation trusts a job; its builder checks it once, before the first launch. A check reads shapes, never the
+device. Jobs are not frozen, because that costs the host another 1.5 us per step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ MOST_DRAFT_TOKENS = 1024
 
 
 class Job(Protocol):
-    """Any of the four; `operation` names the function of a form that takes it."""
+    """Any of the four; `operation` names the function of an implementation that takes it."""
 
     operation: ClassVar[str]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source of the CUDA form. Imports no torch: the plan asks before a server has imported it."""
+"""The source of the CUDA implementation. Imports no torch: the plan asks before a server has imported it."""
 
 from __future__ import annotations
 

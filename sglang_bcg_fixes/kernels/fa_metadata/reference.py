@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashAttention's metadata in plain torch: the other forms must equal it in every integer."""
+"""FlashAttention's metadata in plain torch: the other implementations must equal it in every integer."""
 
 from __future__ import annotations
 

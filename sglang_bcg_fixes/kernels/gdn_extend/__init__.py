@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extend of a gated delta net layer, from projections to output, for captured graphs: the contract of its forms.
+"""Extend of a gated delta net layer, from projections to output, for captured graphs: its implementations' contract.
 
     Tables(max_tokens, max_sequences, device)          work tables of a step, in static device buffers
     Tables.fill(lengths, slots, prefixes, tracking)    one launch per step, for all its layers

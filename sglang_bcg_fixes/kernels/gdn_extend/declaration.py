@@ -5,9 +5,9 @@ Under breakable prefill graphs every gated delta net layer (Qwen3-Next, Qwen3.5)
 take the host longer than they take the GPU. Here these layers are captured, with kernels that read their work on the
 device; full attention keeps its break. A layer keeps its break with deterministic inference, two-batch overlap, DP
 attention, --moe-a2a-backend, --moe-dense-tp-size, context parallelism, pipeline stages, a hierarchical or an external
-cache, strided state pools, or states that are not fp32 (bfloat16 is taken if a form is named). A batch runs eagerly if
-it has more than 512 sequences, or verifies or extends a draft. On 0.5.11 to 0.5.12.post1 the break comes from the fix
-linear_attention_captured; without it such a model gets no prefill graphs, whatever this does.
+cache, strided state pools, or states that are not fp32 (bfloat16 is taken if an implementation is named). A batch runs
+eagerly if it has more than 512 sequences, or verifies or extends a draft. On 0.5.11 to 0.5.12.post1 the break comes
+from the fix linear_attention_captured; without it such a model gets no prefill graphs, whatever this does.
 """
 
 from __future__ import annotations

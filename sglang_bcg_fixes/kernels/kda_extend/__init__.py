@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extend of a Kimi delta attention layer, from projections to output, for captured graphs: its forms' contract.
+"""Extend of a Kimi delta attention layer, projections to output, for captured graphs: its implementations' contract.
 
     Tables, Scratch                        as in gdn_extend, whose tables these are
     extend(mixed_qkv, a, b, ...)           one layer: convolution, gates, delta rule, state, output

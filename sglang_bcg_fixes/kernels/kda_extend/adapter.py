@@ -40,9 +40,9 @@ class Served(serving.Served):
     def extend(self, layer: Any, mixed_qkv: Tensor, a: Tensor, b: Tensor) -> Tensor:
         cache, shape = self.cache(layer.layer_id), shape_of(layer)
         rows = mixed_qkv.shape[0]
-        tuning = self.form.tuning_for(rows)
+        tuning = self.implementation.tuning_for(rows)
         output = torch.empty(1, rows, shape.heads, shape.values, dtype=mixed_qkv.dtype, device=mixed_qkv.device)
-        self.form.extend(
+        self.implementation.extend(
             mixed_qkv,
             a[0].flatten(1),
             b[0],
@@ -57,7 +57,7 @@ class Served(serving.Served):
             state=cache.temporal,
             tables=self.tables,
             # allocated from the graph's own pool, which reuses it after this layer
-            scratch=self.form.Scratch.for_rows(rows, self.tables, shape, mixed_qkv.dtype, tuning),
+            scratch=self.implementation.Scratch.for_rows(rows, self.tables, shape, mixed_qkv.dtype, tuning),
             output=output[0],
             tracking=self.tracking,
             tuning=tuning,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference in capturable form: plain torch and fp32, token by token, without reading the batch on the host.
+"""The reference, which can be captured: plain torch and fp32, token by token, without reading the batch on the host.
 
 For tests only: a layer takes about ten torch operations for every row of its output.
 """

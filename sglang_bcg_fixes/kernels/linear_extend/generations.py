@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPUs that a Triton form is made for, by the major number of their compute capability."""
+"""The GPUs that a Triton implementation is made for, by the major number of their compute capability."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ class Served:
         device = torch.empty(0, device=model_runner.device).device
         if device.type != "cuda" and not runs_on_the_host(self.selected.impl.name):
             raise FallBack(f"tensors on {device.type}")
-        self.form = self.selected.module(device.index)
-        self.tables = self.form.Tables(runner.max_num_tokens, min(self.pool.size, MOST_SEQUENCES), device)
+        self.implementation = self.selected.module(device.index)
+        self.tables = self.implementation.Tables(runner.max_num_tokens, min(self.pool.size, MOST_SEQUENCES), device)
         # distance of checkpoints for the prefix cache, if it may want states from inside an extend
         self.unit = checkpoint_unit(model_runner.server_args)
         self.tracking = self.unit is not None
@@ -91,11 +91,11 @@ class Served:
                 f"{self.kernel.flag}=triton takes it"
             )
 
-    def unmeasured(self, state: Any, form: str) -> str | None:
-        """Return the reason not to capture a layer with such states by default, or None; `form` takes them by name."""
+    def unmeasured(self, state: Any, implementation: str) -> str | None:
+        """Return the reason not to capture a layer with such states by default; `implementation` takes them by name."""
         if state.dtype == torch.float32 or self.selected.required:
             return None
-        return f"states in {state.dtype}, which were not measured; {self.kernel.flag}={form} takes bfloat16"
+        return f"states in {state.dtype}, which were not measured; {self.kernel.flag}={implementation} takes bfloat16"
 
     @property
     def selected(self) -> active.Selected:
@@ -250,7 +250,7 @@ def unless_refused(op: str, make: Callable[[], T]) -> T | None:
     except FallBack as reason:
         selected.fall_back(str(reason))
     except active.CannotRun as unable:
-        # a form that was named must run
+        # an implementation that was named must run
         if selected.required:
             raise
         selected.fall_back(unable.reason)
@@ -260,7 +260,7 @@ def unless_refused(op: str, make: Callable[[], T]) -> T | None:
 
 
 def without_it(op: str, what: str, error: Exception) -> str:
-    """Warn that SGLang's own code serves, and return why; where the flag names a form the server must not start."""
+    """Warn that SGLang's own code serves, and return why; if the flag names an implementation, no server may start."""
     why = f"{what} ({type(error).__name__}: {error})"
     if active.selected(op).required:
         raise RuntimeError(f"bcg-fixes {op}: {why}. Set {flag_of_kernel(op)}=off to serve without it") from error
@@ -370,8 +370,8 @@ def is_for_graph(batch: Any) -> bool:
     return graph_break.load("context").is_in_breakable_cuda_graph() and batch.forward_mode.name in MODES
 
 
-def runs_on_the_host(form: str) -> bool:
-    return form == "reference" or (form == "triton" and is_interpreted())
+def runs_on_the_host(implementation: str) -> bool:
+    return implementation == "reference" or (implementation == "triton" and is_interpreted())
 
 
 def is_interpreted() -> bool:

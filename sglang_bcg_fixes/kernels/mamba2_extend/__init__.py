@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extend of a Mamba2 layer, from its input projection to the gated norm, for captured graphs: its forms' contract.
+"""Extend of a Mamba2 layer, input projection to gated norm, for captured graphs: its implementations' contract.
 
     Tables, Scratch                        as in gdn_extend, whose tables these are
     extend(inputs, dt, ...)                one layer: convolution, step sizes, scan, D, state, output

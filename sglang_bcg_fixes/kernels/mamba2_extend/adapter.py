@@ -49,8 +49,8 @@ class Served(serving.Served):
             )
         gate, inputs, dt = torch.split(projected, [shape.inner, shape.channels, shape.heads], 1)
         output = torch.empty(rows, shape.heads, shape.head, dtype=projected.dtype, device=projected.device)
-        cache, tuning = self.cache(layer_id), self.form.tuning_for(shape)
-        self.form.extend(
+        cache, tuning = self.cache(layer_id), self.implementation.tuning_for(shape)
+        self.implementation.extend(
             inputs,
             dt,
             shape=shape,
@@ -63,7 +63,7 @@ class Served(serving.Served):
             state=cache.temporal,
             tables=self.tables,
             # allocated from the graph's own pool, which reuses it after this layer
-            scratch=self.form.Scratch.for_rows(rows, self.tables, shape, projected.dtype, tuning),
+            scratch=self.implementation.Scratch.for_rows(rows, self.tables, shape, projected.dtype, tuning),
             output=output,
             tracking=self.tracking,
             tuning=tuning,

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Launch a kernel that walks along sequences, without knowing how many a step has.
 
-A graph is captured before that is known, so the kernel is launched in several forms, and all but one of them end at
-once. In those with few sequences every item has a multiprocessor, and its shared memory, to itself.
+A graph is captured before that is known, so the kernel is launched several times, each with another `Walk`, and all
+but one of the launches end at once. In those for few sequences every item has a multiprocessor, and its shared memory,
+to itself.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ MULTIPROCESSORS = 132
 
 @dataclasses.dataclass(frozen=True)
 class Walk:
-    """Launch parameters of one form: no bit of a result depends on them. An item has `part` rows of a head's state."""
+    """Parameters of one launch: no bit of a result depends on them. An item has `part` rows of a head's state."""
 
     programs: int
     warps: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Extend of a gated short convolution, between its two gates, for captured graphs: its forms' contract.
+"""Extend of a gated short convolution, between its two gates, for captured graphs: its implementations' contract.
 
     Tables, Scratch                        as in gdn_extend, whose tables these are
     extend(inputs, ...)                    one layer: convolution and windows

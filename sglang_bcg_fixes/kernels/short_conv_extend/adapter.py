@@ -45,8 +45,8 @@ class Served(serving.Served):
                 f"{self.off}"
             )
         shape, rows = shape_of(layer), len(inputs)
-        output, tuning = torch.empty_like(inputs), self.form.tuning_for(shape)
-        self.form.extend(
+        output, tuning = torch.empty_like(inputs), self.implementation.tuning_for(shape)
+        self.implementation.extend(
             inputs,
             shape=shape,
             conv_weights=layer.conv_weight,
@@ -54,7 +54,7 @@ class Served(serving.Served):
             conv=self.cache(layer.layer_idx).conv[0],
             tables=self.tables,
             # allocated from the graph's own pool, which reuses it after this layer
-            scratch=self.form.Scratch.for_rows(rows, self.tables, shape, inputs.dtype, tuning),
+            scratch=self.implementation.Scratch.for_rows(rows, self.tables, shape, inputs.dtype, tuning),
             output=output,
             tuning=tuning,
         )

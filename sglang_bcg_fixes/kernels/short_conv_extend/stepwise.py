@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference in capturable form: plain torch and fp32, without reading the batch on the host. For tests only."""
+"""The reference, which can be captured: plain torch and fp32, without reading the batch on the host. For tests only."""
 
 from __future__ import annotations
 

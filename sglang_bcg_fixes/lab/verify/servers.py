@@ -72,7 +72,7 @@ class Outcome:
     applied: list[str]
     tail: list[str]
     selfcheck: dict[str, Any] | None = None
-    # our kernels, and the form of each
+    # our kernels, and the implementation of each
     kernels: dict[str, str] = dataclasses.field(default_factory=dict)
     # fixes whose code no process of this server has imported
     waiting: tuple[str, ...] = ()

@@ -86,7 +86,7 @@ class Step:
         device = seq_lens.device
         if device.type != "cuda" and not is_interpreted():
             raise FallBack(f"tensors on {device.type}")
-        self.form = active.selected(KERNEL.op).module(device.index)
+        self.implementation = active.selected(KERNEL.op).module(device.index)
 
     def launch(self, mode: str, job: jobs.Job) -> None:
         """Launch the job; the first step of each mode checks its arguments."""
@@ -96,7 +96,7 @@ class Step:
             except ValueError as error:
                 raise FallBack(str(error)) from error
             self.known.checked.add((job.operation, mode))
-        getattr(self.form, job.operation)(job)
+        getattr(self.implementation, job.operation)(job)
 
     bs: int
 
