@@ -11,7 +11,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
 from sglang_bcg_fixes.process import procfs, report
-from sglang_bcg_fixes.process.served import SCHEDULER
+from sglang_bcg_fixes.process.this_server import SCHEDULER
 
 
 def server_of(pid: int, reporting: Container[int]) -> int:

@@ -20,7 +20,7 @@ from sglang_bcg_fixes.engine.ledger import Ledger
 from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.model import Action, Decision, Patch, modules_of
 from sglang_bcg_fixes.planning import plan
-from sglang_bcg_fixes.process import procfs, report, served, watch
+from sglang_bcg_fixes.process import procfs, report, this_server, watch
 from sglang_bcg_fixes.process.log import logger, refuse, say
 from sglang_bcg_fixes.process.metrics import Metrics
 from sglang_bcg_fixes.process.selfcheck import at_start, canary
@@ -242,7 +242,7 @@ class Process:
         known, is_draft = self.report.served, bool(getattr(model_runner, "is_draft_worker", False))
         if model_runner is None or is_draft is (known is None) or self.has_met_draft:
             return
-        found = served.seen(model_runner, self.source, self.plan.decisions)
+        found = this_server.seen(model_runner, self.source, self.plan.decisions)
         if known is not None:
             self.has_met_draft = True
             found = dataclasses.replace(known, concerned=known.concerned | found.concerned)

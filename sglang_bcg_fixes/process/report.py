@@ -21,7 +21,7 @@ from sglang_bcg_fixes.kernels import active
 from sglang_bcg_fixes.model import Action, AnyDecision, Choice, Decision, Fix
 from sglang_bcg_fixes.planning.plan import Plan
 from sglang_bcg_fixes.process import procfs
-from sglang_bcg_fixes.process.served import Served
+from sglang_bcg_fixes.process.this_server import Served
 from sglang_bcg_fixes.process.watch import ReadBack
 from sglang_bcg_fixes.source.finding import Verdict
 

@@ -20,7 +20,7 @@ import torch
 
 from sglang_bcg_fixes import flags
 from sglang_bcg_fixes.anatomy import layer_stack, ranks
-from sglang_bcg_fixes.process import served
+from sglang_bcg_fixes.process import this_server
 from sglang_bcg_fixes.process.selfcheck import batches, bookkeeping, canary, check, judge, pools
 from tests import processes
 
@@ -295,7 +295,7 @@ def test_schedulers_are_counted_where_arguments_tell_their_number(
     arguments: dict[str, Any], number: int | None
 ) -> None:
     given = {"tp_size": 2, "pp_size": 2, "dp_size": 1, "nnodes": 1, **arguments}
-    assert served.schedulers_of(types.SimpleNamespace(**given)) == number
+    assert this_server.schedulers_of(types.SimpleNamespace(**given)) == number
 
 
 @pytest.mark.parametrize(

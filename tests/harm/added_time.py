@@ -171,14 +171,14 @@ def noted(model_runner: Any, clock: Clock) -> Iterator[list[tuple[dict[str, int]
 
 def serve(job: dict[str, Any], row: dict[str, Any]) -> None:
     """Fill the row with what each fix costs a model of this depth."""
-    from tests.harm import served
+    from tests.harm import forked_rows
 
     clock = Clock()
     beside = per_call_beside_the_body()
     install(clock)
-    loaded = served.load(job)
-    served.prepare(loaded.model_runner.model)
-    served.captured(loaded.model_runner, served.Said())
+    loaded = forked_rows.load(job)
+    forked_rows.prepare(loaded.model_runner.model)
+    forked_rows.captured(loaded.model_runner, forked_rows.Said())
     before = graphs.counters.replays
     clock.is_running = True
     row["steps"] = measure(loaded, clock, beside)

@@ -130,13 +130,13 @@ def served(release: str, jobs: list[dict[str, Any]], rows: pathlib.Path) -> Iter
         listed.write_text(json.dumps(jobs))
         done = processes.on_cpu(
             wheels.unpacked(release),
-            *("-m", "tests.harm.served", str(listed), str(rows.absolute())),
+            *("-m", "tests.harm.forked_rows", str(listed), str(rows.absolute())),
             environment={"SGLANG_BCG_REPORT_DIR": str(pathlib.Path(folder, "reports"))},
             timeout=PATIENCE * len(jobs),
         )
         if done.returncode:
             said = (done.stdout + done.stderr)[-2000:]
-            raise RuntimeError(f"tests.harm.served ended with {done.returncode} on {release}: {said}")
+            raise RuntimeError(f"tests.harm.forked_rows ended with {done.returncode} on {release}: {said}")
     yield from read(rows)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 from unittest import mock
 
 from cpu_sglang.architectures import CONFIGURATIONS
-from tests.harm.served import register
+from tests.harm.forked_rows import register
 from tests.releases import layer_stacks
 from tests.releases.layer_stacks import REFUSED, Said
 from tests.releases.registry_configs import (

@@ -27,7 +27,7 @@ from sglang_bcg_fixes.anatomy import latent_attention
 from sglang_bcg_fixes.anatomy.runners import PREFILL, PREFILL_MODULE, SETUP_MODULE
 from sglang_bcg_fixes.engine import graph_break
 from sglang_bcg_fixes.fixes.hybrids_without_graphs import feed_forward, latent, measured, mixers
-from tests.harm.served import Said
+from tests.harm.forked_rows import Said
 from tests.releases import gdn_prefill
 from tests.releases.gdn_prefill import CHUNKED, RAGGED, Found
 from tests.scenarios import telling, warm_answers

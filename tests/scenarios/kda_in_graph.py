@@ -9,7 +9,7 @@ from unittest import mock
 
 from cpu_sglang import architectures, graphs, one_batch, prefill
 from sglang_bcg_fixes import plugin
-from tests.harm import served, steps
+from tests.harm import forked_rows, steps
 from tests.releases import kinds_of_request, layer_stacks, registry_graphs
 from tests.scenarios import named
 
@@ -21,20 +21,20 @@ def answers(model: str) -> dict[str, Any]:
     """Distance of each batch's replay from its eager answer, and the breaks of each graph."""
     one_batch.import_sglang(with_graphs=True)
     configuration = architectures.CONFIGURATIONS[model]
-    loaded = served.load(
+    loaded = forked_rows.load(
         {"configuration": {**configuration.config, "architectures": [model]}, "server_args": configuration.server_args}
     )
     runner = loaded.model_runner
-    served.prepare(runner.model)
+    forked_rows.prepare(runner.model)
     kinds_of_request.forget_pinned_memory()
     eager = [steps.answer(loaded, lengths)[0] for lengths in BATCHES]
     before = {"graphs": prefill._graph_config(runner).prefill.backend, "captures": graphs.counters.captures}
-    made, _ = served.captured(runner, served.Said())
+    made, _ = forked_rows.captured(runner, forked_rows.Said())
     replays = graphs.counters.replays
     replayed = [steps.answer(loaded, lengths)[0] for lengths in BATCHES]
     return {
         "before": before,
-        "differences": [served.difference(*pair) for pair in zip(eager, replayed, strict=True)],
+        "differences": [forked_rows.difference(*pair) for pair in zip(eager, replayed, strict=True)],
         "replays": graphs.counters.replays - replays,
         "report": plugin.load().report.state("kda_raw_beta"),
         "breaks": {size: breaks for size, (_, breaks) in made.items()},

@@ -9,7 +9,7 @@ from typing import Any
 from cpu_sglang import graphs, one_batch, prefill
 from sglang_bcg_fixes import plugin
 from sglang_bcg_fixes.engine import graph_break
-from tests.harm import matrix, served
+from tests.harm import forked_rows, matrix
 from tests.scenarios import small_deepseek, telling
 from tests.scenarios.small_deepseek import PROMPTS
 
@@ -25,8 +25,8 @@ def plans() -> dict[str, list[Any]]:
 def sarvam() -> one_batch.LoadedModel:
     """The other model with an expanded form, which does not ask SGLang's handlers."""
     one_batch.import_sglang(with_graphs=True)
-    loaded = served.load(matrix.job("SarvamMLAForCausalLM", "stock"))
-    served.prepare(loaded.model_runner.model)
+    loaded = forked_rows.load(matrix.job("SarvamMLAForCausalLM", "stock"))
+    forked_rows.prepare(loaded.model_runner.model)
     return loaded
 
 

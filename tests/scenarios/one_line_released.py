@@ -11,7 +11,7 @@ from cpu_sglang import one_batch, ranks
 from sglang_bcg_fixes import plugin
 from sglang_bcg_fixes.cli import server_command
 from sglang_bcg_fixes.concern import Launch
-from sglang_bcg_fixes.process import served
+from sglang_bcg_fixes.process import this_server
 from sglang_bcg_fixes.source.finding import Verdict
 from tests.scenarios import named, released
 
@@ -67,9 +67,9 @@ def launch(model: str, *words: str) -> dict[str, Any]:
     runner = types.SimpleNamespace(server_args=arguments, model_config=config, device="cpu")
     as_typed = Launch(process.source, config.hf_config.to_dict(), server_command.options_in(process.source, typed))
     return {
-        "served": sorted(served.seen(runner, process.source, fixes).concerned),
-        "doctor": sorted(each.id for each in fixes if served.touches(each, as_typed)),
-        "options": served.options_of(arguments),
+        "served": sorted(this_server.seen(runner, process.source, fixes).concerned),
+        "doctor": sorted(each.id for each in fixes if this_server.touches(each, as_typed)),
+        "options": this_server.options_of(arguments),
     }
 
 

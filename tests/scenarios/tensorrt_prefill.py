@@ -9,7 +9,7 @@ import pathlib
 import tempfile
 
 from cpu_sglang import architectures, one_batch
-from tests.harm.served import register
+from tests.harm.forked_rows import register
 from tests.releases import registry_graphs
 from tests.scenarios import named
 

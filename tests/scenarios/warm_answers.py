@@ -23,7 +23,7 @@ import torch
 
 from cpu_sglang import architectures, mamba, one_batch, scheduler
 from sglang_bcg_fixes import plugin
-from tests.harm.served import register
+from tests.harm.forked_rows import register
 from tests.releases import kinds_of_request
 from tests.scenarios import telling, trees
 

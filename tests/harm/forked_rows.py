@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One release's answers for many models: a process that has imported it forks a child for each row of the matrix.
 
-    PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m tests.harm.served JOBS.json ROWS.jsonl
+    PYTHONPATH=<unpacked wheel>:. TRITON_INTERPRET=1 python -m tests.harm.forked_rows JOBS.json ROWS.jsonl
 
 SGLang's globals allow one model in a process, and its imports take the longest, so they are inherited. A child loads
 plugins by its arm's environment, as a server does, and builds the model from a config.json with the real ModelRunner.
