@@ -6,18 +6,20 @@ weights, or from whatever has been written to their memory since, or end in "ill
 whose weights get new storage when they are loaded, as those of GPT-OSS in MXFP4 do: that is what the option is for.
 Cause: The update captures the decode graphs anew, and leaves the prefill graphs, which read the storage of parameters
 that were replaced and freed.
-Change: A successful update with that option also captures the breakable prefill graphs anew, through SGLang's own
-initialiser. The buffers that it captures with are zeroed first, as at start-up: a capture runs the model, and would
-write to the KV slots of the last batch. The old graphs are freed once the new ones are there. From 0.5.19 on that may
-free cuBLAS's workspace, which the new graphs go on using, decode graphs too: read in the source, not yet seen on a GPU.
-Serve without prefill graphs there if you reload in this way. If the capture fails, prefill runs eagerly, and one error
-says why. So does the prefill of a draft model: its graphs are captured in contexts of its worker, which an update has
-left. Updates without the option, updates that fail, and other kinds of prefill graph are left as they are.
+Change: An update with that option also captures the breakable prefill graphs anew, through SGLang's own initialiser.
+The buffers that it captures with are zeroed first, as at start-up: a capture runs the model, and would write to the KV
+slots of the last batch. The old graphs end before SGLang captures its decode graphs: with torch 2.13 the end of a graph
+frees cuBLAS's workspace of its stream, and from 0.5.19 on all graphs share one. One of them stays until the next
+update, for torch refuses to capture into a pool that no graph uses. If the capture fails, prefill runs eagerly, and one
+error says why. So does the prefill of a draft model: its graphs are captured in contexts of its worker, which an update
+has left. The memory of a draft's graphs, and of graphs whose capture failed, is not given back. Updates without the
+option, updates that fail, and other kinds of prefill graph are left as they are.
 Remove when: Every release that has to be served captures both kinds anew.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import re
 from collections.abc import Callable
@@ -54,6 +56,9 @@ PREFILL_IS_EAGER = (
 )
 
 logger = logging.getLogger("sglang_bcg_fixes")
+# of the last reload: what keeps the graphs' pool in use, and what must not end after a capture on its stream
+kept_for_the_pool: list[Any] = []
+never_ended: list[Any] = []
 
 
 def probe(source: Source) -> Finding:
@@ -86,31 +91,52 @@ def update_weights(
     weight_name_filter: Callable[[str], bool] | None = None,
     recapture_cuda_graph: bool = False,
 ) -> tuple[bool, str]:
+    if not recapture_cuda_graph:
+        return original(self, model_path, load_format, weight_name_filter, recapture_cuda_graph)
+    if hasattr(self, "get_model_runner"):
+
+        def capture() -> None:
+            replace_graphs(self.get_model_runner(), self.recapture_cuda_graph)
+
+        # it is frozen
+        updater = dataclasses.replace(self, recapture_cuda_graph=capture)
+        return original(updater, model_path, load_format, weight_name_filter, recapture_cuda_graph)
     succeeded, message = original(self, model_path, load_format, weight_name_filter, recapture_cuda_graph)
-    if succeeded and recapture_cuda_graph:
-        replace_graphs(self.get_model_runner() if hasattr(self, "get_model_runner") else self)
+    if succeeded:
+        # these releases have a stream for each kind of graph
+        replace_graphs(self, lambda: None)
     return succeeded, message
 
 
-def replace_graphs(model_runner: Any) -> None:
-    for attribute, initialiser in INITIALISERS.items():
+def replace_graphs(model_runner: Any, capture_decode: Callable[[], None]) -> None:
+    """End the prefill graphs, have the decode graphs captured, and capture the prefill graphs."""
+    ended = {}
+    for attribute in INITIALISERS:
         old = getattr(model_runner, attribute, None)
         owner = getattr(old, "backend", old)
         # after a failed self-check it refuses every batch; a new one would not
         if type(owner).__name__ not in OWNERS or {"can_run", "can_run_graph"}.intersection(vars(old)):
             continue
+        ended[attribute] = old
+        setattr(model_runner, attribute, None)
         if model_runner.is_draft_worker:
-            setattr(model_runner, attribute, None)
-            logger.warning(DRAFT_IS_EAGER, OFF)
+            # the other model's new graphs share its stream
+            never_ended.append(old)
         else:
-            zero_buffers(old)
-            try:
-                getattr(model_runner, initialiser)()
-            except Exception:
-                setattr(model_runner, attribute, None)
-                logger.exception(PREFILL_IS_EAGER, OFF)
-        # not earlier: torch refuses to capture into a pool that no graph uses any longer
-        free(owner)
+            end_graphs(owner)
+    capture_decode()
+    for attribute, old in ended.items():
+        if model_runner.is_draft_worker:
+            logger.warning(DRAFT_IS_EAGER, OFF)
+            continue
+        zero_buffers(old)
+        try:
+            getattr(model_runner, INITIALISERS[attribute])()
+        except Exception as error:
+            setattr(model_runner, attribute, None)
+            # its traceback has those that were captured
+            never_ended.append(error)
+            logger.exception(PREFILL_IS_EAGER, OFF)
 
 
 def zero_buffers(runner: Any) -> None:
@@ -127,12 +153,14 @@ def zero_buffers(runner: Any) -> None:
             buffer.zero_()
 
 
-def free(owner: Any) -> None:
-    """Drop the graphs, which reference cycles would keep."""
+def end_graphs(owner: Any) -> None:
+    """Drop the graphs, which reference cycles would keep, but for one."""
+    graphs = owner._graphs if hasattr(owner, "_graphs") else owner.graphs
+    kept_for_the_pool[:] = [graphs.popitem()[1]] if graphs else []
     if hasattr(owner, "cleanup"):
         owner.cleanup()
     else:
-        owner.graphs.clear()
+        graphs.clear()
         owner.output_buffers.clear()
 
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,11 +23,11 @@ FAILED = "a checkpoint that is not there"
 REFUSED = "graphs that a self-check refused"
 
 
-def outcome(runner: str, answers: list[str], updated: bool = True) -> dict[str, Any]:
+def outcome(runner: str, answers: list[str], updated: bool = True, freed: bool = True) -> dict[str, Any]:
     return {
         "updated": updated,
         "runner": runner,
-        "old graphs freed": runner != "old",
+        "old graphs freed": freed,
         "cache kept": True,
         "answers": answers,
     }
@@ -40,13 +42,13 @@ def test_prefill_graphs_have_the_weights_that_were_loaded(release: str) -> None:
         "at start": REPLAYED,
         # SGLang's graphs are right, and the same ones
         "weights in place": [True, *REPLAYED],
-        FAILED: outcome("old", REPLAYED, updated=False),
-        REFUSED: outcome("old", EAGER),
+        FAILED: outcome("old", REPLAYED, updated=False, freed=False),
+        REFUSED: outcome("old", EAGER, freed=False),
     }
     assert found["with"] == untouched | {
         "first reload": outcome("new", REPLAYED),
         "second reload": outcome("new", REPLAYED),
-        "a draft": outcome("none", EAGER),
+        "a draft": outcome("none", EAGER, freed=False),
         "no memory": outcome("none", EAGER),
     }
     stock = found["without"]
@@ -59,18 +61,80 @@ def test_prefill_graphs_have_the_weights_that_were_loaded(release: str) -> None:
     assert log.count("SGLANG_BCG_FIX_RELOAD_KEEPS_PREFILL_GRAPHS=off keeps") == 2
 
 
-def test_the_old_graphs_are_there_while_the_new_ones_are_captured() -> None:
-    """Torch refuses to capture into a pool that no graph uses any longer."""
-    graphs = {"old": object()}
-    owner = type(fix.OWNERS[0], (), {"graphs": graphs, "output_buffers": {}, "buffers": SimpleNamespace()})()
-    there: list[bool] = []
-    runner = SimpleNamespace(
-        prefill_cuda_graph_runner=owner,
-        is_draft_worker=False,
-        init_prefill_cuda_graph=lambda: there.append("old" in graphs),
-    )
-    fix.replace_graphs(runner)
-    assert there == [True] and graphs == {}
+class Graph:
+    """What has weak references."""
+
+
+class Runner:
+    """A model runner whose captures note which of the graphs before them have not ended."""
+
+    def __init__(self, decode: Callable[[], None] = lambda: None, prefill: Callable[[], None] = lambda: None) -> None:
+        self.alive: weakref.WeakSet[Graph] = weakref.WeakSet()
+        self.noted: list[tuple[str, int]] = []
+        self.is_draft_worker = False
+        self.decode, self.prefill = decode, prefill
+        self.init_prefill_cuda_graph()
+
+    def graph(self) -> Graph:
+        made = Graph()
+        self.alive.add(made)
+        return made
+
+    def init_prefill_cuda_graph(self) -> None:
+        self.noted.append(("prefill", len(self.alive)))
+        graphs = {size: self.graph() for size in range(3)}
+        self.prefill()
+        owner = type(fix.OWNERS[0], (), {"graphs": graphs, "output_buffers": {}, "buffers": SimpleNamespace()})
+        self.prefill_cuda_graph_runner = owner()
+
+    def capture_decode(self) -> None:
+        self.noted.append(("decode", len(self.alive)))
+        self.decode()
+
+    def reload(self) -> None:
+        self.noted.clear()
+        fix.replace_graphs(self, self.capture_decode)
+
+
+@pytest.fixture(autouse=True)
+def nothing_kept() -> Iterator[None]:
+    yield
+    fix.kept_for_the_pool.clear()
+    fix.never_ended.clear()
+
+
+def test_all_graphs_but_one_end_before_any_is_captured() -> None:
+    """Torch refuses to capture into a pool that no graph uses; the end of a graph harms those of its stream."""
+    runner = Runner()
+    for _ in range(3):
+        runner.reload()
+        assert runner.noted == [("decode", 1), ("prefill", 1)]
+    assert len(runner.alive) == 4
+
+
+def test_no_graph_of_a_draft_ends() -> None:
+    runner = Runner()
+    runner.is_draft_worker = True
+    runner.reload()
+    assert runner.prefill_cuda_graph_runner is None and runner.noted == [("decode", 3)] and len(runner.alive) == 3
+
+
+def test_no_graph_of_a_capture_that_failed_ends() -> None:
+    runner = Runner()
+    runner.prefill = out_of_memory
+    runner.reload()
+    assert runner.prefill_cuda_graph_runner is None and len(runner.alive) == 4
+
+
+def test_prefill_is_eager_where_decode_graphs_were_not_captured() -> None:
+    runner = Runner(decode=out_of_memory)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        runner.reload()
+    assert runner.prefill_cuda_graph_runner is None
+
+
+def out_of_memory() -> None:
+    raise RuntimeError("out of memory")
 
 
 @pytest.mark.parametrize(

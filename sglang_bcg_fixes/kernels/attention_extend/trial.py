@@ -100,10 +100,10 @@ def captured(call: Callable[[], Tensor], device: torch.device) -> Tensor:
         return call()
     # what is only done once must not be captured
     call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=KEPT[0].pool() if KEPT else None):
-        found = call()
+    graph, pool = torch.cuda.CUDAGraph(), KEPT[0].pool() if KEPT else None
     KEPT.append(graph)
+    with torch.cuda.graph(graph, pool=pool):
+        found = call()
     found.fill_(float("nan"))
     graph.replay()
     return found.clone()
