@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers from old weights, or a crash, after a reload with recapture_cuda_graph
 
-Symptom: After /update_weights_from_disk with "recapture_cuda_graph": true, replayed prefills answer from the old
-weights, or from whatever has been written to their memory since, or end in "illegal memory access". It takes a model
-whose weights get new storage when they are loaded, as those of GPT-OSS in MXFP4 do: that is what the option is for.
+Symptom: After /update_weights_from_disk with "recapture_cuda_graph": true, from 0.5.19 on, any model's next requests end
+the server with "illegal memory access", also without prefill graphs. Before 0.5.19 replayed prefills answer from the
+old weights, or from whatever has been written to their memory since. It takes a model whose weights get new storage
+when they are loaded, as those of GPT-OSS in MXFP4 do.
 Cause: The update captures the decode graphs anew, and leaves the prefill graphs, which read the storage of parameters
-that were replaced and freed.
+that were replaced and freed. With torch 2.13 the end of a graph frees cuBLAS's workspace of its stream, and from 0.5.19
+on all graphs share one. The old decode graphs end after the new ones were captured: SGLang has frozen them for Python's
+garbage collector. The new ones and the prefill graphs go on writing to the freed workspace.
 Change: An update with that option also captures the breakable prefill graphs anew, through SGLang's own initialiser.
 The buffers that it captures with are zeroed first, as at start-up: a capture runs the model, and would write to the KV
-slots of the last batch. The old graphs end before SGLang captures its decode graphs: with torch 2.13 the end of a graph
-frees cuBLAS's workspace of its stream, and from 0.5.19 on all graphs share one. One of them stays until the next
-update, for torch refuses to capture into a pool that no graph uses. If the capture fails, prefill runs eagerly, and one
-error says why. So does the prefill of a draft model: its graphs are captured in contexts of its worker, which an update
-has left. The memory of a draft's graphs, and of graphs whose capture failed, is not given back. Updates without the
-option, updates that fail, and other kinds of prefill graph are left as they are.
+slots of the last batch. Old graphs of both kinds end before any is captured. One of each stays until the next update,
+for torch refuses to capture into a pool that no graph uses. If the capture fails, prefill runs eagerly, and one error
+says why. So does the prefill of a draft model: its graphs are captured in contexts of its worker, which an update has
+left. The memory of a draft's graphs, and of graphs whose capture failed, is not given back. Updates without the option,
+updates that fail, and other kinds of prefill graph are left as they are; so are the other graphs of a draft's worker.
 Remove when: Every release that has to be served captures both kinds anew.
 """
 
@@ -25,9 +27,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from sglang_bcg_fixes.anatomy.launches import PREFILL_GRAPHS, RELOADED_WEIGHTS
+from sglang_bcg_fixes.anatomy.launches import DECODE_GRAPHS, PREFILL_GRAPHS, RELOADED_WEIGHTS
 from sglang_bcg_fixes.anatomy.runners import EXECUTOR
 from sglang_bcg_fixes.anatomy.workarounds import PREFILL_GRAPHS_OFF
+from sglang_bcg_fixes.model import Workaround
 from sglang_bcg_fixes.writing import Finding, Fix, How, PatchPoint, Source, absent, affected, drifted, fixed, possible
 
 MODEL_RUNNER = f"{EXECUTOR}.model_runner:ModelRunner"
@@ -44,6 +47,8 @@ CAPTURES = re.compile(r"self\.((?:re)?(?:init|capture)_\w*graphs?)\(")
 CAPTURES_PREFILL = {*INITIALISERS.values(), "init_cuda_graphs"}
 # owners of breakable graphs, by release
 OWNERS = ("BreakableCudaGraphRunner", "BreakableCudaGraphBackend")
+DECODE_OWNER = "FullCudaGraphBackend"
+SHARED_STREAM = "sglang.srt.model_executor.runner_utils.pool:get_or_create_global_graph_capture_stream"
 OFF = "SGLANG_BCG_FIX_RELOAD_KEEPS_PREFILL_GRAPHS=off"
 DRAFT_IS_EAGER = (
     "bcg-fixes reload_keeps_prefill_graphs: the draft model has new weights and its prefill graphs read the old ones. "
@@ -103,29 +108,34 @@ def update_weights(
         return original(updater, model_path, load_format, weight_name_filter, recapture_cuda_graph)
     succeeded, message = original(self, model_path, load_format, weight_name_filter, recapture_cuda_graph)
     if succeeded:
-        # these releases have a stream for each kind of graph
-        replace_graphs(self, lambda: None)
+        # decode graphs are new by now, and have a stream of their own
+        replace_graphs(self)
     return succeeded, message
 
 
-def replace_graphs(model_runner: Any, capture_decode: Callable[[], None]) -> None:
-    """End the prefill graphs, have the decode graphs captured, and capture the prefill graphs."""
-    ended = {}
+def replace_graphs(model_runner: Any, capture_decode: Callable[[], None] | None = None) -> None:
+    """End the old graphs, have the decode graphs captured where they are not yet, and capture the prefill graphs."""
+    replaced, owners = {}, []
     for attribute in INITIALISERS:
         old = getattr(model_runner, attribute, None)
         owner = getattr(old, "backend", old)
         # after a failed self-check it refuses every batch; a new one would not
         if type(owner).__name__ not in OWNERS or {"can_run", "can_run_graph"}.intersection(vars(old)):
             continue
-        ended[attribute] = old
+        replaced[attribute] = old
+        owners.append(owner)
         setattr(model_runner, attribute, None)
-        if model_runner.is_draft_worker:
-            # the other model's new graphs share its stream
-            never_ended.append(old)
-        else:
-            end_graphs(owner)
-    capture_decode()
-    for attribute, old in ended.items():
+    decode = getattr(getattr(model_runner, "decode_cuda_graph_runner", None), "backend", None)
+    if capture_decode and type(decode).__name__ == DECODE_OWNER:
+        owners.append(decode)
+    if model_runner.is_draft_worker:
+        # the other model's new graphs share their stream
+        never_ended.extend(owners)
+    else:
+        kept_for_the_pool[:] = [graph for owner in owners for graph in all_but_one_ended(owner)]
+    if capture_decode:
+        capture_decode()
+    for attribute, old in replaced.items():
         if model_runner.is_draft_worker:
             logger.warning(DRAFT_IS_EAGER, OFF)
             continue
@@ -153,21 +163,33 @@ def zero_buffers(runner: Any) -> None:
             buffer.zero_()
 
 
-def end_graphs(owner: Any) -> None:
-    """Drop the graphs, which reference cycles would keep, but for one."""
+def all_but_one_ended(owner: Any) -> list[Any]:
+    """Drop the graphs, which reference cycles would keep, and return one of them."""
     graphs = owner._graphs if hasattr(owner, "_graphs") else owner.graphs
-    kept_for_the_pool[:] = [graphs.popitem()[1]] if graphs else []
+    kept = [graphs.popitem()[1]] if graphs else []
     if hasattr(owner, "cleanup"):
         owner.cleanup()
     else:
         graphs.clear()
         owner.output_buffers.clear()
+    return kept
+
+
+def shares_a_stream(source: Source) -> bool:
+    return source.find(SHARED_STREAM) is not None
 
 
 FIX = Fix(
     probe=probe,
     patches=(PatchPoint(UPDATES, How.AROUND, update_weights),),
-    workarounds=PREFILL_GRAPHS_OFF,
+    workarounds=(
+        Workaround(
+            flags="--cuda-graph-backend-prefill disabled --cuda-graph-backend-decode disabled",
+            option="--cuda-graph-backend-prefill",
+            effect="a reload has no graphs to replace; slower. Or start the server again in place of a reload",
+        ),
+        PREFILL_GRAPHS_OFF[1],
+    ),
     verify=("llama_prefix_cache",),
-    concerns=possible(PREFILL_GRAPHS, RELOADED_WEIGHTS),
+    concerns=possible(PREFILL_GRAPHS | DECODE_GRAPHS.where(shares_a_stream), RELOADED_WEIGHTS),
 )

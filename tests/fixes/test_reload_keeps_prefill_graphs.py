@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import gc
 import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -10,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from sglang_bcg_fixes.concern import Launch
 from sglang_bcg_fixes.fixes import reload_keeps_prefill_graphs as fix
+from sglang_bcg_fixes.source import releases
 from sglang_bcg_fixes.source.finding import Verdict
+from tests import wheels
 from tests.fixes import alone
 from tests.wheels import NEWEST
 
@@ -66,30 +70,32 @@ class Graph:
 
 
 class Runner:
-    """A model runner whose captures note which of the graphs before them have not ended."""
+    """A model runner whose captures note how many of the graphs before them have not ended."""
 
-    def __init__(self, decode: Callable[[], None] = lambda: None, prefill: Callable[[], None] = lambda: None) -> None:
+    def __init__(self) -> None:
         self.alive: weakref.WeakSet[Graph] = weakref.WeakSet()
         self.noted: list[tuple[str, int]] = []
         self.is_draft_worker = False
-        self.decode, self.prefill = decode, prefill
+        self.failing = ""
+        self.capture_decode()
         self.init_prefill_cuda_graph()
 
-    def graph(self) -> Graph:
-        made = Graph()
-        self.alive.add(made)
-        return made
-
-    def init_prefill_cuda_graph(self) -> None:
-        self.noted.append(("prefill", len(self.alive)))
-        graphs = {size: self.graph() for size in range(3)}
-        self.prefill()
-        owner = type(fix.OWNERS[0], (), {"graphs": graphs, "output_buffers": {}, "buffers": SimpleNamespace()})
-        self.prefill_cuda_graph_runner = owner()
+    def captured(self, kind: str, owner: str) -> Any:
+        self.noted.append((kind, len(self.alive)))
+        graphs = {size: Graph() for size in range(3)}
+        self.alive.update(graphs.values())
+        if kind == self.failing:
+            raise RuntimeError("out of memory")
+        return type(owner, (), {"graphs": graphs, "output_buffers": {}, "buffers": SimpleNamespace()})()
 
     def capture_decode(self) -> None:
-        self.noted.append(("decode", len(self.alive)))
-        self.decode()
+        # in a cycle, as SGLang's
+        owner = self.captured("decode", fix.DECODE_OWNER)
+        self.decode_cuda_graph_runner = SimpleNamespace(backend=owner)
+        owner.runner = self.decode_cuda_graph_runner
+
+    def init_prefill_cuda_graph(self) -> None:
+        self.prefill_cuda_graph_runner = self.captured("prefill", fix.OWNERS[0])
 
     def reload(self) -> None:
         self.noted.clear()
@@ -103,38 +109,58 @@ def nothing_kept() -> Iterator[None]:
     fix.never_ended.clear()
 
 
-def test_all_graphs_but_one_end_before_any_is_captured() -> None:
+def test_all_graphs_but_one_of_a_kind_end_before_any_is_captured() -> None:
     """Torch refuses to capture into a pool that no graph uses; the end of a graph harms those of its stream."""
     runner = Runner()
     for _ in range(3):
         runner.reload()
-        assert runner.noted == [("decode", 1), ("prefill", 1)]
-    assert len(runner.alive) == 4
+        assert runner.noted == [("decode", 2), ("prefill", 5)]
+
+
+def test_decode_graphs_that_are_new_by_now_stay() -> None:
+    runner = Runner()
+    new = dict(runner.decode_cuda_graph_runner.backend.graphs)
+    fix.replace_graphs(runner)
+    assert runner.decode_cuda_graph_runner.backend.graphs == new
 
 
 def test_no_graph_of_a_draft_ends() -> None:
     runner = Runner()
     runner.is_draft_worker = True
     runner.reload()
-    assert runner.prefill_cuda_graph_runner is None and runner.noted == [("decode", 3)] and len(runner.alive) == 3
+    gc.collect()
+    assert runner.prefill_cuda_graph_runner is None and runner.noted == [("decode", 6)] and len(runner.alive) == 9
 
 
 def test_no_graph_of_a_capture_that_failed_ends() -> None:
     runner = Runner()
-    runner.prefill = out_of_memory
+    runner.failing = "prefill"
     runner.reload()
-    assert runner.prefill_cuda_graph_runner is None and len(runner.alive) == 4
+    assert runner.prefill_cuda_graph_runner is None and len(runner.alive) == 2 + 3 + 3
 
 
 def test_prefill_is_eager_where_decode_graphs_were_not_captured() -> None:
-    runner = Runner(decode=out_of_memory)
+    runner = Runner()
+    runner.failing = "decode"
     with pytest.raises(RuntimeError, match="out of memory"):
         runner.reload()
     assert runner.prefill_cuda_graph_runner is None
 
 
-def out_of_memory() -> None:
-    raise RuntimeError("out of memory")
+@pytest.mark.parametrize(
+    ("release", "disabled", "concerned"),
+    [
+        ("0.5.18", ["prefill"], False),
+        ("0.5.19", ["prefill"], True),
+        ("0.5.19", ["prefill", "decode"], False),
+    ],
+)
+def test_decode_graphs_alone_are_concerned_where_all_share_a_stream(
+    release: str, disabled: list[str], concerned: bool
+) -> None:
+    options = {f"--cuda-graph-backend-{phase}": ["disabled"] for phase in disabled}
+    launch = Launch(releases.in_folder(wheels.unpacked(release)), {}, options)
+    assert fix.FIX.concerns[0].touches(launch) is concerned
 
 
 @pytest.mark.parametrize(
