@@ -9,7 +9,7 @@ or verifies or extends a draft. Falcon-H1's break comes from the fix ssm_mixer_c
 prefill graphs, whatever this does. Granite hybrid and, from 0.5.19, NemotronH, which SGLang refuses them, have some
 with the fix hybrids_without_graphs, Granite by default where it was measured. By default the models of a release have
 these kernels whose servers gained with them in all that was measured there, on Hopper: NemotronH and Falcon-H1 on
-0.5.12.post1, 0.5.15.post1 and 0.5.17, Falcon-H1 on 0.5.22 and 0.5.23, Granite hybrid on 0.5.23.
+0.5.12.post1, 0.5.15.post1 and 0.5.17, Falcon-H1 and Granite hybrid on 0.5.22 and 0.5.23.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FOLDER = "sglang_bcg_fixes.kernels.mamba2_extend"
 MEASURED = {
     "NemotronH": ("0.5.12.post1", "0.5.15.post1", "0.5.17"),
     "FalconH1": ("0.5.12.post1", "0.5.15.post1", "0.5.17", "0.5.22", "0.5.23"),
-    "GraniteMoeHybrid": ("0.5.23",),
+    "GraniteMoeHybrid": ("0.5.22", "0.5.23"),
 }
 
 
