@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers from old weights, or a crash, after a reload with recapture_cuda_graph
 
-Symptom: After /update_weights_from_disk with "recapture_cuda_graph": true, from 0.5.19 on, any model's next requests end
-the server with "illegal memory access", also without prefill graphs. Before 0.5.19 replayed prefills answer from the
-old weights, or from whatever has been written to their memory since. It takes a model whose weights get new storage
-when they are loaded, as those of GPT-OSS in MXFP4 do.
+Symptom: After /update_weights_from_disk with "recapture_cuda_graph": true, from 0.5.19 on, the next requests of any
+model end the server with "illegal memory access", also without prefill graphs: seen with Qwen3 on 0.5.22 and 0.5.23.
+Before 0.5.19 replayed prefills answer from the old weights, or from whatever has been written to their memory since. It
+takes a model whose weights get new storage when they are loaded, as those of GPT-OSS in MXFP4 do.
 Cause: The update captures the decode graphs anew, and leaves the prefill graphs, which read the storage of parameters
 that were replaced and freed. With torch 2.13 the end of a graph frees cuBLAS's workspace of its stream, and from 0.5.19
 on all graphs share one. The old decode graphs end after the new ones were captured: SGLang has frozen them for Python's

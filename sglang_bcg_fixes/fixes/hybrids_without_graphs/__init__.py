@@ -11,8 +11,8 @@ From 0.5.19 these do not count. 0.5.23 counts experts again, on GPUs of compute 
 Change: It is for speed alone. While a server sets up its graphs, layers show mixers and attention under known names.
 Feed-forward layers count. SGLang's own code then captures the model. Each mixer runs as an eager break on the real
 tokens, and padded rows are zeroed. mamba2_extend and short_conv_extend take mixers into the graph. By default only
-Granite without experts is captured, on 0.5.22, 0.5.23 and Hopper, up to 4,096 tokens. There mamba2_extend has to take every
-mixer. A GPU has measured what this gains: see docs/kernel_times.md. LFM2 gained with varied lengths only. With
+Granite without experts is captured, on 0.5.22, 0.5.23 and Hopper, up to 4,096 tokens. There mamba2_extend has to take
+every mixer. A GPU has measured what this gains: see docs/kernel_times.md. LFM2 gained with varied lengths only. With
 SGLANG_BCG_FIX_HYBRIDS_WITHOUT_GRAPHS=on all these models are captured, in every release, also with breaks. Long prompts
 may then take longer than without graphs, the most with Ling. Where mixers break the graph, Granite and LFM2 keep the
 bits of eager prefill. Inside it they round differently, and a trained Granite gave the same answers. Ling's logprobs
