@@ -2,20 +2,22 @@
 """Answers from old weights, or a crash, after a reload with recapture_cuda_graph
 
 Symptom: After /update_weights_from_disk with "recapture_cuda_graph": true, from 0.5.19 on, the next requests of any
-model end the server with "illegal memory access", also without prefill graphs: seen with Qwen3 on 0.5.22 and 0.5.23.
-Before 0.5.19 replayed prefills answer from the old weights, or from whatever has been written to their memory since. It
-takes a model whose weights get new storage when they are loaded, as those of GPT-OSS in MXFP4 do.
+model end the server with "illegal memory access", also without prefill graphs: seen with Qwen3 on 0.5.22 and 0.5.23. On
+older releases replayed prefills answer from the old weights, or from whatever has been written to their memory since.
+That takes a model whose weights get new storage when they are loaded, as those of GPT-OSS in MXFP4 do.
 Cause: The update captures the decode graphs anew, and leaves the prefill graphs, which read the storage of parameters
 that were replaced and freed. With torch 2.13 the end of a graph frees cuBLAS's workspace of its stream, and from 0.5.19
-on all graphs share one. The old decode graphs end after the new ones were captured: SGLang has frozen them for Python's
-garbage collector. The new ones and the prefill graphs go on writing to the freed workspace.
+on all graphs share one. The old decode graphs are in reference cycles, which SGLang keeps from Python's garbage
+collector until the new ones are captured. These and the prefill graphs go on writing to the freed workspace.
 Change: An update with that option also captures the breakable prefill graphs anew, through SGLang's own initialiser.
 The buffers that it captures with are zeroed first, as at start-up: a capture runs the model, and would write to the KV
 slots of the last batch. Old graphs of both kinds end before any is captured. One of each stays until the next update,
-for torch refuses to capture into a pool that no graph uses. If the capture fails, prefill runs eagerly, and one error
-says why. So does the prefill of a draft model: its graphs are captured in contexts of its worker, which an update has
-left. The memory of a draft's graphs, and of graphs whose capture failed, is not given back. Updates without the option,
-updates that fail, and other kinds of prefill graph are left as they are; so are the other graphs of a draft's worker.
+for torch refuses to capture into a pool that no graph uses. If the prefill graphs cannot be captured, prefill runs
+eagerly, and one error says why. So does the prefill of a draft model: its graphs are captured in contexts of its
+worker, which an update has left. The memory of a draft's graphs, and of graphs whose capture failed, is not given back.
+Updates without the option, updates that fail, and graphs of other kinds are left as they are. From 0.5.19 on these may
+still end the server: prefill graphs without breaks, decode graphs with them, and the other graphs of a draft's worker.
+Start such a server again in place of a reload.
 Remove when: Every release that has to be served captures both kinds anew.
 """
 
@@ -61,8 +63,9 @@ PREFILL_IS_EAGER = (
 )
 
 logger = logging.getLogger("sglang_bcg_fixes")
-# of the last reload: what keeps the graphs' pool in use, and what must not end after a capture on its stream
+# of the last reload: it keeps the graphs' pool in use
 kept_for_the_pool: list[Any] = []
+# of all reloads: it must not end after a capture on its stream
 never_ended: list[Any] = []
 
 
