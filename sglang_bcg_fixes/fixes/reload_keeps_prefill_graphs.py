@@ -1,23 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Answers from old weights, or a crash, after a reload with recapture_cuda_graph
 
-Symptom: After /update_weights_from_disk with "recapture_cuda_graph": true, from 0.5.19 on, the next requests of any
-model end the server with "illegal memory access", also without prefill graphs: seen with Qwen3 on 0.5.22 and 0.5.23. On
-older releases replayed prefills answer from the old weights, or from whatever has been written to their memory since.
-That takes a model whose weights get new storage when they are loaded, as those of GPT-OSS in MXFP4 do.
+Symptom: From 0.5.19 on, /update_weights_from_disk with "recapture_cuda_graph": true ends the server: the next request
+meets "illegal memory access". That takes no certain model, and no prefill graphs: it was seen with Qwen3 on 0.5.22 and
+0.5.23. On older releases replayed prefills answer from the old weights, or from whatever has been written to their
+memory since. That takes a model whose weights get new storage when they are loaded, as those of GPT-OSS in MXFP4 do.
 Cause: The update captures the decode graphs anew, and leaves the prefill graphs, which read the storage of parameters
 that were replaced and freed. With torch 2.13 the end of a graph frees cuBLAS's workspace of its stream, and from 0.5.19
 on all graphs share one. The old decode graphs are in reference cycles, which SGLang keeps from Python's garbage
-collector until the new ones are captured. These and the prefill graphs go on writing to the freed workspace.
+collector until the new ones are captured. The new ones and the prefill graphs go on writing to the freed workspace.
 Change: An update with that option also captures the breakable prefill graphs anew, through SGLang's own initialiser.
 The buffers that it captures with are zeroed first, as at start-up: a capture runs the model, and would write to the KV
-slots of the last batch. Old graphs of both kinds end before any is captured. One of each stays until the next update,
-for torch refuses to capture into a pool that no graph uses. If the prefill graphs cannot be captured, prefill runs
-eagerly, and one error says why. So does the prefill of a draft model: its graphs are captured in contexts of its
-worker, which an update has left. The memory of a draft's graphs, and of graphs whose capture failed, is not given back.
-Updates without the option, updates that fail, and graphs of other kinds are left as they are. From 0.5.19 on these may
-still end the server: prefill graphs without breaks, decode graphs with them, and the other graphs of a draft's worker.
-Start such a server again in place of a reload.
+slots of the last batch. From 0.5.16 on, old graphs of both kinds end before any is captured. One of each stays until
+the next update, for torch refuses to capture into a pool that no graph uses. If the prefill graphs cannot be captured,
+prefill runs eagerly, and one error says why. So does the prefill of a draft model: its graphs are captured in contexts
+of its worker, which an update has left. The memory of a draft's graphs, and of graphs whose capture failed, is not
+given back. Updates without the option, updates that fail, and graphs of other kinds are left as they are. From 0.5.19
+on a server that has such graphs may still end, or answer wrongly: prefill graphs without breaks, decode graphs with
+them, and those of speculative decoding. Start it again in place of a reload.
 Remove when: Every release that has to be served captures both kinds anew.
 """
 
